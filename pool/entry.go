@@ -29,8 +29,8 @@ type Entry struct {
 	// The pool's TTL counts from Arrival or, for a resumed request, from Entered.
 	Early bool
 
-	// Mixed: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must have been sent
-	// to the rank. Mixed entries stay in the order in which they came to the pool.
+	// Aggregated: its rank prefills and decodes it. It has no hand-off that expires: Deadline, if set, is the time by which it must have been
+	// sent to the rank. Aggregated entries stay in the order in which they came to the pool.
 	Aggregated bool
 
 	// Express: a policy that holds requests back, to send them together or until a rank has room below the fullest, does not hold this one.
@@ -64,10 +64,10 @@ type Entry struct {
 	Only []int32
 
 	// Set by Add.
-	seq      uint64
-	expires  time.Time // zero: never
-	urgentAt time.Time // zero: never
-	expiryErr      error     // the error of an entry that is not admitted before expires
+	seq       uint64
+	expires   time.Time // zero: never
+	urgentAt  time.Time // zero: never
+	expiryErr error     // the error of an entry that is not admitted before expires
 }
 
 // discardPatience is the time after which a discarded hand-off is urgent. Until then, a policy may look for a rank where it disturbs least.
@@ -100,8 +100,8 @@ func (e *Entry) GuardWait(now time.Time) time.Duration {
 // Expiry returns the time from which the entry may not be admitted, and the error that says why; zero: it may wait for ever.
 func (e *Entry) Expiry() (time.Time, error) { return e.expires, e.expiryErr }
 
-// arm sets when the entry expires, with which error, and from when it is urgent. The entry expires at its Deadline or, if that is earlier,
-// when it has waited for ttl. With ttl 0, and for discarded hand-offs, only the Deadline counts.
+// setExpiry sets when the entry expires, with which error, and from when it is urgent. The entry expires at its Deadline or, if that is
+// earlier, when it has waited for ttl. With ttl 0, and for discarded hand-offs, only the Deadline counts.
 func (e *Entry) setExpiry(ttl time.Duration) {
 	waitBegins, deadlineError, ttlError := e.Entered, ErrExpired, ErrTimeout
 	if e.Aggregated { // it has no hand-off that could expire

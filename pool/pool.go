@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Pool keeps its entries in the order of Arrival. Mixed entries come before them, in the order in which they were added. It reads no clock:
-// the caller passes the time.
+// Pool keeps its entries in the order of Arrival. Aggregated entries come before them, in the order in which they were added. It reads no
+// clock: the caller passes the time.
 type Pool struct {
 	ttl     time.Duration
-	entries []*Entry // in the order of turn and, for equal turns, of seq
+	entries []*Entry // in the order of sortTime and, for equal times, of seq
 	seq     uint64   // number of entries that were ever added
-	// No entry expires before next; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is removed:
-	// Expire may then look at all entries once in vain.
+	// No entry expires before nextExpiry; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is
+	// removed: Expire may then look at all entries once in vain.
 	nextExpiry time.Time
 }
 
@@ -69,7 +69,8 @@ func (p *Pool) find(e *Entry) (index int, found bool) {
 	})
 }
 
-// turn returns the first sort key of an entry. The second sort key is the order in which entries were added.
+// sortTime returns the first sort key of an entry: its arrival. An aggregated entry has the zero time and so comes before all others,
+// because the queue for a prefill has put such entries in order already. The second sort key is the order in which entries were added.
 func (e *Entry) sortTime() time.Time {
 	if e.Aggregated {
 		return time.Time{}

@@ -17,10 +17,10 @@ const (
 // predicts from the outputs of prompts of about the same length, and if these are too few, from all outputs. An Exact does not change after
 // it is built.
 type Exact struct {
-	all      *Survival
-	lengthBounds    []int32             // ascending; length bucket k has the prompts from edges[k-1]+1 to edges[k] tokens
-	byLength []*Survival         // by length bucket
-	byKey    map[uint64]*history // only keys with at least MinKeyOutputs outputs
+	all          *Survival
+	lengthBounds []int32             // ascending; length bucket k has the prompts from lengthBounds[k-1]+1 to lengthBounds[k] tokens
+	byLength     []*Survival         // by length bucket
+	byKey        map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
 
 // Predict answers each query from the narrowest bucket that has enough outputs: that of its key, that of its prompt's length, or that of
@@ -35,16 +35,16 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 				continue
 			}
 		}
-		t := e.tableFor(queries[k].Prompt)
-		if t.Len() == 0 {
+		table := e.tableFor(queries[k].Prompt)
+		if table.Len() == 0 {
 			out[k] = unknown(horizon)
 			continue
 		}
-		out[k] = t.predictFrom(t.countAtMost(age), t.countAtMost(age+horizon), age, horizon)
+		out[k] = table.predictFrom(table.countAtMost(age), table.countAtMost(age+horizon), age, horizon)
 	}
 }
 
-// table returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
+// tableFor returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
 func (e *Exact) tableFor(prompt int32) *Survival {
 	if len(e.byLength) > 0 { // otherwise the bounds of the buckets are not known yet
 		if b := e.byLength[lengthBucket(e.lengthBounds, prompt)]; b.Len() >= MinLengthOutputs {
@@ -54,31 +54,31 @@ func (e *Exact) tableFor(prompt int32) *Survival {
 	return e.all
 }
 
-// lengthBucket returns the index of the length bucket for a prompt. There are at most 7 edges, so to compare them all is faster than a
+// lengthBucket returns the index of the length bucket for a prompt. There are at most 7 bounds, so to compare them all is faster than a
 // binary search.
-func lengthBucket(edges []int32, prompt int32) int {
+func lengthBucket(bounds []int32, prompt int32) int {
 	k := 0
-	for _, edge := range edges {
-		if prompt > edge {
+	for _, bound := range bounds {
+		if prompt > bound {
 			k++
 		}
 	}
 	return k
 }
 
-// lengthEdges returns the upper bounds of n buckets with about equally many prompts each, except that of the last bucket, which has no
+// quantileBounds returns the upper bounds of n buckets with about equally many prompts each, except that of the last bucket, which has no
 // bound.
 func quantileBounds(prompts []int32, n int) []int32 {
 	if len(prompts) == 0 {
 		return nil
 	}
 	sorted := slices.Sorted(slices.Values(prompts))
-	edges := make([]int32, n-1)
-	for k := range edges {
+	bounds := make([]int32, n-1)
+	for k := range bounds {
 		upTo := (len(sorted)*(k+1) + n - 1) / n // number of prompts in the buckets up to k: (k+1)/n of all, rounded up
-		edges[k] = sorted[upTo-1]
+		bounds[k] = sorted[upTo-1]
 	}
-	return edges
+	return bounds
 }
 
 // Bucket is one bucket of a fit file.
@@ -93,8 +93,11 @@ type BucketName string
 func keyName(key uint64) BucketName { return BucketName(fmt.Sprintf("%016x", key)) }
 func lengthName(k int) BucketName   { return BucketName(fmt.Sprintf("q%d", k)) }
 
-// parse returns the number of a length bucket (length) or, if length is below 0, a key.
-func (n BucketName) parse() (key uint64, length int, err error) {
+// noBucket as the number of a length bucket means that a BucketName is a key.
+const noBucket = -1
+
+// parse returns the number of a length bucket, with key 0, or a key, with noBucket.
+func (n BucketName) parse() (key uint64, lengthBucket int, err error) {
 	for k := range LengthBuckets {
 		if n == lengthName(k) {
 			return 0, k, nil
@@ -104,7 +107,7 @@ func (n BucketName) parse() (key uint64, length int, err error) {
 	if _, err := fmt.Sscanf(string(n), "%16x", &key); err != nil || n != keyName(key) || key == 0 {
 		return 0, 0, fmt.Errorf("bucket %q: neither q0 to q%d nor a key of 16 hex digits", string(n), LengthBuckets-1)
 	}
-	return key, -1, nil
+	return key, noBucket, nil
 }
 
 // Runs has lengths as pairs [length, number of times that it occurs], by length, ascending.
@@ -143,8 +146,8 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// spread returns at most `most` lengths with the same distribution as all lengths. Any part of the result has about this distribution, too:
-// a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
+// sampleEvenly returns at most `most` lengths with the same distribution as all lengths. Any part of the result has about this
+// distribution, too: a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
 func (r Runs) sampleEvenly(most int) []int32 {
 	total := r.Len()
 	n := min(total, most)

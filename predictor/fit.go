@@ -88,7 +88,7 @@ func ParseFit(b []byte) (*Fit, error) {
 	return f, nil
 }
 
-// outputsMost bounds the output lengths of a fit file, and with them the memory: less than 100 MB of tables. Each request counts twice,
+// maxFitOutputs bounds the output lengths of a fit file, and with them the memory: less than 100 MB of tables. Each request counts twice,
 // among all outputs and in a bucket.
 const maxFitOutputs = 2 * maxRequests
 
@@ -120,14 +120,14 @@ func (f *Fit) validate() error {
 	}
 	seen := map[BucketName]bool{}
 	for _, b := range f.Buckets {
-		_, length, err := b.Name.parse()
+		_, bucket, err := b.Name.parse()
 		if err != nil {
 			return err
 		}
 		if seen[b.Name] {
 			return fmt.Errorf("bucket %s is listed twice", b.Name)
 		}
-		if length >= 0 && len(f.PromptQuantiles) == 0 {
+		if bucket != noBucket && len(f.PromptQuantiles) == 0 {
 			return fmt.Errorf("bucket %s without prompt_quantiles", b.Name)
 		}
 		seen[b.Name] = true
@@ -148,12 +148,12 @@ func (f *Fit) Build() (Predictor, *Survival, error) {
 			e.byLength = make([]*Survival, LengthBuckets)
 		}
 		for _, b := range f.Buckets {
-			key, length, err := b.Name.parse()
+			key, bucket, err := b.Name.parse()
 			switch {
 			case err != nil:
 				return nil, nil, fmt.Errorf("fit file: %w", err)
-			case length >= 0:
-				e.byLength[length] = NewSurvival(b.Outputs.Lengths())
+			case bucket != noBucket:
+				e.byLength[bucket] = NewSurvival(b.Outputs.Lengths())
 			case b.Outputs.Len() >= MinKeyOutputs: // Exact does not use keys with fewer outputs
 				h := newHistory(b.Outputs.Lengths())
 				e.byKey[key] = &h

@@ -25,6 +25,7 @@ type keyBucket struct {
 	element *list.Element // its element in probation or used
 }
 
+// newKeyBuckets returns an empty keyBuckets with at most so many keys in each of its two lists.
 func newKeyBuckets(most int) keyBuckets {
 	return keyBuckets{mostPerList: most, byKey: map[uint64]*keyBucket{}, published: map[uint64]*history{}}
 }
@@ -51,7 +52,7 @@ func (k *keyBuckets) push(key uint64, output int32) {
 	}
 }
 
-// list returns the list to which a bucket belongs.
+// listOf returns the list to which a bucket belongs.
 func (k *keyBuckets) listOf(b *keyBucket) *list.List {
 	if b.used {
 		return &k.used

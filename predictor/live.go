@@ -68,7 +68,7 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 	l.lost++
 }
 
-// awaits returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
+// pendingFor returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
 func (l *Live) pendingFor(slot int32, id uint64) *awaited {
 	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].pending || l.waiting[slot].id != id {
 		return nil

@@ -35,14 +35,14 @@ type OnlineConfig struct {
 type Online struct {
 	kind Kind
 
-	outputs    ring
-	byLength   [LengthBuckets]ring // outputs by length bucket; only for the kind exact
-	lengthBounds      []int32             // bounds of the length buckets; empty: not known yet
-	prompts    ring                // prompt lengths from which edges will be computed
-	boundsFinal bool                // edges do not change any more: a fit gave them, or they were computed
-	keys       keyBuckets
+	outputs      ring
+	byLength     [LengthBuckets]ring // outputs by length bucket; only for the kind exact
+	lengthBounds []int32             // of the length buckets; empty: not known yet
+	prompts      ring                // prompt lengths from which lengthBounds will be computed
+	boundsFinal  bool                // lengthBounds do not change any more: a fit gave them, or they were computed
+	keys         keyBuckets
 
-	fromFit       *Survival // table of the fit file; nil: there is none
+	fromFit      *Survival // table of the fit file; nil: there is none
 	current      *Survival // the table that was built last
 	sinceRebuild int       // requests that have finished since the last Build
 	rebuiltAt    time.Time
@@ -71,27 +71,27 @@ func NewOnline(cfg OnlineConfig) (*Online, error) {
 	return o, o.seedFromFit(cfg.Fit)
 }
 
-// seed records the outputs of the fit as the oldest finished requests. If there are more outputs than a ring can hold, it records a part of
-// them with the same distribution.
+// seedFromFit records the outputs of the fit as the oldest finished requests. If there are more outputs than a ring can hold, it records a
+// part of them with the same distribution.
 func (o *Online) seedFromFit(f *Fit) error {
 	o.fromFit = NewSurvival(f.Outputs.Lengths())
 	for _, v := range f.Outputs.sampleEvenly(OutputsMost) {
 		o.outputs.push(v)
 	}
-	if o.kind != KindExact {
+	if o.kind != KindExact { // only Exact predicts from buckets
 		return nil
 	}
 	if len(f.PromptQuantiles) > 0 {
 		o.lengthBounds, o.boundsFinal = f.PromptQuantiles, true
 	}
 	for _, b := range f.Buckets {
-		key, length, err := b.Name.parse()
+		key, bucket, err := b.Name.parse()
 		if err != nil {
 			return fmt.Errorf("fit file: %w", err)
 		}
-		if length >= 0 {
+		if bucket != noBucket {
 			for _, v := range b.Outputs.sampleEvenly(LengthOutputsMost) {
-				o.byLength[length].push(v)
+				o.byLength[bucket].push(v)
 			}
 			continue
 		}
@@ -116,7 +116,7 @@ func (o *Online) Finished(prompt, output int32, key uint64) {
 	if key != 0 {
 		o.keys.push(key, output)
 	}
-	if !o.boundsFinal { // learnEdges needs the prompts
+	if !o.boundsFinal { // computeBounds needs the prompts
 		o.prompts.push(prompt)
 	}
 	if len(o.lengthBounds) > 0 {
@@ -161,7 +161,7 @@ func (o *Online) Build() (Predictor, *Survival) {
 	return o.current, o.current
 }
 
-// learnEdges computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It
+// computeBounds computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It
 // does so only once, so that a bucket always has the same prompts, and never if the bounds came from a fit.
 func (o *Online) computeBounds() {
 	if len(o.lengthBounds) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {

@@ -4,12 +4,13 @@ import "slices"
 
 // ring keeps the values that were pushed last.
 type ring struct {
-	buf  []int32
-	next int // index of the oldest value, when the ring is full
+	buf      []int32
+	next     int // index of the oldest value, when the ring is full
 	capacity int // largest number of values
 }
 
-func newRing(most int) ring { return ring{capacity: most} }
+// newRing returns a ring without values.
+func newRing(capacity int) ring { return ring{capacity: capacity} }
 
 // push adds a value. If the ring is full, it forgets the oldest value.
 func (r *ring) push(v int32) {

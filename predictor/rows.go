@@ -45,17 +45,18 @@ func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	return points
 }
 
-// past passes requests to an Online in the order in which they finished, so that the Online knows at each time what a server would have
-// known.
+// replay passes past requests to an Online in the order in which they finished, so that the Online knows at each time what a server would
+// have known.
 type replay struct {
-	reqs     []Sample
-	step     time.Duration // time that each token is assumed to take
-	order    []int32       // indices of reqs, in the order in which the requests finished
+	reqs   []Sample
+	step   time.Duration // time that each token is assumed to take
+	order  []int32       // indices of reqs, in the order in which the requests finished
 	passed int           // how many of them were passed to online
-	online   *Online
+	online *Online
 }
 
-// newPast returns the past of reqs. online has got none of them yet. step is the time that each token is assumed to take.
+// newReplay sorts reqs by the time at which each of them finished. It passes none of them to online yet. step is the time that each token
+// is assumed to take if the time of the end is not known.
 func newReplay(reqs []Sample, step time.Duration, online *Online) *replay {
 	p := &replay{reqs: reqs, step: step, order: make([]int32, len(reqs)), online: online}
 	for i := range p.order {
@@ -67,7 +68,7 @@ func newReplay(reqs []Sample, step time.Duration, online *Online) *replay {
 	return p
 }
 
-// until passes all requests to the Online that had finished by the time t, and were not passed before.
+// finishUntil passes all requests to the Online that had finished by the time t, and were not passed before.
 func (p *replay) finishUntil(t time.Duration) {
 	for ; p.passed < len(p.order); p.passed++ {
 		r := &p.reqs[p.order[p.passed]]

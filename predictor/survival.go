@@ -5,15 +5,15 @@ import (
 	"sort"
 )
 
-// denseMost bounds the length of the array atMost, which takes at most 256 KB even if an engine reports an absurd length. For lengths from
-// denseMost on, rank searches the sorted outputs instead.
+// maxArrayLength bounds the length of the array countsAtMost, which takes at most 256 KB even if an engine reports an absurd length. For
+// lengths from maxArrayLength on, rank searches the sorted outputs instead.
 const maxArrayLength = 1 << 16
 
 // Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.
 type Survival struct {
 	history
-	countsAtMost  []uint32 // atMost[v] is the number of outputs <= v, for v below the longest output and below denseMost
-	version uint64
+	countsAtMost []uint32 // [v] is the number of outputs of at most v tokens, for v below the longest output and below maxArrayLength
+	version      uint64
 }
 
 // NewSurvival builds the table of finished outputs, in any order. It leaves out lengths below 1, because they show nothing about other
@@ -24,7 +24,7 @@ func NewSurvival(outputs []int32) *Survival {
 		longest = slices.Max(outputs)
 	}
 	s := &Survival{countsAtMost: make([]uint32, max(0, min(int(longest), maxArrayLength)))}
-	var longer []int32 // outputs for which the array has no place: those from denseMost on and, in any case, the longest
+	var longer []int32 // outputs for which the array has no place: those from maxArrayLength on and, in any case, the longest
 	for _, o := range outputs {
 		switch {
 		case o < 1:
@@ -49,7 +49,7 @@ func NewSurvival(outputs []int32) *Survival {
 	return s
 }
 
-// rank returns how many outputs are at most v. The table must not be empty.
+// countAtMost returns how many outputs are at most v. The table must not be empty.
 func (s *Survival) countAtMost(v int) int {
 	switch {
 	case uint(v) < uint(len(s.countsAtMost)): // not for v < 0, because uint(v) is then very large
@@ -128,7 +128,7 @@ func newHistory(outputs []int32) history {
 	return withSums(sorted)
 }
 
-// sumUp returns the history of sorted output lengths.
+// withSums returns the history of sorted output lengths.
 func withSums(sorted []int32) history {
 	h := history{sorted, make([]int64, len(sorted)+1)}
 	for i, o := range sorted {
@@ -137,7 +137,7 @@ func withSums(sorted []int32) history {
 	return h
 }
 
-// rank returns how many outputs are at most v.
+// countAtMost returns how many outputs are at most v.
 func (h *history) countAtMost(v int) int {
 	return sort.Search(len(h.sorted), func(i int) bool { return int(h.sorted[i]) > v })
 }
@@ -147,8 +147,9 @@ func (h *history) predict(age, horizon int) Prediction {
 	return h.predictFrom(h.countAtMost(age), h.countAtMost(age+horizon), age, horizon)
 }
 
-// between returns the prediction for a request of the given age, from the outputs that are longer than its age. untilAge is the number of
-// outputs that are at most as long as its age, and untilEnd the number of outputs that are at most as long as its age plus the horizon.
+// predictFrom returns the prediction for a request of the given age, from the outputs that are longer than its age. untilAge is the number
+// of outputs that are at most as long as its age (countAtMost), and untilEnd the number of outputs that are at most as long as its age plus
+// the horizon.
 func (h *history) predictFrom(untilAge, untilEnd, age, horizon int) Prediction {
 	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
 		return unknown(horizon)

@@ -18,6 +18,7 @@ type Options struct {
 	Source  Source
 }
 
+// withDefaults returns the options with the defaults in the fields that are zero.
 func (o Options) withDefaults() Options {
 	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
 	o.Holdout, o.Step = cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
@@ -47,8 +48,8 @@ const minTrain = 50
 
 // Bounds of the requests for Train.
 const (
-	maxRequests = 2_000_000 // requests, because all their predictions are kept in memory
-	maxOutputTokens   = 1 << 20   // tokens of one output
+	maxRequests     = 2_000_000 // requests, because all their predictions are kept in memory
+	maxOutputTokens = 1 << 20   // tokens of one output
 )
 
 // Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score the kind, it makes a fit to the earlier
@@ -110,7 +111,7 @@ func checkSamples(reqs []Sample) error {
 	return nil
 }
 
-// learn fills in the tables from all requests. The requests that were kept out to score the fit are the newest, so they are most like
+// fillTables fills in the tables from all requests. The requests that were kept out to score the fit are the newest, so they are most like
 // future ones.
 func (f *Fit) fillTables(reqs []Sample) {
 	f.Source.Rows = len(reqs)
@@ -126,11 +127,11 @@ func (f *Fit) fillTables(reqs []Sample) {
 
 // trial divides the requests into those that a predictor learns from and those that are kept out to score it.
 type trial struct {
-	reqs     []Sample
-	trainCount      int // the predictor learns from reqs[:cut]
-	opt      Options
-	points   []agePoint // of the requests that are kept out, by time
-	baseRate Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
+	reqs       []Sample
+	trainCount int // the predictor learns from reqs[:cut]
+	opt        Options
+	points     []agePoint // of the requests that are kept out, by time
+	baseRate   Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
 }
 
 // prepareRows sets points and baseRate.
@@ -151,11 +152,11 @@ func (t *trial) row(p agePoint, prediction Prediction) Row {
 
 // score learns from the first requests with a predictor of the given kind, and scores its predictions for the requests that are kept out.
 func (t *trial) score(k Kind) (Holdout, error) {
-	var edges []int32
+	var bounds []int32
 	if k == KindExact {
-		edges = lengthBoundsOf(t.reqs[:t.trainCount])
+		bounds = lengthBoundsOf(t.reqs[:t.trainCount])
 	}
-	rows, err := t.predictHeldOut(k, edges)
+	rows, err := t.predictHeldOut(k, bounds)
 	if err != nil {
 		return Holdout{}, err
 	}
@@ -165,9 +166,9 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	}, nil
 }
 
-// buckets returns the length buckets with their bounds (edges), and then, for each key that occurs often enough, a bucket with its last
+// buckets returns the length buckets with their bounds, and then, for each key that occurs often enough, a bucket with its last
 // outputs.
-func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
+func buckets(reqs []Sample) (bounds []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
 	for _, r := range reqs {
 		if r.Key == 0 {
@@ -179,10 +180,10 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 		}
 		keys[r.Key].push(r.Output)
 	}
-	edges = lengthBoundsOf(reqs)
+	bounds = lengthBoundsOf(reqs)
 	var lengths [LengthBuckets][]int32
 	for _, r := range reqs {
-		k := lengthBucket(edges, r.Prompt)
+		k := lengthBucket(bounds, r.Prompt)
 		lengths[k] = append(lengths[k], r.Output)
 	}
 	for k := range lengths {
@@ -195,10 +196,10 @@ func buckets(reqs []Sample) (edges []int32, buckets []Bucket) {
 	}
 	// The length buckets are in order already, and the keys came in the order of a map.
 	slices.SortFunc(buckets[LengthBuckets:], func(a, b Bucket) int { return cmp.Compare(a.Name, b.Name) })
-	return edges, buckets
+	return bounds, buckets
 }
 
-// promptEdges returns the bounds of the length buckets for these requests.
+// lengthBoundsOf returns the bounds of the length buckets for these requests.
 func lengthBoundsOf(reqs []Sample) []int32 {
 	prompts := make([]int32, len(reqs))
 	for i, r := range reqs {
@@ -208,21 +209,21 @@ func lengthBoundsOf(reqs []Sample) []int32 {
 }
 
 // predictHeldOut predicts the requests that are kept out. Each prediction comes from the requests that had finished at its time, and tables
-// are rebuilt as often as in a server. edges are the bounds of the length buckets; empty: there are none.
-func (t *trial) predictHeldOut(k Kind, edges []int32) ([]Row, error) {
+// are rebuilt as often as in a server. bounds are those of the length buckets; empty: there are none.
+func (t *trial) predictHeldOut(k Kind, bounds []int32) ([]Row, error) {
 	online, err := NewOnline(OnlineConfig{Kind: k})
 	if err != nil {
 		return nil, err
 	}
-	if len(edges) > 0 {
-		online.lengthBounds, online.boundsFinal = edges, true
+	if len(bounds) > 0 {
+		online.lengthBounds, online.boundsFinal = bounds, true
 	}
-	finished := newReplay(t.reqs, t.opt.Step, online)
+	past := newReplay(t.reqs, t.opt.Step, online)
 	rows := make([]Row, len(t.points))
 	var table Predictor
 	var out [1]Prediction
 	for i, at := range t.points {
-		finished.finishUntil(at.time)
+		past.finishUntil(at.time)
 		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due {
 			table = built
 		}

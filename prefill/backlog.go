@@ -9,7 +9,7 @@ import (
 // Backlog sums up the requests that wait in the arrival queue for a model, without batch requests.
 type Backlog struct {
 	Requests int
-	Seconds  float64 // prefill time of all of them on one engine, by the learned line and with the usual share of cached tokens
+	Seconds  float64 // prefill time of all of them on one engine, by the learned latency and with the usual share of cached tokens
 }
 
 // Backlogs returns the backlogs by model. A model without waiting requests is absent.
@@ -34,9 +34,8 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 	return all
 }
 
-// Line is the learned line of prefill times (time over prompt length) of a live candidate for the model, and the round trip to
-// this candidate. Of several candidates, the one with the smallest fixed part counts. known is false while none has a learned
-// line.
+// LearnedLatency is the learned latency of prefills on a live candidate for the model, and the round trip to this candidate. Of several
+// candidates, the one with the smallest fixed part counts. known is false while nothing is learned for any of them.
 func (s *Scheduler) LearnedLatency(name string) (latency policy.Latency, rtt time.Duration, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -45,10 +44,10 @@ func (s *Scheduler) LearnedLatency(name string) (latency policy.Latency, rtt tim
 		return latency, 0, false
 	}
 	for _, c := range m.candidates {
-		line, learned := s.latencyFor(name, c)
-		usable := learned && c.Live && line.TPMs > 0 // a caller divides by the time per token
-		if usable && (!known || line.T0Ms < latency.T0Ms) {
-			latency, rtt, known = line, c.rtt(), true
+		ofCandidate, learned := s.latencyFor(name, c)
+		usable := learned && c.Live && ofCandidate.TPMs > 0 // a caller divides by the time per token
+		if usable && (!known || ofCandidate.T0Ms < latency.T0Ms) {
+			latency, rtt, known = ofCandidate, c.rtt(), true
 		}
 	}
 	return latency, rtt, known

@@ -29,7 +29,7 @@ func (s *Scheduler) Batch() BatchStatus {
 	return status
 }
 
-// leftForBatch reports whether a candidate may take a batch request. The arrival queue must have only batch requests for its
+// hasCapacityForBatch reports whether a candidate may take a batch request. The arrival queue must have only batch requests for its
 // models, its engine no request that comes before this one, and its board none that waits for a rank. At least two decode
 // slots must be free, one of them for the next request that is not batch.
 func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
@@ -41,30 +41,36 @@ func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 	if !c.Aggregated && c.load.RequestsAhead(d.now) > 0 {
 		return false
 	}
-	underWay, waiting := 0, 0 // requests that will need a slot, and those of them that wait for one now
-	for _, other := range d.candidates {
-		if other.Board != c.Board {
-			continue
-		}
-		probing, slotless := other.load.Leases[ledger.Probing], other.load.Leases[ledger.Pooled]
-		if other.Aggregated || other.Profile != nil && other.Profile.Early() { // a request gets its slot before its probe is sent
-			probing, slotless = 0, other.load.Unsent()
-		}
-		underWay += probing + slotless
-		waiting += slotless
-	}
-	if waiting > 0 {
+	needSlot, waitForSlot := d.slotDemand(c.Board)
+	if waitForSlot > 0 {
 		return false
 	}
 	if d.cfg.Free == nil {
 		return true
 	}
 	free, _ := d.cfg.Free(c.Board, r.Model)
-	return free-underWay > 1
+	return free-needSlot > 1
+}
+
+// slotDemand counts the requests on the candidates of a board that will need a decode slot, and those of them that wait for one now.
+func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
+	for _, c := range d.candidates {
+		if c.Board != board {
+			continue
+		}
+		computing, waiting := c.load.Leases[ledger.Probing], c.load.Leases[ledger.Pooled]
+		slotBeforeProbe := c.Aggregated || c.Profile != nil && c.Profile.Early()
+		if slotBeforeProbe { // each request whose probe was sent has its slot already
+			computing, waiting = 0, c.load.Unsent()
+		}
+		needSlot += computing + waiting
+		waitForSlot += waiting
+	}
+	return needSlot, waitForSlot
 }
 
 // recordWait records how long a request with a lease has waited in the arrival queue. For a batch request only the first
-// attempt counts.
+// attempt counts: a retry, which has its place in the pool already (HasPlace), has waited before.
 func (d *chooser) recordWait(r *Request, l *Lease) {
 	switch {
 	case !r.Batch:

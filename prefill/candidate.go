@@ -15,33 +15,33 @@ type Candidate struct {
 	Target         *engine.Target
 	Profile        *mooncake.Profile
 	Models         []string      // base models and LoRA names; empty: not known yet, so that the candidate is not eligible
-	Hardware       string        // label; candidates with the same model and label share a line of prefill times
+	Hardware       string        // label; candidates with the same model and label share a learned latency of prefills
 	CapacityTokens int64         // KV tokens that fit; 0: the scraped number
 	BlockTokens    int           // tokens per KV block; 0: the scraped number, else 16
 	RTT            time.Duration // round trip to its engine, used until a scrape has measured it; 0 inside one site
 	Region         string        // of its engine; empty: the proxy's own region
 	Board          string        // board of the decode ranks that take its hand-offs
 	Live           bool
-	AnswersLate           bool // not live, but only because its engine answers late at present: its requests wait and are not refused
+	AnswersLate    bool // not live, but only because its engine answers late at present: its requests wait and are not refused
 	Decodes        bool // its engine also decodes, so that not all running requests are prefills
-	ProbeLimit          int  // bound of unanswered probes while the candidate is new in service; 0: none
+	ProbeLimit     int  // bound of unanswered probes while the candidate is new in service; 0: none
 	Events         EventSource
 
-	// Mixed says that the candidate is a group of ranks that prefill and decode. A request with a lease of it waits in
+	// Aggregated says that the candidate is a group of ranks that prefill and decode. A request with a lease of it waits in
 	// the pool of the board until it is sent to a rank. The candidate can therefore start as many requests as will soon
 	// have a slot. It is never scraped.
 	Aggregated bool
 	// Fallback says that the candidate takes a prompt only if no other candidate of the model can, if each of them has
 	// failed at the request, or if the request names this candidate.
 	Fallback bool
-	// Idle says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
+	// NoDecodeRank says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
 	NoDecodeRank bool
 	// FallbackFor lists the models for which the candidate is second, because the ranks of the model that could decode its
 	// prompts take no requests now.
 	FallbackFor []string
 }
 
-// word is the candidate's state, as metrics and status name it.
+// stateName is the candidate's state, as metrics and status name it.
 func (c *candidate) stateName(now time.Time) string {
 	switch {
 	case !c.configured:

@@ -13,23 +13,24 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// waitReason is the reason why a request cannot be served now.
+// waitReason is the reason why a request cannot be served now; canServe: it can.
 type waitReason uint8
 
 const (
-	poolFull     waitReason = iota + 1 // the pool of hand-offs has no place left
-	gatesClosed                            // the KV gates of all candidates are closed
-	noneCanStart                            // no candidate can start the request
-	waitsAlone                              // the request waits for a busy candidate or region; requests behind it may still be served
-	targetBusy                        // the candidate that the request names takes no such request now; others that name it wait, too
-	goesElsewhere                              // the request goes to another region
-	onlyRetries                       // only retries of the model can be served in this round
-	deadlineMissed                            // no prefill would end before the request's deadline
+	canServe       waitReason = iota
+	poolFull                  // the pool of hand-offs has no place left
+	gatesClosed               // the KV gates of all candidates are closed
+	noneCanStart              // no candidate can start the request
+	waitsAlone                // the request waits for a busy candidate or region; requests behind it may still be served
+	targetBusy                // the candidate that the request names takes no such request now; others that name it wait, too
+	goesElsewhere             // the request goes to another region
+	onlyRetries               // only retries of the model can be served in this round
+	deadlineMissed            // no prefill would end before the request's deadline
 )
 
-// look computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
+// fillView computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
 // stores in d.found how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
-// of one of the candidates are only those from which learning starts (see line).
+// of one of the candidates are only the configured ones (see latencyFor).
 func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	known = true
@@ -47,9 +48,9 @@ func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known b
 	return known
 }
 
-// misses reports whether all eligible candidates, which look has measured, are predicted to end the prefill after the
+// allMissDeadline reports whether all eligible candidates, which fillView has measured, are predicted to end the prefill after the
 // request's deadline. It is false if there is no prediction for one of them. There never is one for ranks that also decode
-// (Mixed).
+// (Aggregated).
 func (d *chooser) allMissDeadline(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
@@ -76,7 +77,7 @@ func (d *chooser) tokensOf(r *Request) int {
 	return d.cache.PromptTokens(&r.Prompt, r.Model, r.PromptTokens)
 }
 
-// mostAlternatives bounds the candidates that a trace lists.
+// maxTraceRows bounds the candidates that a trace lists.
 const maxTraceRows = 8
 
 // trace explains the choice among the candidates in the view. asked is false if the session's engine was kept, without
@@ -124,8 +125,9 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 
 // canStart reports whether one more probe may be sent to a candidate. It may while fewer than Push.MaxUnanswered requests
 // come before it there: enough to keep the engine busy, and no more, because a probe that was sent cannot go to another
-// engine. If the request could go to another region, its RemoteRegions decide. A prompt whose decode rank is chosen before
-// its prefill may also be sent from leadsAt on, because its decode engine needs time to find room for it.
+// engine. If the request could go to another region, its RemoteRegions decide. For a group of ranks that prefill and decode
+// (Aggregated), the number of requests in its pool is bounded instead. A prompt whose decode rank is chosen before its prefill
+// may also be sent from the time earlyProbeFrom on, because its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Aggregated {
 		return d.mayEnterPool(c, r.Model)
@@ -138,26 +140,26 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 		return true
 	}
 	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: the end of the present work is not predicted from measured times
-	earliest, mayLead := d.earlyProbeFrom(c)
-	return timesKnown && mayLead && !earliest.After(d.now)
+	earliest, maySendEarly := d.earlyProbeFrom(c)
+	return timesKnown && maySendEarly && !earliest.After(d.now)
 }
 
-// mayPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
+// mayEnterPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
 // times the number of free slots, and at least 1, so that there is a choice of requests when further slots become free.
 func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil {
 		return true
 	}
-	free, ownRanks := d.cfg.Free(c.Board, model)
-	_, unsent := c.chargesAhead(model, ownRanks)
+	free, onlySomeRanks := d.cfg.Free(c.Board, model)
+	_, unsent := c.chargesAhead(model, onlySomeRanks)
 	return unsent < max(1, free+free/2)
 }
 
 // chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and
-// unsent those whose probe was not sent yet. ownRanks says that only some ranks of the board list the model (Config.Free).
+// unsent those whose probe was not sent yet. onlySomeRanks says that only some ranks of the board list the model (Config.Free).
 // Charges of such a model come before its own requests only, because they use other slots than the charges of other models.
-func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent int) {
-	if ownRanks {
+func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (probing, unsent int) {
+	if onlySomeRanks {
 		if counts := c.byModel[model]; counts != nil {
 			return counts.Probing, counts.Unsent
 		}
@@ -174,12 +176,12 @@ func (c *candidate) chargesAhead(model string, ownRanks bool) (probing, unsent i
 // countByModel also counts a lease's charge in byModel, if only some ranks of the board list its model. It first drops the
 // models without unanswered charges.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
-	ownRanks := false
+	onlySomeRanks := false
 	if d.cfg.Free != nil {
-		_, ownRanks = d.cfg.Free(c.Board, l.model)
+		_, onlySomeRanks = d.cfg.Free(c.Board, l.model)
 	}
 	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
-	if !ownRanks {
+	if !onlySomeRanks {
 		return
 	}
 	if c.byModel == nil {
@@ -191,9 +193,9 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
-// leadsAt is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill: the
-// predicted end of its present work, less a lead. The lead is at least the usual time until the decode engine calls back,
-// because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
+// earlyProbeFrom is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill: the predicted end
+// of its present work, less the time (lead) by which the prompt is sent ahead. The lead is at least the usual time until the decode engine
+// calls back, because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
 func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
@@ -203,7 +205,7 @@ func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
 	return end.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
 }
 
-// drop removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
+// dropIfOthersUsable removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
 // that the request still has a choice, and the metrics count that this filter was skipped.
 func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unwanted, usable func(*candidate) bool) []*candidate {
 	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !unwanted(c) && usable(c) }) {
@@ -213,20 +215,20 @@ func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unw
 	return slices.DeleteFunc(candidates, unwanted)
 }
 
-// anyOne is a value for usable in drop: every candidate is usable.
+// everyCandidate is a value for usable in dropIfOthersUsable: every candidate is usable.
 func everyCandidate(*candidate) bool { return true }
 
 // filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
 // none unless another candidate can start the request: no request has to wait because an engine is slow to report its gauges.
 func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate {
-	stale := func(c *candidate) bool { return c.load.Stale() && !c.Aggregated }
+	stale := func(c *candidate) bool { return c.load.Stale() && !c.Aggregated } // an aggregated candidate has no gauges
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
 	return d.dropIfOthersUsable(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
 }
 
-// filterFull drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If
+// filterBusy drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If
 // the policy ignores load, these are all busy engines, because the policy could choose the same busy engine again and again.
 // The caller makes sure that at least one candidate can start the request.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
@@ -236,7 +238,7 @@ func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candida
 	}, everyCandidate)
 }
 
-// reaches reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
+// mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
 // candidate's region.
 func (r *Request) mayUse(c *candidate) bool {
 	return (r.Target == "" || c.ID == r.Target) && (r.MayGoTo == nil || c.Region == "" || r.MayGoTo(c.Region))
@@ -275,7 +277,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 
 // dropFallbacks removes, in place, the candidates that are the model's second choice (Candidate.Fallback and FallbackFor). It
 // removes none if there are no others, or if the request names a candidate. If all others were tried and a fallback is not
-// Idle, it removes the Idle candidates instead.
+// NoDecodeRank, it removes the candidates with NoDecodeRank instead.
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	first := func(c *candidate) bool { return !fallback(c) }
@@ -285,7 +287,7 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
 	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
-		return slices.DeleteFunc(candidates, fallback) // a first choice is untried, or all fallbacks are Idle
+		return slices.DeleteFunc(candidates, fallback) // a first choice is untried, or all fallbacks have NoDecodeRank
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
@@ -298,7 +300,7 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	})
 }
 
-// filterFresh drops the candidates that are new in service and have as many probes as they may (Candidate.Limit).
+// filterAtProbeLimit drops the candidates that are new in service and have as many probes as they may (Candidate.ProbeLimit).
 func (d *chooser) filterAtProbeLimit(candidates []*candidate) []*candidate {
 	full := func(c *candidate) bool { return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit }
 	return d.dropIfOthersUsable(filterFresh, candidates, full, everyCandidate)
@@ -322,7 +324,7 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	return d.dropIfOthersUsable(filterExcluded, candidates, tried, everyCandidate)
 }
 
-// reserve books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
+// makeLease books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
 // reports the probe to the candidate's circuit, records the expected effect on the prefix cache, and adds the prompt to the
 // mean of new tokens. indicators are the candidate's indicators for this request, and since is when the request entered the
 // arrival queue.
@@ -335,15 +337,15 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 		Policy:    p.Name(),
 		Wait:      d.now.Sub(since),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
-		Others:    c.load.Leases[ledger.Probing],
-		scheduler: d.scheduler,
-		c:         c,
-		number:    d.lastLease,
-		canary:    canary,
-		model:     r.Model,
-		hadOthersPrompts:   c.load.HasOthersPrompts(c.Decodes, d.now),
+		Others:           c.load.Leases[ledger.Probing],
+		scheduler:        d.scheduler,
+		c:                c,
+		number:           d.lastLease,
+		canary:           canary,
+		model:            r.Model,
+		hadOthersPrompts: c.load.HasOthersPrompts(c.Decodes, d.now),
 	}
-	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight is by the line from which learning starts
+	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight comes from the configured latency
 		lease.predictedMs = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)
@@ -355,7 +357,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	}
 	d.countByModel(c, lease)
-	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, int(indicators.PromptTokens), lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
+	c.cache.ExpectHit(&lease.predictedHit, &r.Prompt, r.Model, lease.Prompt, lease.HitTokens, d.heldBlocks, c.load.Capacity(), d.now)
 	return lease
 }
 
@@ -364,8 +366,8 @@ func (r *Request) promptBytes() int {
 	return cmp.Or(r.PromptBytes, 4*r.PromptTokens)
 }
 
-// asRetry returns a copy of the request, for a lease of another candidate that replaces the request's lease (see Another and
-// Sooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region. It excludes
+// asRetry returns a copy of the request, for a lease of another candidate that replaces the request's lease (see AcquireAnother and
+// MoveIfSooner). The copy has its place in the pool already, is accepted even by a full queue, and stays in this region. It excludes
 // no candidate, and the audit does not check its lease.
 func (r *Request) asRetry() *Request {
 	retry := *r
@@ -394,8 +396,8 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 	if c.ProbeLimit > 0 {
 		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit) // new in service: probes beyond the limit count as taken by others
 	}
-	if foreign, waiting, ok := c.load.WaitingCounts(d.now); ok {
-		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(foreign))), int(math.Ceil(waiting))
+	if ofOthers, waiting, ok := c.load.WaitingCounts(d.now); ok {
+		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(ofOthers))), int(math.Ceil(waiting))
 	}
 	p.OthersWaiting = max(p.OthersWaiting, c.load.ReportedByOthers.Unanswered) // other dispatchers may have sent probes after the scrape
 	return p

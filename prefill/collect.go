@@ -69,7 +69,7 @@ func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// caches exports the accuracy of the predictions of the candidates' prefix caches.
+// exportCaches exports the accuracy of the predictions of the candidates' prefix caches.
 func (s series) exportCaches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {
@@ -84,7 +84,7 @@ func (s series) exportCaches(status []CandidateStatus) {
 	s.gauge(offDesc, all.ErrorShare())
 }
 
-// events exports the state of the stream of KV events of a candidate, or of a rank.
+// exportEvents exports the state of the stream of KV events of a candidate, or of a rank.
 func (s series) exportEvents(e *EventsStatus, mode, id string) {
 	s.gauge(preciseDesc, boolGauge(mode == cache.Precise), id)
 	s.count(batchesDesc, float64(e.Batches), id)

@@ -42,14 +42,14 @@ type Config struct {
 	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real clock
 	Places Semaphore        `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
 	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
-	// addition to those that wait already; nil: any number. It is called under the scheduler's lock. own says that not all
+	// addition to those that wait already; nil: any number. It is called under the scheduler's lock. onlySomeRanks says that not all
 	// ranks of the board list the model, so that its hand-offs are counted separately.
-	Decode func(board, model string, within time.Duration) (n int, own bool) `yaml:"-"`
+	Decode func(board, model string, within time.Duration) (n int, onlySomeRanks bool) `yaml:"-"`
 	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: any number.
-	// It must not wait. own has the same meaning as for Decode.
-	Free    func(board, model string) (n int, own bool) `yaml:"-"`
-	Scraper Scraper                                     `yaml:"-"` // needed unless Scrape.Interval is 0
-	Ranks   Ranks                                       `yaml:"-"` // the ranks that prefill and decode; nil: none
+	// It must not wait. onlySomeRanks has the same meaning as for Decode.
+	Free    func(board, model string) (n int, onlySomeRanks bool) `yaml:"-"`
+	Scraper Scraper                                               `yaml:"-"` // needed unless Scrape.Interval is 0
+	Ranks   Ranks                                                 `yaml:"-"` // the ranks that prefill and decode; nil: none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
 	Log        *zap.Logger           `yaml:"-"` // nil: silent
@@ -92,7 +92,7 @@ type RetryConfig struct {
 	Budget   float64       `yaml:"budget"`   // share of requests, 0 to 1, that may be retried, over 10 s
 }
 
-// CalibrationConfig is the line from which prefill times are learned.
+// CalibrationConfig is the latency that predicts prefill times until one is learned.
 type CalibrationConfig = fit.Config
 
 // IndexConfig configures the prefix index: its memory, and how prompts are turned into token ids.
@@ -171,7 +171,7 @@ func (c Config) withDefaults() Config {
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)
 	c.KVThreshold = cmp.Or(c.KVThreshold, d.KVThreshold)
 	c.Push.MaxUnanswered = cmp.Or(c.Push.MaxUnanswered, d.Push.MaxUnanswered)
-	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 { // both together are one line, in which one of them may be 0
+	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 { // both together are one latency, in which one of them may be 0
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
 	c.Index.MaxBytes, c.Index.Tokenize = cmp.Or(c.Index.MaxBytes, d.Index.MaxBytes), cmp.Or(c.Index.Tokenize, d.Index.Tokenize)

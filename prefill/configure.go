@@ -7,7 +7,7 @@ import (
 )
 
 // Configure changes the settings that a running scheduler can change: policies, KV threshold, push, calibration, hotspots,
-// affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned lines and waiting requests
+// affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned latencies and waiting requests
 // keep their state. If c is not valid, Configure changes nothing.
 func (s *Scheduler) Configure(c Config) error {
 	c.Scraper = s.cfg.Scraper // Validate needs it; the scraper never changes
@@ -57,6 +57,7 @@ func (s *Scheduler) Policy() string {
 	return s.overrides.Default().String()
 }
 
+// badPolicy wraps an error in ErrBadPolicy, by which callers recognise it; nil stays nil.
 func badPolicy(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", ErrBadPolicy, err)

@@ -27,13 +27,13 @@ func (d *chooser) countOnTheWay(m *model) {
 	}
 }
 
-// crowded reports whether a prompt that the candidate prefills would have to wait for a decode slot in its region, because
+// lacksDecodeSlot reports whether a prompt that the candidate prefills would have to wait for a decode slot in its region, because
 // KV is not sent to other regions. countOnTheWay must be called before.
 func (d *chooser) lacksDecodeSlot(m *model, c *candidate) bool {
 	return m.decodeSlots != nil && !c.Aggregated && d.onTheWay[c.Region] >= m.decodeSlots[c.Region]
 }
 
-// filterCrowded removes, in place, the crowded candidates, if another candidate can start the request.
+// filterWithoutDecodeSlot removes, in place, the candidates that lack a decode slot, if another candidate can start the request.
 func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*candidate) []*candidate {
 	if m.decodeSlots == nil {
 		return candidates
@@ -45,8 +45,8 @@ func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*ca
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.lacksDecodeSlot(m, c) })
 }
 
-// closeCrowded marks crowded candidates as not open, for the choice of a region. It marks none if no other candidate is
-// open.
+// closeWithoutDecodeSlot marks the candidates that lack a decode slot as not open, for the choice of a region. It marks none if no other
+// candidate is open.
 func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	if m.decodeSlots == nil {
 		return
@@ -62,7 +62,7 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	}
 }
 
-// decodeFull reports whether the candidate is crowded for any of its models.
+// lacksAnyDecodeSlot reports whether the candidate lacks a decode slot for any of its models.
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
 		if m := d.models[name]; m != nil && m.decodeSlots != nil {
@@ -74,7 +74,7 @@ func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	return false
 }
 
-// hopeless reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
+// handoffWouldExpire reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
 // because too many hand-offs are on their way already. It is false if this cannot be told. A request that waits for this reason
 // is considered again when slots become free; see Wake.
 func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
@@ -88,11 +88,11 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if err != nil {
 		return false
 	}
-	slots, ownRanks := d.cfg.Decode(c.Board, model, hold)
+	slots, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
-			probing, _ := other.chargesAhead(model, ownRanks)
+			probing, _ := other.chargesAhead(model, onlySomeRanks)
 			ahead += probing
 		}
 	}

@@ -16,6 +16,6 @@
 // The package does not poll. A waiting request is considered again after an event that may help it: a lease ends, a place
 // becomes free (Wake), a scrape succeeds, the candidates change, or the single timer fires. The timer is set for the next
 // time at which a request may be answered without any event, such as a deadline or the end of an engine's timeout
-// (queueManager.wakeAt lists these times). With Config.Clock and Offer, the scheduler runs on a simulation's time and without a
+// (queueManager.nextWake lists these times). With Config.Clock and Offer, the scheduler runs on a simulation's time and without a
 // goroutine.
 package prefill

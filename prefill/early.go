@@ -16,7 +16,7 @@ func (l *Lease) CalledBack(took time.Duration) {
 	l.callbackLatency().Add(took)
 }
 
-// Another waits for a lease of a candidate that was not tried yet, for the same request. It is used after l has ended because
+// AcquireAnother waits for a lease of a candidate that was not tried yet, for the same request. It is used after l has ended because
 // its prefill engine ran nothing of the request. The caller makes all further calls on the new lease.
 func (l *Lease) AcquireAnother(ctx context.Context, tried []string) (*Lease, error) {
 	r := *l.request
@@ -24,9 +24,9 @@ func (l *Lease) AcquireAnother(ctx context.Context, tried []string) (*Lease, err
 	return l.scheduler.Acquire(ctx, r)
 }
 
-// Sooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
+// MoveIfSooner moves a lease whose probe was not sent yet to the candidate that is predicted to end the prefill first. It does so
 // only if the prefill ends sooner by at least leastGain and the candidate's instance is not in avoid. With a negative leastGain
-// the prefill may end later by as much. Sooner returns the new lease, on which the caller makes all further calls; nil: nothing
+// the prefill may end later by as much. MoveIfSooner returns the new lease, on which the caller makes all further calls; nil: nothing
 // has changed.
 func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s := l.scheduler
@@ -48,7 +48,7 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	return next
 }
 
-// sooner charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
+// makeEarlierLease charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
 // lease; nil: no candidate that could take the request over ends it sooner by at least leastGain, or this cannot be predicted.
 func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
@@ -76,7 +76,7 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.predictedEndMs(l) {
 		return nil
 	}
-	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now) // Sooner replaces the name of the policy
+	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now) // MoveIfSooner replaces the name of the policy
 }
 
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
@@ -90,12 +90,12 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 	return reachesRank && d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
 }
 
-// endsMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
+// predictedEndMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
 // takes no probes now.
 func (d *chooser) predictedEndMs(l *Lease) float64 {
 	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
-	at, rest := l.predictEnd(d.now)
-	return float64(rest+max(0, at.Sub(d.now))) / float64(time.Millisecond)
+	currentEnds, rest := l.predictEnd(d.now)
+	return float64(rest+max(0, currentEnds.Sub(d.now))) / float64(time.Millisecond)
 }

@@ -15,7 +15,7 @@ type Prompt = cache.Prompt
 // EventSource is where a candidate's engine publishes KV events. The zero value stands for an engine that publishes none.
 type EventSource = cache.EventSource
 
-// follow starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
+// updateStreams starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
 // and its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
 func (w watcher) updateStreams() {
 	wanted := w.wantedSources()
@@ -40,7 +40,7 @@ func (w watcher) updateStreams() {
 	}
 }
 
-// unfollow ends a stream and drops the blocks that it named.
+// stopStream ends a stream and drops the blocks that it named.
 func (w watcher) stopStream(c *candidate, s cache.Feed) {
 	s.Close() // without the lock, because Close waits for the stream, and the stream takes the lock
 	w.lock()
@@ -48,13 +48,14 @@ func (w watcher) stopStream(c *candidate, s cache.Feed) {
 	w.unlock()
 }
 
+// stopStreams ends all streams, because Run ends.
 func (w watcher) stopStreams() {
 	for c, s := range w.streams {
 		w.stopStream(c, s)
 	}
 }
 
-// sources returns where each candidate publishes KV events; candidates that publish none are absent.
+// wantedSources returns where each candidate publishes KV events; candidates that publish none are absent.
 func (w watcher) wantedSources() map[*candidate]EventSource {
 	w.lock()
 	defer w.unlock()
@@ -107,6 +108,7 @@ func (s *Scheduler) ForgetPrefixes(id string) bool {
 // EventsStatus is the state of a candidate's stream of KV events.
 type EventsStatus = kvevents.Status
 
+// eventsStatus is the state of the candidate's stream of KV events; nil: it has none.
 func (c *candidate) eventsStatus() *EventsStatus {
 	events := c.cache.Events()
 	if events == nil {

@@ -6,26 +6,28 @@ import (
 	"evenkeel/prefill/fit"
 )
 
-// foresee predicts the end of the lease's prefill in two parts. at is when the engine ends the prompt that it computes now, and
-// rest is the time after that, with the round trip included: the prefill ends at at+rest, or at now+rest if at has passed. If
-// the probe was not sent yet, the prediction is for a probe that is sent now.
-func (l *Lease) predictEnd(now time.Time) (at time.Time, rest time.Duration) {
+// predictEnd predicts the end of the lease's prefill in two parts. currentEnds is when the engine ends the prompt that it computes now, and
+// rest is the time after that, with the round trip included: the prefill ends at currentEnds+rest, or at now+rest if currentEnds has
+// passed. If the probe was not sent yet, the prediction is for a probe that is sent now.
+func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Duration) {
 	scheduler, load, ownPrediction := l.scheduler, &l.c.load, l.inFlight.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
-	// took corrects a predicted duration by the recent error of the engine's predictions.
-	took := func(predicted time.Duration) time.Duration {
+	// corrected is a predicted duration with the recent error of the engine's predictions.
+	corrected := func(predicted time.Duration) time.Duration {
 		return max(time.Duration(minBacklogShare*float64(predicted)), predicted+residual)
 	}
-	at, rest = load.PredictEnd(&l.inFlight, took)
+	currentEnds, rest = load.PredictEnd(&l.inFlight, corrected)
 	if l.inFlight.Sent().IsZero() {
 		latency, _ := scheduler.latencyFor(l.model, l.c)
 		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.MeanNewTokens(), l.c.Decodes, now) * float64(time.Millisecond))
-		if notBefore := now.Add(took(ownPrediction) - rest); notBefore.After(at) {
-			at = notBefore // the prefill begins at at+rest-took(ownPrediction), which cannot be before now
+		if notBefore := now.Add(corrected(ownPrediction) - rest); notBefore.After(currentEnds) {
+			currentEnds = notBefore // the prefill begins at currentEnds+rest-corrected(ownPrediction), which cannot be before now
 		}
 	}
-	return at, rest + l.c.rtt()
+	return currentEnds, rest + l.c.rtt()
 }
 
-// way holds the learned time of callbacks for the lease's profile.
-func (l *Lease) callbackLatency() *fit.CallbackLatency { return l.scheduler.fit.CallbackLatencyOf(l.Candidate.Profile.Name) }
+// callbackLatency holds the learned time of callbacks for the lease's profile.
+func (l *Lease) callbackLatency() *fit.CallbackLatency {
+	return l.scheduler.fit.CallbackLatencyOf(l.Candidate.Profile.Name)
+}

@@ -71,7 +71,7 @@ func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible [
 	return holder, other
 }
 
-// holds reports whether a candidate has the first depth blocks of the request's prompt in its prefix cache.
+// holdsPrefix reports whether a candidate has the first depth blocks of the request's prompt in its prefix cache.
 func (d *chooser) holdsPrefix(c *candidate, r *Request, depth int) bool {
 	return c.cache.Blocks(d.heldBlocks, &r.Prompt) >= depth
 }

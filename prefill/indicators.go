@@ -17,7 +17,7 @@ func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
-// knownBlock is the number of tokens per KV block by the configuration or the engine; 0: not known.
+// knownBlockTokens is the number of tokens per KV block by the configuration or the engine; 0: not known.
 func (c *candidate) knownBlockTokens() int {
 	return cmp.Or(c.BlockTokens, c.load.BlockTokens)
 }
@@ -27,7 +27,7 @@ func (c *candidate) rtt() time.Duration { return cmp.Or(c.load.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
 
-// beside is how many other requests, such as decodes, run on the candidate beside a prefill. An engine that only prefills has
+// concurrentRequests is how many other requests, such as decodes, run on the candidate beside a prefill. An engine that only prefills has
 // none, because it computes one prompt after the other.
 func (c *candidate) concurrentRequests(now time.Time) float64 {
 	if !c.Decodes {
@@ -36,35 +36,36 @@ func (c *candidate) concurrentRequests(now time.Time) float64 {
 	return c.load.ConcurrentRequests(now)
 }
 
-// line predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
-// while line is only the line from which learning starts.
+// latencyFor predicts how long prefills of the model take on the candidate, with the requests that it runs now. known is false
+// while nothing is learned and latency is only the configured one.
 func (s *state) latencyFor(model string, c *candidate) (latency policy.Latency, known bool) {
 	fitted, known := s.fit.Latency(model, c.Hardware)
 	return fitted.WithConcurrent(c.concurrentRequests(s.now)), known
 }
 
-// backlog is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
-// that others sent. The recent error of the predictions is added once for each of this proxy's probes, and for `more`
-// further probes. The error may be negative, but a quarter of the prediction always remains.
-func (s *state) backlogMs(c *candidate, latency policy.Latency, more int) (ms, others float64) {
+// backlogMs is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
+// that others sent. The recent error of the predictions (residual) is added once for each of this proxy's prefill calls (probes) there, and
+// for so many further probes, because each of them will probably take longer by this error. The error may be negative, but a quarter of the
+// prediction always remains.
+func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes int) (ms, others float64) {
 	load := &c.load
 	others = load.OthersBacklog(latency, s.fit.MeanNewTokens(), c.Decodes, s.now)
 	ms = load.Backlog(s.now) + others
-	ours := float64(load.Leases[ledger.Probing] + load.Waiting.Leases[ledger.Probing] + more)
-	return max(ms*minBacklogShare, ms+ours*c.residual.Ms(s.now)), others
+	probes := float64(load.Leases[ledger.Probing] + load.Waiting.Leases[ledger.Probing] + furtherProbes)
+	return max(ms*minBacklogShare, ms+probes*c.residual.Ms(s.now)), others
 }
 
-// leastOfBacklog is the smallest share of a predicted time that remains after a negative error is added.
+// minBacklogShare is the smallest share of a predicted time that remains after a negative error is added.
 const minBacklogShare = 0.25
 
-// measure sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
+// setIndicators sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
 // round count like prompts that it computes.
 func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
 	load, block := &c.load, float64(c.blockTokens())
 	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1)
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // with the request that is about to be sent
 	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])

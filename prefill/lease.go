@@ -19,7 +19,8 @@ const defaultHold = 480 * time.Second
 // Usage is the token counts in an engine's answer to a probe.
 type Usage = cache.Usage
 
-// Send notes that the probe is sent now. It is used for a lease whose decode rank is chosen before the prefill.
+// MarkSent notes that the probe, which is the call that makes the engine compute the prompt, is sent now. It is used for a lease whose
+// decode rank is chosen before the prefill.
 func (l *Lease) MarkSent() {
 	s := l.scheduler
 	s.lock()
@@ -45,7 +46,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	}
 }
 
-// answer does the work of Answered under the scheduler's lock. It returns the change if the answer begins or ends the suspicion
+// bookAnswer does the work of Answered under the scheduler's lock. It returns the change if the answer begins or ends the suspicion
 // that the candidate has another KV capacity than it reports, and else nil.
 func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
@@ -75,8 +76,8 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	return found.Suspected
 }
 
-// learn learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
-// indicators add, because engines of one kind may be at different distances. An answer is not used (Void) if it has no token
+// learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
+// indicators add, because engines of one kind may be at different distances. An answer is not used (Unusable) if it has no token
 // counts, if the candidate is a group of ranks, or if the engine also had prompts of others, whose part of the time is not known.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s, load := l.scheduler, &l.c.load
@@ -98,7 +99,7 @@ func (l *Lease) learnPrefillTime(u Usage) {
 	}
 }
 
-// tellSuspected logs that the suspicion about a candidate's capacity has changed.
+// logSuspicion logs that the suspicion about a candidate's capacity has changed.
 func logSuspicion(log *zap.Logger, candidate string, s *cache.SuspicionChange) {
 	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
@@ -152,14 +153,14 @@ func (l *Lease) Blame(why string) {
 	l.c.lastFault = strings.ToValidUTF8(why[:min(len(why), maxFaultBytes)], "\uFFFD") // the cut may be inside a character
 }
 
-// mostFault bounds the recorded description of a fault.
+// maxFaultBytes bounds the recorded description of a fault.
 const maxFaultBytes = 400 // bytes
 
-// fail does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
+// bookFailure does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
 // circuit; 0: it did not, or the circuit was open already.
 func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Duration) {
 	s := l.scheduler
-	if !l.inFlight.ClaimEnd() {
+	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
 		return 0
 	}
 	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before, so that the candidate did not fail
@@ -169,7 +170,7 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, s.now) && wasIn {
 		outFor = l.c.circuit.Out()
 	}
-	if written {
+	if written { // the engine may have computed the prompt and hold its KV
 		l.recordProbeEnd(probeLost)
 		l.predictedHit.OutcomeUnknown(s.now)
 		if hold <= 0 {
@@ -207,7 +208,7 @@ func (l *Lease) Orphan() {
 	if !l.inFlight.ClaimEnd() {
 		return
 	}
-	if l.inFlight.Phase() == ledger.Probing {
+	if l.inFlight.Phase() == ledger.Probing { // the probe has no answer, and it is not known what the engine has computed
 		l.recordProbeEnd(probeLost)
 		l.predictedHit.OutcomeUnknown(s.now)
 		l.c.circuit.Neutral(l.number)
@@ -224,7 +225,7 @@ func (l *Lease) Release() {
 	if !l.inFlight.ClaimEnd() {
 		return
 	}
-	if l.inFlight.Phase() == ledger.Probing {
+	if l.inFlight.Phase() == ledger.Probing { // the probe ended without a hand-off, by no fault of the engine
 		l.recordProbeEnd(probeDropped)
 		l.predictedHit.NotRun()
 		l.c.circuit.Neutral(l.number)
@@ -232,14 +233,14 @@ func (l *Lease) Release() {
 	l.endCharge()
 }
 
-// release ends the charge. If the candidate was removed from the configuration and this was its last charge, release drops
+// endCharge ends the charge. If the candidate was removed from the configuration and this was its last charge, endCharge drops
 // the candidate.
 func (l *Lease) endCharge() {
 	l.inFlight.Release(l.scheduler.now)
 	l.scheduler.dropIfUnused(l.c)
 }
 
-// PassOn separates the lease from its owner: from now on other code is responsible for the last call.
+// DetachOwner separates the lease from its owner: from now on other code is responsible for the last call.
 func (l *Lease) DetachOwner() {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -258,7 +259,7 @@ func (s *Scheduler) Ended(o *LeaseOwner) {
 	}
 }
 
-// probeEnded records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, the prefill
+// recordProbeEnd records in the metrics how the probe ended and how long it took. If a probe was sent and not answered, the prefill
 // times of the probes that waited meanwhile are not learned.
 func (l *Lease) recordProbeEnd(outcome string) {
 	m, sent := l.scheduler.metrics, l.inFlight.Sent()
@@ -281,7 +282,7 @@ func (l *Lease) recordProbeEnd(outcome string) {
 	m.attempts.WithLabelValues(outcome).Inc()
 }
 
-// hold is how long the engine holds a hand-off that no decode engine fetches, by its profile.
+// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, by its profile.
 func (l *Lease) holdTimeout() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

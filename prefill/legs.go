@@ -8,10 +8,10 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Served is the lease of a request that did not have to wait; nil: the request waits, and the caller must call Wait.
+// ImmediateLease is the lease of a request that did not have to wait; nil: the request waits, and the caller must call Wait.
 func (k *Ticket) ImmediateLease() *Lease { return k.lease }
 
-// Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless Served
+// Wait waits for the lease of a request that has entered the queue, as Acquire does. It must be called once, unless ImmediateLease
 // returned a lease.
 func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	if k.w == nil {
@@ -71,7 +71,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	if len(waiting) == 0 {
 		return tickets, nil
 	}
-	if err := s.manager.checkMayWait(m, &waiting[0], len(waiting)); err != nil {
+	if err := s.manager.makeRoomOrRefuse(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
 	for _, w := range s.manager.addLegs(m, p, waiting, served > 0) {
@@ -80,7 +80,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	return tickets, nil
 }
 
-// waitTogether adds the waiting legs of one request to their model's line. oneServed says that another leg is served already:
+// addLegs adds the waiting legs of one request to their model's queue. oneServed says that another leg is served already:
 // the waiting legs then stay in this region and cannot be displaced.
 func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
 	siblings := make([]*waiter, len(legs))
@@ -100,7 +100,7 @@ func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneS
 	return siblings
 }
 
-// Elsewhere waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
+// AwaitRegionDecision waits until one leg of the ticket's request is served, which keeps all legs in this region, or until all legs
 // have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
 // legs stay.
 func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
@@ -125,7 +125,7 @@ func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
 	return false
 }
 
-// stay keeps all legs of a request in this region, because the first one is served here. It also drops their deadline, which is
+// keepLegsHere keeps all legs of a request in this region, because the first one is served here. It also drops their deadline, which is
 // for the client's first token: the first leg sends this token.
 func keepLegsHere(legs []Request) {
 	for i := range legs {

@@ -32,8 +32,8 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	answered prometheus.Counter // the series of attempts for answered probes, which are nearly all
-	lastChoice  struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
+	answered   prometheus.Counter // the series of attempts for answered probes, which are nearly all
+	lastChoice struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
 		policy, reason string
 		count          prometheus.Counter
 	}
@@ -134,7 +134,7 @@ func (m *metrics) countChoice(policy, reason string) {
 	known.count.Inc()
 }
 
-// predicted records the error of a predicted prefix hit.
+// observeHitError records the error of a predicted prefix hit.
 func (m *metrics) observeHitError(v cache.Verdict) {
 	switch {
 	case !v.Compared:
@@ -145,7 +145,7 @@ func (m *metrics) observeHitError(v cache.Verdict) {
 	}
 }
 
-// forget drops the series of a removed candidate.
+// dropCandidate drops the series of a removed candidate.
 func (m *metrics) dropCandidate(candidate string) {
 	gone := prometheus.Labels{"candidate": candidate}
 	m.canaries.DeletePartialMatch(gone)
@@ -224,38 +224,40 @@ var (
 // series writes the metrics of one Prometheus scrape of this proxy.
 type series chan<- prometheus.Metric
 
+// gauge writes the value of a gauge.
 func (s series) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
+// count writes the value of a counter.
 func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-// mostNamed bounds the number of models with their own series. LoRA adapters are models, too, and there may be thousands.
+// maxNamedModels bounds the number of models with their own series. LoRA adapters are models, too, and there may be thousands.
 const maxNamedModels = 64
 
 // other is the label of the series for all further models.
 const other = "other"
 
-// byModel exports a value for each model. The first mostNamed models, by rank and name, have their own series; the others
+// exportByModel exports a value for each model. The first maxNamedModels models, by order and name, have their own series; the others
 // share one series with their mean.
-func (s series) exportByModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
-	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
-	room := min(len(names), maxNamedModels)
-	for _, name := range names[:room] {
+func (s series) exportByModel(d *prometheus.Desc, order map[string]int, values map[string]float64) {
+	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(a, b)) })
+	named := min(len(names), maxNamedModels)
+	for _, name := range names[:named] {
 		s.gauge(d, values[name], name)
 	}
-	if further := names[room:]; len(further) > 0 {
+	if rest := names[named:]; len(rest) > 0 {
 		sum := 0.0
-		for _, name := range further {
+		for _, name := range rest {
 			sum += values[name]
 		}
-		s.gauge(d, sum/float64(len(further)), other)
+		s.gauge(d, sum/float64(len(rest)), other)
 	}
 }
 
-// one is 1 for true and 0 for false.
+// boolGauge is 1 for true and 0 for false.
 func boolGauge(b bool) float64 {
 	if b {
 		return 1
@@ -263,7 +265,7 @@ func boolGauge(b bool) float64 {
 	return 0
 }
 
-// learned exports the learned values: prefix hits, prefill times and hotspots.
+// exportLearned exports the learned values: prefix hits, prefill times and hotspots.
 func (s series) exportLearned(tier *state, now time.Time) {
 	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
@@ -274,15 +276,15 @@ func (s series) exportLearned(tier *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	rank := map[string]int{other: 1} // base models first, and a model that is named other last
+	order := map[string]int{other: 1} // base models first, and a model that is named other last
 	for _, c := range tier.candidates {
-		rank[c.Board] = -1
+		order[c.Board] = -1 // a board has the name of its base model
 	}
 	feedback := map[string]float64{}
 	for model, reports := range tier.cache.Feedback() {
 		feedback[model] = boolGauge(reports)
 	}
-	s.exportByModel(feedbackDesc, rank, feedback)
+	s.exportByModel(feedbackDesc, order, feedback)
 	for _, fitted := range tier.fit.All() {
 		if latency, known := fitted.Latency(); known {
 			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware)
@@ -296,7 +298,7 @@ func (s series) exportLearned(tier *state, now time.Time) {
 	}
 }
 
-// finite returns nil for NaN and the infinities, which JSON cannot represent.
+// finiteOrNil returns nil for NaN and the infinities, which JSON cannot represent.
 func finiteOrNil(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

@@ -21,7 +21,7 @@ func (s *Scheduler) Acquire(ctx context.Context, r Request) (*Lease, error) {
 }
 
 // Enter is the first half of Acquire: it enters the request into the queue, and does not wait. The caller must then call Wait
-// on the ticket, or take over the lease that its Served returns.
+// on the ticket, or take over the lease that its ImmediateLease returns.
 func (s *Scheduler) Enter(r Request) (Ticket, error) {
 	w, lease, err := s.enter(r)
 	return Ticket{scheduler: s, lease: lease, w: w}, err

@@ -19,13 +19,13 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	if lease, err := qm.tryAtOnce(m, p, &r); lease != nil || err != nil {
 		return nil, lease, err
 	}
-	if err := qm.checkMayWait(m, &r, 1); err != nil {
+	if err := qm.makeRoomOrRefuse(m, &r, 1); err != nil {
 		return nil, nil, err
 	}
 	return qm.addWaiter(m, p, r), nil, nil
 }
 
-// receive checks a new request, and counts a first attempt for the retry budget and the arrival rate. It sets the request's
+// acceptNew checks a new request, and counts a first attempt for the retry budget and the arrival rate. It sets the request's
 // Arrival if this is zero. It also serves the waiting requests that can be served by now, so that the new request does not
 // overtake them.
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
@@ -51,7 +51,7 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	return m, p, nil
 }
 
-// atOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
+// tryAtOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
 	if m.queue.AnyServable(!r.HasPlace) { // only other retries come before a retry, which has its place in the pool
@@ -62,7 +62,7 @@ func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Leas
 	qm.choose.endRound()
 	switch why {
 	case goesElsewhere:
-		qm.dropModelIfEmpty(m) // receive may have made m for this request only
+		qm.dropModelIfEmpty(m) // acceptNew may have made m for this request only
 		return nil, ErrElsewhere
 	case deadlineMissed:
 		qm.dropModelIfEmpty(m)
@@ -71,8 +71,9 @@ func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Leas
 	return lease, nil
 }
 
-// mayWait makes room in the queue for n requests like this one. Its error is the reason why they may not wait.
-func (qm *queueManager) checkMayWait(m *model, r *Request, n int) error {
+// makeRoomOrRefuse makes room in the queue for n requests like this one, for which it may displace waiting ones. Its error is the reason
+// why the n may not wait.
+func (qm *queueManager) makeRoomOrRefuse(m *model, r *Request, n int) error {
 	if r.deadlinePassed(qm.now) {
 		return qm.deadlineError(r)
 	}
@@ -86,7 +87,7 @@ func (qm *queueManager) checkMayWait(m *model, r *Request, n int) error {
 	return nil
 }
 
-// patience is how long a request may wait, from its first arrival.
+// maxWait is how long a request may wait, from its first arrival.
 func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 	if r.Batch {
 		return qm.cfg.Queue.BatchTimeout
@@ -96,14 +97,14 @@ func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
-	key, most := "prefill.queue.max", qm.queueLimits(m).Max
+	key, limit := "prefill.queue.max", qm.queueLimits(m).Max
 	if m.needsRankFirst() { // bounded by Config.Early
 		key = "pool.size"
 	}
 	if r.Batch {
-		key, most = "half of "+key+" for batch", queue.MaxBatch(most)
+		key, limit = "half of "+key+" for batch", queue.MaxBatch(limit)
 	}
-	return &FullError{m.name, most, key}
+	return &FullError{m.name, limit, key}
 }
 
 // makeRoom displaces waiting requests until the queue has room for n requests like this one. If this cannot make enough
@@ -118,12 +119,12 @@ func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
 	return ok
 }
 
-// wait adds a request to its model's queue, and returns its waiter.
+// addWaiter adds a request to its model's queue, and returns its waiter.
 func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter {
 	w := &waiter{Request: r, policy: p, since: qm.now, timesOutAt: r.Arrival.Add(qm.maxWait(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Value: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		HasPlace: r.HasPlace}
-	if r.Remote == nil { // else HoldAll must not hold the request: it may go to another region while its target is busy
+	if r.Remote == nil { // else DeferSameTarget must not defer the request: it may go to another region while its target is busy
 		w.item.Target = r.Target
 	}
 	m.queue.Add(&w.item)
@@ -141,7 +142,7 @@ func (qm *queueManager) timeoutError(m *model, r *Request) error {
 		return fmt.Errorf("%w for model %q: for %v, no prefill engine of the %d that serve it took requests, or no decode engine did; "+
 			"look at their state in /status", ErrUnavailable, m.name, timeout, len(m.candidates))
 	}
-	if r.Batch && !r.HasPlace { // a retry (Reserved) does not wait for capacity that other requests leave
+	if r.Batch && !r.HasPlace { // a retry (HasPlace) does not wait for capacity that other requests leave
 		return fmt.Errorf("%w: for %[3]v, other requests took all engines of model %[2]q, and batch requests take only the rest; send batch "+
 			"requests when there are fewer others, add engines, "+
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
@@ -157,8 +158,10 @@ func (qm *queueManager) timeoutError(m *model, r *Request) error {
 		m.name, timeout)
 }
 
-// late reports whether the deadline for the request's first token has passed.
-func (r *Request) deadlinePassed(now time.Time) bool { return !r.Deadline.IsZero() && !now.Before(r.Deadline) }
+// deadlinePassed reports whether the deadline for the request's first token has passed.
+func (r *Request) deadlinePassed(now time.Time) bool {
+	return !r.Deadline.IsZero() && !now.Before(r.Deadline)
+}
 
 // deadlineError is the error for a request whose deadline has passed, or cannot be met any more.
 func (qm *queueManager) deadlineError(r *Request) error {
@@ -170,8 +173,8 @@ func (qm *queueManager) deadlineError(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(qm.now))
 }
 
-// serve first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one order
-// over all models. If the best prefill engine for a waiter is busy, the waiter is held for this engine: for the rest of the
+// serveWaiters first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one order
+// over all models. If the best prefill engine for a waiter is busy, the waiter waits for this engine: for the rest of the
 // round its tokens count on the engine, so that the waiters behind it take them into account. These waiters can still be served
 // by other engines.
 func (qm *queueManager) serveWaiters() {
@@ -191,7 +194,7 @@ func (qm *queueManager) serveWaiters() {
 		}
 		lease, why := qm.choose.tryServe(m, w.policy, &w.Request, w.since)
 		switch why {
-		case 0:
+		case canServe:
 			qm.finishWaiter(m, w, lease, nil)
 		case onlyRetries: // the other first attempts for the model would get the same reason
 			m.queue.ServeOnlyRetries()
@@ -206,14 +209,14 @@ func (qm *queueManager) serveWaiters() {
 			item.Defer()
 		case targetBusy: // the requests with the same target would get the same reason
 			item.DeferSameTarget()
-		default: // noGate, noRoom: no other request for the model can be served either
+		default: // gatesClosed, noneCanStart: no other request for the model can be served either
 			m.queue.CloseForRound()
 		}
 	}
 	qm.choose.endRound()
 }
 
-// answer removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
+// finishWaiter removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
 // waiter's request in this region.
 func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err error) {
 	if lease != nil || errors.Is(err, ErrElsewhere) { // served here or elsewhere, which uses up the turn of its key
@@ -228,7 +231,7 @@ func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err erro
 	qm.dropModelIfEmpty(m)
 }
 
-// sendSiblings sends the other prompts of a request to another region, because one of its prompts goes there.
+// sendSiblingsElsewhere sends the other prompts of a request to another region, because one of its prompts goes there.
 func (qm *queueManager) sendSiblingsElsewhere(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
 		if sibling.item.InFlowQueue() {
@@ -245,7 +248,7 @@ func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	}
 }
 
-// wakeAt is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
+// nextWake is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
 // an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
 // count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
 func (qm *queueManager) nextWake() (next time.Time) {

@@ -7,16 +7,16 @@ import (
 
 // The answers of RemoteRegions.Where.
 const (
-	ToHere  Where = iota // this region serves the request: the scheduler's own policy chooses the candidate
-	ToThere              // another region serves the request: Acquire returns ErrElsewhere
-	WaitsAlone                // the request waits; requests behind it may still be served
+	ToHere     Where = iota // this region serves the request: the scheduler's own policy chooses the candidate
+	ToThere                 // another region serves the request: Acquire returns ErrElsewhere
+	WaitsAlone              // the request waits; requests behind it may still be served
 	ModelWaits              // the request waits, and so do all other first attempts for its model
 )
 
 // ErrElsewhere is returned by Acquire for a request that goes to another region.
 var ErrElsewhere = errors.New("prefill: the request goes to another region")
 
-// elsewhere asks the request's RemoteRegions in which region to serve it. Without RemoteRegions, it is served here.
+// askRegions asks the request's RemoteRegions in which region to serve it. Without RemoteRegions, it is served here.
 func (d *chooser) askRegions(m *model, r *Request, since time.Time) Where {
 	if r.Remote == nil {
 		return ToHere
@@ -25,8 +25,8 @@ func (d *chooser) askRegions(m *model, r *Request, since time.Time) Where {
 	return r.Remote.Where(&here)
 }
 
-// local measures all candidates of a model in this region, for the choice between regions. r is the request; nil: no
-// request, the candidates are measured for a prompt of one token.
+// localState measures all candidates of a model in this region, for the choice between regions. r is the request; nil: no
+// request, the candidates are measured for a prompt of one token. The result's Prefillers are valid until the next call.
 func (d *chooser) localState(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.OnlineFirstAttempts(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS = m.throughput.ArrivalsPerS(d.now)
@@ -39,7 +39,7 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	d.fillView(m, r, m.candidates)
 	for i, c := range m.candidates {
 		open, _ := c.load.MayPass(d.now)
-		if c.Aggregated {
+		if c.Aggregated { // its ranks have no KV gate, but its requests wait in the pool, which is bounded
 			open = d.mayEnterPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)
@@ -48,7 +48,7 @@ func (d *chooser) localState(m *model, r *Request) Local {
 		prefiller.Open = open && hasPlace
 		if kvRoom, known := c.load.RoomForecast(d.now); known {
 			prefiller.Room = kvRoom
-			prefiller.KVGateWillOpen = !open && hasPlace
+			prefiller.KVGateWillOpen = !open && hasPlace // only the gate keeps the request away
 		}
 		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
@@ -81,5 +81,5 @@ func (s *Scheduler) Waiting(model string) int {
 	return 0
 }
 
-// offered reports whether another region may serve the request if no engine of this region can.
+// remoteMayServe reports whether another region may serve the request if no engine of this region can.
 func (r *Request) remoteMayServe() bool { return r.Remote != nil && r.Remote.Offered() }

@@ -30,7 +30,7 @@ func (s *Scheduler) retries() RetryConfig {
 	return s.cfg.Retry
 }
 
-// mostBase is the longest backoff base that a config may have. Backoff multiplies it by up to 256, which a Duration must hold.
+// maxRetryBase is the longest backoff base that a config may have. Backoff multiplies it by up to 256, which a Duration must hold.
 const maxRetryBase = time.Hour
 
 // Backoff is the wait after the k-th failure of a request: a random time between 0 and base, which doubles with each further
@@ -92,12 +92,13 @@ type budget struct {
 	}
 }
 
-func (b *budget) countRequest(now time.Time) { b.seconds[b.currentSecond(now)].requests++ }
+// countRequest counts the first attempt of a request.
+func (b *budget) countRequest(now time.Time) { b.seconds[b.rollTo(now)].requests++ }
 
-// retry reports whether a request may be tried again, and counts the retry if so. It refuses if the retries of the last ten
+// grantRetry reports whether a request may be tried again, and counts the retry if so. It refuses if the retries of the last ten
 // seconds would exceed both budgetFloor and the share of the requests. With mustGrant it never refuses.
 func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
-	i := b.currentSecond(now)
+	i := b.rollTo(now)
 	var requests, retries int
 	for _, s := range b.seconds {
 		if age := now.Unix() - s.unix; age >= 0 && age < budgetSeconds { // a second is in the future after the clock was set back
@@ -112,8 +113,8 @@ func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
 	return true
 }
 
-// at is the index in seconds for the present second. It clears the entry if this still counts an earlier second.
-func (b *budget) currentSecond(now time.Time) int {
+// rollTo returns the index in seconds for the present second. It first clears the entry if this still counts an earlier second.
+func (b *budget) rollTo(now time.Time) int {
 	unix := now.Unix()
 	slot := &b.seconds[unix%budgetSeconds]
 	if slot.unix != unix {

@@ -7,7 +7,7 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// replace sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
+// replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
 // chose last.
 func (s *state) replaceCandidates(candidates []Candidate) {
 	cursors := s.passedByRoundRobin()
@@ -41,6 +41,7 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 	s.dropGoneModels()
 }
 
+// newCandidate returns a candidate without charges.
 func (s *state) newCandidate(id string) *candidate {
 	c := &candidate{load: s.ledger.NewLoad(id), cache: s.cache.CachedBlocks(id)}
 	if s.cfg.Clock != nil { // the only policy that uses the ring exists in simulations only
@@ -49,7 +50,7 @@ func (s *state) newCandidate(id string) *candidate {
 	return c
 }
 
-// configure applies the given settings to a candidate.
+// applyConfig applies the given settings to a candidate.
 func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
 		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
@@ -65,12 +66,12 @@ func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	c.load.SetCapacity(given.CapacityTokens, s.now)
 }
 
-// early reports whether a decode rank is chosen for the model's requests before their prefill.
+// needsRankFirst reports whether a decode rank is chosen for the model's requests before their prefill.
 func (m *model) needsRankFirst() bool {
 	return slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
 }
 
-// bounds returns the bounds of a model's arrival queue.
+// queueLimits returns the bounds of a model's arrival queue.
 func (s *state) queueLimits(m *model) *QueueConfig {
 	if m.needsRankFirst() {
 		return &s.cfg.Early
@@ -78,8 +79,8 @@ func (s *state) queueLimits(m *model) *QueueConfig {
 	return &s.cfg.Queue
 }
 
-// cursors returns, for each model, the candidates up to and including the one that round-robin chose last, in reverse order.
-// With them cursorAfter finds the position of round-robin in the new order of the candidates.
+// passedByRoundRobin returns, for each model, the candidates that round-robin has passed, the one that it chose last first. With them
+// cursorAfter finds the position of round-robin in the new order of the candidates.
 func (s *state) passedByRoundRobin() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
@@ -93,7 +94,8 @@ func (s *state) passedByRoundRobin() map[string][]*candidate {
 	return passed
 }
 
-// cursorAfter is the new cursor of round-robin: the position of the last chosen candidate that still exists.
+// cursorAfter is the new cursor of round-robin: the position of the candidate that was chosen last and is still configured; -1: there is
+// none, and round-robin begins with the first candidate. passed has the candidate that was chosen last first.
 func cursorAfter(passed []*candidate) int {
 	for _, c := range passed {
 		if c.configured {
@@ -103,14 +105,14 @@ func cursorAfter(passed []*candidate) int {
 	return -1
 }
 
-// forgetModels drops the learned state of models that no candidate serves any more.
+// dropGoneModels drops the learned state of models that no candidate serves any more.
 func (s *state) dropGoneModels() {
 	gone := func(name string) bool { return s.models[name] == nil }
 	s.fit.DropModels(gone)
 	s.cache.DropModels(gone)
 }
 
-// forget drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
+// dropIfUnused drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
 // stays.
 func (s *state) dropIfUnused(c *candidate) {
 	if !c.configured && c.load.HeldPrompts() == 0 && s.candidates[c.ID] == c {
@@ -131,7 +133,7 @@ func (s *state) modelOf(name string) *model {
 	return m
 }
 
-// forgetEmpty drops a model that no engine of this region serves and for which no request waits.
+// dropModelIfEmpty drops a model that no engine of this region serves and for which no request waits.
 func (s *state) dropModelIfEmpty(m *model) {
 	if len(m.candidates) == 0 && m.queue.Empty() {
 		delete(s.models, m.name)
@@ -139,7 +141,7 @@ func (s *state) dropModelIfEmpty(m *model) {
 	}
 }
 
-// servable returns an error if no candidate could take a request for the model, however long the request waited; nil: a
+// checkServable returns an error if no candidate could take a request for the model, however long the request waited; nil: a
 // candidate is live, or may soon be live again.
 func (s *state) checkServable(name string) error {
 	m := s.models[name]

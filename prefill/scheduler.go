@@ -25,16 +25,16 @@ func New(cfg Config) (*Scheduler, error) {
 		return nil, err
 	}
 	s := &Scheduler{clock: cfg.Clock, changed: make(chan struct{}, 1), state: state{
-		cfg:        cfg,
-		metrics:    newMetrics(policies.Names()),
-		candidates: map[string]*candidate{},
-		models:     map[string]*model{},
-		modelsUnknown:    true,
-		queue:      queue.New[*waiter](),
-		ledger:     ledger.New(cfg.ledger()),
-		cache:      cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
-		fit:        fit.New(cfg.Calibration),
-		overrides:  steer.Overrides{Policies: policies},
+		cfg:           cfg,
+		metrics:       newMetrics(policies.Names()),
+		candidates:    map[string]*candidate{},
+		models:        map[string]*model{},
+		modelsUnknown: true,
+		queue:         queue.New[*waiter](),
+		ledger:        ledger.New(cfg.ledger()),
+		cache:         cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
+		fit:           fit.New(cfg.Calibration),
+		overrides:     steer.Overrides{Policies: policies},
 	}}
 	s.choose = chooser{state: &s.state, scheduler: s, onTheWay: map[string]int{}}
 	s.manager = queueManager{&s.state, &s.choose}
@@ -115,7 +115,7 @@ func (s *Scheduler) SetCandidates(candidates []Candidate) {
 	s.wakeRun()
 }
 
-// tellRun makes Run look at the candidates and the scrape settings again.
+// wakeRun makes Run look at the candidates and the scrape settings again.
 func (s *Scheduler) wakeRun() {
 	select {
 	case s.changed <- struct{}{}:

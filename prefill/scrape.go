@@ -47,20 +47,21 @@ func (s *Scheduler) Run(ctx context.Context) {
 	}
 }
 
-// live returns the candidates to scrape, none if scraping is switched off, and the settings.
+// scrapeTargets returns the candidates to scrape, none if scraping is switched off, and the settings. A group of ranks that prefill and
+// decode (Aggregated) is not scraped: it is no single engine, and has no KV gate that gauges could close.
 func (w watcher) scrapeTargets() (map[*candidate]bool, ScrapeConfig) {
 	w.lock()
 	defer w.unlock()
-	live := map[*candidate]bool{}
+	targets := map[*candidate]bool{}
 	if w.cfg.Scrape.Interval == 0 {
-		return live, w.cfg.Scrape
+		return targets, w.cfg.Scrape
 	}
 	for _, c := range w.candidates {
 		if c.configured && c.Live && !c.Aggregated {
-			live[c] = true
+			targets[c] = true
 		}
 	}
-	return live, w.cfg.Scrape
+	return targets, w.cfg.Scrape
 }
 
 // scrapeEvery scrapes a candidate once in each interval, until ctx ends. It waits for each scrape, so that a slow engine is

@@ -10,55 +10,70 @@ import (
 )
 
 // tryServe chooses a candidate and charges the request to it, in one step under the scheduler's lock, so that no two requests are
-// decided by the same state. filter applies the filters in their order. All filters except liveness and the gate are skipped
+// decided by the same state. applyFilters applies the filters in their order. All filters except liveness and the gate are skipped
 // if they would leave no candidate.
 //
 // The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
 // because a worse candidate would probably end the prefill later, even if it is free.
 //
 // If the request cannot be served, the reason that tryServe returns decides which requests behind it must wait, too. A reason
-// that concerns all of them, such as noRoom, is returned only for a request that may go to every candidate of the model and to no
+// that concerns all of them, such as noneCanStart, is returned only for a request that may go to every candidate of the model and to no
 // other region.
 func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
 	start := time.Now()
 	if r.deadlinePassed(d.now) {
 		return nil, deadlineMissed
 	}
-	switch d.askRegions(m, r, since) {
-	case ToHere:
-	case ToThere:
-		return nil, goesElsewhere
-	case WaitsAlone:
-		return nil, waitsAlone
-	case ModelWaits:
-		return nil, onlyRetries
+	if reason := reasonOf(d.askRegions(m, r, since)); reason != canServe {
+		return nil, reason
 	}
 	lease, reason := d.serveHere(m, p, r, since, start)
-	if reason == 0 || reason == deadlineMissed {
+	if reason == canServe || reason == deadlineMissed {
 		return lease, reason
 	}
+	return nil, m.reasonForOthers(r, reason)
+}
+
+// reasonOf returns the reason for which a request is not served in this region now, by the decision of its RemoteRegions; canServe: it may
+// be served here.
+func reasonOf(decision Where) waitReason {
+	switch decision {
+	case ToHere:
+	case ToThere:
+		return goesElsewhere
+	case WaitsAlone:
+		return waitsAlone
+	case ModelWaits:
+		return onlyRetries
+	}
+	return canServe
+}
+
+// reasonForOthers returns the reason for which a request cannot be served now, limited to the requests of the model that it concerns, too.
+// reason is its own one. It stays as it is only if the request may go to every candidate of the model and to no other region.
+func (m *model) reasonForOthers(r *Request, reason waitReason) waitReason {
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
 	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) } // others may go to the target
 	switch {
 	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden):
-		return nil, targetBusy // or the target is no candidate any more
+		return targetBusy // or the target is no candidate any more
 	case r.Remote != nil || slices.ContainsFunc(m.candidates, forbidden):
-		return nil, waitsAlone // requests behind this one may go to other candidates or regions, and must not wait for it
+		return waitsAlone // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
-	return nil, reason
+	return reason
 }
 
-// serve is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
+// serveHere is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
 func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
 	eligible, why := d.applyFilters(m, p, r)
-	if why != 0 {
+	if why != canServe {
 		return nil, why
 	}
 	known := d.fillView(m, r, eligible)
 	if d.allMissDeadline(r, eligible) {
 		return nil, deadlineMissed
 	}
-	if !known {
+	if !known { // a policy that predicts ends of prefills would have nothing to go by
 		p = d.overrides.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
@@ -69,7 +84,7 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 		choice = p.Choose(&query, d.view)
 	}
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
-	if why := d.admit(r, c, indicators); why != 0 {
+	if why := d.admit(r, c, indicators); why != canServe {
 		return nil, why
 	}
 	if p.TakesTurns() {
@@ -89,10 +104,10 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 		lease.Trace = d.trace(p, choice.Index, reason, affinity != steer.Kept)
 	}
 	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
-	return lease, 0
+	return lease, canServe
 }
 
-// filter returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
+// applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
 	eligible, skipped := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible)
@@ -120,11 +135,11 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 	}
 	eligible = d.filterWithoutDecodeSlot(m, r, eligible)
 	eligible = d.filterStale(r, eligible)
-	return d.filterBusy(p, r, eligible), 0
+	return d.filterBusy(p, r, eligible), canServe
 }
 
-// admit reserves a place in the pool if the chosen candidate can take the request now, and returns 0; otherwise it returns the
-// reason why not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
+// admit reserves a place in the pool if the chosen candidate can take the request now, and returns canServe; otherwise it returns
+// the reason why not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
@@ -134,15 +149,15 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 		return waitsAlone
 	}
 	if r.HasPlace { // a retry has its place already
-		return 0
+		return canServe
 	}
-	if d.handoffWouldExpire(c, r.Model) {
+	if d.handoffWouldExpire(c, r.Model) { // a prefill now would be in vain
 		return waitsAlone
 	}
 	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() {
 		return poolFull
 	}
-	return 0
+	return canServe
 }
 
 // endRound ends a round of decisions: held requests no longer count on the candidates for which they wait.

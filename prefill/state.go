@@ -26,7 +26,7 @@ type Scheduler struct {
 
 	mu      sync.Mutex  // guards all fields below
 	timer   *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
-	wakeAt  time.Time   // see queueManager.wakeAt
+	wakeAt  time.Time   // see queueManager.nextWake
 	choose  chooser
 	manager queueManager
 	state
@@ -39,9 +39,9 @@ type state struct {
 	metrics *metrics
 	now     time.Time // when the scheduler's lock was last taken by lock
 
-	candidates map[string]*candidate // by ID; removed candidates stay while they have charges
-	models     map[string]*model
-	modelsUnknown    bool // the models of a live candidate, or of all candidates, are not known yet
+	candidates    map[string]*candidate // by ID; removed candidates stay while they have charges
+	models        map[string]*model
+	modelsUnknown bool // the models of a live candidate, or of all candidates, are not known yet
 
 	queue     *queue.Queue[*waiter]
 	ledger    *ledger.Ledger
@@ -54,30 +54,30 @@ type state struct {
 
 // model holds the candidates and the waiting requests for one model name.
 type model struct {
-	name       string
-	candidates    []*candidate // in configured order
-	cursor     int          // order of the candidate that round-robin chose last, -1: none yet
-	queue      *queue.ModelQueue[*waiter]
-	throughput fit.Throughput
-	decodeSlots      map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
+	name        string
+	candidates  []*candidate // in configured order
+	cursor      int          // order of the candidate that round-robin chose last, -1: none yet
+	queue       *queue.ModelQueue[*waiter]
+	throughput  fit.Throughput
+	decodeSlots map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
 // candidate is a Candidate together with its state. After its removal from the configuration, it is kept until its last
 // charge has ended.
 type candidate struct {
 	Candidate
-	order        int  // position in the configuration
-	configured   bool // false: removed, but kept for its charges
-	load         ledger.EngineLoad
-	byModel      map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
-	ring         []uint64
-	cache        cache.CachedBlocks
-	computeTimer fit.ComputeTimer
-	residual     fit.Residual
-	circuit      circuit.Circuit
-	lastFault        string              // the last fault; empty after a probe was answered
-	capacityWarned    bool                // a log line has said that the capacity is not known
-	answeredSeconds     prometheus.Observer // durations of its answered probes; nil before the first
+	order           int  // position in the configuration
+	configured      bool // false: removed, but kept for its charges
+	load            ledger.EngineLoad
+	byModel         map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
+	ring            []uint64
+	cache           cache.CachedBlocks
+	computeTimer    fit.ComputeTimer
+	residual        fit.Residual
+	circuit         circuit.Circuit
+	lastFault       string              // the last fault; empty after a probe was answered
+	capacityWarned  bool                // a log line has said that the capacity is not known
+	answeredSeconds prometheus.Observer // durations of its answered probes; nil before the first
 }
 
 // chooser chooses the candidate for one request.
@@ -87,10 +87,10 @@ type chooser struct {
 	lastLease uint64     // number of the last lease
 
 	// Reused memory of one decision, or of one round of decisions.
-	waitedFor     []*candidate    // candidates on which waiting requests count in this round, until endRound
+	waitedFor  []*candidate    // candidates on which waiting requests count in this round, until endRound
 	eligible   []*candidate    // the candidates that passed the filters so far
-	view       []policy.Engine // indicators of the candidates of the last call of look
-	heldBlocks      []int32         // how many of the prompt's blocks are held, by slot of the prefix index
+	view       []policy.Engine // indicators of the candidates of the last call of fillView
+	heldBlocks []int32         // how many of the prompt's blocks are held, by slot of the prefix index
 	prefillers []Prefiller     // result of local
 	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
@@ -106,7 +106,7 @@ type queueManager struct {
 //
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
-// If the connector needs the decode rank before the prefill, the probe is sent later, by Send. In each phase, one last call
+// If the connector needs the decode rank before the prefill, the probe is sent later, by MarkSent. In each phase, one last call
 // ends the lease: Release (the KV is free after the first decode event, was discarded, or was never written), Orphan (no
 // decode engine will fetch the KV) or Failed (the probe failed). An answered or orphaned lease also ends by itself at the
 // engine's hold timeout; the last call then changes nothing. Any call after the last one is a bug, which is counted.
@@ -119,47 +119,47 @@ type Lease struct {
 	Trace     *Trace        // explains the choice; nil without Config.Explain
 	Others    int           // unanswered probes on the candidate when this prompt was charged
 
-	scheduler    *Scheduler
-	c            *candidate
-	number       uint64
-	canary       bool
-	predictedMs    float64 // duration of the prefill in ms; 0: no prediction
-	hadOthersPrompts      bool    // the candidate had prompts of others when this prompt was charged
-	model        string
-	inFlight     ledger.InFlight
-	request      *Request           // for a lease of another candidate that may replace this one; nil: none may
-	predictedHit cache.PredictedHit // what the prefill finds and leaves in the prefix cache
+	scheduler        *Scheduler
+	c                *candidate
+	number           uint64
+	canary           bool
+	predictedMs      float64 // duration of the prefill in ms; 0: no prediction
+	hadOthersPrompts bool    // the candidate had prompts of others when this prompt was charged
+	model            string
+	inFlight         ledger.InFlight
+	request          *Request           // for a lease of another candidate that may replace this one; nil: none may
+	predictedHit     cache.PredictedHit // what the prefill finds and leaves in the prefix cache
 }
 
 // waiter is a request in the arrival queue.
 type waiter struct {
 	Request
-	item     queue.Item[*waiter]
-	policy   *policy.Policy
-	since    time.Time           // when it entered the queue
-	timesOutAt    time.Time           // when its wait times out
-	done     chan struct{}       // closed after lease or err is set
-	onResult func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
-	lease    *Lease
-	err      error
+	item       queue.Item[*waiter]
+	policy     *policy.Policy
+	since      time.Time           // when it entered the queue
+	timesOutAt time.Time           // when its wait times out
+	done       chan struct{}       // closed after lease or err is set
+	onResult   func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
+	lease      *Lease
+	err        error
 
-	siblings []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
-	regionDecision  *regionDecision // shared by the siblings; nil: none
+	siblings       []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
+	regionDecision *regionDecision // shared by the siblings; nil: none
 }
 
-// conclude passes the result of a request to the caller that waits for it.
+// deliverResult passes the result of a request to the caller that waits for it.
 func (w *waiter) deliverResult(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.regionDecision != nil {
-		w.regionDecision.announce() // a refused leg goes to no other region, and therefore its siblings do not either
+		w.regionDecision.announce() // in any case: siblings stay here with a leg that is served or refused, and go with one that goes elsewhere
 	}
 	if w.onResult != nil {
 		w.onResult(lease, err)
 	}
 }
 
-// close notes that the decision is made. It may be called more than once.
+// announce wakes those who wait for the decision, because it is made. It may be called more than once.
 func (d *regionDecision) announce() {
 	if !d.closed {
 		d.closed = true
@@ -167,7 +167,7 @@ func (d *regionDecision) announce() {
 	}
 }
 
-// keepHere keeps all legs of a request in this region, because one of them is served here.
+// keepSiblingsHere keeps all legs of a request in this region, because one of them is served here.
 func keepSiblingsHere(siblings []*waiter) {
 	for _, sibling := range siblings {
 		sibling.item.Pin()             // no leg may be displaced after another leg is served
@@ -177,7 +177,7 @@ func keepSiblingsHere(siblings []*waiter) {
 	}
 }
 
-// stay tells the request's RemoteRegions that the request is served in this region.
+// keepHere tells the request's RemoteRegions that the request is served in this region.
 func (r *Request) keepHere() {
 	if r.Remote != nil {
 		r.Remote.Stay()
@@ -196,7 +196,7 @@ type Request struct {
 	Counted      bool                     // PromptTokens was counted; false: estimated
 	Prompt       Prompt                   // identifies the prompt in prefix caches
 	Session      uint64                   // hash of the session's key; 0: no session
-	EndsSession         bool                     // the session has no further request
+	EndsSession  bool                     // the session has no further request
 	PromptBytes  int                      // for vllm-ascend's weight; 0: four per token
 	Arrival      time.Time                // of the request's first attempt; zero: now
 	Key          string                   // of the tenant or user: keys of one priority take turns
@@ -207,7 +207,7 @@ type Request struct {
 	Exclude      []string                 // IDs of the candidates that were tried before
 	Policy       string                   // empty: the scheduler's policy
 	Target       string                   // ID of the only candidate that may take it; empty: any
-	MayGoTo          func(region string) bool // whether an engine of another region may take it; nil: any may
+	MayGoTo      func(region string) bool // whether an engine of another region may take it; nil: any may
 	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
 	Remote       RemoteRegions            // decides between regions; nil: this region serves it
 	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
@@ -260,20 +260,20 @@ type Local struct {
 // Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
 	policy.Engine
-	Region     string      // empty: the proxy's own region
-	Live       bool        // up, and its circuit allows requests
-	Open       bool        // its KV gate is open, and the pool and the decode side of its region have room
-	Unanswered int         // probes of this proxy
-	Held       int         // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
-	OthersWaiting    int         // waiting requests of others
-	WaitingAtScrape    int         // all requests that waited at the last scrape
-	Ran        int         // all requests that ran at the last scrape that found none waiting
-	Answered   int         // probes of this proxy answered since that scrape, less those sent since
-	MaxSeqs    int         // requests that its engine runs at once; 0: not known
-	Samples    int         // number of prefills from which its line was learned
-	KVGateWillOpen     bool        // only its KV gate keeps prompts away, and the gate is predicted to open
-	Room       ledger.Room // zero: not known
-	ResidualMs float64     // ms by which its probes, and one more, will exceed their predictions; negative: stay below them
+	Region          string      // empty: the proxy's own region
+	Live            bool        // up, and its circuit allows requests
+	Open            bool        // its KV gate is open, and the pool and the decode side of its region have room
+	Unanswered      int         // probes of this proxy
+	Held            int         // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
+	OthersWaiting   int         // waiting requests of others
+	WaitingAtScrape int         // all requests that waited at the last scrape
+	Ran             int         // all requests that ran at the last scrape that found none waiting
+	Answered        int         // probes of this proxy answered since that scrape, less those sent since
+	MaxSeqs         int         // requests that its engine runs at once; 0: not known
+	Samples         int         // number of prefills from which its latency was learned
+	KVGateWillOpen  bool        // only its KV gate keeps prompts away, and the gate is predicted to open
+	Room            ledger.Room // zero: not known
+	ResidualMs      float64     // ms by which its probes, and one more, will exceed their predictions; negative: stay below them
 }
 
 // A Trace explains the choice of a candidate.

@@ -184,11 +184,11 @@ type RankEvents struct {
 	Events EventsStatus `json:"kv_events"`
 }
 
-// LineStatus is the learned line of prefill times of one model on one kind of engine.
+// LineStatus is the learned latency of prefills of one model on one kind of engine.
 type LineStatus struct {
 	Model    string  `json:"model"`
 	Hardware string  `json:"hardware"`
-	Known    bool    `json:"known"` // false: nothing is learned yet, and the line is the configured one
+	Known    bool    `json:"known"` // false: nothing is learned yet, and the latency is the configured one
 	TPMs     float64 `json:"tp_ms"`
 	T0Ms     float64 `json:"t0_ms"`
 	Beta2Ms  float64 `json:"beta2_ms"`
@@ -262,7 +262,7 @@ type Scored struct {
 	Scores    []policy.Row `json:"scores"` // the chosen candidate first, the others by score
 }
 
-// mostRows bounds the candidates of a score table.
+// maxScoreRows bounds the candidates of a score table.
 const maxScoreRows = 64
 
 // Score returns the choice of every policy for a request, without sending or charging the request.
@@ -274,7 +274,7 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	}
 	m := s.models[r.Model]
 	eligible, _ := s.choose.filterCircuit(&Request{Model: r.Model}, m.candidates) // engines to which r may not go are scored, too
-	eligible = s.choose.filterGate(eligible)
+	eligible = s.choose.filterGate(eligible)                                      // no policy may choose an engine whose KV cache is full
 	if len(eligible) == 0 {
 		return nil, fmt.Errorf("%w: no prefill engine is left to score for model %q; see GET /prefill", ErrKVExhausted, r.Model)
 	}

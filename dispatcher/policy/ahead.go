@@ -1,11 +1,12 @@
 package policy
 
-// ahead is the part of greedy that only BR-H has: a score over all steps up to the horizon, where BR-0 scores only the present step.
+// lookahead is the part of greedy that only BR-H has: a score over all steps up to the horizon, where BR-0 scores only the present step.
 type lookahead struct {
-	horizon     int // steps, or auto
-	alpha, beta float64
-	gamma       float64      // discount per step, or auto
-	fixedNeeds  Requirements // without Horizon and MeanOutput, which the method needs fills in
+	horizon    int          // steps, or auto
+	alpha      float64      // what a token is worth at each step
+	beta       float64      // what a token above the envelope costs at each step
+	gamma      float64      // discount per step, or auto
+	fixedNeeds Requirements // without Horizon and MeanOutput, which the method needs fills in
 
 	// Values of the current round.
 	discounts      []float64 // gamma^h for each step h from 0 to the horizon
@@ -14,7 +15,8 @@ type lookahead struct {
 	margins        []int64   // memory of greedy.setScore
 }
 
-// needs returns what BR-H reads of a snapshot; BR-0 needs nothing. BR-H reads the mean output if horizon or gamma is computed from it.
+// requirements returns what BR-H reads of a snapshot; BR-0 needs nothing. BR-H reads the mean output if horizon or gamma is computed from
+// it.
 func (p *greedy) requirements(meanOutput float64) Requirements {
 	if p.lookahead == nil {
 		return Requirements{}
@@ -45,19 +47,19 @@ func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 	return horizon
 }
 
-// score returns the score F of a prompt on rank g: what its tokens are worth over all steps up to the horizon, less beta for each token by
-// which the rank would exceed the envelope at a step. Later steps count for less (discounts). The caller has already scaled tokens by the
-// cost of the rank.
+// score returns the score F of a prompt on rank g. F is alpha for each of its tokens at each step up to the horizon, less beta for each
+// token by which the rank would then exceed the largest load of the step. A step counts as much as its discount says. The caller has
+// already scaled tokens by the cost of the rank.
 func (a *lookahead) score(e *envelope, g int, tokens int64) float64 {
 	f := a.alpha * a.discountSum * float64(tokens)
 	if tokens <= e.minMargin(g) {
 		return f // the tokens fit below the envelope at every step, so they cost nothing
 	}
-	row := e.loadsOf(g)
-	top, discounts := e.peaks[:len(row)], a.discounts[:len(row)]
+	loads := e.loadsOf(g)
+	peaks, discounts := e.peaks[:len(loads)], a.discounts[:len(loads)]
 	var above float64 // discounted tokens above the envelope, over all steps
-	for h, load := range row {
-		above += discounts[h] * float64(max(0, tokens-top[h]+load))
+	for h, load := range loads {
+		above += discounts[h] * float64(max(0, load+tokens-peaks[h]))
 	}
 	return f - a.beta*above
 }

@@ -7,21 +7,21 @@ import "math"
 type candidates struct {
 	all          []candidate
 	overdueCount int    // how many of all are overdue; these come first
-	nextInPool   int    // index in the pool of the first entry that choose has not looked at
-	isCandidate        []bool // by index in the pool: the entry is a candidate
+	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
+	isCandidate  []bool // by index in the pool: the entry is a candidate
 
-	expectedGrowth    int64   // KV tokens that each request counts for in addition to its prompt
+	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt
 	tokensPerWaitMs float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
 }
 
 // candidate is an entry with the values that the search compares.
 type candidate struct {
-	entry   int32 // index in the pool
-	overdue bool  // the starvation guard takes it: once placed, it is never replaced by another candidate
-	placed  bool
-	tokens  int64 // KV tokens, not scaled by a rank's cost
-	load    int64 // by how much it raises the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	waitCredit     int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
+	entry      int32 // index in the pool
+	overdue    bool  // the starvation guard takes it: once placed, it is never replaced by another candidate
+	placed     bool
+	tokens     int64 // KV tokens, not scaled by a rank's cost
+	load       int64 // by how much it raises the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	waitCredit int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
 // reset empties the list. ageWeight is by how many KV tokens each step of its wait lowers the cost of placing an entry. With stepMs 0
@@ -37,20 +37,21 @@ func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64)
 	}
 }
 
-// add adds the entry with this index in the pool to the candidates. late says that it is overdue.
-func (k *candidates) add(s *Snapshot, entry int, late bool) {
+// add adds the entry with this index in the pool to the candidates. Its load includes the growth that is expected of it, and its wait
+// credit grows with the time that it has waited. Both are whole numbers of 2^-fixedBits tokens.
+func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	e := &s.Pool[entry]
 	k.isCandidate[entry] = true
 	k.all = append(k.all, candidate{
-		entry: int32(entry), overdue: late, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
+		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
 		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
 	})
 }
 
-// choose adds the overdue entries (late), at most as many as wanted, even if no rank has room for them. Then it adds the oldest entries
+// chooseEntries adds the overdue entries, at most as many as wanted, even if no rank has room for them. Then it adds the oldest entries
 // that any rank has room for, up to wanted+extra candidates in all.
-func (k *candidates) chooseEntries(s *Snapshot, late []wait, r *ranks, wanted, extra int) {
-	for _, w := range late[:min(len(late), wanted)] {
+func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted, extra int) {
+	for _, w := range overdue[:min(len(overdue), wanted)] {
 		k.add(s, int(w.entry), true)
 	}
 	k.overdueCount = len(k.all)

@@ -65,13 +65,13 @@ func TestContributingNamesFilesThatThereAre(t *testing.T) {
 	require.Greater(t, n, 15)
 }
 
-// The line of forms that CONTRIBUTING.md quotes is the one in spec.go, with one more form.
+// The last line of namedPolicies that CONTRIBUTING.md quotes is the one in spec.go, with one more policy.
 func TestContributingQuotesTheLineOfForms(t *testing.T) {
 	page, err := os.ReadFile("../../CONTRIBUTING.md")
 	require.NoError(t, err)
 	code, err := os.ReadFile("spec.go")
 	require.NoError(t, err)
-	const more = ", []form{mineForm})"
+	const more = ", []namedPolicy{mineForm})"
 	for line := range strings.Lines(string(page)) {
 		if is, quoted := strings.CutSuffix(strings.TrimSpace(line), more); quoted {
 			require.Contains(t, string(code), "\t"+is+")\n")

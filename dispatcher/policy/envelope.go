@@ -6,21 +6,22 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// envelope has the projected load of every rank at each step from 0 to the horizon H, and the largest of these loads at each step, the top.
-// The margin of a rank at a step is the top less the rank's own load. Loads are KV tokens, scaled by what a token costs on the rank.
+// envelope has the projected load of every rank at each step from 0 to the horizon H, and the largest of these loads at each step (peaks).
+// The margin of a rank at a step is the peak of the step less the rank's own load. Loads are KV tokens, scaled by what a token costs on the
+// rank.
 type envelope struct {
-	steps int     // H + 1
-	load    []int64 // projected load of rank g at step h, at the index g*columns+h; P_g(h) in the paper
-	peaks     []int64 // largest load at step h; E(h) in the paper
-	heldTokens    []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
+	steps      int     // H + 1
+	load       []int64 // projected load of rank g at step h, at the index g*steps+h; P_g(h) in the paper
+	peaks      []int64 // largest load at step h; E(h) in the paper
+	heldTokens []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
 
 	// The smallest margin of each rank over all steps when it was last measured, and the step at which it was found; none: it must be
-	// measured anew. See marginOf.
+	// measured anew. See minMargin.
 	leastMargin   []int64
 	leastMarginAt []int32
 }
 
-// build projects the loads at the start of a round, and sets held. No margin is measured yet.
+// build projects the loads at the start of a round, and sets heldTokens. No margin is measured yet.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.steps = horizon + 1
@@ -29,43 +30,43 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	clear(e.peaks)
 	for g := range s.Workers {
 		w := &s.Workers[g]
-		row := e.loadsOf(g)
+		loads := e.loadsOf(g)
 		held := w.KVTokens()
 		e.heldTokens[g] = held
-		if horizon == 0 { // the one column is the present
-			row[0] = held
+		if horizon == 0 { // the only step is the present
+			loads[0] = held
 		} else {
-			Project(row, w.Running)
+			Project(loads, w.Running)
 			if w.Others > 0 { // Project leaves them out
-				for h := range row {
-					row[h] += w.Others
+				for h := range loads {
+					loads[h] += w.Others
 				}
 			}
 		}
-		scale(row, w.Cost)
-		top := e.peaks[:len(row)]
-		for h, x := range row {
-			top[h] = max(top[h], x)
+		scale(loads, w.Cost)
+		peaks := e.peaks[:len(loads)]
+		for h, load := range loads {
+			peaks[h] = max(peaks[h], load)
 		}
 		e.leastMarginAt[g] = none
 	}
 }
 
-// scale multiplies KV tokens by what a token costs on their rank; a cost of 0 means 1.
-func scale(row []int64, cost float32) {
+// scale multiplies the loads of a rank by what a KV token costs there; a cost of 0 means 1.
+func scale(loads []int64, cost float32) {
 	if cost == 0 || cost == 1 {
 		return
 	}
-	for h, x := range row {
-		row[h] = subset.Scaled(x, float64(cost))
+	for h, load := range loads {
+		loads[h] = subset.Scaled(load, float64(cost))
 	}
 }
 
-// row returns the projected load of rank g at each step.
+// loadsOf returns the projected load of rank g at each step.
 func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] }
 
-// marginOf returns the smallest margin of rank g over all steps. While requests are placed on other ranks, the top can only rise. Therefore
-// the measured margin is still the smallest if it has not changed at the step at which it was found.
+// minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks can only rise, and
+// with them the margins. Therefore the measured margin is still the smallest if it has not changed at the step at which it was found.
 func (e *envelope) minMargin(g int) int64 {
 	if at := int(e.leastMarginAt[g]); at >= 0 && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
@@ -73,49 +74,49 @@ func (e *envelope) minMargin(g int) int64 {
 	return e.measureMargin(g)
 }
 
-// measure computes the smallest margin of rank g anew.
+// measureMargin computes the smallest margin of rank g anew.
 func (e *envelope) measureMargin(g int) int64 {
-	row := e.loadsOf(g)
-	least, at, top := int64(math.MaxInt64), 0, e.peaks[:len(row)]
-	for h, x := range row {
-		if m := top[h] - x; m < least {
-			least, at = m, h
+	loads := e.loadsOf(g)
+	least, at, peaks := int64(math.MaxInt64), 0, e.peaks[:len(loads)]
+	for h, load := range loads {
+		if margin := peaks[h] - load; margin < least {
+			least, at = margin, h
 		}
 	}
 	e.leastMargin[g], e.leastMarginAt[g] = least, int32(at)
 	return least
 }
 
-// margins writes the margins of rank g at each step h, m_g(h), to dst.
+// margins writes the margin of rank g at each step to dst: the largest load of the step less the load of the rank.
 func (e *envelope) margins(g int, dst []int64) []int64 {
-	row := e.loadsOf(g)
-	dst = dst[:len(row)]
-	for h, t := range e.peaks[:len(row)] {
-		dst[h] = t - row[h]
+	loads := e.loadsOf(g)
+	dst = dst[:len(loads)]
+	for h, peak := range e.peaks[:len(loads)] {
+		dst[h] = peak - loads[h]
 	}
 	return dst
 }
 
-// add adds a scaled number of tokens to the load of rank g at every step, and raises the top where the rank exceeds it now.
+// addLoad adds a scaled number of tokens to the load of rank g at every step, and raises the peaks that the rank
+// exceeds now.
 func (e *envelope) addLoad(g int, size int64) {
-	row := e.loadsOf(g)
-	top := e.peaks[:len(row)]
-	for h, x := range row {
-		x += size
-		row[h] = x
-		top[h] = max(top[h], x)
+	loads := e.loadsOf(g)
+	peaks := e.peaks[:len(loads)]
+	for h, load := range loads {
+		load += size
+		loads[h] = load
+		peaks[h] = max(peaks[h], load)
 	}
 	e.leastMarginAt[g] = none
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others and those of all its requests, even if they do not decode yet.
 func (w *Worker) KVTokens() int64 {
-	held := w.Others
+	tokens := w.Others
 	for i := range w.Running {
-		r := &w.Running[i]
-		held += r.Tokens()
+		tokens += w.Running[i].Tokens()
 	}
-	return held
+	return tokens
 }
 
 // Project writes to dst[h] how many KV tokens the running requests will have h steps from now. Each request grows by one token per step,

@@ -9,22 +9,22 @@ type evenkeel struct {
 	set  settings
 
 	// Values of the current round.
-	loads      loads
-	ranks      ranks
-	candidates candidates
-	start      starts
-	search      search
-	overdueEntries       []wait
+	loads          loads
+	ranks          ranks
+	candidates     candidates
+	start          starts
+	search         search
+	overdueEntries []wait
 
 	wanted   int         // number of placements to make: the number of free slots or of entries, whichever is less
 	placed   []placement // in the order of placement
 	unplaced []int32     // candidates that are not placed: the overdue ones, then the others, oldest first
 
-	rows   rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
-	tight  tight     // used if KV room is short
-	gather gather    // used if the ranks prefill
-	heldBack  heldBack     // used if the ranks only decode
-	placementsOn residents // used by stayNear
+	rows         rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
+	tight        tight     // used if KV room is short
+	gather       gather    // used if the ranks prefill
+	heldBack     heldBack  // used if the ranks only decode
+	placementsOn residents // used by preferPrefixRanks
 }
 
 // placement puts a candidate on a rank. Both are indices: in candidates.all, and in Snapshot.Workers.
@@ -36,10 +36,13 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
+// requirements returns what the policy reads of a snapshot. It reads hits only if it may move entries for them (preferPrefixRanks).
 func (p *evenkeel) requirements(float64) Requirements {
 	return Requirements{MeanOutput: true, Hits: p.set.prefixAffinity > 0}
 }
 
+// limits returns which slots and how much KV room the policy fills, the rank that its last round reserved, and the entries that it held
+// back: gather has them on ranks that prefill, heldBack on ranks that only decode.
 func (p *evenkeel) limits() limits {
 	return limits{
 		watermark: p.set.watermark, sendsAhead: p.set.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
@@ -56,11 +59,11 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		return dst
 	}
 	if s.Aggregated { // the ranks also prefill
-		return p.decideMixed(s, dst)
+		return p.decideAggregated(s, dst)
 	}
-	if mean, short := p.roomIsScarce(s); short { // no search: present loads do not show which rank will be the slowest, see tight
+	if meanPrompt, scarce := p.roomIsScarce(s); scarce { // no search: present loads do not show which rank will be the slowest, see tight
 		p.loads.build(s, p.requestTokens(s, true))
-		p.placeByRoom(s, mean)
+		p.placeByRoom(s, meanPrompt)
 		return p.appendAssignments(s, dst)
 	}
 	p.holdBack(s)
@@ -114,7 +117,7 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
-// add places a candidate (who is its index) on rank g.
+// placeOn places a candidate (who is its index) on rank g.
 func (p *evenkeel) placeOn(who int32, g int) {
 	c := &p.candidates.all[who]
 	p.ranks.charge(g, c.tokens)
@@ -123,16 +126,16 @@ func (p *evenkeel) placeOn(who int32, g int) {
 	c.placed = true
 }
 
-// bind appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the placement lowers
-// the cost (see Cost). The placement lowers the cost by its own load, because its rank comes closer to the fullest. But if it raises the
-// largest load, each rank is farther below the fullest, so the cost rises by the rise of the largest load times the number of ranks.
+// appendAssignments appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the
+// placement lowers the cost (see Cost): its load, less the number of ranks times the rise of the largest load. Its load brings its rank
+// closer to the fullest rank, but each rise of the largest load leaves every rank farther below it.
 func (p *evenkeel) appendAssignments(s *Snapshot, dst []Assignment) []Assignment {
 	rankCount := int64(len(s.Workers))
 	for _, placed := range p.placed {
 		c := &p.candidates.all[placed.candidate]
 		g := int(placed.rank)
-		others := p.loads.without(g)
-		peakWithout := max(others.largest, p.loads.load[g]-p.candidates.loadOn(&p.loads, placed.candidate, g))
+		loadWithout := p.loads.load[g] - p.candidates.loadOn(&p.loads, placed.candidate, g)
+		peakWithout := max(p.loads.without(g).largest, loadWithout)
 		stage := stageSubset
 		if c.overdue {
 			stage = stageGuard

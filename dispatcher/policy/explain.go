@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Left is an entry that a round did not place, with the reason.
+// Unplaced is an entry that a round did not place, with the reason.
 type Unplaced struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`
@@ -13,21 +13,23 @@ type Unplaced struct {
 
 // limits say which slots and how much KV room a policy fills, and for which entry its last round reserved a rank.
 type limits struct {
-	watermark             float64 // share of a rank's KV capacity that is kept empty
-	extraSlots                 int32   // entries that a rank may get in addition to its free slots
-	sendsAhead                 bool    // the policy may fill slots that are not free yet, but soon will be
-	reserved, reservedFor int     // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
-	gather                *gather // entries that the policy holds back, to send them together; nil: it holds none
-	heldBack                 *heldBack  // entries that it holds back because they would make each step much longer; nil: it holds none
+	watermark             float64   // share of a rank's KV capacity that is kept empty
+	extraSlots            int32     // entries that a rank may get in addition to its free slots
+	sendsAhead            bool      // the policy may fill slots that are not free yet, but soon will be
+	reserved, reservedFor int       // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
+	gather                *gather   // entries that the policy holds back, to send them together; nil: it holds none
+	heldBack              *heldBack // entries that it holds back because they would make each step much longer; nil: it holds none
 }
 
 // limited is implemented by policies that have limits.
 type limited interface{ limits() limits }
 
+// limits returns which slots and how much KV room the policy fills, and the rank that its last round reserved. It holds nothing back.
 func (p *greedy) limits() limits {
 	return limits{watermark: p.watermark, sendsAhead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
 }
 
+// limits is like greedy.limits. With extraSlots, an entry also goes to a rank whose slots are all taken, where the engine queues it.
 func (p *firstCome) limits() limits {
 	return limits{
 		watermark: p.watermark, sendsAhead: p.sendsAhead, extraSlots: p.extraSlots,
@@ -76,13 +78,13 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	return assigned, left
 }
 
-// load is a rank's free slots and KV tokens at the end of a round.
+// rankLoad is a rank's free slots and KV tokens at the end of a round.
 type rankLoad struct {
 	free int32
 	held int64
 }
 
-// after returns, by worker ID, the free slots and the KV tokens that each rank will have when the assignments are bound.
+// ranksAfter returns, by worker ID, the free slots and the KV tokens that each rank will have when the assignments are bound.
 func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	ranks := make(map[int32]rankLoad, len(s.Workers))
 	for g := range s.Workers {
@@ -100,8 +102,8 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	return ranks
 }
 
-// why returns the first reason that applies to an entry that was not placed. entry is its index in the pool, and after has the ranks at the
-// end of the round.
+// reasonFor returns the first reason that applies to an entry that was not placed. entry is its index in the pool, and after has the ranks
+// at the end of the round.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
 	if l.gather != nil && l.gather.isHeld(int32(entry)) {
@@ -131,17 +133,18 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 	}
 }
 
-// leftover is what a round has left for one entry on the ranks that are up.
+// leftover is what a round has left for one entry on the ranks that are up. A slot counts as free on a rank that may get extraSlots.
 type leftover struct {
-	anyUp        bool  // there is such a rank
-	fitsIdleRank   bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
-	hadSlot   bool  // a rank had a slot before the round
-	hasSlot    bool  // a rank that is not reserved has a slot after the round
-	largestRoom  int64 // KV tokens: the largest room of a rank with slotAfter
+	anyUp        bool  // a rank is up
+	fitsIdleRank bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
+	hadSlot      bool  // a rank had a slot before the round
+	hasSlot      bool  // a rank that is not reserved has a slot after the round
+	largestRoom  int64 // KV tokens: the largest room of a rank with hasSlot
 	fitsReserved bool  // the reserved rank has a slot and room for the entry
 }
 
-// leftFor returns what the round has left for an entry of so many tokens.
+// afterRound returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
+// kept for another entry.
 func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	left := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {

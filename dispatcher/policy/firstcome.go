@@ -22,20 +22,20 @@ const (
 // rank at once, and the engine queues it. In the pooled form an entry waits until a rank has a free slot and KV room. The policy
 // br0:bypass is immediate, but a rank gets at most `extra` entries more than it has free slots.
 type firstCome struct {
-	name       string
-	rule       rule
-	immediate  bool
-	engineQueues     bool // free slots and KV room do not count, because the engine queues
-	extraSlots      int32
-	maxAgeMs   float32
-	watermark  float64
-	sendsAhead bool
-	dice       *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
+	name         string
+	rule         rule
+	immediate    bool
+	engineQueues bool // free slots and KV room do not count, because the engine queues
+	extraSlots   int32
+	maxAgeMs     float32
+	watermark    float64
+	sendsAhead   bool
+	dice         *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
 
 	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the first suitable rank after it
 
 	ranks    ranks
-	envelope      envelope // ruleJSQKV reads its held, and ruleLeastF its margins
+	envelope envelope // ruleJSQKV reads its heldTokens, and ruleLeastF its margins
 	requests []int32  // by rank: requests on it
 	eligible []int32
 }
@@ -58,8 +58,8 @@ func (p *firstCome) Name() string      { return p.name }
 func (p *firstCome) Immediate() bool   { return p.immediate }
 func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
 
-// Decide serves the pool in arrival order. An entry that fits no rank with a
-// free slot is skipped. If it is overdue, a rank is reserved for it.
+// Decide serves the pool in arrival order. An entry that fits no rank with a free slot is skipped. If it is overdue, a rank is reserved for
+// it. If the engine queues entries, each rank that is up takes all that fit its whole capacity.
 func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.envelope.build(s, 0)
 	if p.engineQueues {
@@ -79,7 +79,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.engineQueues && isOverdue(s, e) { // with queues, its room is a rank's whole capacity, and none comes free
+			if !p.engineQueues && isOverdue(s, e) { // with engineQueues, its room is a rank's whole capacity, and none comes free
 				p.ranks.reserve(s, i)
 			}
 			continue
@@ -101,14 +101,14 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
-		if fitting := p.fitting(tokens); len(fitting) > 0 {
-			return int(fitting[rand.New(p.dice).IntN(len(fitting))]), 0
+		if eligible := p.ranksWithRoom(tokens); len(eligible) > 0 {
+			return int(eligible[rand.New(p.dice).IntN(len(eligible))]), 0
 		}
 		return none, 0
 	case ruleRR:
 		return p.nextInTurn(s, tokens), 0
 	case ruleP2C:
-		return p.ofTwo(tokens)
+		return p.betterOfTwo(tokens)
 	case ruleJSQ:
 		return fewest(&p.ranks, p.requests, p.nextRank(s), tokens)
 	case ruleJSQKV:
@@ -118,10 +118,10 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	}
 }
 
-// fitting lists the ranks that have a slot and room for so many tokens.
-func (p *firstCome) fitting(tokens int64) []int32 {
+// ranksWithRoom lists the ranks that have a slot and room for so many tokens.
+func (p *firstCome) ranksWithRoom(tokens int64) []int32 {
 	p.eligible = p.eligible[:0]
-	for g := range p.requests {
+	for g := range p.ranks.free {
 		if p.ranks.fits(g, tokens) {
 			p.eligible = append(p.eligible, int32(g))
 		}
@@ -151,21 +151,21 @@ func (p *firstCome) nextRank(s *Snapshot) int {
 	return 0
 }
 
-// ofTwo draws two different ranks that have a slot and room for so many tokens. It returns the rank with fewer requests, and the number of
-// its requests; none: no rank has a slot and room.
-func (p *firstCome) ofTwo(tokens int64) (int, float64) {
-	fitting := p.fitting(tokens)
-	if len(fitting) == 0 {
+// betterOfTwo draws two different ranks that have a slot and room for so many tokens. It returns the rank with fewer requests, and the
+// number of its requests; none: no rank has a slot and room.
+func (p *firstCome) betterOfTwo(tokens int64) (int, float64) {
+	eligible := p.ranksWithRoom(tokens)
+	if len(eligible) == 0 {
 		return none, 0
 	}
-	i := rand.New(p.dice).IntN(len(fitting))
-	g := fitting[i]
-	if len(fitting) > 1 {
-		j := rand.New(p.dice).IntN(len(fitting) - 1)
+	i := rand.New(p.dice).IntN(len(eligible))
+	g := eligible[i]
+	if len(eligible) > 1 {
+		j := rand.New(p.dice).IntN(len(eligible) - 1)
 		if j >= i { // leave out i
 			j++
 		}
-		if other := fitting[j]; p.requests[other] < p.requests[g] {
+		if other := eligible[j]; p.requests[other] < p.requests[g] {
 			g = other
 		}
 	}
@@ -193,10 +193,11 @@ func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int,
 }
 
 // largestF returns the rank with the largest score F of BR-0 for an entry of so many tokens, and this score; none: no rank has a slot and
-// room. In a tie, the rank with the larger margin wins.
+// room. F is the tokens, less the number of ranks for each token by which the rank would exceed the fullest one. In a tie, the rank with
+// the larger margin (the tokens by which it is below the fullest) wins.
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
-	for g := range p.requests {
+	for g := range p.ranks.free {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}

@@ -11,16 +11,16 @@ import (
 // all its ranks wait. Therefore the policy holds requests back for a moment and sends them together: the ranks then compute their prompts
 // in the same steps, and fewer steps are slow.
 type gather struct {
-	planner       rounds.Planner
-	group         rounds.Group
-	waiting       []rounds.Candidate
-	poolIndex     []int32 // for each element of waiting, its index in the pool
-	hits          []rounds.Hit
-	firstSendable []uint64 // see Gathered.First
-	nextDecisionMs        float64  // see Gathered.NextMs
+	planner        rounds.Planner
+	group          rounds.Group
+	waiting        []rounds.Candidate
+	poolIndex      []int32 // for each element of waiting, its index in the pool
+	hits           []rounds.Hit
+	firstSendable  []uint64 // see HoldReport.First
+	nextDecisionMs float64  // see HoldReport.NextMs
 }
 
-// Gathered is the report of a policy about the entries that its last round held back. For ranks that only decode, it has NextMs only.
+// HoldReport is the report of a policy about the entries that its last round held back. For ranks that only decode, it has NextMs only.
 type HoldReport struct {
 	NextMs   float64  // time after which the policy wants to decide again even if nothing happens, in ms; +Inf: only when something happens
 	First    []uint64 // entries that could have been sent in this round for the first time
@@ -29,7 +29,7 @@ type HoldReport struct {
 	MaxHoldS float64  // no entry is held for more seconds than this; 0: no entry is ever held
 }
 
-// GatheredBy returns what p reports of its last round.
+// HoldReportOf returns what p reports of its last round.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
 	if !ok {
@@ -47,16 +47,16 @@ func (r *gather) reset() {
 	r.planner.Forget()
 }
 
-// holds says whether the last round held an entry (an index in the pool) back although a slot was free for it.
+// isHeld says whether the last round held an entry (an index in the pool) back although a slot was free for it.
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
 	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // not for NaN: no slot was free for it yet
 }
 
-// decideMixed decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds, and
-// 0 is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
-func (p *evenkeel) decideMixed(s *Snapshot, dst []Assignment) []Assignment {
+// decideAggregated decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds,
+// and 0 is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
+func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
@@ -102,7 +102,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// fillGroup fills in the planner's group. p.ranks must have the free slots and rooms already.
+// fillGroup fills in what the planner knows about the ranks: their slots, KV room, prompts yet to be computed (Backlog) and loads at the
+// start of the round. p.ranks must have the free slots and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
@@ -122,9 +123,9 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	}
 }
 
-// fillCandidates fills in the planner's candidates: the oldest requests, at most `most` of them, and all urgent requests, which the planner
-// does not hold back.
-func (r *gather) fillCandidates(s *Snapshot, most int) {
+// fillCandidates fills in the planner's candidates: the oldest requests, at most so many (limit), and all urgent requests, which the
+// planner does not hold back.
+func (r *gather) fillCandidates(s *Snapshot, limit int) {
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
 	room := int64(math.MinInt64) // largest KV room of a rank with a free slot
 	for _, rank := range r.group.Ranks {
@@ -139,10 +140,10 @@ func (r *gather) fillCandidates(s *Snapshot, most int) {
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
 		if !c.Urgent {
-			if most == 0 {
+			if limit == 0 {
 				continue
 			}
-			most--
+			limit--
 		}
 		if d.HeldMs >= 0 {
 			c.Since = -d.HeldMs / 1000

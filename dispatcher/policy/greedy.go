@@ -13,33 +13,33 @@ const (
 	stageSubset              // several entries chosen together
 )
 
-// groupSize as the value of theta stands for the number of workers in the snapshot.
+// thetaIsRankCount as the value of theta stands for the number of workers in the snapshot.
 const thetaIsRankCount = -1
 
 // greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: one rank after the other takes the entries that have the best score F
 // on it. BR-0 scores the present step only. BR-H looks ahead: its score counts the margin of each step up to a horizon.
 type greedy struct {
-	name       string
-	window     int   // how many candidates the subset stage looks at
-	theta      int64 // the subset stage begins when at most so many slots are free; or groupSize
-	slotsFirst bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
-	longestFirst    bool  // order=desc: the longest prompts come first
-	overdueFirst      bool  // overdue entries are served first (starvation guard); false in the paper's form
-	maxAgeMs   float32
-	watermark  float64
-	sendsAhead bool
+	name         string
+	window       int   // how many candidates the subset stage looks at
+	theta        int64 // the subset stage begins when at most so many slots are free; or thetaIsRankCount
+	slotsFirst   bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
+	longestFirst bool  // order=desc: the longest prompts come first
+	overdueFirst bool  // overdue entries are served first (starvation guard); false in the paper's form
+	maxAgeMs     float32
+	watermark    float64
+	sendsAhead   bool
 
 	lookahead *lookahead // what only BR-H has; nil: the policy is BR-0
 
-	ranks  ranks
-	envelope    envelope
-	line   line
-	rankScore  subset.Score
-	solver subset.Solver
+	ranks     ranks
+	envelope  envelope
+	line      line
+	rankScore subset.Score
+	solver    subset.Solver
 
-	overdueEntries       []wait
-	candidates [subset.MaxItems]int32 // candidates of the subset stage: their positions in line
-	tokens     [subset.MaxItems]int64 // prompt tokens of the candidates
+	overdueEntries []wait
+	candidates     [subset.MaxItems]int32 // candidates of the subset stage: their positions in line
+	tokens         [subset.MaxItems]int64 // prompt tokens of the candidates
 }
 
 func (p *greedy) Name() string      { return p.name }
@@ -57,7 +57,7 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// start computes the loads and puts the entries in line. It returns false if no slot is free or no entry waits.
+// beginRound computes the loads and puts the entries in line. It returns false if no slot is free or no entry waits.
 func (p *greedy) beginRound(s *Snapshot) bool {
 	horizon := 0
 	if p.lookahead != nil {
@@ -72,7 +72,8 @@ func (p *greedy) beginRound(s *Snapshot) bool {
 	return true
 }
 
-// placeSingles is stage 1, while more than theta slots are free: each rank takes one entry at a time.
+// placeSingles is stage 1, while more than theta slots are free: each rank takes one entry at a time. theta is a number of slots, or stands
+// for the number of ranks. The stage looks for entries by the length of their prompts, so it first sorts the line by it.
 func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == thetaIsRankCount {
@@ -202,14 +203,14 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
-		if best.Mask>>i&1 == 1 {
+		if isChosen := best.Mask>>i&1 == 1; isChosen {
 			dst = p.admit(s, dst, g, p.candidates[i], best.Score, stageSubset)
 		}
 	}
 	return dst
 }
 
-// firstOfBest returns the set of one candidate with the best score; in a tie, the earliest candidate.
+// bestOne returns the set of one candidate with the best score; in a tie, the earliest candidate.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.rankScore.F(p.scaled(s, g, p.tokens[i]))
@@ -241,7 +242,7 @@ func (p *greedy) firstRank() int {
 	return best
 }
 
-// setScore sets p.score to the score of rank g.
+// setScore prepares p.rankScore for many entries on rank g.
 func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.lookahead; a != nil {
 		a.margins = p.envelope.margins(g, a.margins)
@@ -251,8 +252,9 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
 }
 
-// scoreOf returns the score F of one entry of so many tokens on rank g. Unlike setScore, it prepares nothing for further entries, which
-// would take longer than the one score.
+// scoreOf returns the score F of one entry of so many tokens on rank g: how much its placement there is worth. F rises with its tokens, and
+// falls with each token by which the rank would exceed the fullest one, for BR-H at each step up to the horizon. Unlike setScore, scoreOf
+// prepares nothing for further entries, which would take longer than the one score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	scaled := p.scaled(s, g, tokens)
 	if p.lookahead != nil {
@@ -269,6 +271,7 @@ func (p *greedy) equal(x, y float64) bool {
 	return x == y
 }
 
+// better says whether score x is larger than y by more than a rounding error.
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
 // scaled returns what an entry of so many tokens adds to the load of rank g.

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// holds is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much fuller
-// than the others, and then every step is longer for every request. Requests end all the time, so that some steps later a rank may be empty
-// enough to take the prompt without becoming the fullest.
+// heldBack is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much
+// fuller than the others, and then every step is longer for every request. Requests end all the time, so that some steps later a rank may
+// be empty enough to take the prompt without becoming the fullest.
 type heldBack struct {
 	isHeld []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
-	count   int       // how many entries it held back
-	addsMs    []float32 // by index in the pool: by how many ms the entry would have made each step longer
+	count  int       // how many entries it held back
+	addsMs []float32 // by index in the pool: by how many ms the entry would have made each step longer
 
 	// Values of holdBack, which tries how the ranks would take the entries that it does not hold back. Held entries count on no rank.
 	order []int32 // indices in the pool, the longest prompt first
@@ -19,10 +19,10 @@ type heldBack struct {
 	slots []int32 // by rank: the slots that these entries would leave free
 }
 
-// mostWaiting bounds the work of holdBack. If more entries wait, it holds none.
+// maxWaitingToHold bounds the work of holdBack. If more entries wait, it holds none.
 const maxWaitingToHold = 256
 
-// holdChecks is the number of steps after which held entries are looked at again although no step was reported.
+// holdCheckSteps is the number of steps after which held entries are looked at again although no step was reported.
 const holdCheckSteps = 1.5
 
 // reset forgets the last round.
@@ -38,7 +38,7 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 
 // holdBack decides which entries wait for a better moment. It tries the entries on the least loaded ranks, the longest prompt first. If an
 // entry would then make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited
-// for p.set.maxHold. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
+// for p.set.maxHoldS. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
 //
 // The costs of longer steps and of the wait are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of
 // the n running requests waits x ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.hold steps. If
@@ -104,7 +104,7 @@ func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 
-// leastLoadedByHolds returns the rank with the smallest load in p.holds that has a free slot there and room for so many tokens; none: no
+// leastLoadedForHold returns the rank with the smallest load in p.heldBack that has a free slot there and room for so many tokens; none: no
 // rank has.
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none

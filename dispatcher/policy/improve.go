@@ -2,7 +2,7 @@ package policy
 
 import "evenkeel/dispatcher/subset"
 
-// climb is the memory of the search: the loads without the placement that the search is about to change.
+// search is the memory of the search: the loads without the placement that the search is about to change.
 type search struct {
 	evaluationsLeft int        // changes that the search may still try
 	rank            int        // the rank of the placement
@@ -11,7 +11,8 @@ type search struct {
 	others          otherLoads // the largest loads of the other ranks
 }
 
-// worthwhile is the smallest fall of the cost for which the search makes a change: about 2e-6 KV tokens. The unit is 2^-fixedBits of one.
+// minImprovement is the smallest fall of the cost for which the search makes a change: about 2e-6 KV tokens. The unit is 2^-fixedBits of
+// one.
 const minImprovement = 2
 
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries to place
@@ -29,14 +30,14 @@ func (p *evenkeel) improve(budget int) {
 			continue // the reserved rank is kept free for an overdue entry
 		}
 		p.liftPlacement(a)
-		replaced, swapped, moved := p.replace(a), p.swap(a), p.move(a)
+		replaced, swapped, moved := p.tryReplacements(a), p.trySwaps(a), p.tryMoves(a)
 		if replaced || swapped || moved {
 			unchanged = 0
 		}
 	}
 }
 
-// without sets p.climb to the loads as if placement a (an index in p.placed) were not there.
+// liftPlacement sets p.search to the loads as if placement a (an index in p.placed) were not there.
 func (p *evenkeel) liftPlacement(a int) {
 	m := &p.search
 	m.rank = int(p.placed[a].rank)
@@ -45,19 +46,19 @@ func (p *evenkeel) liftPlacement(a int) {
 	m.others = p.loads.without(m.rank)
 }
 
-// lowersCost says whether a change of placements lowers the cost, and spends one evaluation. ceiling is the value of mix.ceiling after the
-// change. gain is by how much the load and age of the placed candidates rise together: both lower the cost.
-func (p *evenkeel) evaluateChange(ceiling, gain int64) bool {
+// evaluateChange says whether a change of placements lowers the cost by enough, and spends one evaluation. peakAfter is the smoothed peak
+// after the change. gain is by how much the load and the wait credit of the placed candidates rise together: both lower the cost.
+func (p *evenkeel) evaluateChange(peakAfter, gain int64) bool {
 	p.search.evaluationsLeft--
 	l := &p.loads
-	rise := ceiling - l.smoothed.value(l.peak(), l.smoothed.rootTerm) // it counts once for each rank
+	rise := peakAfter - l.smoothed.value(l.peak(), l.smoothed.rootTerm) // it counts once for each rank
 	return int64(len(l.load))*rise-gain <= -minImprovement
 }
 
-// replace tries each unplaced candidate in turn in place of the candidate of placement a. If that lowers the cost, the two change places,
-// and the next unplaced candidate is compared with the new one. A candidate that is overdue is never replaced. changed says whether
+// tryReplacements tries each unplaced candidate in turn in place of the candidate of placement a. If that lowers the cost, the two change
+// places, and the next unplaced candidate is compared with the new one. A candidate that is overdue is never replaced. changed says whether
 // placement a has another candidate in the end.
-func (p *evenkeel) replace(a int) (changed bool) {
+func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	l, m := &p.loads, &p.search
 	who := p.placed[a].candidate // the candidate that the placement has now
 	present := &p.candidates.all[who]
@@ -72,8 +73,8 @@ func (p *evenkeel) replace(a int) (changed bool) {
 		gain := rival.load + rival.waitCredit - present.load - present.waitCredit
 		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
 		load := m.baseLoad + added
-		ceiling := l.smoothed.value(max(m.others.largest, load), l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], load))
-		if !p.evaluateChange(ceiling, gain) {
+		peakAfter := l.smoothed.value(max(m.others.largest, load), l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], load))
+		if !p.evaluateChange(peakAfter, gain) {
 			continue
 		}
 		l.changeLoad(m.rank, added-m.ownLoad)
@@ -87,8 +88,8 @@ func (p *evenkeel) replace(a int) (changed bool) {
 	return changed
 }
 
-// ceilingWithTwo returns mix.ceiling for the case that the load of the rank in p.climb becomes its baseLoad plus added, and the load of
-// rank b changes by change.
+// smoothedPeakAfter returns the smoothed peak for the case that the load of the rank in p.search becomes its baseLoad plus added, and the
+// load of rank b changes by change.
 func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
 	l, m := &p.loads, &p.search
 	loadA, loadB := m.baseLoad+added, l.load[b]+change
@@ -96,9 +97,9 @@ func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
 		l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], loadA)+l.smoothed.rootRise(l.load[b], loadB))
 }
 
-// swap tries to exchange the ranks of placement a and of every later placement on another rank. changed says whether that lowered the
+// trySwaps tries to exchange the ranks of placement a and of every later placement on another rank. changed says whether that lowered the
 // cost at least once.
-func (p *evenkeel) swap(a int) (changed bool) {
+func (p *evenkeel) trySwaps(a int) (changed bool) {
 	l, m := &p.loads, &p.search
 	for b := a + 1; b < len(p.placed) && m.evaluationsLeft > 0; b++ {
 		g := int(p.placed[b].rank)
@@ -121,7 +122,7 @@ func (p *evenkeel) swap(a int) (changed bool) {
 }
 
 // exchange swaps the ranks of placements a and b, and updates the loads and the KV room of both ranks. The caller must have called
-// p.without(a), which fills p.climb with the rank of a and the load that a adds to this rank.
+// p.liftPlacement(a), which fills p.search with the rank of a and the load that a adds to this rank.
 func (p *evenkeel) exchange(a, b int) {
 	l, rankA, rankB := &p.loads, p.search.rank, int(p.placed[b].rank)
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
@@ -135,8 +136,8 @@ func (p *evenkeel) exchange(a, b int) {
 	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
 }
 
-// move tries to move placement a to a free slot of every other rank. changed says whether that lowered the cost at least once.
-func (p *evenkeel) move(a int) (changed bool) {
+// tryMoves tries to move placement a to a free slot of every other rank. changed says whether that lowered the cost at least once.
+func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, m := &p.loads, &p.search
 	if p.ranks.openSlots == 0 {
 		return false
@@ -161,7 +162,7 @@ func (p *evenkeel) move(a int) (changed bool) {
 	return changed
 }
 
-// relocate moves placement a to a free slot of rank g. p.without(a) must have been called.
+// relocate moves placement a to a free slot of rank g. p.liftPlacement(a) must have been called.
 func (p *evenkeel) relocate(a, g int) {
 	c := &p.candidates.all[p.placed[a].candidate]
 	p.loads.changeLoad(p.search.rank, -p.search.ownLoad)

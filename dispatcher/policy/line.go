@@ -67,7 +67,7 @@ func (l *line) remove(p int32) {
 	}
 }
 
-// index sorts the entries that are still in line by the length of their prompts.
+// sortByLength sorts the entries that are still in line by the length of their prompts.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.head()]; p != l.head(); p = l.next[p] {

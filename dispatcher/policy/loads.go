@@ -27,16 +27,16 @@ const growthShare = 0.25
 // loads has the loads of all ranks in a round. It keeps the three largest loads at hand, because the search often asks for the largest load
 // of all ranks but two.
 type loads struct {
-	load    []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
-	top     [3]topLoad // the three largest loads, the largest first
-	cost    []float32  // step time per KV token on each rank, as a multiple of the group's mean
-	heldTokens    []int64    // KV tokens of each rank when the round began, unscaled
+	load        []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	top         [3]topLoad // the three largest loads, the largest first
+	cost        []float32  // step time per KV token on each rank, as a multiple of the group's mean
+	heldTokens  []int64    // KV tokens of each rank when the round began, unscaled
 	initialLoad []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
 
-	// growth is how many KV tokens each request counts for in addition to those that it holds, because a rank with many short requests
+	// expectedGrowth is how many KV tokens each request counts for in addition to those that it holds, because a rank with many short requests
 	// grows faster than a rank with a few long ones.
-	expectedGrowth        int64
-	requestWeight int64 // the part of growth that lengthens steps already now; the rest is KV that the request is expected to add
+	expectedGrowth int64
+	requestWeight  int64 // the part of growth that lengthens steps already now; the rest is KV that the request is expected to add
 
 	smoothed smoothedPeak
 }
@@ -66,6 +66,7 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 	l.rescan()
 }
 
+// scaled returns the load of so many KV tokens on rank g, by what a token costs there.
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
 // rescan finds the three largest loads anew.
@@ -76,7 +77,7 @@ func (l *loads) rescan() {
 	}
 }
 
-// offer puts the load of a rank that is not in top into top if the load is large enough.
+// offerToTop puts the load of a rank that is not in top into top if the load is large enough.
 func (l *loads) offerToTop(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
@@ -85,7 +86,7 @@ func (l *loads) offerToTop(e topLoad) {
 	}
 }
 
-// shift changes the load of rank g by the given change.
+// changeLoad changes the load of rank g by the given change.
 func (l *loads) changeLoad(g int, change int64) {
 	before := l.load[g]
 	l.load[g] += change
@@ -105,15 +106,15 @@ func (l *loads) changeLoad(g int, change int64) {
 	l.offerToTop(e)
 }
 
-// peak is the largest load.
+// peak is the largest load now, with the growth of requests.
 func (l *loads) peak() int64 { return l.top[0].load }
 
 // fullest returns the largest load when the round began, without expected growth. It determines the present length of a step.
-func (l *loads) fullest() (most int64) {
+func (l *loads) fullest() (largest int64) {
 	for _, load := range l.initialLoad {
-		most = max(most, load)
+		largest = max(largest, load)
 	}
-	return most
+	return largest
 }
 
 // otherLoads has the two largest loads of all ranks except one, and the rank that has the largest. If the load of the excepted rank
@@ -143,17 +144,17 @@ func (r *otherLoads) largestWithout(b int) int64 {
 	return r.largest
 }
 
-// mix computes the ceiling, which the search lowers. The ceiling is a weighted mean of the largest load and, with the weight kappa, of the
-// eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks also changes
-// it. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a move is a sum over
-// the ranks whose loads it changes.
+// smoothedPeak computes what the search lowers in place of the largest load: a weighted mean of the largest load and, with the weight
+// kappa, of the eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks
+// also changes it. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a move is
+// a sum over the ranks whose loads it changes.
 type smoothedPeak struct {
-	kappa  float64
-	slope  float64 // by how much smooth rises when the eighth power of a load rises by 1
+	kappa    float64
+	slope    float64 // by how much rootTerm rises when the eighth power of a load rises by 1
 	rootTerm float64 // kappa times the root, by its tangent
 }
 
-// startMix computes the tangent at the present loads.
+// startSmoothing computes the tangent at the present loads: the root, and by how much it rises with the eighth power of any load.
 func (l *loads) startSmoothing(kappa float64) {
 	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
@@ -166,13 +167,13 @@ func (l *loads) startSmoothing(kappa float64) {
 	}
 }
 
-// ceiling returns the weighted mean for the largest load (peak) and a value of smooth. If the search begins with loads of a few tokens, the
-// tangent makes smooth huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
+// value returns the weighted mean for the largest load (peak) and a value of rootTerm. If the search begins with loads of a few tokens, the
+// tangent makes rootTerm huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
 func (m *smoothedPeak) value(peak int64, smooth float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
 }
 
-// rise returns by how much smooth rises when the load of a rank changes.
+// rootRise returns by how much rootTerm rises when the load of a rank changes.
 func (m *smoothedPeak) rootRise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
 // eighth returns the eighth power of a load.

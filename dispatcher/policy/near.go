@@ -35,47 +35,47 @@ func (r *residents) move(i, from, to int32) {
 	r.push(i, to)
 }
 
-// nearLooks bounds the work of stayNear in a round: the number of hits and placements that it looks at.
+// maxNearLooks bounds the work of preferPrefixRanks in a round: the number of hits and placements that it looks at.
 const maxNearLooks = 1024
 
-// stayNear moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks. The
-// fullest rank never becomes fuller, but the loads of the other ranks may become less equal. A move for which a whole prompt need not be
-// copied may raise the ceiling of the loads by at most the share `near` of a step. For a part of a prompt, it may raise it by the same part
-// of this share.
+// preferPrefixRanks moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks.
+// The fullest rank never becomes fuller, but the loads of the other ranks may become less equal. With the setting near=0.01, a move that
+// saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a step, and a move that saves half of it by 0.5 %.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
-	noHits := len(s.Waits) == 0
-	if p.set.prefixAffinity == 0 || noHits || p.ranks.openSlots == 0 { // it moves placements only while the round leaves a slot free
+	anyHits := len(s.Waits) > 0 // ranks that only decode have no details of entries if no prompt has hits
+	// It moves placements only while the round leaves a slot free.
+	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}
 	l := &p.loads
-	search := nearSearch{evenkeel: p, s: s, peak: l.peak(), smoothedPeak: float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm))}
-	step := search.smoothedPeak // length of a step, in the units of loads
+	near := nearSearch{evenkeel: p, s: s, peak: l.peak(), smoothedPeak: float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm))}
+	step := near.smoothedPeak // length of a step, in the units of loads
 	if s.C1Ms > 0 {
 		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // the part of a step that does not depend on the load
 	}
-	search.allowance = step * p.set.prefixAffinity
+	near.allowance = step * p.set.prefixAffinity
 	p.search.evaluationsLeft = maxNearLooks
 	p.placementsOn.list(p.placed, len(s.Workers))
 	for a := 0; a < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
-		if int(p.placed[a].rank) != p.ranks.reserved && len(search.hits(p.placed[a].candidate)) > 0 {
-			search.moveNearHits(a)
+		if int(p.placed[a].rank) != p.ranks.reserved && len(near.hits(p.placed[a].candidate)) > 0 {
+			near.moveNearHits(a)
 		}
 	}
 }
 
-// nearest is the state of stayNear: the loads that the search has reached, and how much worse a move may make them.
+// nearSearch is the state of preferPrefixRanks: the loads that the search has reached, and how much worse a move may make them.
 type nearSearch struct {
 	*evenkeel
-	s         *Snapshot
-	peak      int64   // largest load
-	smoothedPeak   float64 // see mix
-	allowance float64 // by how much the ceiling may rise for a move that saves the copy of a whole prompt
+	s            *Snapshot
+	peak         int64   // largest load
+	smoothedPeak float64 // see the type smoothedPeak
+	allowance    float64 // by how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 
 // hits returns which ranks hold how much of a candidate's prompt.
 func (p *nearSearch) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
 
-// holds returns how many tokens of a candidate's prompt rank g holds.
+// tokensHeld returns how many tokens of a candidate's prompt rank g holds.
 func (p *nearSearch) tokensHeld(who int32, g int) int {
 	hits := p.hits(who)
 	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
@@ -84,8 +84,8 @@ func (p *nearSearch) tokensHeld(who int32, g int) int {
 	return 0
 }
 
-// approach moves placement a to the rank where the most tokens of its prompt need not be copied (are spared): to a free slot, or else in
-// exchange with another placement.
+// moveNearHits moves placement a to the rank where the most tokens of its prompt need not be copied (are spared): to a free slot, or else
+// in exchange with another placement.
 func (p *nearSearch) moveNearHits(a int) {
 	who := p.placed[a].candidate
 	heldHere := p.tokensHeld(who, int(p.placed[a].rank))
@@ -131,7 +131,7 @@ func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int
 }
 
 // affords says whether it is worth a change of loads that so many prompt tokens of a candidate (who is its index) need not be copied. The
-// load of the rank in p.climb becomes its baseLoad plus added, and the load of rank g changes by change.
+// load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change.
 func (p *nearSearch) affords(added int64, g int, change int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.search
 	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
@@ -141,7 +141,7 @@ func (p *nearSearch) affords(added int64, g int, change int64, spared int, who i
 	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
 }
 
-// sparesFor returns how many tokens fewer must be copied for placement b if it moves from rank g to the rank in p.climb; below 0: more.
+// sparesFor returns how many tokens fewer must be copied for placement b if it moves from rank g to the rank in p.search; below 0: more.
 func (p *nearSearch) sparesFor(b, g int) int {
 	who := p.placed[b].candidate
 	return p.tokensHeld(who, p.search.rank) - p.tokensHeld(who, g)

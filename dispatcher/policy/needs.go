@@ -17,7 +17,7 @@ type Requirements struct {
 	Hits       bool // the policy reads Wait.Hits: which ranks hold a part of a prompt
 }
 
-// needy is implemented by policies that have Needs.
+// hasRequirements is implemented by policies that have Needs.
 type hasRequirements interface {
 	requirements(meanOutput float64) Requirements
 }

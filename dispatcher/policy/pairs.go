@@ -3,14 +3,14 @@ package policy
 // pair says by how much it changes the cost to place one candidate on one rank.
 type pair struct {
 	change   int64
-	peakRise int64 // rise of the largest load since bestPair began, when change was computed; never: change is not computed
+	peakRise int64 // rise of the largest load since bestPair began, when change was computed; notComputed: change has no value yet
 }
 
 const notComputed = -1
 
 // bestPair places the candidates with the indices from `from` to `to`-1. Each time, it takes the candidate and the rank that change the
 // cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon grow to be the
-// fullest. It has the parameters of workerFirst and longestFirst, because place calls one of the three, but needs only two of them.
+// fullest. It has the signature of workerFirst and longestFirst, because place calls one of the three.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks)

@@ -19,8 +19,8 @@ type ranks struct {
 	openSlots int64   // sum of free
 	withSlots []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
-	watermark float64 // share of a rank's capacity that is kept empty
-	mostRoomOfAll   bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
+	watermark     float64 // share of a rank's capacity that is kept empty
+	mostRoomOfAll bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
 
 	reserved    int // the one rank that gets no more entries, so that room for an overdue entry comes free there; or none
 	reservedFor int // index of the overdue entry in the pool
@@ -47,16 +47,17 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 	}
 }
 
-// loadWhole takes the place of load in policies that let the engine queue: a rank that is up takes any number of entries, and any entry
-// that fits its whole capacity. withSlots stays empty, because these policies look at all ranks.
+// loadForEngineQueues takes the place of load in policies that let the engine queue: a rank that is up takes any number of entries, and any
+// entry that fits its whole capacity, whatever it holds now. withSlots stays empty, because these policies look at all ranks.
 func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	r.reset(len(s.Workers))
+	const noWatermark = 0
 	for g := range s.Workers {
 		if s.Workers[g].Up {
 			r.free[g] = math.MaxInt32
 			r.openSlots += math.MaxInt32
 		}
-		r.room[g] = KVBudget(s.Workers[g].Capacity, 0)
+		r.room[g] = KVBudget(s.Workers[g].Capacity, noWatermark)
 	}
 }
 
@@ -89,7 +90,7 @@ func (r *ranks) charge(g int, tokens int64) {
 	}
 }
 
-// close makes rank g get no more entries in this round.
+// closeRank makes rank g get no more entries in this round.
 func (r *ranks) closeRank(g int) {
 	r.openSlots -= int64(r.free[g])
 	r.free[g] = 0
@@ -97,7 +98,8 @@ func (r *ranks) closeRank(g int) {
 
 // reserve closes a rank, with or without a free slot, for an overdue entry that fits no rank. Requests end there and none begins, so its
 // room grows from round to round until the entry fits. Among the ranks that could hold the entry if they were idle, it takes the rank with
-// the most room. If no rank could, or with anyRank, it takes the rank with the most room of all. It reserves at most one rank in a round.
+// the most room. If no rank could, or with mostRoomOfAll, it takes the rank with the most room of all. It reserves at most one rank in a
+// round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return

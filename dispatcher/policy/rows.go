@@ -9,18 +9,19 @@ import (
 // such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. A request is one
 // row of the matrices that an engine multiplies in a step.
 type rows struct {
-	requests []int32 // by rank: its requests
-	closedSlots   []int32 // by rank: free slots that may not be used, because of a limit of requests
+	requests    []int32 // by rank: its requests
+	closedSlots []int32 // by rank: free slots that may not be used, because of a limit of requests
 }
 
-// arrangements is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and the
+// searchCount is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and the
 // best of these three once more.
 const searchCount = 4
 
-// arrangement is the result of one search.
+// searchResult is the result of one search.
 type searchResult struct {
-	placed, late int     // entries that were placed, and the overdue ones among them
-	load         float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
+	placed        int     // entries that were placed
+	overduePlaced int     // the overdue ones among them
+	load          float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
 }
 
 // arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of the requests per
@@ -45,7 +46,7 @@ func arrange(p *evenkeel, s *Snapshot) {
 		arrangeWithLimit(p, s, limit, budget) // it replaces the placements
 		presentLimit = limit
 		result := resultOf(p, s)
-		if noFewer := result.placed >= best.placed && result.late >= best.late; noFewer && result.load < best.load {
+		if placesNoFewer := result.placed >= best.placed && result.overduePlaced >= best.overduePlaced; placesNoFewer && result.load < best.load {
 			best, bestLimit = result, limit
 		}
 	}
@@ -88,7 +89,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.fillUp(s)
 }
 
-// limitsOfRows returns the two limits of requests per rank that arrange tries. The first is the number that gives all ranks equally many
+// requestLimits returns the two limits of requests per rank that arrange tries. The first is the number that gives all ranks equally many
 // requests or, if a rank already runs more, the number of that rank. The second is the middle between the first and the largest number
 // of requests on a rank when entries are placed without a limit.
 func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
@@ -123,7 +124,7 @@ func resultOf(p *evenkeel, s *Snapshot) (a searchResult) {
 	a.placed = len(p.placed)
 	for _, placement := range p.placed {
 		if p.candidates.all[placement.candidate].overdue {
-			a.late++
+			a.overduePlaced++
 		}
 	}
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)

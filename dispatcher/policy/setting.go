@@ -12,36 +12,36 @@ import (
 
 // settings has the values of all keys that a user may set for some policy. Each policy reads only those of its own keys.
 type settings struct {
-	window    int
-	theta     int64 // a number of slots, or groupSize
-	capacity  bool  // the key queue has the value capacity
-	longest   bool  // the key order has the value desc
-	maxAgeMs  float64
-	watermark float64
-	sendsAhead     bool
-	margin    int32
-	seed      uint64
+	window     int
+	theta      int64 // a number of slots, or thetaIsRankCount
+	capacity   bool  // the key queue has the value capacity
+	longest    bool  // the key order has the value desc
+	maxAgeMs   float64
+	watermark  float64
+	sendsAhead bool
+	margin     int32
+	seed       uint64
 
 	// Settings of policies that look ahead, and of evenkeel.
-	horizon    int     // or auto
-	gamma      float64 // or auto
-	alpha      float64
-	beta       float64
-	predictor  string
-	tau        float64
-	every      int
-	decrement  bool // value of the key decrement_anchor
+	horizon         int     // or auto
+	gamma           float64 // or auto
+	alpha           float64
+	beta            float64
+	predictor       string
+	tau             float64
+	every           int
+	decrement       bool // value of the key decrement_anchor
 	extraCandidates int
-	budget     int
-	bestPairMax      int
-	workerFirstMax     int
-	kappa      float64
-	ageWeight  float64 // or auto
+	budget          int
+	bestPairMax     int
+	workerFirstMax  int
+	kappa           float64
+	ageWeight       float64 // or auto
 	holdSteps       float64
-	patience   float64
-	maxHoldS    float64
-	requests   bool
-	prefixAffinity       float64
+	patience        float64
+	maxHoldS        float64
+	requests        bool
+	prefixAffinity  float64
 }
 
 type key = namedargs.Key[settings]

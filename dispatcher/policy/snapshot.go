@@ -23,15 +23,15 @@ type Snapshot struct {
 	RowTokens  int64
 	MeanOutput float64 // mean number of tokens of a finished answer; 0: too few answers were seen
 
-	Early bool    // entries are bound before their prefill begins, so their KV comes later
+	Early      bool    // entries are bound before their prefill begins, so their KV comes later
 	Aggregated bool    // the ranks prefill and decode: entries come without KV
-	OwnMs float32 // for mixed ranks: ms that a prompt token adds to a step on its own rank, 0 = unknown
-	// Unbegun is the mean number of requests that waited for their first token over about the last minute of steps, on mixed ranks or in
+	OwnMs      float32 // for mixed ranks: ms that a prompt token adds to a step on its own rank, 0 = unknown
+	// NotStarted is the mean number of requests that waited for their first token over about the last minute of steps, on mixed ranks or in
 	// the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per second of
 	// these steps. Below 0: not known.
-	NotStarted    float32
+	NotStarted float32
 	PromptRate float32
-	Waits      []EntryDetails // one for each entry of Pool; empty unless Mixed, or a policy that reads Hits has a prompt with some
+	Waits      []EntryDetails // one for each entry of Pool; empty unless Aggregated, or a policy that reads Hits has a prompt with some
 }
 
 // Worker is one DP rank of the group.
@@ -66,8 +66,8 @@ type Request struct {
 	Key       uint64  // identifies equal prompts for the predictor exact, 0 = none
 	ID        uint64
 	Slot      int32 // index in the board's slot table, the same while the request runs
-	// Away is the part of its KV tokens that is in the Others of other ranks, because the engine may run it on any of its ranks. Policies
-	// assume that the request grows only on this worker.
+	// KVElsewhere is the part of its KV tokens that is in the Others of other ranks, because the engine may run it on any of its ranks.
+	// Policies assume that the request grows only on this worker.
 	KVElsewhere int32
 }
 

@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// form is a policy, or a preset of one, that a user can name: its name, the keys that may be set, and their defaults.
+// namedPolicy is a policy, or a preset of one, that a user can name: its name, the keys that may be set, and their defaults.
 type namedPolicy struct {
 	name     string
 	presets  []string // keys that the preset sets and a user cannot
@@ -31,7 +31,7 @@ var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
-// forms are all policies and presets, in the order in which a user sees them.
+// namedPolicies are all policies and presets, in the order in which a user sees them.
 var namedPolicies = slices.Concat([]namedPolicy{
 	{
 		name: "br0", keys: keysNamed("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
@@ -55,8 +55,10 @@ var namedPolicies = slices.Concat([]namedPolicy{
 		name: "brh:paper",
 		keys: keysNamed("window", "theta", "order", "horizon", "alpha", "beta", "gamma",
 			"predictor", "tau", "every", "watermark"),
-		presets:  []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
-		defaults: withChange(brhDefaults, func(v *settings) { v.capacity, v.maxAgeMs, v.sendsAhead, v.decrement, v.horizon = true, 0, false, true, 80 }),
+		presets: []string{"queue", "max_age_ms", "ahead", "decrement_anchor"},
+		defaults: withChange(brhDefaults, func(v *settings) {
+			v.capacity, v.maxAgeMs, v.sendsAhead, v.decrement, v.horizon = true, 0, false, true, 80
+		}),
 		build: func(name string, v *settings) Policy {
 			p := newBRH(name, v).(*greedy)
 			p.overdueFirst = false
@@ -72,6 +74,7 @@ var namedPolicies = slices.Concat([]namedPolicy{
 }, ruleForms("random", ruleRandom, "seed"), ruleForms("rr", ruleRR), ruleForms("p2c", ruleP2C, "seed"),
 	ruleForms("jsq", ruleJSQ), ruleForms("jsq-kv", ruleJSQKV))
 
+// withChange returns a copy of v with a change.
 func withChange(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
@@ -82,7 +85,7 @@ func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longestFirst: v.longest,
 		overdueFirst: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
-		ranks: ranks{mostRoomOfAll: true}, // the golden vectors of BR-0 reserve ranks in this way
+		ranks: ranks{mostRoomOfAll: true}, // as the golden vectors of BR-0 have it
 	}
 }
 
@@ -104,6 +107,7 @@ func newPaper(name string, v *settings) Policy {
 	return p
 }
 
+// newBypass makes br0:bypass: it sends each entry at once to the rank with the best score of BR-0, and leaves a short queue to the engine.
 func newBypass(name string, v *settings) Policy {
 	return &firstCome{
 		name: name, rule: ruleLeastF, immediate: true, extraSlots: v.margin,
@@ -111,7 +115,7 @@ func newBypass(name string, v *settings) Policy {
 	}
 }
 
-// simpleForms returns the immediate and the pooled form of a rule.
+// ruleForms returns the immediate and the pooled form of a rule.
 func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []namedPolicy{

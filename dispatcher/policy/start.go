@@ -131,7 +131,8 @@ func (p *evenkeel) leastLoaded() int {
 	return best
 }
 
-// sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the earlier candidate.
+// sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the earlier candidate. A candidate lowers the
+// cost by its load, because its rank comes closer to the fullest, and by the credit for its wait.
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -144,6 +145,7 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 	return order
 }
 
+// byGain orders candidates by gain, the largest first; in a tie, by index.
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
 // bestFor returns the index in order of the candidate that changes the cost least on rank g; in a tie, that of the earlier candidate;
@@ -233,7 +235,7 @@ func (p *evenkeel) lessLoaded(a, b int) bool {
 	return x < y || x == y && a < b
 }
 
-// heapOpen makes a heap of the ranks with a free slot, with the smallest load on top.
+// buildHeap makes a heap of the ranks with a free slot, with the smallest load on top.
 func (p *evenkeel) buildHeap() {
 	h := p.start.heap[:0]
 	for _, g := range p.ranks.withSlots {

@@ -12,15 +12,16 @@ import (
 // have when their room is full.
 type tight struct {
 	loadWhenFull []float64 // by rank: its load when its room is full, in KV tokens, scaled by what a token costs there
-	meanPrompt float64   // mean KV tokens of an entry in the pool
+	meanPrompt   float64   // mean KV tokens of an entry in the pool
 }
 
-// mostTight bounds the work of a round that is short of room: the number of placed entries times the number of ranks.
+// maxTightWork bounds the work of a round that is short of room: the number of placed entries times the number of ranks, because
+// placeByRoom looks at each rank for each entry.
 const maxTightWork = 1 << 16
 
-// shortOfRoom says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
-// rank's room is unlimited, or if so many entries find room that placeTight would take too long. mean is the mean number of KV tokens of an
-// entry.
+// roomIsScarce says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
+// rank's room is unlimited, or if so many entries find room that placeByRoom would take too long (maxTightWork). mean is the mean number of
+// KV tokens of an entry.
 func (p *evenkeel) roomIsScarce(s *Snapshot) (mean float64, short bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
@@ -34,13 +35,14 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (mean float64, short bool) {
 		waitingTokens += float64(s.Pool[i].Prompt)
 	}
 	mean = max(1, waitingTokens/float64(len(s.Pool)))
-	work := room / mean * float64(len(p.ranks.withSlots))
+	placeableEntries := room / mean
+	work := placeableEntries * float64(len(p.ranks.withSlots))
 	roomGoesFirst := room <= waitingTokens && room <= slots*mean
 	return mean, roomGoesFirst && work <= maxTightWork
 }
 
-// placeTight places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that finds
-// no room, it reserves a rank. It places at most mostTight/ranks entries, and leaves the rest to the next round.
+// placeByRoom places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that
+// finds no room, it reserves a rank. It places at most maxTightWork/ranks entries, and leaves the rest to the next round.
 func (p *evenkeel) placeByRoom(s *Snapshot, mean float64) {
 	p.overdueEntries = overdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, 0, 0)
@@ -82,8 +84,9 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 
 // placeLevel places an entry that finds room on the rank where it makes the later loads of full ranks most equal. The shorter the prompts
 // of a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
-// rank whose load will be the smallest, and a longer one to the rank whose load will be the largest. late says that the entry is overdue.
-func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
+// rank whose load will be the smallest, and a longer one to the rank whose load will be the largest. isOverdue says that the starvation
+// guard takes it.
+func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
 	short := float64(tokens) <= t.meanPrompt
@@ -97,7 +100,7 @@ func (p *evenkeel) placeLevel(s *Snapshot, entry int, late bool) {
 			best = g
 		}
 	}
-	p.candidates.add(s, entry, late)
+	p.candidates.add(s, entry, isOverdue)
 	p.placeOn(int32(len(p.candidates.all)-1), best)
 	// It takes the room of tokens/mean entries of mean length, whose growth was counted, and grows itself like one entry.
 	t.loadWhenFull[best] += float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) * float64(p.loads.cost[best])

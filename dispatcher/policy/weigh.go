@@ -10,21 +10,21 @@ import (
 // A Weigher is a policy that can also score the ranks that it did not choose. Only decision traces show these scores, so they are not
 // computed in Decide but afterwards, and only for traces.
 type Weigher interface {
-	// Weigh writes one score for each rank into dst: the score that the i-th assignment of the last Decide (a) would have on that
-	// rank if all other assignments stayed as they are; NaN for a rank that could not take the entry. tokens are the KV tokens of the
-	// entry, and s is the snapshot of that Decide. less says that smaller scores are better; ok is false if the policy compares nothing.
-	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (less, ok bool)
+	// Weigh writes one score for each rank into dst: the score that the i-th assignment of the last Decide (a) would have on that rank if all
+	// other assignments stayed as they are; NaN for a rank that could not take the entry. tokens are the KV tokens of the entry, and s is the
+	// snapshot of that Decide. lowerIsBetter says that smaller scores are better; ok is false if the policy compares nothing.
+	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
 // Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see bind). A larger value is better, so less is false. ok is false if there is no i-th
+// ranks times the rise of the largest load (see bind). A larger value is better, so lowerIsBetter is false. ok is false if there is no i-th
 // placement.
-func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (less, ok bool) {
+func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
 	}
 	fillNaN(dst)
-	p.liftPlacement(i) // p.climb then has the loads as if the entry were not placed
+	p.liftPlacement(i) // p.search then has the loads as if the entry were not placed
 	l, m, who := &p.loads, &p.search, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
 	peakWithout := max(m.others.largest, m.baseLoad)
@@ -43,7 +43,7 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 }
 
 // Weigh writes the score F that the entry alone has on each rank. A larger score is better.
-func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
+func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok {
 		return false, false
@@ -60,9 +60,9 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	return false, true
 }
 
-// Weigh writes the values that the rule compares: the requests or the KV tokens of each rank without the entry, or the score F. The rules
-// random and rr compare nothing.
-func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (less, ok bool) {
+// Weigh writes the values that the rule compares: the requests or the KV tokens of each rank without the entry, for which smaller is
+// better, or the score F of BR-0 (see largestF), for which larger is better. The rules random and rr compare nothing.
+func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
 		return false, false
@@ -105,17 +105,17 @@ func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// remove subtracts a scaled number of tokens from the load of rank g at every step, and computes the top anew. To restore the envelope, the
-// caller must call add with the same number.
+// removeLoad subtracts a scaled number of tokens from the load of rank g at every step, and computes the peaks anew. To restore the
+// envelope, the caller must call addLoad with the same number.
 func (e *envelope) removeLoad(g int, size int64) {
-	row := e.loadsOf(g)
-	for h := range row {
-		row[h] -= size
+	loads := e.loadsOf(g)
+	for h := range loads {
+		loads[h] -= size
 	}
 	clear(e.peaks)
 	for rank := range e.leastMarginAt {
-		for h, x := range e.loadsOf(rank) {
-			e.peaks[h] = max(e.peaks[h], x)
+		for h, load := range e.loadsOf(rank) {
+			e.peaks[h] = max(e.peaks[h], load)
 		}
 		e.leastMarginAt[rank] = none
 	}

@@ -24,7 +24,7 @@ const (
 
 const (
 	accuracyHalfLife = 128.0 // answers
-	minAnswers     = 32.0
+	minAnswers       = 32.0
 	suspectShare     = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
 	trustShare       = 0.1  // wrong share down to which a suspicion remains; the gap keeps it from flapping
 	bindingShare     = 0.95 // share of its capacity that a candidate uses when the index has probably dropped blocks of it
@@ -46,8 +46,8 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 	a.under += max(0, actual-predicted)
 }
 
-// verdict judges the known capacity by the answers so far. binding means that the index drops blocks of the candidate
-// because of this capacity. Between trustShare and suspectShare the suspicion does not change.
+// nextSuspicion returns the suspicion about the known capacity by the answers so far. binding means that the index drops blocks of the
+// candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
 func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
 	switch {
 	case a.answers < minAnswers:
@@ -65,7 +65,7 @@ func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
 	return ""
 }
 
-// Hits is the share of prompt tokens that were in the cache.
+// HitShare is the share of prompt tokens that were in the cache; 0 before the first answer.
 func (a *Accuracy) HitShare() float64 {
 	if a.prompt == 0 {
 		return 0
@@ -73,7 +73,7 @@ func (a *Accuracy) HitShare() float64 {
 	return a.actual / a.prompt
 }
 
-// Off is the error of the predictions, as a share of the predicted tokens.
+// ErrorShare is the error of the predictions, as a share of the predicted tokens; 0 if none were predicted.
 func (a *Accuracy) ErrorShare() float64 {
 	if a.predicted == 0 {
 		return 0
@@ -81,21 +81,21 @@ func (a *Accuracy) ErrorShare() float64 {
 	return (a.over + a.under) / a.predicted
 }
 
-// Sum adds the predictions of another candidate. Off is then the error over both candidates.
+// AddErrors adds the predictions of another candidate. ErrorShare is then the error over both candidates.
 func (a *Accuracy) AddErrors(other *Accuracy) {
 	a.predicted += other.predicted
 	a.over += other.over
 	a.under += other.under
 }
 
-// Suspected is a change of the suspicion about a candidate's capacity.
+// SuspicionChange is a change of the suspicion about a candidate's capacity.
 type SuspicionChange struct {
 	Suspicion
 	CapacityTokens int64   // KV tokens by the configuration or the scrape
 	Over, Under    float64 // share of predicted tokens that the engine lacked, and of found tokens that were not predicted
 }
 
-// judge compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
+// compareHit compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 	if len(h.prompt.Keys) == 0 || h.beingComputed { // no hit was predicted, or the capacity is not to blame for a missing one

@@ -46,7 +46,7 @@ type Lookup struct {
 	at      time.Time // when the prompt was last looked up; zero: never
 }
 
-// matchFor is how long the result of a look-up is used again. A busy queue considers each waiting request hundreds of
+// matchValidFor is how long the result of a look-up is used again. A busy queue considers each waiting request hundreds of
 // times per second, and a long prompt has thousands of blocks to look up.
 const matchValidFor = 50 * time.Millisecond
 
@@ -69,7 +69,7 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	return last.matched
 }
 
-// Length is the length of a prompt in tokens: counted if possible, else its bytes divided by the model's learned ratio,
+// PromptTokens is the length of a prompt in tokens: counted if possible, else its bytes divided by the model's learned ratio,
 // else the estimate.
 func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	switch {
@@ -81,7 +81,7 @@ func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	return max(1, estimate)
 }
 
-// Learn updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported.
+// LearnRatio updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported.
 func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]
@@ -93,20 +93,20 @@ func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 // Stats returns the size of the index.
 func (c *Cache) Stats() index.Stats { return c.index.Stats() }
 
-// Reset empties the index. The caller must also call Drop on each of the CachedBlocks.
+// Reset empties the index. The caller must also call DropAll on each of the CachedBlocks.
 func (c *Cache) Reset() { c.index.Reset() }
 
 // Feedback lists, by model, whether its engines report the tokens that they found cached.
 func (c *Cache) Feedback() iter.Seq2[string, bool] { return maps.All(c.feedback) }
 
-// Forget drops the learned state of models for which gone returns true.
+// DropModels drops the learned state of models for which gone returns true.
 func (c *Cache) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(c.ratios, func(model string, _ index.Ratio) bool { return gone(model) })
 	maps.DeleteFunc(c.feedback, func(model string, _ bool) bool { return gone(model) })
 }
 
 // PredictedHit is the prediction for one probe: what its prefill finds in the engine's cache, and leaves in it. Answered,
-// Dropped or Lost ends it.
+// NotRun or OutcomeUnknown ends it.
 type PredictedHit struct {
 	blocks        *CachedBlocks
 	model         string

@@ -9,18 +9,18 @@ import (
 
 // CachedBlocks predict the content of one candidate's prefix cache.
 type CachedBlocks struct {
-	Accuracy Accuracy
-	cache    *Cache
-	id       string
-	slots    [units]slot
-	stream   *kvevents.Stream // nil: the candidate publishes no KV events
-	learnedFromAnswers  bool             // the index may have blocks of token ids that were learned from answers, not from events
-	pending  []*PredictedHit  // of unanswered probes whose prompt has keys
+	Accuracy           Accuracy
+	cache              *Cache
+	id                 string
+	slots              [units]slot
+	stream             *kvevents.Stream // nil: the candidate publishes no KV events
+	learnedFromAnswers bool             // the index may have blocks of token ids that were learned from answers, not from events
+	pending            []*PredictedHit  // of unanswered probes whose prompt has keys
 }
 
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
 type slot struct {
-	handle     index.Slot // the zero Slot, which the index ignores, until known is true
+	handle index.Slot // the zero Slot, which the index ignores, until known is true
 	known  bool       // the index has the slot
 	blocks int        // capacity of the slot in blocks; 0: no bound
 }
@@ -44,10 +44,10 @@ func (b *CachedBlocks) Held() (blocks int) {
 	return blocks
 }
 
-// Place returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
+// EnsureSlot returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
 // by the engine's capacity, which is in tokens, 0 if unknown.
 func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
-	blocks, unit := 0, p.unit()
+	blocks, unit := 0, p.unit() // 0: no bound
 	if capacity > 0 {
 		switch {
 		case unit == byBytes:
@@ -88,7 +88,7 @@ func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slo
 	return at, wrong
 }
 
-// Restarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
+// EngineRestarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
 // because the stream notices a restart by itself. Blocks of bytes, which no event names, are always dropped.
 func (b *CachedBlocks) EngineRestarted(now time.Time) {
 	if b.Mode(now) != Precise {
@@ -98,7 +98,7 @@ func (b *CachedBlocks) EngineRestarted(now time.Time) {
 	b.cache.index.Clear(b.slots[byBytes].handle, index.Removed)
 }
 
-// Drop drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
+// DropAll drops all of the candidate's blocks. It makes the stream start anew, so that the events name the cached blocks
 // again: a stream whose engine did not restart would otherwise only name those that change.
 func (b *CachedBlocks) DropAll() {
 	for _, s := range b.slots {
@@ -130,7 +130,8 @@ func (b *CachedBlocks) Mode(now time.Time) string {
 	return Approximate
 }
 
-// Unfollow removes the stream, which the caller has closed, and all blocks of token ids.
+// StopFollowing removes the stream of KV events, which the caller has closed. It also drops all blocks of token ids, because nothing
+// reports any more when the engine removes them.
 func (b *CachedBlocks) StopFollowing() {
 	b.stream = nil
 	b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
@@ -139,21 +140,22 @@ func (b *CachedBlocks) StopFollowing() {
 // Events is the stream of KV events; nil: the candidate has none.
 func (b *CachedBlocks) Events() *kvevents.Stream { return b.stream }
 
-// Guess adds the blocks of a prompt that the engine must have, because it has answered the prompt. No event has named them yet. at is the
-// candidate's slot for them.
+// AddFromAnswer adds the blocks of a prompt that the engine must have, because it has answered the prompt. No event has named them yet. at
+// is the candidate's slot for them.
 func (b *CachedBlocks) AddFromAnswer(at index.Slot, p *Prompt) {
 	b.cache.index.Insert(at, p.Keys)
 	b.markLearnedFromAnswer(p)
 }
 
-// guess notes that blocks of a prompt were learned from an answer. Blocks that no event ever names are not noted.
+// markLearnedFromAnswer notes that the index has blocks of a prompt because of an answer, so that DropLearnedFromAnswers replaces them by
+// what the events name. Blocks that no event ever names are not noted: they could not be replaced.
 func (b *CachedBlocks) markLearnedFromAnswer(p *Prompt) {
 	eventsNameThem := b.stream != nil && p.BlockTokens > 0 && !p.Salted
 	b.learnedFromAnswers = b.learnedFromAnswers || eventsNameThem
 }
 
-// ForgetGuesses replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen that
-// the events are precise.
+// DropLearnedFromAnswers replaces the blocks of token ids that were learned from answers by those that the events name. The caller has seen
+// that the events are precise. It does nothing if no block was learned from an answer.
 func (b *CachedBlocks) DropLearnedFromAnswers() {
 	if b.learnedFromAnswers {
 		b.learnedFromAnswers = false

@@ -25,7 +25,7 @@ type Feed struct {
 	Source EventSource
 }
 
-// Listen starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
+// Follow starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
 // stream takes it for each change.
 func (b *CachedBlocks) Follow(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{

@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// Expect records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
+// ExpectHit records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
 // its cache. It counts these tokens in Totals, and the prompt's blocks as held from now on. matched is the result of Match, and
 // capacity is in KV tokens, 0 if unknown. The caller must not copy h afterwards, because b.pending points to it.
-func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64, now time.Time) {
+func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64,
+	now time.Time,
+) {
 	*h = PredictedHit{blocks: b, model: model, prompt: *p, hit: hit}
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
@@ -19,7 +21,7 @@ func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, token
 	}
 }
 
-// computes reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
+// isBeingComputed reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
 // cached. If the engine then does not find them, its capacity is not to blame.
 func (b *CachedBlocks) isBeingComputed(p *Prompt, blocks int) bool {
 	if blocks == 0 {
@@ -34,7 +36,7 @@ func (b *CachedBlocks) isBeingComputed(p *Prompt, blocks int) bool {
 	return false
 }
 
-// end removes the PredictedHit from the pending ones. It drops the prompt, because the hand-off that contains the
+// finish removes the PredictedHit from the pending ones. It drops the prompt, because the hand-off that contains the
 // PredictedHit may wait for minutes.
 func (h *PredictedHit) finish() {
 	if i := slices.Index(h.blocks.pending, h); i >= 0 {
@@ -43,13 +45,14 @@ func (h *PredictedHit) finish() {
 	h.prompt = Prompt{}
 }
 
-// Dropped notes that the prefill did not run.
+// NotRun notes that the prefill did not run: the index drops the prompt's blocks, unless they were known before.
 func (h *PredictedHit) NotRun() {
 	h.blocks.cache.index.Drop(&h.speculation)
 	h.finish()
 }
 
-// Lost notes that it is not known whether the prefill ran.
+// OutcomeUnknown notes that it is not known whether the prefill ran: the index keeps the prompt's blocks for a short time, in which an
+// event may confirm them.
 func (h *PredictedHit) OutcomeUnknown(now time.Time) {
 	h.blocks.cache.index.ExpireSoon(&h.speculation, now)
 	h.finish()
@@ -57,9 +60,9 @@ func (h *PredictedHit) OutcomeUnknown(now time.Time) {
 
 // Verdict compares a predicted hit with the hit that the engine reports.
 type Verdict struct {
-	Compared  bool       // the engine reported its cached tokens
-	ErrorTokens       int        // predicted tokens less reported tokens
-	Suspected *SuspicionChange // nil: no change
+	Compared    bool             // the engine reported its cached tokens
+	ErrorTokens int              // predicted tokens less reported tokens
+	Suspected   *SuspicionChange // nil: no change
 }
 
 // Answered learns from the engine's answer to the probe, compares the prediction with it, and ends the prediction. capacity is
@@ -111,12 +114,12 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	slot := b.slots[byTokens].handle
 	b.DropLearnedFromAnswers()
 	reported := u.CachedTokens >= 0
-	notCleared := blockIndex.StillValid(&h.speculation) // else the answer may tell of blocks that are gone
+	notCleared := blockIndex.StillValid(&h.speculation) // if the slot was cleared since, the answer may tell of blocks that are gone
 	if reported && notCleared && !b.stream.Complete() {
-		held := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
-		blockIndex.Insert(slot, p.Keys[:held])
-		if u.CachedTokens < h.hit {
-			blockIndex.Correct(slot, p.Keys, held)
+		heldBlocks := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
+		blockIndex.Insert(slot, p.Keys[:heldBlocks])
+		if u.CachedTokens < h.hit { // the engine had fewer blocks than predicted
+			blockIndex.Correct(slot, p.Keys, heldBlocks)
 		}
 	}
 	blockIndex.ExpireSoon(&h.speculation, now)

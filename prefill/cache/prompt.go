@@ -23,6 +23,7 @@ const (
 	units
 )
 
+// unit is the unit of the prompt's blocks, which is also the index of the slot in CachedBlocks.slots.
 func (p *Prompt) unit() int {
 	if p.BlockTokens > 0 {
 		return byTokens

@@ -7,7 +7,7 @@ import (
 )
 
 // A new fit is good if it has at least fitSamples samples and an R2 of at least fitR2, and if the largest prefill of its
-// samples is at least fitSpread times the smallest. Otherwise the last good fit stays in use, or the configured line.
+// samples is at least fitSpread times the smallest. Otherwise the last good fit stays in use, or the configured latency.
 const (
 	fitSamples = 20
 	fitR2      = 0.5
@@ -20,56 +20,58 @@ const (
 	termF       = 20.0
 
 	// A sample is an outlier, and is dropped, if its distance from the prediction is more than outlier times the usual distance.
-	// After outlierRow dropped samples in a row the model must be wrong, and such samples are used, too.
-	outlier     = 5.0
-	maxOutlierRow  = 20
-	residualEMA = 0.1 // weight of a new distance in the usual distance
+	// After maxOutlierRow dropped samples in a row the model must be wrong, and such samples are used, too.
+	outlier       = 5.0
+	maxOutlierRow = 20
+	residualEMA   = 0.1 // weight of a new distance in the usual distance
 
 	// residualFloor is the smallest usual distance, as a share of the prediction. Without it, a perfect model would make every
 	// further sample an outlier.
 	residualFloor = 0.01
 
-	// exact is the share of the sum of squares below which squared errors count as rounding errors.
+	// roundingShare is the share of the sum of squares below which squared errors count as rounding errors.
 	roundingShare = 1e-9
 )
 
 // Sample is one prefill: its size, and how long the engine took for it, without the time that it waited.
 type Sample struct {
-	New, Hit float64 // tokens that were computed, and tokens that were cached
-	Concurrent   float64 // other requests that the engine ran meanwhile, such as decodes
-	Ms       float64 // duration
+	New, Hit   float64 // tokens that were computed, and tokens that were cached
+	Concurrent float64 // other requests that the engine ran meanwhile, such as decodes
+	Ms         float64 // duration
 
 	Predicted float64 // duration in ms that was predicted when the engine was chosen; 0: no prediction
 }
 
 // LatencyModel predicts how long prefills take on one kind of engine. Its Latency holds for an engine without other requests. Each
-// other request that runs beside the prefill adds BesideT0Ms to the fixed part and BesideTPMs to the time per token.
+// other request that runs beside the prefill adds ConcurrentT0Ms to the fixed part and ConcurrentTPMs to the time per token.
 type LatencyModel struct {
 	policy.Latency
 	ConcurrentT0Ms, ConcurrentTPMs float64
 }
 
-// Among is the line of a prefill with so many other requests beside it.
-func (l LatencyModel) WithConcurrent(beside float64) policy.Latency {
-	l.T0Ms += l.ConcurrentT0Ms * beside
-	l.TPMs += l.ConcurrentTPMs * beside
+// WithConcurrent is the latency of prefills while the engine runs so many other requests, such as decodes.
+func (l LatencyModel) WithConcurrent(requests float64) policy.Latency {
+	l.T0Ms += l.ConcurrentT0Ms * requests
+	l.TPMs += l.ConcurrentTPMs * requests
 	return l.Latency
 }
 
-// ms is the predicted duration of a sample.
-func (l *LatencyModel) predictMs(s Sample) float64 { return l.WithConcurrent(s.Concurrent).Ms(s.New, s.Hit) }
+// predictMs is the predicted duration of a sample.
+func (l *LatencyModel) predictMs(s Sample) float64 {
+	return l.WithConcurrent(s.Concurrent).Ms(s.New, s.Hit)
+}
 
 // Calibration learns the LatencyModel of one kind of engine by least squares. A sample counts half after halfLife newer samples. A
 // term that would be negative, or that explains almost nothing, is left out. The attention term is learned only if none
 // is configured; a configured one is subtracted from the times before the fit.
 type Calibration struct {
 	configured policy.Latency
-	decay       float64 // a sample's weight is multiplied by this at each later sample
+	decay      float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
 	n                       int // samples
 	sums                    moments
-	minNew, maxNew             [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
+	minNew, maxNew          [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
 	inHalf                  int          // samples in this half-life
 	latency                 LatencyModel // the last good fit
 	fitted                  bool
@@ -78,7 +80,7 @@ type Calibration struct {
 	dropped, droppedInTotal int     // outliers in a row, and since the start
 }
 
-// NewCalibration starts from the configured line.
+// NewCalibration starts from the configured latency.
 func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
 	return &Calibration{configured: configured, decay: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
@@ -100,7 +102,7 @@ func (c *Calibration) Add(s Sample) bool {
 	return true
 }
 
-// isOutlier reports whether a sample is too far from the prediction. Other samples update the usual distance.
+// checkOutlier reports whether a sample is too far from the prediction, and counts it then. Other samples update the usual distance.
 func (c *Calibration) checkOutlier(s Sample) bool {
 	predicted := c.latency.predictMs(s)
 	distance := math.Abs(s.Ms - predicted)
@@ -117,7 +119,7 @@ func (c *Calibration) checkOutlier(s Sample) bool {
 	return false
 }
 
-// keepSpread updates the smallest and the largest number of new tokens in this half-life and in the one before.
+// updateRange updates the smallest and the largest number of new tokens in this half-life and in the one before.
 func (c *Calibration) updateRange(newTokens float64) {
 	if c.inHalf == c.halfLife {
 		c.minNew[1], c.maxNew[1] = c.minNew[0], c.maxNew[0]
@@ -139,7 +141,7 @@ func (c *Calibration) fit() {
 	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
 		return
 	}
-	whole := c.sums.totalSpread()
+	totalSpread := c.sums.totalSpread()
 	best, cost := [terms]float64{}, math.Inf(1)
 	for set := plainLine; set < 1<<terms; set++ {
 		withoutLine := set&plainLine != plainLine
@@ -148,16 +150,16 @@ func (c *Calibration) fit() {
 		if withoutLine || tooEarly || attentionConfigured {
 			continue
 		}
-		beta, squaredErrors, ok := c.sums.solve(set)
-		if !ok || !plausible(set, beta) {
+		factors, squaredErrors, ok := c.sums.solve(set)
+		if !ok || !plausible(set, factors) {
 			continue
 		}
 		penalty := 1 + termF*float64(extraTerms(set))/c.sums.weight()
-		if costOfSet := max(squaredErrors, roundingShare*whole) * penalty; costOfSet < cost {
-			best, cost = beta, costOfSet
+		if costOfSet := max(squaredErrors, roundingShare*totalSpread) * penalty; costOfSet < cost {
+			best, cost = factors, costOfSet
 		}
 	}
-	if !(cost < (1-fitR2)*whole) { // also for NaN
+	if !(cost < (1-fitR2)*totalSpread) { // also for NaN
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are kept, and one of them may prevent a good fit
 			c.sums = moments{}
 			c.n = 0
@@ -165,15 +167,17 @@ func (c *Calibration) fit() {
 		}
 		return
 	}
-	c.latency = LatencyModel{Latency: policy.Latency{T0Ms: best[fixed], TPMs: best[perNewToken], Beta2: best[perPair]}, ConcurrentT0Ms: best[perConcurrent],
-		ConcurrentTPMs: best[perConcurrentToken]}
+	c.latency = LatencyModel{
+		Latency:        policy.Latency{T0Ms: best[fixed], TPMs: best[perNewToken], Beta2: best[perPair]},
+		ConcurrentT0Ms: best[perConcurrent], ConcurrentTPMs: best[perConcurrentToken],
+	}
 	if c.configured.Beta2 > 0 {
 		c.latency.Beta2 = c.configured.Beta2
 	}
-	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/whole
+	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread
 }
 
-// possible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
+// plausible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
 // take some time.
 func plausible(set int, beta [terms]float64) bool {
 	for i, b := range beta {
@@ -184,7 +188,7 @@ func plausible(set int, beta [terms]float64) bool {
 	return true
 }
 
-// Latency is the last good fit, with fitted true, else the configured line.
+// Latency is the last good fit, with fitted true, else the configured latency.
 func (c *Calibration) Latency() (latency LatencyModel, fitted bool) {
 	if !c.fitted {
 		return LatencyModel{Latency: c.configured}, false

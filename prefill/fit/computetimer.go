@@ -2,7 +2,7 @@ package fit
 
 import "time"
 
-// together is the largest time between two answers that count as computed in the same step of the engine.
+// sameStep is the largest time between two answers that count as computed in the same step of the engine.
 const sameStep = 5 * time.Millisecond
 
 // ComputeTimer measures how long an engine computed each prompt, without the time that the prompt waited for other prompts. An
@@ -13,18 +13,18 @@ type ComputeTimer struct {
 	lastAnswer  time.Time // the last answer
 	spoiltUntil time.Time // probes that were sent before this time yield no sample
 
-	collecting     bool      // a prefill's answers are being collected: further answers may join them
-	unusable     bool      // the open prefill yields no sample
-	began    time.Time // when the open prefill began
+	collecting bool      // a prefill's answers are being collected: further answers may join them
+	unusable   bool      // the open prefill yields no sample
+	began      time.Time // when the open prefill began
 	latestSent time.Time // when its latest probe was sent
-	sample   Sample    // sum of its answers, without the duration
-	done     [2]Sample // scratch for the result of Answered
+	sample     Sample    // sum of its answers, without the duration
+	done       [2]Sample // scratch for the result of Answered
 }
 
 // Answer is the answer to one probe.
 type Answer struct {
-	Sent time.Time
-	RTT  time.Duration // to the engine
+	Sent     time.Time
+	RTT      time.Duration // to the engine
 	Unusable bool          // the token counts or the engine's other work are not known: no sample
 	Sample
 }
@@ -42,7 +42,7 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	}
 	if !t.collecting {
 		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
-		t.began = a.Sent.Add(a.RTT) // the whole round trip, so that the duration has no part of it
+		t.began = a.Sent.Add(a.RTT)      // the whole round trip, so that the duration has no part of it
 		if t.lastAnswer.After(t.began) { // the engine computed another prompt until then
 			t.began = t.lastAnswer
 		}
@@ -74,11 +74,11 @@ func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
 	return append(done, t.sample)
 }
 
-// Dropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
+// ProbeDropped notes that a probe ended without an answer. How long the engine computed it is not known, so that the probes that
 // waited meanwhile yield no sample.
 func (t *ComputeTimer) ProbeDropped(now time.Time) { t.spoiltUntil = now }
 
-// join adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
+// merge adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
 // number of token pairs, equals the attention of both prefills.
 func (s *Sample) merge(other Sample) {
 	if newTokens := s.New + other.New; newTokens > 0 {

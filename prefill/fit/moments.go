@@ -7,11 +7,11 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// The terms of a prefill's time. line is the set of the terms of a plain line.
+// The terms of a prefill's time. plainLine is the set of the terms of a line over new tokens: a fixed time, and a time per token.
 const (
-	fixed       = iota
-	perNewToken       // per new token
-	perPair       // per pair of tokens that attention compares
+	fixed              = iota
+	perNewToken        // per new token
+	perPair            // per pair of tokens that attention compares
 	perConcurrent      // per other request on the engine
 	perConcurrentToken // per new token and other request
 	terms
@@ -22,7 +22,7 @@ const (
 // scale brings the terms to similar sizes, so that sums of their products lose no digits.
 var scale = [terms]float64{1, 1e-3, 1e-6, 1, 1e-3}
 
-// further is the number of terms in a set that a plain line does not have.
+// extraTerms is the number of terms in a set that a plain line does not have.
 func extraTerms(set int) int { return bits.OnesCount(uint(set &^ plainLine)) }
 
 // moments are weighted sums of products over all samples, from which any set of terms can be fitted by least squares.
@@ -51,12 +51,12 @@ func (m *moments) add(s Sample, target, keep float64) {
 // weight is the sum of the weights of all samples.
 func (m *moments) weight() float64 { return m.xx[fixed][fixed] }
 
-// spread is the weighted sum of the squared distances of the times from their mean.
+// totalSpread is the weighted sum of the squared distances of the times from their mean.
 func (m *moments) totalSpread() float64 {
 	return m.yy - m.xy[fixed]*m.xy[fixed]/m.weight()
 }
 
-// pivot is the smallest share of a term's sum of squares that must remain after the earlier terms are subtracted. Below it,
+// minPivotShare is the smallest share of a term's sum of squares that must remain after the earlier terms are subtracted. Below it,
 // the term is almost a combination of the earlier terms, and a fit could not separate them.
 const minPivotShare = 1e-6
 
@@ -115,15 +115,16 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	return root, true
 }
 
-// squaredErrors is the sum of the squared errors of a fit.
-func (m *moments) squaredErrors(beta [terms]float64) float64 {
+// squaredErrors is the weighted sum of the squared errors of a fit, whose factors are per unscaled term. The square of each error is
+// multiplied out, so that the moments are enough and no sample has to be kept.
+func (m *moments) squaredErrors(factors [terms]float64) float64 {
 	sum := m.yy
-	for i, b := range beta {
-		b /= scale[i]
-		sum -= 2 * b * m.xy[i]
-		for k, other := range beta {
-			sum += b * other / scale[k] * m.xx[i][k]
+	for i, factor := range factors {
+		factor /= scale[i]
+		sum -= 2 * factor * m.xy[i]
+		for k, other := range factors {
+			sum += factor * other / scale[k] * m.xx[i][k]
 		}
 	}
-	return max(0, sum)
+	return max(0, sum) // rounding errors could make it negative
 }

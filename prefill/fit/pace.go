@@ -7,14 +7,14 @@ import (
 
 // Throughput measures how fast requests for a model arrive, and how long their prefills take.
 type Throughput struct {
-	windowStart  time.Time           // begin of the present window
-	arrivals  int                 // first attempts in the present window
-	perS   float64             // weighted mean over the earlier windows
-	hasRate  bool                // at least one window has ended
-	lastMs   [paceProbes]float64 // durations of the last probes, in ms
-	probes int                 // number of probes so far
-	ttftMs float64             // median of ring when the last window ended
-	sorted [paceProbes]float64 // scratch for the median
+	windowStart time.Time           // begin of the present window
+	arrivals    int                 // first attempts in the present window
+	perS        float64             // weighted mean over the earlier windows
+	hasRate     bool                // at least one window has ended
+	lastMs      [paceProbes]float64 // durations of the last probes, in ms
+	probes      int                 // number of probes so far
+	ttftMs      float64             // median of lastMs when the last window ended
+	sorted      [paceProbes]float64 // scratch for the median
 }
 
 const (
@@ -29,7 +29,7 @@ func (t *Throughput) Arrived(now time.Time) {
 	t.arrivals++
 }
 
-// Answered records how long a probe took.
+// Answered records how long a probe took. The first duration counts as the median until the first window ends.
 func (t *Throughput) Answered(now time.Time, ms float64) {
 	t.lastMs[t.probes%paceProbes] = ms
 	if t.probes++; t.probes == 1 {
@@ -47,7 +47,7 @@ func (t *Throughput) ArrivalsPerS(now time.Time) float64 {
 // TTFTMs is the median duration of the last probes in ms; 0: no probe was answered yet.
 func (t *Throughput) TTFTMs() float64 { return t.ttftMs }
 
-// roll ends the window if it is at least one second old, and updates the rate and the median duration. Without calls a window
+// rollWindow ends the window if it is at least one second old, and updates the rate and the median duration. Without calls a window
 // becomes longer; its rate is then the mean over the longer time.
 func (t *Throughput) rollWindow(now time.Time) {
 	if t.windowStart.IsZero() {

@@ -42,7 +42,7 @@ func (r *Residual) Ms(now time.Time) float64 {
 	return math.Copysign(beyondChance, mean) * r.weight / (r.weight + residualPrior)
 }
 
-// fade reduces the weight of all earlier differences by the time that has passed since the last call.
+// fadeTo reduces the weight of all earlier differences by the time that has passed since the last call.
 func (r *Residual) fadeTo(now time.Time) {
 	keep := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
 	r.sum, r.squares, r.weight, r.at = r.sum*keep, r.squares*keep, r.weight*keep, now

@@ -11,33 +11,33 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Config is the line that predicts prefill times until one is learned from measured times. By it, a prefill takes
+// Config is the latency that predicts prefill times until one is learned from measured times. By it, a prefill takes
 // t0 + tp * new tokens + beta2 * token pairs of attention.
 type Config struct {
-	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms also 0: no prediction before a line is learned
+	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms also 0: no prediction before a latency is learned
 	T0Ms  float64 `yaml:"t0_ms"`
 	Beta2 float64 `yaml:"beta2_ms"`
-	Known bool    `yaml:"-"` // the configured line counts as known before a line is learned
+	Known bool    `yaml:"-"` // the configured latency counts as known before one is learned
 }
 
-// Line returns the line from which learning starts.
+// InitialLatency returns the configured latency, which holds until one is learned.
 func (c Config) InitialLatency() policy.Latency {
 	return policy.Latency{TPMs: c.TPMs, T0Ms: c.T0Ms, Beta2: c.Beta2}
 }
 
 // halfLife is the number of newer samples after which a sample counts half. It is large enough to separate the fixed part
-// of a prefill's time from the time per token, and small enough that a line adapts within minutes when an engine changes.
+// of a prefill's time from the time per token, and small enough that a latency adapts within minutes when an engine changes.
 const halfLife = 500
 
-// kind identifies the engines that share a line of prefill times.
+// engineKind identifies the engines that share a learned latency.
 type engineKind struct{ model, hardware string }
 
-// Times holds the learned lines of all kinds of engines.
+// Times holds the learned latencies of all kinds of engines.
 type Times struct {
-	initial     Config
-	calibrations     map[engineKind]*Calibration
-	callbacks map[string]*CallbackLatency // by profile
-	meanNewTokens     float64                     // weighted mean of the new tokens per prompt
+	initial       Config
+	calibrations  map[engineKind]*Calibration
+	callbacks     map[string]*CallbackLatency // by profile
+	meanNewTokens float64                     // weighted mean of the new tokens per prompt
 }
 
 // New returns Times that have learned nothing yet.
@@ -45,11 +45,11 @@ func New(start Config) *Times {
 	return &Times{initial: start, calibrations: map[engineKind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
 }
 
-// Configure changes the line from which new kinds of engines start.
+// Configure changes the latency with which new kinds of engines start.
 func (t *Times) Configure(start Config) { t.initial = start }
 
-// Latency predicts how long prefills of a model take on engines with a hardware label. known is false while latency is only the
-// line from which learning starts.
+// Latency predicts how long prefills of a model take on engines with a hardware label. known is false while nothing is learned
+// and latency is only the configured one, unless the config says that this one is reliable (Config.Known).
 func (t *Times) Latency(model, hardware string) (latency LatencyModel, known bool) {
 	if calibration := t.calibrations[engineKind{model, hardware}]; calibration != nil {
 		latency, known = calibration.Latency()
@@ -69,7 +69,7 @@ func (t *Times) Learn(model, hardware string, s Sample) {
 	calibration.Add(s)
 }
 
-// Samples is the number of prefills from which the line of a model and a hardware label was learned.
+// Samples is the number of prefills from which the latency of a model and a hardware label was learned.
 func (t *Times) Samples(model, hardware string) int {
 	if calibration := t.calibrations[engineKind{model, hardware}]; calibration != nil {
 		return calibration.Samples()
@@ -77,13 +77,13 @@ func (t *Times) Samples(model, hardware string) int {
 	return 0
 }
 
-// Learned is the learned line of one kind of engine.
+// Learned is the learned latency of one kind of engine.
 type Learned struct {
 	Model, Hardware string
 	*Calibration
 }
 
-// All returns the learned lines, ordered by model and hardware.
+// All returns the learned latencies, ordered by model and hardware.
 func (t *Times) All() []Learned {
 	all := make([]Learned, 0, len(t.calibrations))
 	for k, calibration := range t.calibrations {
@@ -95,7 +95,7 @@ func (t *Times) All() []Learned {
 	return all
 }
 
-// Forget drops the lines of models for which gone returns true.
+// DropModels drops the learned latencies of models for which gone returns true.
 func (t *Times) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(t.calibrations, func(k engineKind, _ *Calibration) bool { return gone(k.model) })
 }
@@ -103,7 +103,7 @@ func (t *Times) DropModels(gone func(model string) bool) {
 // usualWeight is the weight of one more prompt in the mean.
 const usualWeight = 0.05
 
-// Computes learns from one prompt how many tokens an engine usually has to compute.
+// LearnNewTokens learns from one prompt how many tokens an engine usually has to compute.
 func (t *Times) LearnNewTokens(newTokens int64) {
 	if t.meanNewTokens == 0 {
 		t.meanNewTokens = float64(newTokens)
@@ -111,7 +111,7 @@ func (t *Times) LearnNewTokens(newTokens int64) {
 	t.meanNewTokens += usualWeight * (float64(newTokens) - t.meanNewTokens)
 }
 
-// Usual is the recent mean number of tokens that an engine has to compute for a prompt.
+// MeanNewTokens is the recent mean number of tokens that an engine has to compute for a prompt.
 func (t *Times) MeanNewTokens() float64 { return t.meanNewTokens }
 
 // CallbackLatency learns, for requests whose decode rank is chosen before the prefill, how long the decode engine takes to call back.
@@ -123,7 +123,7 @@ type CallbackLatency struct {
 // callbackWeight is the weight of one more callback in the mean.
 const callbackWeight = 0.05
 
-// Way returns the CallbackLatency of a profile, which all callers share.
+// CallbackLatencyOf returns the CallbackLatency of a profile, which all callers share.
 func (t *Times) CallbackLatencyOf(profile string) *CallbackLatency {
 	l := t.callbacks[profile]
 	if l == nil {
@@ -133,7 +133,7 @@ func (t *Times) CallbackLatencyOf(profile string) *CallbackLatency {
 	return l
 }
 
-// CalledBack learns how long after the choice of the decode rank the callback of its engine came.
+// Add learns how long after the choice of the decode rank the callback of its engine came.
 func (l *CallbackLatency) Add(took time.Duration) {
 	if l.meanMs == 0 {
 		l.meanMs = ms(took)
@@ -141,7 +141,7 @@ func (l *CallbackLatency) Add(took time.Duration) {
 	l.meanMs += callbackWeight * (ms(took) - l.meanMs)
 }
 
-// Callback is the usual time until a callback; 0: no callback has come.
+// Mean is the usual time until a callback; 0: no callback has come.
 func (l *CallbackLatency) Mean() time.Duration {
 	return time.Duration(l.meanMs * float64(time.Millisecond))
 }

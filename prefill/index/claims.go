@@ -16,7 +16,7 @@ type Index struct {
 	firstClaim []uint32 // the entry's first claim; for a free number, the next free number
 	useLinks   []link
 	useOrder   order  // the entries by their last use, over all slots
-	freeEntry       uint32 // the first free number
+	freeEntry  uint32 // the first free number
 	entries    int
 
 	// A claim says that one slot holds one entry.
@@ -38,7 +38,7 @@ type Eviction uint8
 // Slot stands for a candidate in the index. It is stale once the candidate is removed. Calls with a stale Slot do
 // nothing, even if a new candidate has the same number.
 type Slot struct {
-	N    int    // index into the result of Match
+	N          int    // index into the result of Match
 	generation uint32 // as in the index's slot when the candidate was added
 }
 
@@ -59,22 +59,24 @@ type claim struct {
 	sibling uint32 // the next claim on the same entry; for a free number, the next free number
 	born    uint32 // the index's clock when the claim was made
 	slot    uint16
-	speculations    uint16 // number of speculations that need the claim; the top bit is set while the engine is known to hold the block
+	// support is the number of speculations that need the claim. Its top bit (confirmed) is set while the engine is known to hold the block.
+	// With neither, the claim is dropped.
+	support uint16
 }
 
 const (
-	confirmed = 1 << 15
-	speculationMask  = confirmed - 1 // also the mask of the number in spec
+	confirmed       = 1 << 15
+	speculationMask = confirmed - 1 // also the mask of the number in support
 )
 
 type slot struct {
-	id       string
-	inUse    bool
-	generation     uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
-	clearCount    uint32 // how often all claims of the slot were dropped at once
-	capacity int    // blocks that the candidate's engine can hold, 0 unknown
-	held     int    // claims of the slot
-	recent   order  // claims of the slot, by their last use
+	id         string
+	inUse      bool
+	generation uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
+	clearCount uint32 // how often all claims of the slot were dropped at once
+	capacity   int    // blocks that the candidate's engine can hold, 0 unknown
+	held       int    // claims of the slot
+	recent     order  // claims of the slot, by their last use
 }
 
 // New returns an empty index.
@@ -127,7 +129,7 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 	return c
 }
 
-// claim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
+// ensureClaim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
 // one, and drops other claims if the slot or the index is full.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
 	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
@@ -192,7 +194,7 @@ func (x *Index) newClaim() uint32 {
 	return uint32(len(x.claims) - 1)
 }
 
-// drop removes a claim, and the claim's entry if no other claim on the entry is left.
+// dropClaim removes a claim, and the claim's entry if no other claim on the entry is left.
 func (x *Index) dropClaim(c uint32, why Reason) {
 	entry, n := x.claims[c].entry, int(x.claims[c].slot)
 	s := &x.slots[n]
@@ -201,14 +203,14 @@ func (x *Index) dropClaim(c uint32, why Reason) {
 	x.claimCount--
 	x.evictions[why]++
 	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
-	next := &x.firstClaim[entry] // becomes the link that points to c
+	next := &x.firstClaim[entry] // becomes the link in the entry's list of claims that points to c
 	for *next != c {
 		next = &x.claims[*next].sibling
 	}
 	*next = x.claims[c].sibling
 	x.claims[c] = claim{sibling: x.freeClaim}
 	x.freeClaim = c
-	if x.firstClaim[entry] == 0 {
+	if x.firstClaim[entry] == 0 { // no slot holds the entry any more: its number becomes free
 		x.table.remove(x.keys[entry], entry)
 		x.useOrder.remove(x.useLinks, entry)
 		x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
@@ -217,7 +219,7 @@ func (x *Index) dropClaim(c uint32, why Reason) {
 	}
 }
 
-// evict drops all claims on an entry, and so the entry itself.
+// evictEntry drops all claims on an entry, and so the entry itself, to free memory.
 func (x *Index) evictEntry(entry uint32) {
 	for c := x.firstClaim[entry]; c != 0; {
 		next := x.claims[c].sibling
@@ -234,6 +236,7 @@ func (x *Index) costOn(entry uint32) int64 {
 	return x.entryCost()
 }
 
+// entryCost is the memory, in bytes, of an entry with its first claim.
 func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.words) }
 
 // The memory of the index is estimated from these sizes. They are upper bounds, with the growth of slices and of the
@@ -244,6 +247,7 @@ const (
 	claimCost = 32 // bytes per further claim
 )
 
+// bytes is the memory of the index, as estimated from its entries and claims.
 func (x *Index) bytes() int64 {
 	return int64(x.entries)*x.entryCost() + int64(x.claimCount-x.entries)*claimCost
 }
@@ -267,12 +271,12 @@ func (x *Index) Reset() {
 }
 
 // Speculation counts the blocks of a prompt as held by a slot while the prompt's probe is in flight. Confirm, Drop or
-// Linger ends it; further calls do nothing.
+// ExpireSoon ends it; further calls do nothing.
 type Speculation struct {
-	keys  []Key
-	slot  Slot
-	clearCount uint32 // epoch of the slot at the begin
-	began uint32 // clock of the index at the begin
+	keys       []Key
+	slot       Slot
+	clearCount uint32 // of the slot at the begin
+	began      uint32 // clock of the index at the begin
 }
 
 // lingering is a speculation whose probe has ended, but whose blocks are not yet known to be stored.

@@ -6,7 +6,7 @@
 // before it. One walk over a prompt's keys finds, for every candidate, the number of its first blocks that are cached.
 //
 // The owner calls Match, chooses a candidate, and calls Speculate for it: from then on the candidate counts as holding
-// the prompt's blocks. When the probe ends, the owner calls Confirm, Drop or Linger. Like an engine's cache, each
+// the prompt's blocks. When the probe ends, the owner calls Confirm, Drop or ExpireSoon. Like an engine's cache, each
 // candidate has its own capacity and evicts by its own order of use; a bound on memory holds for all candidates
 // together.
 //

@@ -20,20 +20,20 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 // matchWord walks over the keys for the 64 slots of one word of the holders. A slot leaves the walk at the first block
 // that it does not hold.
 func (x *Index) matchWord(dst []int32, keys []Key, word int) {
-	alive := x.inUse(word)
+	matching := x.inUse(word) // a bit for each slot that holds all blocks so far
 	for depth := range keys {
-		if alive == 0 {
+		if matching == 0 {
 			return
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
-		next := alive & x.holders[entry*x.words+word]
-		for gone := alive &^ next; gone != 0; gone &= gone - 1 { // each step clears the lowest bit
+		next := matching & x.holders[entry*x.words+word]
+		for gone := matching &^ next; gone != 0; gone &= gone - 1 { // each step clears the lowest bit
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
-		alive = next
+		matching = next
 	}
-	for ; alive != 0; alive &= alive - 1 {
-		dst[bits.TrailingZeros64(alive)] = int32(len(keys))
+	for ; matching != 0; matching &= matching - 1 {
+		dst[bits.TrailingZeros64(matching)] = int32(len(keys))
 	}
 }
 
@@ -55,7 +55,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 	keys = x.slots[s.N].fitting(keys)
 	for i := len(keys) - 1; i >= 0; i-- { // from the last, so that a block is evicted before the blocks in front of it
 		c := x.ensureClaim(s.N, keys[i])
-		x.claims[c].speculations |= confirmed
+		x.claims[c].support |= confirmed
 	}
 	x.releaseConfirmedLingering(s)
 }
@@ -67,7 +67,7 @@ func (x *Index) Remove(s Slot, k Key) {
 		return
 	}
 	if c := x.lookUp(s.N, k); c != 0 {
-		if x.claims[c].speculations &^= confirmed; x.claims[c].speculations == 0 { // else a probe in flight needs the claim
+		if x.claims[c].support &^= confirmed; x.claims[c].support == 0 { // else a probe in flight needs the claim
 			x.dropClaim(c, Removed)
 		}
 	}

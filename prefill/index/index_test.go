@@ -358,7 +358,7 @@ func consistent(t require.TestingT, x *Index) {
 		for c := x.firstClaim[e]; c != 0; c = x.claims[c].sibling {
 			claims++
 			n := int(x.claims[c].slot)
-			if x.claims[c].entry != e || x.claims[c].speculations == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
+			if x.claims[c].entry != e || x.claims[c].support == 0 || x.holders[int(e)*x.words+n/64]&(1<<(n%64)) == 0 {
 				require.Fail(t, "a claim that nobody vouches for, or no holder", "%+v", x.claims[c])
 			}
 		}

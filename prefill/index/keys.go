@@ -57,16 +57,17 @@ const BlockBytes = 256
 
 // Hasher turns prompts into keys. It can be reused, by one goroutine at a time. The keys that it returns stay valid.
 type Hasher struct {
-	buf   []byte // check and hash of the previous block, then the bytes of the present block
-	filled  int    // bytes of buf that are set
-	keys  []Key
-	total int  // bytes of the prompt so far
-	media bool // the prompt has a part that is not text
+	buf    []byte // check and hash of the previous block, then the bytes of the present block
+	filled int    // bytes of buf that are set
+	keys   []Key
+	total  int  // bytes of the prompt so far
+	media  bool // the prompt has a part that is not text
 }
 
-const parentKeyBytes = 16 // bytes in buf for the key of the previous block
+// parentKeyBytes is the size of the previous block's key, which stands at the front of buf.
+const parentKeyBytes = 16
 
-// start begins a prompt. The keys are appended to dst, and root is the key before the first block.
+// start begins a prompt. The keys are appended to dst, and root is the key before the first block. A block has blockBytes bytes.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
 	if cap(h.buf) < parentKeyBytes+blockBytes {
 		h.buf = make([]byte, parentKeyBytes+blockBytes)
@@ -76,7 +77,7 @@ func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
 	h.startBlock(root)
 }
 
-// chain puts a block's key before the bytes of the next block, so that the next key covers it.
+// startBlock puts a block's key before the bytes of the next block, so that the next key covers it.
 func (h *Hasher) startBlock(k Key) {
 	binary.LittleEndian.PutUint64(h.buf, k.Check)
 	binary.LittleEndian.PutUint64(h.buf[8:], k.Hash)
@@ -97,6 +98,7 @@ func (h *Hasher) write(p []byte) {
 	}
 }
 
+// writeByte adds one byte of the prompt, as write does.
 func (h *Hasher) writeByte(c byte) {
 	h.total++
 	h.buf[h.filled] = c
@@ -105,7 +107,8 @@ func (h *Hasher) writeByte(c byte) {
 	}
 }
 
-// seal makes the key of the block, which is full, and begins the next one.
+// endBlock makes the key of the block, which is full, and begins the next one. Hash leaves out the previous Check, because it must be the
+// same in every process.
 func (h *Hasher) endBlock() {
 	k := Key{xxhash.Sum64(h.buf[8:]), maphash.Bytes(secret, h.buf)}
 	h.keys = append(h.keys, k)
@@ -138,7 +141,7 @@ type Salts struct {
 	seen [4096]uint64 // hashes of salts, by their top 12 bits; a newer salt overwrites an older one
 }
 
-// Shared reports whether salt is empty or was seen before, and remembers it.
+// Shared reports whether an earlier request had this salt, and remembers it. Without a salt it is true, because all requests share that.
 func (s *Salts) Shared(salt string) bool {
 	if salt == "" {
 		return true

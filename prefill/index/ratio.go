@@ -38,7 +38,7 @@ func (r Ratio) Blocks(tokens, blockBytes int) int {
 	return int(float64(tokens) * r.BytesPerToken() / float64(blockBytes))
 }
 
-// Usable is how many of the matched tokens a prompt of so many tokens can take from a cache. An engine uses whole blocks,
+// UsableHit is how many of the matched tokens a prompt of so many tokens can take from a cache. An engine uses whole blocks,
 // and always computes at least the prompt's last token.
 func UsableHit(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {

@@ -50,9 +50,10 @@ func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	return h.finish()
 }
 
+// finish returns the keys of the rendering, with its length.
 func (h *Hasher) finish() Text { return Text{h.end(), h.total, h.media} }
 
-// message renders the message that starts at offset i, in an order that does not depend on the order of its members. It
+// writeMessage renders the message that starts at offset i, in an order that does not depend on the order of its members. It
 // returns the offset of the message's end, 0 if the message is no object, so that the caller need not scan a long text
 // again. The reasoning of a message is left out, because chat templates drop the reasoning of earlier turns.
 func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
@@ -83,7 +84,7 @@ func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	return max(0, o.Pos)
 }
 
-// scalar writes a short member and a separator. A missing member also gets its separator, so that the next member is not
+// writeMember writes a short member and a separator. A missing member also gets its separator, so that the next member is not
 // mistaken for it.
 func (h *Hasher) writeMember(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
@@ -92,7 +93,7 @@ func (h *Hasher) writeMember(value json.RawMessage) {
 	h.writeByte(separator)
 }
 
-// content writes a message's text. The parts of a list are joined by newlines, as engines do.
+// writeContent writes a message's text. The parts of a list are joined by newlines, as engines do.
 func (h *Hasher) writeContent(content json.RawMessage) {
 	if len(content) == 0 {
 		return
@@ -112,7 +113,7 @@ func (h *Hasher) writeContent(content json.RawMessage) {
 	}
 }
 
-// part writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
+// writePart writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
 // the whole part, with its URL or data.
 func (h *Hasher) writePart(part json.RawMessage) {
 	if len(part) > 0 && part[0] == '"' {
@@ -146,7 +147,7 @@ const (
 	slashes = '\\' * ones
 )
 
-// unquote writes the text of a valid JSON string. It reads eight bytes at a time: source code in prompts is full of
+// writeText writes the text of a valid JSON string. It reads eight bytes at a time: source code in prompts is full of
 // escapes, and a separate search for each of them would cost more than the copying.
 func (h *Hasher) writeText(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
@@ -179,7 +180,7 @@ func (h *Hasher) writeText(quoted json.RawMessage) {
 	}
 }
 
-// escape writes the character of the escape at the start of text, and returns the text after the escape.
+// writeEscaped writes the character of the escape at the start of text, and returns the text after the escape.
 func (h *Hasher) writeEscaped(text []byte) []byte {
 	if c := rawjson.Escaped(text[1]); c != 0 {
 		h.writeByte(c)
@@ -191,7 +192,7 @@ func (h *Hasher) writeEscaped(text []byte) []byte {
 	return text[n:]
 }
 
-// compact writes valid JSON without the white space between its parts.
+// writeCompact writes valid JSON without the white space between its parts.
 func (h *Hasher) writeCompact(value json.RawMessage) {
 	for len(value) > 0 {
 		switch c := value[0]; c {

@@ -68,6 +68,7 @@ func (x *Index) Held(s Slot) int {
 	return x.slots[s.N].held
 }
 
+// isCurrent reports whether s still stands for the candidate for which it was made. Otherwise that candidate was removed.
 func (x *Index) isCurrent(s Slot) bool {
 	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].generation == s.generation
 }

@@ -10,10 +10,10 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	}
 	at := &x.slots[s.N]
 	keys = at.fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- {
+	for i := len(keys) - 1; i >= 0; i-- { // from the last, as in Insert
 		n := x.ensureClaim(s.N, keys[i])
-		if c := &x.claims[n]; c.speculations&speculationMask < speculationMask {
-			c.speculations++
+		if c := &x.claims[n]; c.support&speculationMask < speculationMask { // the number must not run into the top bit
+			c.support++
 		}
 	}
 	p := Speculation{keys: keys, slot: s, clearCount: at.clearCount, began: x.clock}
@@ -29,9 +29,9 @@ func (x *Index) Confirm(p *Speculation) {
 			n := x.ensureClaim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
 			if p.isCountedBy(c) {
-				c.speculations--
+				c.support--
 			}
-			c.speculations |= confirmed
+			c.support |= confirmed
 		}
 	}
 	*p = Speculation{}
@@ -43,11 +43,11 @@ func (x *Index) Drop(p *Speculation) {
 	*p = Speculation{}
 }
 
-// linger is how long the blocks of a probe with an unknown outcome stay in the index. KV events name stored blocks sooner
+// lingerTime is how long the blocks of a probe with an unknown outcome stay in the index. KV events name stored blocks sooner
 // than this. Without events, longer would not help: the next request of a session comes later than this.
 const lingerTime = 2 * time.Second
 
-// Linger ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
+// ExpireSoon ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
 // count as held for the time linger; those that were not inserted by then are dropped. The confirmed blocks at the
 // prompt's start leave the speculation at once, so that an event can remove them.
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
@@ -60,7 +60,7 @@ func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	*p = Speculation{}
 }
 
-// settleLingering removes confirmed blocks from the slot's lingering speculations, as settle does.
+// releaseConfirmedLingering removes confirmed blocks from the slot's lingering speculations, as releaseConfirmed does.
 func (x *Index) releaseConfirmedLingering(s Slot) {
 	kept := x.lingering[:0]
 	for i := range x.lingering {
@@ -76,16 +76,16 @@ func (x *Index) releaseConfirmedLingering(s Slot) {
 	x.lingering = kept
 }
 
-// settle removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
+// releaseConfirmed removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
 // without p.
 func (x *Index) releaseConfirmed(p *Speculation) {
 	for len(p.keys) > 0 {
 		c := &x.claims[x.lookUp(p.slot.N, p.keys[0])]
-		if c.speculations&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
+		if c.support&confirmed == 0 { // also true of claim 0, which lookUp returns for a block that the slot does not hold
 			return
 		}
 		if p.isCountedBy(c) {
-			c.speculations--
+			c.support--
 		}
 		p.keys = p.keys[1:]
 	}
@@ -100,12 +100,12 @@ func (x *Index) Sweep(now time.Time) {
 	}
 }
 
-// Vouches reports whether p still has an effect: it has blocks, and its slot is in use and was not cleared since p began.
+// StillValid reports whether p still has an effect: it has blocks, and its slot is in use and was not cleared since p began.
 func (x *Index) StillValid(p *Speculation) bool {
 	return len(p.keys) > 0 && x.isCurrent(p.slot) && x.slots[p.slot.N].clearCount == p.clearCount
 }
 
-// end removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
+// endSpeculation removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	if !x.StillValid(p) {
 		return
@@ -113,15 +113,15 @@ func (x *Index) endSpeculation(p *Speculation, why Reason) {
 	for i := len(p.keys) - 1; i >= 0; i-- {
 		n := x.lookUp(p.slot.N, p.keys[i])
 		if c := &x.claims[n]; n != 0 && p.isCountedBy(c) {
-			if c.speculations--; c.speculations == 0 {
+			if c.support--; c.support == 0 {
 				x.dropClaim(n, why)
 			}
 		}
 	}
 }
 
-// owns reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
-// was dropped meanwhile, and other speculations made c.
+// isCountedBy reports whether p is one of the speculations that c counts. It is not if c was born after p began: then p's own claim
+// was dropped meanwhile, and another speculation made c.
 func (p *Speculation) isCountedBy(c *claim) bool {
-	return int32(c.born-p.began) <= 0 && c.speculations&speculationMask > 0 // born <= began, although the clock wraps around
+	return int32(c.born-p.began) <= 0 && c.support&speculationMask > 0 // born <= began, although the clock wraps around
 }

@@ -4,10 +4,16 @@ package index
 // 32 bits of the key's Check, which clients cannot choose; 0 is an empty cell.
 type table struct {
 	cells []uint64 // its length is a power of two, at most three quarters of them are set
-	used   int      // cells that are set
+	used  int      // cells that are set
 }
 
 const leastCells = 1 << 10
+
+// cellOf packs a cell: the tag in the upper 32 bits, the entry number in the lower 32.
+func cellOf(tag, n uint32) uint64 { return uint64(tag)<<32 | uint64(n) }
+
+// unpack returns the tag and the entry number of a cell.
+func unpack(cell uint64) (tag, n uint32) { return uint32(cell >> 32), uint32(cell) }
 
 // home is the first cell in which a key with this tag, the 32 bits of its Check, is looked for.
 func (t *table) home(tag uint32) uint32 { return tag & uint32(len(t.cells)-1) }
@@ -23,7 +29,7 @@ func (t *table) find(k Key, keys []Key) uint32 {
 		if cell == 0 {
 			return 0
 		}
-		if n := uint32(cell); uint32(cell>>32) == tag && keys[n] == k {
+		if cellTag, n := unpack(cell); cellTag == tag && keys[n] == k {
 			return n
 		}
 	}
@@ -34,13 +40,14 @@ func (t *table) add(k Key, n uint32) {
 	if t.used++; t.used > len(t.cells)*3/4 {
 		t.grow()
 	}
-	t.insertCell(uint64(uint32(k.Check))<<32 | uint64(n))
+	t.insertCell(cellOf(uint32(k.Check), n))
 }
 
-// put stores a cell in the first empty place from its home on.
+// insertCell stores a cell in the first empty place from its home on.
 func (t *table) insertCell(cell uint64) {
 	mask := uint32(len(t.cells) - 1)
-	i := t.home(uint32(cell >> 32))
+	tag, _ := unpack(cell)
+	i := t.home(tag)
 	for t.cells[i] != 0 {
 		i = (i + 1) & mask
 	}
@@ -66,8 +73,10 @@ func (t *table) remove(k Key, n uint32) {
 		hole = (hole + 1) & mask
 	}
 	for i := (hole + 1) & mask; t.cells[i] != 0; i = (i + 1) & mask {
-		home := t.home(uint32(t.cells[i] >> 32))
-		if (i-home)&mask >= (i-hole)&mask { // the hole lies between its home cell and its cell
+		tag, _ := unpack(t.cells[i])
+		home := t.home(tag)
+		holeIsOnItsWay := (i-home)&mask >= (i-hole)&mask // the hole lies between its home cell and its cell
+		if holeIsOnItsWay {
 			t.cells[hole] = t.cells[i]
 			hole = i
 		}

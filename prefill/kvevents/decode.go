@@ -31,22 +31,22 @@ const (
 
 // event is one KV event. Its slices are reused for the next event.
 type event struct {
-	kind     kind
-	hashes   []engineHash
-	parent   engineHash
-	isRoot   bool // no parent
-	tokens   []int32
-	blockTokens    int      // tokens per block
-	lora     string   // name of the LoRA, empty: none
-	loraID   string   // decimal, empty when null
-	medium   string   // the memory that holds the blocks
-	extraKeys    []string // the extra keys of each block: empty for none, a single word, or odd
-	group    int64    // of KV cache layers
-	hasGroup bool
-	attentionKind     string // the kind of attention of the group
+	kind          kind
+	hashes        []engineHash
+	parent        engineHash
+	isRoot        bool // no parent
+	tokens        []int32
+	blockTokens   int      // tokens per block
+	lora          string   // name of the LoRA, empty: none
+	loraID        string   // decimal, empty when null
+	medium        string   // the memory that holds the blocks
+	extraKeys     []string // the extra keys of each block: empty for none, a single word, or otherExtraKeys
+	group         int64    // of KV cache layers
+	hasGroup      bool
+	attentionKind string // the kind of attention of the group
 }
 
-// odd stands for extra keys that are not a single word, such as those of pictures.
+// otherExtraKeys stands for extra keys that are not a single word, such as those of pictures.
 const otherExtraKeys = "\x00"
 
 // The fields of events that are arrays, in order, after the type. Later versions of vLLM append fields.
@@ -69,7 +69,7 @@ func newDecoder() *decoder {
 	return d
 }
 
-// batch reads a payload and calls visit for each event, in order. After an error, visit was called for the events
+// decodeBatch reads a payload and calls visit for each event, in order. After an error, visit was called for the events
 // before it.
 func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, err error) {
 	d.from.Reset(payload)
@@ -97,7 +97,7 @@ func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, e
 	return ts, nil // the third part, the rank, and any further parts are not needed
 }
 
-// event reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
+// decodeEvent reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
 // parts are fields in a fixed order.
 func (d *decoder) decodeEvent() error {
 	e := &d.current
@@ -112,6 +112,7 @@ func (d *decoder) decodeEvent() error {
 	return d.decodeArrayEvent()
 }
 
+// decodeMapEvent reads an event that is a map from field names to values.
 func (d *decoder) decodeMapEvent() error {
 	n, err := d.DecodeMapLen()
 	if err != nil {
@@ -129,6 +130,7 @@ func (d *decoder) decodeMapEvent() error {
 	return nil
 }
 
+// decodeArrayEvent reads an event that is an array: its type, and then the fields of this type in order.
 func (d *decoder) decodeArrayEvent() error {
 	n, err := d.DecodeArrayLen()
 	if err != nil {
@@ -148,7 +150,7 @@ func (d *decoder) decodeArrayEvent() error {
 		fields = removedFields
 	}
 	for i := range n - 1 {
-		key := ""
+		key := "" // a later version of vLLM has appended this part
 		if i < len(fields) {
 			key = fields[i]
 		}
@@ -159,7 +161,8 @@ func (d *decoder) decodeArrayEvent() error {
 	return nil
 }
 
-// field reads the value of a field into d.current; it skips the value of an unknown field.
+// decodeField reads the value of a field into d.current. It skips the value of an unknown field, and of an empty key, which stands for an
+// array's part that has no name here.
 func (d *decoder) decodeField(key string) (err error) {
 	e := &d.current
 	switch key {
@@ -236,7 +239,7 @@ func (d *decoder) orNil(read func() error) error {
 	return read()
 }
 
-// hash reads a block's hash, which engines write as an integer, as bytes or as a string. null: the value is null.
+// decodeHash reads a block's hash, which engines write as an integer, as bytes or as a string. null: the value is null.
 func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -253,22 +256,22 @@ func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
 	return engineHash{uint64(n)}, false, err
 }
 
-// extraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.
+// decodeExtraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.
 func (d *decoder) decodeExtraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
-		word := ""
+		keys := ""
 		err = d.orNil(func() error {
-			word, err = d.decodeExtraKey()
+			keys, err = d.decodeExtraKey()
 			return err
 		})
-		d.current.extraKeys = append(d.current.extraKeys, word)
+		d.current.extraKeys = append(d.current.extraKeys, keys)
 	}
 	return err
 }
 
-// extraKey reads the extra keys of one block. It returns a single string as it is, empty for no keys, and odd for anything
-// else.
+// decodeExtraKey reads the extra keys of one block. It returns a single string as it is, empty for no keys, and otherExtraKeys for
+// anything else.
 func (d *decoder) decodeExtraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {
@@ -291,7 +294,7 @@ func (d *decoder) decodeExtraKey() (string, error) {
 	return otherExtraKeys, err
 }
 
-// skip skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.
+// skipValue skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.
 func (d *decoder) skipValue(depth int) error {
 	const deepest = 32
 	if depth > deepest {
@@ -325,11 +328,13 @@ func (d *decoder) skipValue(depth int) error {
 	return err
 }
 
+// readString reads a msgpack string; empty for null.
 func (d *decoder) readString() (string, error) {
 	b, err := d.readBinary()
 	return string(b), err
 }
 
+// readBinary reads the bytes of a msgpack string or bytes value; empty for null.
 func (d *decoder) readBinary() ([]byte, error) {
 	n, err := d.DecodeBytesLen()
 	if err != nil {
@@ -338,7 +343,7 @@ func (d *decoder) readBinary() ([]byte, error) {
 	return d.readBytes(n)
 }
 
-// take reads n bytes. It first checks that so many bytes are left, because the library would allocate any announced
+// readBytes reads n bytes. It first checks that so many bytes are left, because the library would allocate any announced
 // length.
 func (d *decoder) readBytes(n int) ([]byte, error) {
 	if n > d.from.Len() {

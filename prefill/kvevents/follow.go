@@ -8,16 +8,16 @@ type follower struct {
 	// marker or until yield returns false.
 	replay   func(from uint64, yield func(seq uint64, payload []byte) bool) error
 	apply    func(payload []byte)
-	dropAll     func() // drops everything that was applied
+	dropAll  func() // drops everything that was applied
 	counters *counters
 
-	nextSeq     uint64 // sequence number of the next batch
+	nextSeq  uint64 // sequence number of the next batch
 	synced   bool   // next is known
 	lastHash uint64 // hash of the batch before next
-	firstSeq    uint64 // sequence number of the first batch since the follower was synced
+	firstSeq uint64 // sequence number of the first batch since the follower was synced
 }
 
-// connected begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
+// startConnection begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
 // and the follower requests only the batches since. From any other publisher, such as a restarted one, it requests all
 // batches.
 func (f *follower) startConnection() {
@@ -56,11 +56,11 @@ func (f *follower) restart() {
 	_ = f.replay(0, f.applyIfNew)
 }
 
-// live receives a batch of the subscription.
+// receiveLive receives a batch of the subscription.
 func (f *follower) receiveLive(seq uint64, payload []byte) {
 	if f.synced && seq > f.nextSeq {
 		switch lost := f.fillGap(); {
-		case lost: // fill has done all that is needed
+		case lost: // fillGap has dropped everything, and counted it
 		case seq > f.nextSeq: // the replay ended before the missing batches
 			f.dropAfterGap()
 		default:
@@ -70,7 +70,7 @@ func (f *follower) receiveLive(seq uint64, payload []byte) {
 	f.applyIfNew(seq, payload)
 }
 
-// fill requests the batches from next on. If the publisher no longer has some of them, fill drops everything that was
+// fillGap requests the batches from nextSeq on. If the publisher no longer has some of them, it drops everything that was
 // applied before, continues with the batches that come, and reports lost.
 func (f *follower) fillGap() (lost bool) {
 	err := f.replay(f.nextSeq, func(seq uint64, payload []byte) bool {
@@ -87,14 +87,14 @@ func (f *follower) fillGap() (lost bool) {
 	return lost
 }
 
-// lose drops everything that was applied, because batches are missing.
+// dropAfterGap drops everything that was applied, because batches are missing. It counts this, and the next batch begins anew.
 func (f *follower) dropAfterGap() {
 	f.counters.gapsDropped.Add(1)
 	f.synced = false
 	f.dropAll()
 }
 
-// follow applies a batch unless it was applied already. It always returns true, so that a replay continues to its end.
+// applyIfNew applies a batch unless it was applied already. It always returns true, so that a replay continues to its end.
 func (f *follower) applyIfNew(seq uint64, payload []byte) bool {
 	if !f.synced || seq >= f.nextSeq {
 		f.applyNext(seq, payload)

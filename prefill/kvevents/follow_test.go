@@ -36,8 +36,8 @@ func (p *publisher) text(seq uint64) []byte { return fmt.Append(nil, p.boot, seq
 func followed(p *publisher) (*follower, *[]string) {
 	var did []string
 	return &follower{replay: p.replay, counters: &counters{},
-		apply: func(payload []byte) { did = append(did, string(payload)) },
-		dropAll:  func() { did = append(did, "cold") },
+		apply:   func(payload []byte) { did = append(did, string(payload)) },
+		dropAll: func() { did = append(did, "cold") },
 	}, &did
 }
 

@@ -21,17 +21,17 @@ type Sink interface {
 // EAGLE and no connector, for example, vLLM from 0.33 on also hashes the tokens that follow a block. The index holds a key
 // until the engine has removed the last of its hashes.
 type mirror struct {
-	slot       index.Slot
-	scope      index.Scope
-	sink       Sink
+	slot      index.Slot
+	scope     index.Scope
+	sink      Sink
 	maxHashes int // bound of known
-	counters   *counters
+	counters  *counters
 
-	known   map[engineHash]block
-	holders map[index.Key]int32 // number of hashes in known that have this key
-	hasher  index.Hasher
-	keys    []index.Key
-	removedKeys    []index.Key // keys whose last hash the present event removes
+	known       map[engineHash]block
+	holders     map[index.Key]int32 // number of hashes in known that have this key
+	hasher      index.Hasher
+	keys        []index.Key
+	removedKeys []index.Key // keys whose last hash the present event removes
 }
 
 type block struct {
@@ -39,7 +39,7 @@ type block struct {
 	group int64 // of KV cache layers
 }
 
-// mostKnown bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
+// maxKnownHashes bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
 const maxKnownHashes = 1 << 20
 
 // apply passes one event on to the sink.
@@ -56,7 +56,7 @@ func (m *mirror) apply(e *event) {
 	}
 }
 
-// forget drops all blocks of the candidate.
+// dropAll drops all blocks of the candidate.
 func (m *mirror) dropAll(why index.Reason) {
 	clear(m.known)
 	clear(m.holders)
@@ -65,6 +65,7 @@ func (m *mirror) dropAll(why index.Reason) {
 	m.sink.Cleared(m.slot, why)
 }
 
+// onGPU reports whether an event is about GPU memory. An event that names no memory counts as one.
 func onGPU(medium string) bool { return medium == "" || strings.EqualFold(medium, "gpu") }
 
 // fullAttention reports whether the blocks of a group of layers with this spec show which prefixes are cached. Groups with
@@ -73,7 +74,7 @@ func fullAttention(spec string) bool {
 	return spec == "" || spec == "full_attention" || strings.HasPrefix(spec, "mla")
 }
 
-// stored passes on the blocks that an engine has stored in GPU memory, up to the first block whose hash depends on more
+// applyStored passes on the blocks that an engine has stored in GPU memory, up to the first block whose hash depends on more
 // than tokens: its key is not known.
 func (m *mirror) applyStored(e *event) {
 	if !onGPU(e.medium) || !fullAttention(e.attentionKind) {
@@ -84,8 +85,8 @@ func (m *mirror) applyStored(e *event) {
 		return
 	}
 	m.counters.blockTokens.Store(int64(e.blockTokens))
-	plain := m.hashableBlocks(e)
-	if plain == 0 {
+	hashable := m.hashableBlocks(e)
+	if hashable == 0 {
 		m.counters.skipped.Add(int64(len(e.hashes)))
 		return
 	}
@@ -94,12 +95,12 @@ func (m *mirror) applyStored(e *event) {
 		m.counters.unknownParents.Add(1)
 		return
 	}
-	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:plain*e.blockTokens], e.blockTokens)
+	m.keys = m.hasher.Tokens(m.keys[:0], parent, e.tokens[:hashable*e.blockTokens], e.blockTokens)
 	m.removedKeys = m.removedKeys[:0]
 	for i, k := range m.keys {
-		m.recordHash(e.hashes[i], block{k, e.group})
+		m.recordHash(e.hashes[i], block{k, e.group}) // may add to removedKeys
 	}
-	m.counters.skipped.Add(int64(len(e.hashes) - plain))
+	m.counters.skipped.Add(int64(len(e.hashes) - hashable))
 	m.sink.Lock()
 	defer m.sink.Unlock()
 	if len(m.removedKeys) > 0 {
@@ -119,21 +120,23 @@ func (m *mirror) parentKey(e *event) (index.Key, bool) {
 	return parent.key, ok
 }
 
-// hold records that the engine holds a block under a hash. The hash may be known already, because vLLM reports a block
-// again for each request that finds it in the cache.
+// recordHash records that the engine holds a block under a hash. The hash may be known already, because vLLM reports a block
+// again for each request that finds it in the cache. If the hash had another key, and this key has no other hash, the key is added to
+// removedKeys.
 func (m *mirror) recordHash(h engineHash, b block) {
-	old, wasHeld := m.known[h]
+	old, wasKnown := m.known[h]
 	m.known[h] = b
-	if wasHeld && old.key == b.key {
+	if wasKnown && old.key == b.key {
 		return
 	}
-	if wasHeld { // the engine's hashes are not made of tokens and parent: the same hash has another key
+	if wasKnown { // the engine's hashes are not made of tokens and parent: the same hash has another key
 		m.releaseHash(old.key)
 	}
 	m.holders[b.key]++
 }
 
-// release notes that the engine no longer holds one hash of a key, and appends the key to gone if this was its last hash.
+// releaseHash notes that the engine no longer holds one hash of a key. If this was the key's last hash, it adds the key to removedKeys, of
+// which the caller tells the sink.
 func (m *mirror) releaseHash(k index.Key) {
 	if m.holders[k]--; m.holders[k] > 0 {
 		return
@@ -142,21 +145,21 @@ func (m *mirror) releaseHash(k index.Key) {
 	m.removedKeys = append(m.removedKeys, k)
 }
 
-// plain is how many of an event's first blocks depend only on tokens and on a LoRA whose name is known. The blocks after
+// hashableBlocks is how many of an event's first blocks depend only on tokens and on a LoRA whose name is known. The blocks after
 // these have no known parent.
 func (m *mirror) hashableBlocks(e *event) int {
 	if e.loraID != "" && e.lora == "" {
 		return 0
 	}
-	for i, word := range e.extraKeys {
-		if word != "" && word != e.lora {
+	for i, keys := range e.extraKeys {
+		if keys != "" && keys != e.lora { // the hash depends on more than the tokens and the LoRA
 			return min(i, len(e.hashes))
 		}
 	}
 	return len(e.hashes)
 }
 
-// removed passes on the keys whose last hash the engine has removed from GPU memory. An event that names a group of layers
+// applyRemoved passes on the keys whose last hash the engine has removed from GPU memory. An event that names a group of layers
 // removes only blocks that were stored in this group.
 func (m *mirror) applyRemoved(e *event) {
 	if !onGPU(e.medium) {
@@ -167,7 +170,7 @@ func (m *mirror) applyRemoved(e *event) {
 		b, ok := m.known[h]
 		if ok && (!e.hasGroup || e.group == b.group) {
 			delete(m.known, h)
-			m.releaseHash(b.key)
+			m.releaseHash(b.key) // may add to removedKeys
 		}
 	}
 	if len(m.removedKeys) > 0 {

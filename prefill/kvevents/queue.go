@@ -32,16 +32,17 @@ const (
 type queue struct {
 	ready chan struct{} // holds a token after a change
 
-	mu    sync.Mutex
-	items []message
-	bytes int
-	overflowed  bool  // batches were dropped
-	err   error // the error with which the connection ended; nil: it has not ended
+	mu         sync.Mutex
+	items      []message
+	bytes      int
+	overflowed bool  // batches were dropped
+	err        error // the error with which the connection ended; nil: it has not ended
 }
 
 func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 
-// push adds a live batch. If the queue is full, it first drops all batches.
+// push adds a live batch. If the queue is full, it first drops all batches: once one of them is lost, the stream must start anew and cannot
+// use the others either.
 func (q *queue) push(m message) {
 	q.mu.Lock()
 	if len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes {
@@ -71,19 +72,19 @@ func nudge(ready chan<- struct{}) {
 
 // take returns the batches in the queue, whether batches before them were dropped, and the error with which the
 // connection ended.
-func (q *queue) take() (items []message, over bool, err error) {
+func (q *queue) take() (items []message, overflowed bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	items, over = q.items, q.overflowed
+	items, overflowed = q.items, q.overflowed
 	q.items, q.bytes, q.overflowed = nil, 0, false
-	return items, over, q.err
+	return items, overflowed, q.err
 }
 
 // counters hold values for Status. Most count since the start of the stream.
 type counters struct {
-	batches, gapsReplayed, gapsDropped      atomic.Int64
-	decodeErrors, unknownTypes   atomic.Int64
-	unknownParents, skipped      atomic.Int64
+	batches, gapsReplayed, gapsDropped atomic.Int64
+	decodeErrors, unknownTypes         atomic.Int64
+	unknownParents, skipped            atomic.Int64
 	connects, knownHashes, lagInMicros atomic.Int64
 	blockTokens                        atomic.Int64 // tokens per block, of the last stored block
 }

@@ -50,7 +50,7 @@ const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 	longReplay   = 15 // a whole replay may take so many times ReplayTimeout
-	// silence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
+	// maxSilence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
 	maxSilence = 30 * time.Second
 )
 
@@ -62,19 +62,19 @@ type Stream struct {
 	resync   chan struct{}
 	counters counters
 
-	connected       atomic.Bool  // connected, and the replay is applied
-	unreadable  atomic.Bool  // the last batch could not be read
-	complete atomic.Bool  // the events have named all blocks that the engine holds
-	resyncs  atomic.Int64 // how often Resync was called
-	resynced atomic.Int64 // how many of these calls are carried out
-	answered atomic.Int64 // Unix nanoseconds of the first Answered since the last batch; 0: none since
-	failure  atomic.Pointer[string]
-	place    atomic.Pointer[Place] // the place of the last connection
+	connected  atomic.Bool  // connected, and the replay is applied
+	unreadable atomic.Bool  // the last batch could not be read
+	complete   atomic.Bool  // the events have named all blocks that the engine holds
+	resyncs    atomic.Int64 // how often Resync was called
+	resynced   atomic.Int64 // how many of these calls are carried out
+	answered   atomic.Int64 // Unix nanoseconds of the first ExpectEvent since the last batch; 0: none since
+	failure    atomic.Pointer[string]
+	place      atomic.Pointer[Place] // the place of the last connection
 
 	// Only the goroutine of run uses these.
 	follower follower
-	mirror mirror
-	decode *decoder
+	mirror   mirror
+	decode   *decoder
 }
 
 // Start begins to follow a rank's events.
@@ -111,7 +111,7 @@ func (s *Stream) Resync() {
 	nudge(s.resync)
 }
 
-// Answered notes that the engine has answered a probe for which it computed a new block: an event should follow.
+// ExpectEvent notes that the engine has answered a probe for which it computed a new block: an event should follow.
 func (s *Stream) ExpectEvent(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
 
 // Precise reports whether the events are reliable. While they are not, the index should learn from answers.
@@ -207,8 +207,8 @@ func (s *Stream) session(ctx context.Context) error {
 	s.failure.Store(nil)
 	s.connected.Store(true)
 	for {
-		items, over, connErr := batches.take()
-		if over {
+		items, overflowed, connErr := batches.take()
+		if overflowed {
 			s.follower.dropAfterGap()
 			s.follower.restart()
 		}
@@ -327,7 +327,7 @@ func (s *Stream) apply(payload []byte) {
 	}
 }
 
-// cold drops all blocks that the events have named.
+// dropAll drops all blocks that the events have named, and counts the events as incomplete.
 func (s *Stream) dropAll() {
 	s.complete.Store(false)
 	s.mirror.dropAll(index.Cold)

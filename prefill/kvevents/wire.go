@@ -18,7 +18,7 @@ import (
 
 const (
 	maxMessageBytes = 16 << 20 // bytes
-	dialTimeout = 5 * time.Second
+	dialTimeout     = 5 * time.Second
 )
 
 // wire is a ZeroMQ connection that ends with its context.
@@ -37,7 +37,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 		return nil, fmt.Errorf("kvevents: %w; start the engine with kv_events_config, and check that this is its port plus the rank", err)
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
-	_ = raw.SetDeadline(time.Now().Add(dialTimeout))
+	_ = raw.SetDeadline(time.Now().Add(dialTimeout)) // for the handshake
 	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greetingLeft: greetingBytes}
 	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
 		w.close()
@@ -47,6 +47,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 	return w, nil
 }
 
+// close closes the connection. It may be called more than once.
 func (w *wire) close() {
 	w.stop()
 	_ = w.raw.Close()
@@ -65,17 +66,17 @@ func (w *wire) frames() ([][]byte, error) {
 	}
 }
 
-// guard fails a connection on which a peer announces a message larger than mostMessage, because the library would allocate
+// guard fails a connection on which a peer announces a message larger than maxMessageBytes, because the library would allocate
 // any announced length.
 type guard struct {
 	net.Conn
-	buffered *bufio.Reader
+	buffered     *bufio.Reader
 	greetingLeft int    // bytes of the greeting still to come
 	bodyLeft     uint64 // bytes of the frame's body still to come
 	lengthLeft   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
-	frameSize     uint64 // of the frame's body, as far as it was read
-	moreFrames     bool   // further frames of the message follow
-	messageSize    uint64 // size of the message's frames so far
+	frameSize    uint64 // of the frame's body, as far as it was read
+	moreFrames   bool   // further frames of the message follow
+	messageSize  uint64 // size of the message's frames so far
 }
 
 // Frames of ZMTP 3: after a greeting each frame has flags, a length and a body.
@@ -88,6 +89,7 @@ const (
 
 var errTooLarge = errors.New("kvevents: a message of more than 16 MiB")
 
+// Read reads from the connection, and fails before the library sees a message that is too large.
 func (g *guard) Read(p []byte) (int, error) {
 	n, err := g.buffered.Read(p)
 	if !g.withinLimit(p[:n]) {
@@ -96,7 +98,8 @@ func (g *guard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// pass parses the frames in the bytes that were read. It reports false if a message is larger than mostMessage.
+// withinLimit parses the frames in the bytes that were read, which may begin and end anywhere in a frame. It reports whether the message is
+// not larger than maxMessageBytes.
 func (g *guard) withinLimit(p []byte) bool {
 	for len(p) > 0 {
 		switch {

@@ -31,10 +31,12 @@ func (s *Sums) book(phase Phase, weight Weight, times int64) {
 	}
 }
 
-// Live counts the prompts whose KV a decode engine may still fetch.
-func (s *Sums) FetchablePrompts() int { return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched] }
+// FetchablePrompts counts the prompts whose KV a decode engine may still fetch.
+func (s *Sums) FetchablePrompts() int {
+	return s.Leases[Probing] + s.Leases[Pooled] + s.Leases[Dispatched]
+}
 
-// Held counts the prompts of this proxy whose KV the engine holds, those that no decode engine will fetch included.
+// HeldPrompts counts the prompts of this proxy whose KV the engine holds, those that no decode engine will fetch included.
 func (s *Sums) HeldPrompts() int { return s.FetchablePrompts() + s.Leases[Orphaned] }
 
 // KVTokens is the number of tokens that the prefill engine's KV cache holds for this proxy. A prompt counts until
@@ -44,6 +46,7 @@ func (s *Sums) KVTokens() int64 { return sum(s.Tokens) }
 // KVWork is the same load as KVTokens, in the weight that vllm-ascend's proxy gives to prompts.
 func (s *Sums) KVWork() int64 { return sum(s.Work) }
 
+// sum adds the values of all phases.
 func sum(v [Phases]int64) (s int64) {
 	for _, x := range v {
 		s += x
@@ -68,20 +71,20 @@ type EngineLoad struct {
 	Sums
 	Gauges
 	gate
-	Owner      string
-	Waiting    Sums      // prompts that wait for the candidate, while one round of decisions runs
-	ReportedByOthers     Share     // the load of other dispatchers on the candidate; SetShared changes it
-	AnsweredAt time.Time // when the engine last answered a probe of this proxy
-	Unfetched  int       // prompts that were left to the engine's own timeout, since the start
+	Owner            string
+	Waiting          Sums      // prompts that wait for the candidate, while one round of decisions runs
+	ReportedByOthers Share     // the load of other dispatchers on the candidate; SetReportedByOthers changes it
+	AnsweredAt       time.Time // when the engine last answered a probe of this proxy
+	Unfetched        int       // prompts that were left to the engine's own timeout, since the start
 
 	ledger     *Ledger
-	freedPace      freedPace
+	freedPace  freedPace
 	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
 	unanswered []*InFlight // probes, in the order in which they were sent
-	turnedAt     time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
+	turnedAt   time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
 }
 
-// Load returns the load of a new candidate, with nothing charged.
+// NewLoad returns the load of a new candidate, with nothing charged.
 func (l *Ledger) NewLoad(owner string) EngineLoad {
 	return EngineLoad{ledger: l, Owner: owner, Gauges: Gauges{gaugeUsage: math.NaN()}}
 }
@@ -97,7 +100,7 @@ func (e *EngineLoad) Capacity() int64 {
 	return cmp.Or(e.capacity, e.scrapedCapacity)
 }
 
-// Wait adds a prompt that waits for the candidate in this round.
+// AddWaiting adds a prompt that waits for the candidate in this round. It counts like a prompt whose probe is not answered (Probing).
 func (e *EngineLoad) AddWaiting(w Weight) {
 	e.Waiting.Leases[Probing]++
 	e.Waiting.NewTokens += w.NewTokens
@@ -108,7 +111,7 @@ func (e *EngineLoad) AddWaiting(w Weight) {
 // Share is the load that this dispatcher has put on the candidate.
 func (e *EngineLoad) Share() Share { return Share{e.Leases[Probing], e.NewTokens, e.KVTokens()} }
 
-// SetShared replaces the load that other dispatchers report for the candidate.
+// SetReportedByOthers replaces the load that other dispatchers report for the candidate.
 func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	if e.ReportedByOthers != s {
 		e.ReportedByOthers = s
@@ -116,7 +119,7 @@ func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	}
 }
 
-// end removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered
+// probeEnded removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered
 // says that the engine has answered it with a hand-off: the engine then turns to another prompt. If it ended in another way,
 // for example because its client left, the engine does so only if it computed this probe and does not hang.
 func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
@@ -154,7 +157,7 @@ func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 	return time.Time{}
 }
 
-// running is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
+// oldestUnanswered is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
 // probe was sent, or when the engine turned to it after another probe, whichever is later. nil: all probes are answered.
 func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 	if len(e.unanswered) == 0 {
@@ -205,37 +208,39 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
-// Ends is the time by which all charged prompts are predicted to be prefilled; false: not known, because no probe is unanswered,
+// PrefillsDoneAt is the time by which all charged prompts are predicted to be prefilled; false: not known, because no probe is unanswered,
 // nothing is predicted, or the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
-	if oldest == nil || e.PredictedUs == 0 || len(e.unanswered) < e.Leases[Probing] {
+	if oldest == nil || e.PredictedUs == 0 || e.Unsent() > 0 {
 		return at, false
 	}
 	return since.Add(time.Duration(e.PredictedUs) * time.Microsecond), true
 }
 
-// Foresee predicts the end of a charged prompt's prefill in two parts: current is when the engine ends the prompt that it
-// computes now, and rest is how long it then takes for the prompts up to and including the charged one. duration corrects
-// a predicted prefill time by the recent error of the engine's predictions, which the caller knows. A prompt that was not
+// PredictEnd predicts the end of a charged prompt's prefill in two parts: currentEnds is when the engine ends the prompt that it
+// computes now, and rest is how long it then takes for the prompts up to and including the charged one. corrected is
+// a predicted prefill time with the recent error of the engine's predictions, which the caller knows. A prompt that was not
 // sent yet comes last.
-func (e *EngineLoad) PredictEnd(f *InFlight, duration func(predicted time.Duration) time.Duration) (current time.Time, rest time.Duration) {
+func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Duration) time.Duration) (
+	currentEnds time.Time, rest time.Duration,
+) {
 	oldest, since := e.oldestUnanswered()
 	if oldest != nil {
-		current = since.Add(duration(oldest.Predicted()))
+		currentEnds = since.Add(corrected(oldest.Predicted()))
 	}
 	if f == oldest {
-		return current, 0
+		return currentEnds, 0
 	}
 	for _, probe := range e.unanswered {
 		if probe == f {
 			break
 		}
 		if probe != oldest {
-			rest += duration(probe.Predicted())
+			rest += corrected(probe.Predicted())
 		}
 	}
-	return current, rest + duration(f.Predicted())
+	return currentEnds, rest + corrected(f.Predicted())
 }
 
 // OthersBacklog is the part of backlog_ms, in ms, that other dispatchers and strangers (clients that bypass all
@@ -250,7 +255,7 @@ func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, 
 		return ms
 	}
 	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
-	if decodes {
+	if decodes { // they may be decodes
 		running = 0
 	}
 	unreportedWaiting := max(0, waiting-reported) // the reported requests count as waiting first, and else as running
@@ -258,7 +263,7 @@ func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, 
 	return ms + (unreportedWaiting+unreportedRunning/2)*latency.Ms(usualTokens, 0)
 }
 
-// Batch is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
+// BatchSize is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
 // the number that other dispatchers report, or the number that a current sample shows, whichever is larger.
 func (e *EngineLoad) BatchSize(now time.Time) float64 {
 	others := float64(e.ReportedByOthers.Unanswered)
@@ -268,7 +273,7 @@ func (e *EngineLoad) BatchSize(now time.Time) float64 {
 	return float64(e.Leases[Probing]+e.Waiting.Leases[Probing]) + others
 }
 
-// Beside is how many requests run on the engine that are not probes of this proxy; 0 without a current sample.
+// ConcurrentRequests is how many requests run on the engine that are not probes of this proxy; 0 without a current sample.
 func (e *EngineLoad) ConcurrentRequests(now time.Time) float64 {
 	if !e.Current(now) {
 		return 0
@@ -276,7 +281,7 @@ func (e *EngineLoad) ConcurrentRequests(now time.Time) float64 {
 	return e.ObservedOthers - e.observedOthersWaiting
 }
 
-// Crowded reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
+// HasOthersPrompts reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
 // On an engine that also decodes, running requests count as decodes.
 func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
 	prompts := e.ObservedOthers
@@ -287,7 +292,7 @@ func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
 	return e.ReportedByOthers.Unanswered > 0 || sampled
 }
 
-// Ahead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
+// RequestsAhead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
 // requests of others. The latter are the number that other dispatchers report, or the number that waits by a current
 // sample, whichever is larger.
 func (e *EngineLoad) RequestsAhead(now time.Time) float64 {
@@ -308,7 +313,7 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.openCharges++
-		if o.ended { // the charge is lost from its begin on
+		if o.ended { // nobody is left to end the charge: it is lost from its begin on
 			e.ledger.lostCharges++
 		}
 	}
@@ -321,8 +326,10 @@ func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time
 
 // UpdateGate opens or closes the gate by the present state. It must be called after every change of this state.
 func (e *EngineLoad) UpdateGate(now time.Time) {
-	e.updateState(kvState{own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered, until: e.gaugeCountsUntil()},
-		e.ledger.cfg.KVThreshold, now)
+	e.updateState(kvState{
+		own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered,
+		until: e.gaugeCountsUntil(),
+	}, e.ledger.cfg.KVThreshold, now)
 }
 
 // Stale reports whether so many scrapes in a row failed that the gauges no longer count. The engine may only be too busy to
@@ -340,7 +347,7 @@ func (e *EngineLoad) Current(now time.Time) bool {
 	return now.Sub(e.SampledAt) <= 3*interval
 }
 
-// Own is the share of the KV cache, 0 to 1, that this and other dispatchers use by their counts. While the capacity
+// CountedUsage is the share of the KV cache, 0 to 1, that this and other dispatchers use by their counts. While the capacity
 // is unknown it is 0, and only the engine's gauge can close the gate.
 func (e *EngineLoad) CountedUsage() float64 {
 	if capacity := e.Capacity(); capacity > 0 {
@@ -380,13 +387,13 @@ func (e *EngineLoad) Usage() float64 {
 	return usage
 }
 
-// Queue is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
+// RequestCounts is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
 // last scrape are included.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
-// Strangers is how many requests from elsewhere than this proxy wait in the engine, and how many wait in all; false: no
-// sample is current.
-func (e *EngineLoad) WaitingCounts(now time.Time) (foreign, all float64, ok bool) {
+// WaitingCounts is how many requests of others than this proxy wait in the engine, and how many wait in all, by the last scrape; false: the
+// scrape is too old to count.
+func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, ok bool) {
 	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }
 
@@ -396,7 +403,7 @@ func (e *EngineLoad) SinceIdle() (ran float64, answered int) {
 	return e.idle.ran, (e.answers - e.idle.answers) - (e.sends - e.idle.sends)
 }
 
-// Ask notes that a scrape is sent now, and returns the state of the EngineLoad for Sample or Miss.
+// StartScrape notes that a scrape is sent now, and returns the state of the EngineLoad for StoreSample or RecordFailedScrape.
 func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
 	e.scrapeSentAt = now
 	return ScrapeStart{
@@ -405,10 +412,10 @@ func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
 	}
 }
 
-// Unasked notes that the scrape under way was abandoned.
+// AbandonScrape notes that the scrape under way was abandoned.
 func (e *EngineLoad) AbandonScrape() { e.scrapeSentAt = time.Time{} }
 
-// Miss notes that a scrape failed.
+// RecordFailedScrape notes that a scrape failed.
 func (e *EngineLoad) RecordFailedScrape(at ScrapeStart, now time.Time) {
 	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
 	e.FailedInRow++
@@ -416,9 +423,9 @@ func (e *EngineLoad) RecordFailedScrape(at ScrapeStart, now time.Time) {
 	e.UpdateGate(now)
 }
 
-// Sample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. What the scrape did not
+// StoreSample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. What the scrape did not
 // report keeps its last value, except KVUsage and the request counts. If the engine counts more requests than this proxy's
-// unanswered prefill calls (probes), the others came from elsewhere. Sample reports whether the engine restarted since the last
+// unanswered prefill calls (probes), the others came from elsewhere. StoreSample reports whether the engine restarted since the last
 // scrape. If so, it ends the orphaned charges whose KV is gone.
 func (e *EngineLoad) StoreSample(s Sample, at ScrapeStart, now time.Time) (restarted bool) {
 	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
@@ -476,7 +483,7 @@ func (e *EngineLoad) removeAnswered() {
 	}
 }
 
-// Room predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
+// RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
 // is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
 // dispatchers fill the room that their own prompts leave.
 func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {

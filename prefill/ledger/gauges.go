@@ -17,27 +17,27 @@ type Sample struct {
 // Gauges are the last scraped values of a candidate. The request counts are corrected by the probes that were sent or
 // answered since.
 type Gauges struct {
-	ObservedOthers float64       // requests on the engine that are not probes of this proxy
-	FailedInRow  int           // failed scrapes in a row
+	ObservedOthers float64       // requests on the engine that are not probes of this proxy, by the last scrape
+	FailedInRow    int           // failed scrapes in a row
 	FailedScrapes  uint64        // failed scrapes, ever
-	BlockTokens   int           // tokens of a KV block, 0: not known
-	RTT     time.Duration // round trip to the engine, 0: not measured
-	SampledAt time.Time     // when the last good scrape was sent
+	BlockTokens    int           // tokens of a KV block, 0: not known
+	RTT            time.Duration // round trip to the engine, 0: not measured
+	SampledAt      time.Time     // when the last good scrape was sent
 
-	gaugeUsage           float64 // share of the KV cache in use, NaN: not known
-	sampledTokens   float64 // KV tokens of this proxy's prompts that usage includes
-	scrapedCapacity         int64   // capacity in KV tokens
-	observedOthersWaiting    float64 // the part of Foreign that certainly waits
-	waitingAtScrape float64 // requests that waited at the last scrape, this proxy's included
-	waitingNow     float64 // requests that wait in the engine: the last scrape, corrected by probes sent and answered since
-	runningNow      float64 // requests that run in the engine, corrected likewise
-	sends           int     // probes sent, since the start
-	answers         int     // probes answered, since the start
-	startTime       float64
-	scrapeSentAt           time.Time     // when the scrape under way was sent; zero: none is under way
-	scrapeTook      time.Duration // duration of the last scrape, failed or not
-	goodScrapeTook  time.Duration // duration of the last good scrape
-	idle            idle
+	gaugeUsage            float64 // share of the KV cache in use, NaN: not known
+	sampledTokens         float64 // KV tokens of this proxy's prompts that usage includes
+	scrapedCapacity       int64   // capacity in KV tokens
+	observedOthersWaiting float64 // the part of ObservedOthers that certainly waits
+	waitingAtScrape       float64 // requests that waited at the last scrape, this proxy's included
+	waitingNow            float64 // requests that wait in the engine: the last scrape, corrected by probes sent and answered since
+	runningNow            float64 // requests that run in the engine, corrected likewise
+	sends                 int     // probes sent, since the start
+	answers               int     // probes answered, since the start
+	startTime             float64
+	scrapeSentAt          time.Time     // when the scrape under way was sent; zero: none is under way
+	scrapeTook            time.Duration // duration of the last scrape, failed or not
+	goodScrapeTook        time.Duration // duration of the last good scrape
+	idle                  idle
 }
 
 // idle is the state of an EngineLoad at the last scrape that found no request waiting.
@@ -46,7 +46,7 @@ type idle struct {
 	sends, answers int
 }
 
-// Mark is the state of an EngineLoad when a scrape was sent.
+// ScrapeStart is the state of an EngineLoad when a scrape was sent.
 type ScrapeStart struct {
 	sent           time.Time
 	unanswered     int

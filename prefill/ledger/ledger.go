@@ -17,7 +17,7 @@ type Ledger struct {
 
 	// The counts of Audit: charged - released must equal the number of charges on all engines, and unheld must be 0.
 	charged, released, misuses, expired uint64
-	lostCharges                              int // lost charges: they are still on an engine, but their owner has ended
+	lostCharges                         int // lost charges: they are still on an engine, but their owner has ended
 }
 
 // Config holds the settings of all EngineLoads.
@@ -67,12 +67,12 @@ func (l *Ledger) Expire(now time.Time) *EngineLoad {
 	return f.load
 }
 
-// freeOrphans ends the orphaned charges of an engine that are older than before. The engine restarted after before, so
-// their KV is gone with its old process.
-func (l *Ledger) freeOrphans(e *EngineLoad, before, now time.Time) {
+// freeOrphans ends the charges of an engine that were orphaned before the cutoff. The engine has restarted after the cutoff, so their KV is
+// gone with its old process.
+func (l *Ledger) freeOrphans(e *EngineLoad, cutoff, now time.Time) {
 	var gone []*InFlight
 	for _, f := range l.expiries {
-		if f.load == e && f.phase == Orphaned && f.since.Before(before) {
+		if f.load == e && f.phase == Orphaned && f.since.Before(cutoff) {
 			gone = append(gone, f)
 		}
 	}
@@ -109,10 +109,10 @@ func (e *expiries) Pop() any {
 // charge that names its LeaseOwner. A charge that has no last call when the attempt ends is lost, and the audit shows it.
 type LeaseOwner struct {
 	openCharges int // charges on which the owner must still make the last call
-	ended   bool
+	ended       bool
 }
 
-// Ended notes that an owner makes no more calls, and returns the number of its lost charges. A lost charge stays on its
+// OwnerEnded notes that an owner makes no more calls, and returns the number of its lost charges. A lost charge stays on its
 // engine, because the engine may still hold the KV, and counts as drift in the audit.
 func (l *Ledger) OwnerEnded(o *LeaseOwner) (lost int) {
 	if !o.ended {
@@ -122,7 +122,8 @@ func (l *Ledger) OwnerEnded(o *LeaseOwner) (lost int) {
 	return o.openCharges
 }
 
-// PassOn separates the charge from its owner: from now on other code is responsible for the last call.
+// DetachOwner separates the charge from its owner: from now on other code is responsible for the last call on the charge (Release or
+// Orphan). If the owner has ended already, the charge counted as lost, and does so no more. Without an owner, DetachOwner does nothing.
 func (f *InFlight) DetachOwner() {
 	o := f.owner
 	if o == nil {
@@ -131,7 +132,7 @@ func (f *InFlight) DetachOwner() {
 	f.owner = nil
 	o.openCharges--
 	if o.ended {
-		f.load.ledger.lostCharges--
+		f.load.ledger.lostCharges-- // it counted as lost; now it ends, or other code will end it
 	}
 }
 
@@ -184,14 +185,14 @@ func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_07
 //
 //	InFlight ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
-// EngineLoad.Reserve also makes a charge that is Probing, but its probe is sent later, by Send. In each phase Release ends
-// the charge, and Orphan leaves it to the engine's own timeout. The owner calls Settle before this last call. Any call
+// EngineLoad.Reserve also makes a charge that is Probing, but its probe is sent later, by MarkSent. In each phase Release ends
+// the charge, and Orphan leaves it to the engine's own timeout. The owner calls ClaimEnd before this last call. Any call
 // after it is a bug, which the ledger counts as a misuse.
 type InFlight struct {
 	Weight        Weight
 	load          *EngineLoad
 	phase         Phase
-	endClaimed       bool // Settle was called: the next call is the last
+	endClaimed    bool // ClaimEnd was called: the next call is the last
 	renewed       bool // the request's decode engine keeps renewing the prefill engine's hold on the KV
 	owner         *LeaseOwner
 	sent          time.Time    // when the probe was sent; zero: not yet
@@ -213,7 +214,8 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 	}
 }
 
-// Send notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or was settled.
+// MarkSent notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or if its end was
+// claimed.
 func (f *InFlight) MarkSent(now time.Time) {
 	if f.endClaimed || f.phase != Probing || !f.sent.IsZero() {
 		f.load.ledger.misuses++
@@ -240,7 +242,7 @@ func (f *InFlight) Predicted() time.Duration {
 // Sent is when the probe was sent; zero: not yet.
 func (f *InFlight) Sent() time.Time { return f.sent }
 
-// MayAnswer reports whether the probe was sent and not answered yet; if not, it counts a misuse.
+// CheckAnswerable reports whether the probe was sent and not answered yet; if not, it counts a misuse.
 func (f *InFlight) CheckAnswerable() bool {
 	if f.endClaimed || f.phase != Probing || f.sent.IsZero() {
 		f.load.ledger.misuses++
@@ -280,8 +282,9 @@ func (f *InFlight) Renew(now time.Time) {
 	heap.Fix(&f.load.ledger.expiries, f.expiriesIndex)
 }
 
-// Settle must be called before the last call on a charge. It reports whether the last call still changes anything. It does
-// not if the charge has expired, or if Settle was called before, which counts as a misuse.
+// ClaimEnd must be called before the last call on a charge (Release or Orphan), so that only one caller ends it. It also detaches the
+// owner. It reports whether the caller may make the last call. It may not if the charge has expired, or if ClaimEnd was called before,
+// which counts as a misuse.
 func (f *InFlight) ClaimEnd() bool {
 	if f.endClaimed {
 		f.load.ledger.misuses++
@@ -317,7 +320,7 @@ func (f *InFlight) leaveModelCounts() {
 	f.modelCounts = nil
 }
 
-// move moves a charge to another phase, in which it weighs this many tokens. The phase Ended removes the charge from its
+// moveTo moves a charge to another phase, in which it weighs this many tokens. The phase Ended removes the charge from its
 // EngineLoad. No other function reduces the sums of an EngineLoad.
 func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load

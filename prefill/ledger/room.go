@@ -8,7 +8,7 @@ import (
 // freedHalfLife is the time after which freed tokens count half in the pace at which an engine frees KV memory.
 const freedHalfLife = 10 * time.Second
 
-// freed measures the pace at which an engine frees KV tokens: the tokens freed and the time that passed, both weighted by
+// freedPace measures the pace at which an engine frees KV tokens: the tokens freed and the time that passed, both weighted by
 // age, so that old ones count less.
 type freedPace struct {
 	tokens, ms float64
@@ -80,11 +80,11 @@ type kvState struct {
 // therefore opens by itself when the gauge becomes too old.
 type gate struct {
 	closed    bool      // the gate is closed, at least until opens
-	opensAt     time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
+	opensAt   time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
 	idleSince time.Time // since when the gate is closed and no prompt or canary is live on the engine; zero: it is open, or one is
 }
 
-// update opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. update must
+// updateState opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. It must
 // be called after every change of the state, because hysteresis depends on the order of the changes.
 func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	usage := s.own
@@ -101,7 +101,7 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 		g.opensAt = s.until
 	}
 
-	// While the gate is closed and no prompt is live, only orphans fill the KV cache. After CanaryEvery, PassesAt lets a canary pass.
+	// While the gate is closed and no prompt is live, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a canary pass.
 	switch {
 	case !g.closed || s.live > 0:
 		g.idleSince = time.Time{}
@@ -115,7 +115,7 @@ func (g *gate) Closed(now time.Time) bool {
 	return g.closed && (g.opensAt.IsZero() || now.Before(g.opensAt))
 }
 
-// PassesAt is when a probe may pass the closed gate even if the state does not change; false: never. At that time either
+// MayPassAt is when a probe may pass the closed gate even if the state does not change; false: never. At that time either
 // the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
 // orphans, and only a probe can show whether the engine still holds them.
 func (g *gate) MayPassAt() (time.Time, bool) {
@@ -128,7 +128,7 @@ func (g *gate) MayPassAt() (time.Time, bool) {
 	return g.opensAt, !g.opensAt.IsZero()
 }
 
-// Passes reports whether a probe may pass now, and whether it passes as a canary.
+// MayPass reports whether a probe may pass now, and whether it passes as a canary.
 func (g *gate) MayPass(now time.Time) (ok, canary bool) {
 	if !g.Closed(now) {
 		return true, false

@@ -47,8 +47,8 @@ type Offer struct {
 
 // Ranks predicts the prefix caches of all decode ranks. One lock, mu, guards the state; it is never held during I/O.
 type Ranks struct {
-	setMu   sync.Mutex // serialises Set and Close, which may wait for streams to end
-	closed    bool       // Close was called: no more streams begin; guarded by setting
+	setMu     sync.Mutex // serialises Set and Close: they wait for streams to end, and so cannot hold mu, which streams take
+	closed    bool       // Close was called: no more streams begin; guarded by setMu
 	mu        sync.Mutex
 	cache     *cache.Cache
 	ranks     map[int32]*rank
@@ -58,7 +58,7 @@ type Ranks struct {
 
 type rank struct {
 	Rank
-	cache   cache.CachedBlocks
+	cache     cache.CachedBlocks
 	stream    cache.Feed // the stream of the rank's KV events; zero: none
 	emptiedAt time.Time  // when Forget was called for the rank; zero: never
 }
@@ -66,7 +66,7 @@ type rank struct {
 // engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
 const engineBlock = 16
 
-// block is the number of tokens per KV block of the rank's engine.
+// blockTokens is the number of tokens per KV block of the rank's engine.
 func (r *rank) blockTokens() int {
 	if r.stream.Stream == nil {
 		return engineBlock
@@ -156,7 +156,7 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 	return all
 }
 
-// replace sets the ranks, and drops the state of engines and models without ranks. mu must be held.
+// replaceRanks sets the ranks, and drops the state of engines and models without ranks. mu must be held.
 func (l *Ranks) replaceRanks(ranks []Rank) {
 	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
 	for _, given := range ranks {
@@ -185,7 +185,7 @@ func (l *Ranks) replaceRanks(ranks []Rank) {
 	maps.DeleteFunc(l.transfers, func(model string, _ *fit.Calibration) bool { return !models[model] })
 }
 
-// Serve reports whether any rank of the model may compute prompts.
+// AnyComputes reports whether any rank of the model may compute prompts.
 func (l *Ranks) AnyComputes(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -197,7 +197,7 @@ func (l *Ranks) AnyComputes(model string) bool {
 	return false
 }
 
-// Remember reports whether the prefix caches of any ranks of the model are predicted.
+// HasRanks reports whether the prefix caches of any ranks of the model are predicted.
 func (l *Ranks) HasRanks(model string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,7 +237,8 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 			continue
 		}
 		offer := Offer{Rank: r.ID, Hit: r.hitTokens(found, p, tokens), New: tokens}
-		if l.engines[r.Engine].trusted() || r.cache.NamesBlocksOf(&p.Prompt, now) {
+		hitIsReliable := l.engines[r.Engine].trusted() || r.cache.NamesBlocksOf(&p.Prompt, now)
+		if hitIsReliable {
 			offer.New = max(1, tokens-offer.Hit)
 		}
 		offers = append(offers, offer)
@@ -246,10 +247,11 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	return offers
 }
 
-// holds is how many tokens of a prompt are predicted to be in the rank's cache. found is the result of Match.
+// hitTokens is how many tokens of a prompt the rank is predicted to take from its cache. found is the result of Match, and tokens is the
+// length of the prompt.
 func (r *rank) hitTokens(found []int32, p *Prompt, tokens int) int {
-	held := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
-	return index.UsableHit(int(held), tokens, r.blockTokens())
+	heldTokens := float64(r.cache.Blocks(found, &p.Prompt)) * p.BlockSize(tokens)
+	return index.UsableHit(int(heldTokens), tokens, r.blockTokens())
 }
 
 // Held lists, by ID, the ranks that have more of the prompt in their cache than the rank with the least. Hit is how many
@@ -275,8 +277,9 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 	return held
 }
 
-// Holds notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time
-// sent. tokens is the engine's count of the prompt's tokens; 0: not reported.
+// NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the
+// rank's KV events name the blocks, they say it better, and blocks that were learned from answers are dropped. tokens is the engine's count
+// of the prompt's tokens; 0: not reported.
 func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,7 +291,7 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	now := time.Now()
 	emptiedSince := !r.emptiedAt.Before(sent) // the KV may be gone
 	switch {
-	case len(p.Keys) == 0 || emptiedSince:
+	case len(p.Keys) == 0 || emptiedSince: // nothing can be noted
 	case r.cache.NamesBlocksOf(&p.Prompt, now): // events name the blocks
 		r.cache.DropLearnedFromAnswers()
 	default:

@@ -13,7 +13,7 @@ const (
 	trustDecay = 0.9 // factor of both sums at each answer
 )
 
-// learn adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
+// addAnswer adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
 // not reported.
 func (t *trust) addAnswer(expected, found int) {
 	if expected <= 0 {
@@ -23,7 +23,7 @@ func (t *trust) addAnswer(expected, found int) {
 	t.found = trustDecay*t.found + float64(min(max(found, 0), expected))
 }
 
-// holds reports whether predictions for the engine are trusted.
+// trusted reports whether predictions for the engine are trusted.
 func (t *trust) trusted() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }

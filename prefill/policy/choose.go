@@ -12,7 +12,7 @@ func (p *Policy) Name() string { return p.name }
 // String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
-// Rounds reports whether the policy chooses candidates in turn. Its caller must then pass the Order of the chosen candidate
+// TakesTurns reports whether the policy chooses candidates in turn. Its caller must then pass the Order of the chosen candidate
 // as the Cursor of the next Query.
 func (p *Policy) TakesTurns() bool { return p.takesTurns }
 
@@ -29,7 +29,7 @@ type Choice struct {
 	FilterSkipped bool    // the policy's own filter was ignored, because no candidate passed it
 }
 
-// equal is the relative difference below which two scores count as equal.
+// equalScores is the relative difference below which two scores count as equal.
 const equalScores = 1e-9
 
 // Choose returns the candidate with the lowest score. Among equal scores the policy's tie-break decides, then the
@@ -71,6 +71,7 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
+// evaluate is the policy's score for a candidate. A user's policy sees only the indicators.
 func (p *Policy) evaluate(e *Engine) float64 {
 	if p.user != nil {
 		return p.user.evaluate(&e.Indicators)
@@ -78,7 +79,7 @@ func (p *Policy) evaluate(e *Engine) float64 {
 	return p.score(p.param, &p.query, e)
 }
 
-// lowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
+// indexOfLowest is the index of the candidate with the lowest of p.scores. Among equal scores the keys in ties decide in turn,
 // then the hash of request and candidate.
 func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int {
 	least := math.Inf(1)

@@ -5,7 +5,7 @@ import "evenkeel/internal/namedargs"
 // score computes a candidate's score; the candidate with the smallest score wins. v is the policy's parameter.
 type score func(v float64, q *Query, e *Engine) float64
 
-// key orders candidates whose scores are equal: the one with the smaller key comes first.
+// tieKey orders candidates whose scores are equal: the one with the smaller key comes first.
 type tieKey func(e *Engine) float64
 
 // aware and blind decide between equal scores. aware is for policies that consider the prefix cache, blind for the others.
@@ -18,36 +18,37 @@ var (
 	loadTies = []tieKey{func(e *Engine) float64 { return e.BS }}
 )
 
-// form is a built-in policy.
+// builtin is a built-in policy.
 type builtin struct {
 	name string
 	ties []tieKey
 
-	params     []namedargs.Key[float64] // its parameter; nil: none
-	defaultParam     float64                  // the parameter's default
-	score     score
-	source    string // of the score and of the default
-	takesTurns    bool   // see Policy.Rounds
-	loadBlind bool   // see Policy.LoadBlind
-	advice   string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
+	params       []namedargs.Key[float64] // its parameter; nil: none
+	defaultParam float64                  // the parameter's default
+	score        score
+	source       string // of the score and of the default
+	takesTurns   bool   // see Policy.TakesTurns
+	loadBlind    bool   // see Policy.LoadBlind
+	advice       string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
 }
 
-// upTo is a numeric parameter from 0 to most.
+// numberUpTo is a numeric parameter from 0 to most.
 func numberUpTo(most float64, name string) []namedargs.Key[float64] {
 	return []namedargs.Key[float64]{namedargs.Number(name, 0, most, paramField)}
 }
 
-// words is a parameter whose value is one of the given words; it is stored as the word's index.
+// oneOf is a parameter whose value is one of the given words; it is stored as the word's index.
 func oneOf(name string, allowed ...string) []namedargs.Key[float64] {
 	return []namedargs.Key[float64]{namedargs.Words(name, paramField, func(i int) float64 { return float64(i) }, allowed...)}
 }
 
+// paramField is the field that holds a parameter: a policy has at most one, so it is the value itself.
 func paramField(v *float64) *float64 { return v }
 
-// unbounded is an upper bound that no sensible parameter reaches.
+// noBound is an upper bound that no sensible parameter reaches.
 const noBound = 1e9
 
-// lap is added to the round-robin score of candidates up to the cursor, so that they come after the candidates behind the
+// roundRobinLap is added to the round-robin score of candidates up to the cursor, so that they come after the candidates behind the
 // cursor. It exceeds the number of candidates, and is small enough that the scores of two candidates never count as
 // equal.
 const roundRobinLap = 1 << 20
@@ -55,7 +56,7 @@ const roundRobinLap = 1 << 20
 // kvShare is the weight of held KV tokens relative to tokens that still have to be computed, as in vllm-ascend's proxy.
 const kvShare = 0.3
 
-// forms are listed to users in this order.
+// builtins are listed to users in this order.
 var builtins = []builtin{
 	{
 		name: "round-robin", takesTurns: true, loadBlind: true, source: "next in configured order",
@@ -123,7 +124,7 @@ var builtins = []builtin{
 	{
 		name: "sticky-ring", loadBlind: true, source: "SkyLB's ring hash",
 		advice: "write finish, and prefill.affinity.enabled: true, which keeps a session on its engine while that is not loaded",
-		score:   func(_ float64, q *Query, e *Engine) float64 { return ringDistance(e.Ring, q.Key) },
+		score:  func(_ float64, q *Query, e *Engine) float64 { return ringDistance(e.Ring, q.Key) },
 	},
 	{
 		name: "finish", ties: cacheAwareTies, source: "earliest predicted end of this prefill",

@@ -27,8 +27,8 @@ type Indicators struct {
 	HeldTokens      float64 `expr:"held_tokens"`       // tokens of hand-offs that still hold KV
 	ActiveBlocks    float64 `expr:"active_blocks"`     // kv_tokens in blocks of the engine
 	RTTMs           float64 `expr:"rtt_ms"`
-	TPMs            float64 `expr:"tp_ms"` // prefill time per new token, by the fitted line
-	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time, by the fitted line
+	TPMs            float64 `expr:"tp_ms"` // prefill time per new token, as learned
+	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time, as learned
 
 	// The batches (bs) of all candidates that may take this request, and the number of these candidates.
 	MaxBS  float64 `expr:"max_bs"`
@@ -59,7 +59,7 @@ type Query struct {
 	Cursor int    // Order of the candidate that round-robin last chose for the model, -1: none
 }
 
-// Fit sets the indicators that depend on the prompt. prompt is its length in tokens, and matched is how many of them are in
+// SetPrompt sets the indicators that depend on the prompt. prompt is its length in tokens, and matched is how many of them are in
 // the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
 func (e *Engine) SetPrompt(prompt, matched float64) {
 	block := max(1, e.BlockTokens)
@@ -98,7 +98,7 @@ func (l Latency) Ms(newTokens, hit float64) float64 {
 // Attention is the number of token pairs that the attention of a prefill computes.
 func Attention(newTokens, hit float64) float64 { return newTokens * (hit + newTokens/2) }
 
-// creditFloor is the smallest share of a running prefill's predicted time that is assumed to be left, however long it has
+// minLeftShare is the smallest share of a running prefill's predicted time that is assumed to be left, however long it has
 // run. The prediction may be wrong, and a candidate that hangs must not look idle.
 const minLeftShare = 0.25
 
@@ -125,7 +125,7 @@ func Vnodes(id string) []uint64 {
 	return ring
 }
 
-// ahead is the distance on the ring from the key to the next point, as a share of the whole ring.
+// ringDistance is the distance on the ring from the key to the next point, as a share of the whole ring.
 func ringDistance(ring []uint64, key uint64) float64 {
 	if len(ring) == 0 {
 		return 1

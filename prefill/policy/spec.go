@@ -15,7 +15,7 @@ type Policy struct {
 	ties       []tieKey
 	score      score
 	param      float64
-	takesTurns     bool
+	takesTurns bool
 	loadBlind  bool
 	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
@@ -32,18 +32,22 @@ func Names() []string {
 	return names
 }
 
-// insteadOf is the advice what to write in place of a policy that may only be used in simulations; empty: there is none.
-func simulationOnly(name string) string {
-	if i := slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name }); i >= 0 {
-		return builtins[i].advice
+// simulationOnly reports whether a policy may only be used in simulations. advice says what to write in its place.
+func simulationOnly(name string) (advice string, only bool) {
+	i := slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name })
+	if i < 0 {
+		return "", false
 	}
-	return ""
+	advice = builtins[i].advice
+	return advice, advice != ""
 }
 
-// Parse makes a policy from `name` or `name:key=value`. The name is a built-in policy or one of the library's.
+// Parse makes a policy from `name` or `name:key=value`. The name is a built-in policy or one of the library's own. If the library is for
+// serving, Parse refuses a policy that is only for simulations.
 func (l *Library) Parse(text string) (*Policy, error) {
-	if name, _, _ := strings.Cut(text, ":"); l != nil && l.ForServing && simulationOnly(name) != "" {
-		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, simulationOnly(name))
+	name, _, _ := strings.Cut(text, ":")
+	if advice, only := simulationOnly(name); only && l != nil && l.ForServing {
+		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, advice)
 	}
 	name, set, err := namedargs.Parse(text, l.Names())
 	if err != nil {

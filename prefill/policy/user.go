@@ -64,7 +64,7 @@ type user struct {
 type run struct {
 	*user
 	machine vm.VM
-	passed    []bool // by candidate: whether it passed the filter
+	passed  []bool // by candidate: whether it passed the filter
 	ignored bool   // the filter is ignored, because no candidate passed it
 }
 
@@ -89,10 +89,14 @@ func (l *Library) Names() []string {
 	if l == nil {
 		return Names()
 	}
-	builtin := slices.DeleteFunc(Names(), func(name string) bool { return l.ForServing && simulationOnly(name) != "" })
+	builtin := slices.DeleteFunc(Names(), func(name string) bool {
+		_, only := simulationOnly(name)
+		return only && l.ForServing
+	})
 	return append(builtin, slices.Sorted(maps.Keys(l.custom))...)
 }
 
+// customNamed returns the policy that a user has defined under a name; nil: there is none, or the library is nil.
 func (l *Library) customNamed(name string) *user {
 	if l == nil {
 		return nil
@@ -137,7 +141,7 @@ func compile(name string, d Definition) (*user, error) {
 		u.ties = cacheAwareTies
 	}
 	for i, text := range d.TieBreak {
-		k, err := tieOn(text)
+		k, err := tieKeyFor(text)
 		if err != nil {
 			bad(fmt.Sprintf("tie_break[%d]", i), err.Error())
 		}
@@ -187,7 +191,7 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	return program, nil
 }
 
-// guard finds the first node that is not allowed in a user's expression. It is needed because disabling the library's
+// nodeChecker finds the first node that is not allowed in a user's expression. It is needed because disabling the library's
 // builtin functions does not disable loops over ranges.
 type nodeChecker struct {
 	refused ast.Node
@@ -238,8 +242,8 @@ var indicators = func() map[string]int {
 	return byName
 }()
 
-// tieOn returns the key for one item of tie_break.
-func tieOn(text string) (tieKey, error) {
+// tieKeyFor returns the key for one item of tie_break: the name of an indicator, with a - before it if the larger value comes first.
+func tieKeyFor(text string) (tieKey, error) {
 	name, descending := strings.CutPrefix(text, "-")
 	field, ok := indicators[name]
 	if !ok {
@@ -253,13 +257,15 @@ func tieOn(text string) (tieKey, error) {
 	return func(e *Engine) float64 { return sign * e.value(field) }, nil
 }
 
+// value returns the indicator with the index `field` among the fields of Indicators.
 func (i *Indicators) value(field int) float64 { return reflect.ValueOf(i).Elem().Field(field).Float() }
 
+// build makes a Policy of its own from the definition.
 func (u *user) build() *Policy {
 	return &Policy{name: u.name, spec: u.name, ties: u.ties, user: &run{user: u}}
 }
 
-// filter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
+// applyFilter applies the user's filter to all candidates and stores the results, which passes reads. A candidate for which the
 // filter fails with an error passes. skipped says that no candidate passed, so that the filter is ignored.
 func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 	if p.user == nil || p.user.filter == nil {

@@ -4,7 +4,7 @@
 // queue is first come, first served.
 //
 // Each model has a queue. A round goes through the requests of all model queues in this order; the caller serves each request,
-// holds it until the next round, or shuts its model queue for the round. The package has no clock and no lock.
+// defers it to the next round, or closes its model queue for the round. The package has no clock and no lock.
 package queue
 
 import (
@@ -23,18 +23,18 @@ const Batch = math.MinInt
 type Queue[T any] struct {
 	modelQueues map[string]*ModelQueue[T]
 	classes     map[int]*class[T]
-	byDeadline         ordered[*Item[T]] // the requests with a deadline
+	byDeadline  ordered[*Item[T]] // the requests with a deadline
 	waiting     int
 	arrivals    uint64
 
-	round  uint64
-	placesFree bool // the pool of prefilled requests that wait for decode has room in this round
-	deferrals  int  // requests that were held in this round
+	round      uint64
+	placesFree bool // the pool of prefilled requests that wait for decode has places in this round; false: only retries can be served
+	deferrals  int  // requests that were deferred in this round
 }
 
 // Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
 type Item[T any] struct {
-	Value       T // the request
+	Value    T // the request
 	Key      string
 	Priority int
 	Tokens   int // tokens of its prompt
@@ -44,8 +44,8 @@ type Item[T any] struct {
 	Target   string    // the only engine to which the request may go; empty: it may go to any
 
 	number       uint64 // counts arrivals; orders requests that arrived at the same time
-	deferredIn       uint64 // the last round in which the request was held
-	pinned        bool   // the request must not be displaced
+	deferredIn   uint64 // the last round in which the request was deferred
+	pinned       bool   // the request must not be displaced
 	modelQueue   *ModelQueue[T]
 	retriesIndex int           // index in the heap of retries, -1: not in it
 	dueIndex     int           // index in the heap of deadlines, -1: not in it
@@ -56,22 +56,23 @@ type Item[T any] struct {
 // ModelQueue holds the requests for one model. First attempts wait in flow queues, one for each key. Retries are kept apart: they
 // have a place in the pool already, and must not wait behind a request that still needs one; and their key has had its turn.
 type ModelQueue[T any] struct {
-	queue   *Queue[T]
-	retries ordered[*Item[T]]
-	flowQueues  map[*flow[T]]*flowQueue[T]
-	byTurn   ordered[*flowQueue[T]] // its first flow queue is served next
+	queue          *Queue[T]
+	retries        ordered[*Item[T]]
+	flowQueues     map[*flow[T]]*flowQueue[T]
+	byTurn         ordered[*flowQueue[T]] // its first flow queue is served next
 	byDisplacement ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
-	firstAttempts   int                    // requests in all flow queues
-	batch   int                    // the part of fresh that has priority Batch
-	tokens  int64                  // prompt tokens of the part of fresh that is not batch
+	firstAttempts  int                    // requests in all flow queues
+	batch          int                    // the part of firstAttempts that has priority Batch
+	tokens         int64                  // prompt tokens of the part of firstAttempts that is not batch
 
-	onlyRetriesIn, closedIn, deferredIn uint64 // the last rounds in which Settle, Shut and Hold were called
-	retryDeferredIn               uint64 // the last round in which a retry was held
-	deferrals                     int    // requests that were held in round heldIn
-	deferredTargets                    []targetClass  // what HoldAll has held in round heldIn
+	onlyRetriesIn, closedIn, deferredIn uint64        // the last rounds in which ServeOnlyRetries, CloseForRound and Defer were called
+	retryDeferredIn                     uint64        // the last round in which a retry was deferred
+	deferrals                           int           // requests that were deferred in round deferredIn
+	deferredTargets                     []targetClass // what DeferSameTarget has deferred in round deferredIn
 }
 
-// aim stands for the requests of a model queue that HoldAll holds: those with a target that are retries (reserved), or those that are not.
+// targetClass stands for the requests of a model queue that DeferSameTarget defers: those with a target that are retries (hasPlace), or
+// those that are not.
 type targetClass struct {
 	target   string
 	hasPlace bool
@@ -91,19 +92,20 @@ func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 	mq := q.modelQueues[model]
 	if mq == nil {
 		mq = &ModelQueue[T]{
-			queue:   q,
-			retries: ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
-			flowQueues:  map[*flow[T]]*flowQueue[T]{},
+			queue:      q,
+			retries:    ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
+			flowQueues: map[*flow[T]]*flowQueue[T]{},
 			byTurn: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
 				index: func(fq *flowQueue[T]) *int { return &fq.turnsIndex }},
-			byDisplacement: ordered[*flowQueue[T]]{before: (*flowQueue[T]).displacedBefore, index: func(fq *flowQueue[T]) *int { return &fq.displacementIndex }},
+			byDisplacement: ordered[*flowQueue[T]]{before: (*flowQueue[T]).displacedBefore,
+				index: func(fq *flowQueue[T]) *int { return &fq.displacementIndex }},
 		}
 		q.modelQueues[model] = mq
 	}
 	return mq
 }
 
-// Drop removes a model's queue, which must be empty.
+// DropModel removes a model's queue, which must be empty.
 func (q *Queue[T]) DropModel(model string) { delete(q.modelQueues, model) }
 
 // Len is how many requests wait, retries included.
@@ -118,16 +120,16 @@ func (q *Queue[T]) ByPriority() map[int]int {
 	return n
 }
 
-// Fresh is how many requests wait in the model queue, without retries and batch.
+// OnlineFirstAttempts is how many requests wait in the model queue, without retries and batch.
 func (mq *ModelQueue[T]) OnlineFirstAttempts() int { return mq.firstAttempts - mq.batch }
 
-// Online reports whether a request waits that is not batch.
+// HasOnline reports whether a request waits that is not batch.
 func (mq *ModelQueue[T]) HasOnline() bool {
 	onlineRetry := mq.retries.Len() > 0 && mq.retries.members[0].Priority != Batch // the first retry has the highest priority
 	return mq.OnlineFirstAttempts() > 0 || onlineRetry
 }
 
-// Tokens is the sum of the prompt tokens of the requests that Fresh counts.
+// Tokens is the sum of the prompt tokens of the requests that OnlineFirstAttempts counts.
 func (mq *ModelQueue[T]) Tokens() int64 { return mq.tokens }
 
 // Empty reports whether no request waits in the model queue.
@@ -144,11 +146,14 @@ func (mq *ModelQueue[T]) Backlog() (requests int, tokens int64) {
 	return requests, tokens
 }
 
-// Waits reports whether any request waits that could be served now. If places is false, the pool is full and only retries
+// AnyServable reports whether any request waits that could be served now. If placesFree is false, the pool is full and only retries
 // could be.
-func (mq *ModelQueue[T]) AnyServable(places bool) bool { return mq.firstServable(places) != nil }
+func (mq *ModelQueue[T]) AnyServable(placesFree bool) bool {
+	return mq.firstServable(placesFree) != nil
+}
 
-// StartRound begins another round over the waiting requests.
+// StartRound begins another round over the waiting requests. In a new round nothing is deferred, and the pool counts as having places until
+// MarkPoolFull is called.
 func (q *Queue[T]) StartRound() {
 	q.round++
 	q.placesFree, q.deferrals = true, 0
@@ -157,39 +162,39 @@ func (q *Queue[T]) StartRound() {
 // Round is the number of the present round.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// These numbers of held requests bound a round. After roundDepth in all model queues, a model queue with modelDepth or more of
-// its own is searched only in part: in the flow queues in which no request is held yet, and in the retries if none of them is held.
-// After keysDepth, it is not searched at all. A model or a key whose requests are all held can therefore not keep the requests of
+// These numbers of deferred requests bound a round. After roundDepth in all model queues, a model queue with modelDepth or more of
+// its own is searched only in part: in the flow queues in which no request is deferred yet, and in the retries if none of them is deferred.
+// After keysDepth, it is not searched at all. A model or a key whose requests are all deferred can therefore not keep the requests of
 // other models and keys from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
-// Next is the first request that may still be served in this round and was not held in it; nil: the round is over.
+// Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
-		ownHolds := 0
-		if mq.deferredIn == q.round { // else holds is the number of an earlier round
-			ownHolds = mq.deferrals
+		ownDeferrals := 0
+		if mq.deferredIn == q.round { // else deferrals is the number of an earlier round
+			ownDeferrals = mq.deferrals
 		}
-		onlyNewFlows := q.deferrals >= roundDepth && ownHolds >= modelDepth
-		searchedEnough := onlyNewFlows && q.deferrals >= keysDepth
+		onlyUndeferredFlows := q.deferrals >= roundDepth && ownDeferrals >= modelDepth
+		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
 		if mq.closedIn == q.round || searchedEnough {
 			continue
 		}
-		places := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
-		if item := mq.firstNotDeferred(q.round, places, onlyNewFlows); item != nil && (first == nil || item.before(first)) {
+		placesFree := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
+		if item := mq.firstNotDeferred(q.round, placesFree, onlyUndeferredFlows); item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
 	return first
 }
 
-// NoPlaces notes that the pool has no place left in this round, so that only retries can be served.
+// MarkPoolFull notes that the pool has no place left in this round, so that only retries can be served.
 func (q *Queue[T]) MarkPoolFull() { q.placesFree = false }
 
-// Hold notes that this request cannot be served in this round. Requests behind it still can.
+// Defer notes that this request cannot be served in this round. Requests behind it still can.
 func (i *Item[T]) Defer() {
 	mq, round := i.modelQueue, i.modelQueue.queue.round
-	if mq.deferredIn != round { // the first request of the model queue that is held in this round
+	if mq.deferredIn != round { // the first request of the model queue that is deferred in this round
 		mq.deferredIn, mq.deferrals, mq.deferredTargets = round, 0, mq.deferredTargets[:0]
 	}
 	i.deferredIn = round
@@ -202,14 +207,14 @@ func (i *Item[T]) Defer() {
 	mq.queue.deferrals++
 }
 
-// HoldAll holds this request, which has a target, and all requests of the model queue with the same target that are of the same
+// DeferSameTarget defers this request, which has a target, and all requests of the model queue with the same target that are of the same
 // kind: retries, or first attempts. Next does not return them in this round.
 func (i *Item[T]) DeferSameTarget() {
 	i.Defer()
 	i.modelQueue.deferredTargets = append(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
 }
 
-// held reports whether the request was held in a round, by its own Hold or by HoldAll of another request.
+// isDeferred reports whether the request was deferred in a round, by its own Defer or by DeferSameTarget of another request.
 func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
@@ -220,10 +225,10 @@ func (i *Item[T]) isDeferred(round uint64) bool {
 	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
 }
 
-// Settle notes that only retries of the model queue can be served in this round.
+// ServeOnlyRetries notes that only retries of the model queue can be served in this round.
 func (mq *ModelQueue[T]) ServeOnlyRetries() { mq.onlyRetriesIn = mq.queue.round }
 
-// Shut notes that no request of the model queue can be served in this round.
+// CloseForRound notes that no request of the model queue can be served in this round.
 func (mq *ModelQueue[T]) CloseForRound() { mq.closedIn = mq.queue.round }
 
 // before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
@@ -242,7 +247,7 @@ func (i *Item[T]) before(other *Item[T]) bool {
 	return i.olderThan(other)
 }
 
-// sooner reports whether the deadline of a request comes before the deadline of another request. The deadlines must
+// hasEarlierDeadline reports whether the deadline of a request comes before the deadline of another request. The deadlines must
 // differ; a request without a deadline comes last.
 func (i *Item[T]) hasEarlierDeadline(other *Item[T]) bool {
 	return !i.Deadline.IsZero() && (other.Deadline.IsZero() || i.Deadline.Before(other.Deadline))
@@ -265,13 +270,13 @@ func (i *Item[T]) olderThan(other *Item[T]) bool {
 	return i.number < other.number
 }
 
-// next is the request of the model queue that is served first; nil: none can be. If places is false, the pool is full and only
+// firstServable is the request of the model queue that is served first; nil: none can be. If placesFree is false, the pool is full and only
 // retries can be served.
-func (mq *ModelQueue[T]) firstServable(places bool) (first *Item[T]) {
+func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	if mq.retries.Len() > 0 {
 		first = mq.retries.members[0]
 	}
-	if places && mq.firstAttempts > 0 {
+	if placesFree && mq.firstAttempts > 0 {
 		if item := mq.byTurn.members[0].first(); first == nil || item.before(first) {
 			first = item
 		}
@@ -279,15 +284,15 @@ func (mq *ModelQueue[T]) firstServable(places bool) (first *Item[T]) {
 	return first
 }
 
-// nextNotHeld is next without the requests that were held in the round. It goes through all requests only if the first
-// one was held, which is rare. If onlyNewFlows is true, it also leaves out the flow queues of which a request was held, and all
+// firstNotDeferred is next without the requests that were deferred in the round. It goes through all requests only if the first one was
+// deferred, which is rare. If onlyUndeferredFlows is true, it also leaves out the flow queues of which a request was deferred, and all
 // retries if one of them was.
-func (mq *ModelQueue[T]) firstNotDeferred(round uint64, places, onlyNewFlows bool) *Item[T] {
-	first := mq.firstServable(places)
+func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferredFlows bool) *Item[T] {
+	first := mq.firstServable(placesFree)
 	if first == nil {
 		return nil
 	}
-	if !onlyNewFlows && !first.isDeferred(round) {
+	if !onlyUndeferredFlows && !first.isDeferred(round) {
 		return first
 	}
 	first = nil
@@ -296,17 +301,17 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, places, onlyNewFlows boo
 			first = item
 		}
 	}
-	leaveOutRetries := onlyNewFlows && mq.retryDeferredIn == round
+	leaveOutRetries := onlyUndeferredFlows && mq.retryDeferredIn == round
 	for _, item := range mq.retries.members {
 		if !leaveOutRetries && !item.isDeferred(round) {
 			consider(item)
 		}
 	}
-	if !places {
+	if !placesFree {
 		return first
 	}
 	for _, fq := range mq.byTurn.members {
-		if onlyNewFlows && fq.deferredIn == round {
+		if onlyUndeferredFlows && fq.deferredIn == round {
 			continue
 		}
 		for element := fq.items.Front(); element != nil; element = element.Next() {
@@ -348,7 +353,7 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	}
 }
 
-// count adds a request to the model queue's counts if n is 1, and subtracts it if n is -1.
+// addToCounts adds a request to the model queue's counts if n is 1, and subtracts it if n is -1.
 func (mq *ModelQueue[T]) addToCounts(item *Item[T], n int) {
 	mq.firstAttempts += n
 	if item.Priority == Batch {
@@ -410,10 +415,10 @@ func (i *Item[T]) Remove() bool {
 	return true
 }
 
-// Waits reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
+// InFlowQueue reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
 func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 
-// Served notes that the request is served: its tokens move the next turn of its key back, in the model queues of all models. It
+// MarkServed notes that the request is served: its tokens move the next turn of its key back, in the model queues of all models. It
 // must be called before Remove.
 func (i *Item[T]) MarkServed() {
 	if i.flowQueue == nil {
@@ -427,7 +432,7 @@ func (i *Item[T]) MarkServed() {
 	}
 }
 
-// forgetDeadline takes the request out of the heap of deadlines, if it is there.
+// dropFromDeadlines takes the request out of the heap of deadlines, if it is there.
 func (i *Item[T]) dropFromDeadlines() {
 	if i.dueIndex >= 0 {
 		heap.Remove(&i.modelQueue.queue.byDeadline, i.dueIndex)
@@ -442,7 +447,7 @@ func (q *Queue[T]) NextDeadline() *Item[T] {
 	return q.byDeadline.members[0]
 }
 
-// Fix keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
+// Pin keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
 // still orders it.
 func (i *Item[T]) Pin() {
 	if i.flowQueue == nil || i.pinned {
@@ -476,10 +481,10 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 	return displaced, true
 }
 
-// Share is how many batch requests may wait in a model queue, if limit requests may wait in it.
+// MaxBatch is how many batch requests may wait in a model queue, if limit requests may wait in it.
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
-// yields is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is
+// toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is
 // none. It is the last displaceable request of the flow queue that gives way first. A flow queue of a higher priority does not yield.
 // A flow queue of the same priority yields only if it is longer than ownWaiting, the length that the new request's flow queue gets.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *Item[T] {

@@ -10,10 +10,10 @@ import (
 
 // class is one priority in the model queues of all models. It is dropped when no request of it waits.
 type class[T any] struct {
-	virtualTime   int64 // the virtual time: the due time of the request that was served last
-	flows   map[string]*flow[T]
-	waiting int
-	sweepAt int // number of flows at which close drops all flows that the clock has passed
+	virtualTime int64 // of the class: the nextTurn of the flow whose request was served last
+	flows       map[string]*flow[T]
+	waiting     int
+	sweepAt     int // number of flows from which on leaveFlow drops all flows that are not needed any more
 }
 
 // flow is one key within a class.
@@ -21,21 +21,22 @@ type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	nextTurn      int64           // virtual time of its next request, in tokens: grows with the tokens served, starts at the clock or later
+	nextTurn int64           // virtual time of its next request, in tokens: it grows with the tokens served
 	queues   []*flowQueue[T] // one for each model for which requests of the key wait
 }
 
 // flowQueue is a flow's requests for one model.
 type flowQueue[T any] struct {
 	*flow[T]
-	modelQueue   *ModelQueue[T]
-	items        list.List // of *Item[T], by deadline and arrival
-	displaceable int       // number of items that are not fixed
-	deferredIn       uint64    // the last round in which one of the items was held
-	turnsIndex   int       // index in the model queue's heap turns
-	displacementIndex int       // index in the model queue's heap longest
+	modelQueue        *ModelQueue[T]
+	items             list.List // of *Item[T], by deadline and arrival
+	displaceable      int       // number of items that are not pinned
+	deferredIn        uint64    // the last round in which one of the items was deferred
+	turnsIndex        int       // index in the model queue's heap byTurn
+	displacementIndex int       // index in the model queue's heap byDisplacement
 }
 
+// first is the request of the flow queue that is served first. The flow queue must not be empty.
 func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[T]) }
 
 // insert adds a request at its position in the flow queue.
@@ -55,7 +56,7 @@ func (fq *flowQueue[T]) insert(item *Item[T]) {
 	}
 }
 
-// givesWayBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow queue. The
+// displacedBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow queue. The
 // flow queue with the lowest priority gives way first; among flow queues of one priority it is the flow queue with the most requests, so
 // that a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
 func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
@@ -68,8 +69,8 @@ func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
 	return fq.items.Len() > other.items.Len()
 }
 
-// flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its due time
-// is raised to the clock, so that a key gains no advantage from time in which it sent no requests.
+// flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its nextTurn
+// is raised to the virtual time of the class, so that a key gains no advantage from time in which it sent no requests.
 func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	ofPriority := q.classes[priority]
 	if ofPriority == nil {
@@ -89,8 +90,8 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 
 const firstSweep = 64 // flows
 
-// close removes an empty flow queue from its flow. A flow without flow queues is kept until the clock has passed its due time. A key
-// that comes back before then keeps this due time, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,
+// leaveFlow removes an empty flow queue from its flow. A flow without flow queues is kept until the virtual time has passed its nextTurn. A
+// key that comes back before then keeps its nextTurn, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,
 // close drops all flows of the class that are not needed any more.
 func (fq *flowQueue[T]) leaveFlow() {
 	f, c := fq.flow, fq.class

@@ -11,9 +11,9 @@ import (
 // Affinity remembers the candidate of each session's last request. It drops a session that was not used for ttl, and the
 // least recently used session when there are more than most.
 type Affinity struct {
-	ttl    time.Duration
-	maxSessions   int
-	loadFactor float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
+	ttl         time.Duration
+	maxSessions int
+	loadFactor  float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
 
 	byUse list.List // of *session, the newest first
 	byKey map[uint64]*list.Element
@@ -39,7 +39,7 @@ const (
 type session struct {
 	key       uint64
 	candidate string
-	lastUsed      time.Time
+	lastUsed  time.Time
 }
 
 // NewAffinity remembers no session yet.
@@ -74,7 +74,7 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	return at, Kept
 }
 
-// last is the candidate of the session's last request; empty: unknown.
+// lastCandidate is the candidate of the session's last request; empty: unknown.
 func (a *Affinity) lastCandidate(key uint64, now time.Time) string {
 	a.expire(now)
 	if e := a.byKey[key]; e != nil {
@@ -83,8 +83,8 @@ func (a *Affinity) lastCandidate(key uint64, now time.Time) string {
 	return ""
 }
 
-// Went records the candidate of a session's present request. If the session is new and there are too many, it drops the one that
-// was not used for the longest time.
+// Record records the candidate to which a session's present request goes. If the session is new and maxSessions are remembered already, it
+// first drops the session that was not used for the longest time. It also drops the sessions that were not used for ttl.
 func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	a.expire(now)
 	e := a.byKey[key]
@@ -100,7 +100,7 @@ func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	a.byUse.MoveToFront(e)
 }
 
-// Left drops a session, because it sends no further request.
+// EndSession drops a session, because it sends no further request.
 func (a *Affinity) EndSession(key uint64) {
 	if e := a.byKey[key]; e != nil {
 		a.drop(e)
@@ -114,6 +114,7 @@ func (a *Affinity) expire(now time.Time) {
 	}
 }
 
+// drop forgets the session of a list element.
 func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }

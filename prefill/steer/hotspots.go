@@ -11,29 +11,29 @@ import (
 // than the candidates that hold its prefix (its holders) can serve. Hotspots keeps a hot class off its holders for a
 // while, so that further candidates compute and then hold the prefix (LMetric).
 //
-// A class is alarmed while its share of all requests is larger than its holders' share of the candidates (phase 1). If the
+// A class is alarmed while its share of all requests is larger than its holders' share of the candidates. If the
 // policy then chooses a holder more than twice as often in a row as there are holders, the class is filtered: its
-// requests go to the other candidates (phase 2). These become holders, too. The alarm ends when the holders' share of
+// requests go to the other candidates. These become holders, too. The alarm ends when the holders' share of
 // the candidates has reached the class's share of the requests.
 type Hotspots struct {
-	maxClasses    int // bound of classes
-	allRequests     window
-	classes map[uint64]*hotClass
-	changes []Change // since the last call of Changes
+	maxClasses  int // bound of classes
+	allRequests window
+	classes     map[uint64]*hotClass
+	changes     []Change // since the last call of Changes
 }
 
 // These are the detector's settings. No cluster has needed other values yet.
 const (
-	// sharesOver is the time over which shares are computed. A minute is short enough to notice a prompt that becomes
+	// windowLength is the time over which shares are computed. A minute is short enough to notice a prompt that becomes
 	// popular, and long enough that a burst of one second changes little.
 	windowLength = time.Minute
-	// enough is how many requests of all kinds, with or without a class, must have come in sharesOver before a class can become
+	// minRequests is how many requests of all kinds, with or without a class, must have come in windowLength before a class can become
 	// hot. With fewer requests, one class may have a large share of them by chance.
 	minRequests = 20
-	// mostClasses bounds the classes that are watched. A hot class has a large share of the requests, so that it stays among
+	// maxWatchedClasses bounds the classes that are watched. A hot class has a large share of the requests, so that it stays among
 	// the most frequent classes.
 	maxWatchedClasses = 256
-	// mostFilter is the longest time for which a class is kept off its holders. A few prefills are enough for other
+	// maxFilterTime is the longest time for which a class is kept off its holders. A few prefills are enough for other
 	// candidates to hold its prefix.
 	maxFilterTime = time.Minute
 )
@@ -64,14 +64,14 @@ type Change struct {
 
 const windowBuckets = 12
 
-// window counts requests over the last sharesOver, in buckets.
+// window counts requests over the last windowLength, in buckets.
 type window struct {
-	counts [windowBuckets]int
-	lastBucket   int64 // the newest bucket's number
-	sum    int
+	counts     [windowBuckets]int
+	lastBucket int64 // the newest bucket's number
+	sum        int
 }
 
-// roll advances the window to a bucket, and drops the counts of buckets that have left it.
+// advance advances the window to a bucket, and drops the counts of buckets that have left it.
 func (w *window) advance(to int64) {
 	if to < w.lastBucket-windowBuckets { // the wall clock was set back far, so that the counted requests lie in the future
 		*w = window{lastBucket: to}
@@ -83,6 +83,7 @@ func (w *window) advance(to int64) {
 	w.lastBucket = max(w.lastBucket, to)
 }
 
+// add counts one request in the newest bucket.
 func (w *window) add() {
 	w.counts[w.lastBucket%windowBuckets]++
 	w.sum++
@@ -90,23 +91,25 @@ func (w *window) add() {
 
 // hotClass is a class that is watched.
 type hotClass struct {
-	hash       uint64
-	requests       window
-	inheritedPriority  int   // rank of the class that it replaced; counts in rank until this is older than the window
+	hash              uint64
+	requests          window
+	inheritedPriority int   // rank of the class that it replaced; counts in rank until this is older than the window
 	watchedSince      int64 // bucket in which the class was first watched
-	state      State
-	holderWins int       // Change.K
-	holders    int       // candidates that held the prefix at the last request
-	filterUntil      time.Time // end of the filter
+	state             State
+	holderWins        int       // Change.K
+	holders           int       // candidates that held the prefix at the last request
+	filterUntil       time.Time // end of the filter
 }
 
 // NewHotspots returns a detector that watches no class yet.
-func NewHotspots() *Hotspots { return &Hotspots{maxClasses: maxWatchedClasses, classes: map[uint64]*hotClass{}} }
+func NewHotspots() *Hotspots {
+	return &Hotspots{maxClasses: maxWatchedClasses, classes: map[uint64]*hotClass{}}
+}
 
 // bucketOf is the number of the bucket to which a time belongs.
 func bucketOf(now time.Time) int64 { return now.UnixNano() / int64(windowLength/windowBuckets) }
 
-// Arrive counts a request. hash is its class, 0 for a request without a class or with a prefix that no candidate holds
+// CountRequest counts a request. hash is its class, 0 for a request without a class or with a prefix that no candidate holds
 // well. A request with hash 0 counts only in the number of all requests.
 func (h *Hotspots) CountRequest(now time.Time, hash uint64) {
 	bucket := bucketOf(now)
@@ -143,7 +146,7 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	return c
 }
 
-// rank is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited rank while
+// keepPriority is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited rank while
 // this is not older than the window.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
@@ -153,9 +156,10 @@ func (c *hotClass) keepPriority(bucket int64) int {
 	return c.requests.sum
 }
 
-// Look updates and returns the state of a class. holders is the number of live candidates that hold its prefix, and others
-// the number of live candidates that do not. Look alarms a class whose share of the requests is larger than its holders'
-// share of the candidates (phase 1), and ends an alarm or a filter that is over.
+// UpdateState updates and returns the state of a class of requests, whose prompts share a long prefix; hash is the hash of this prefix.
+// holders is the number of live candidates that hold the prefix, and others the number of live candidates that do not. A class whose share
+// of the requests is larger than its holders' share of the candidates becomes alarmed. An alarm or a filter that is over ends. Only
+// RecordScores begins a filter.
 func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
 	if c == nil {
@@ -179,11 +183,13 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 }
 
 // filterOver reports whether the class is filtered although the time of its filter is over.
-func (c *hotClass) filterOver(now time.Time) bool { return c.state == Filter && !now.Before(c.filterUntil) }
+func (c *hotClass) filterOver(now time.Time) bool {
+	return c.state == Filter && !now.Before(c.filterUntil)
+}
 
-// Weigh is called once for each request of an alarmed class, with the best score among the holders and the best score among
+// RecordScores is called once for each request of an alarmed class, with the best score among the holders and the best score among
 // the other candidates (lower is better). If a holder was best more than twice as often in a row as there are holders, the class
-// is kept off its holders from then on (phase 2). Weigh returns the state of the class.
+// is kept off its holders from then on (State Filter). RecordScores returns the state of the class.
 func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
 	if c == nil || c.state != Alarm {
@@ -200,6 +206,7 @@ func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOthe
 	return c.state
 }
 
+// stateOf returns the state of a class; OK if the class is not watched.
 func (h *Hotspots) stateOf(hash uint64) State {
 	if c := h.classes[hash]; c != nil {
 		return c.state
@@ -207,7 +214,7 @@ func (h *Hotspots) stateOf(hash uint64) State {
 	return OK
 }
 
-// enter changes the state of a class and records the change.
+// setState changes the state of a class and records the change.
 func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
@@ -228,7 +235,7 @@ func (h *Hotspots) Changes() []Change {
 	return changes
 }
 
-// refresh ends filters whose time is over, without waiting for the next request of the class. It drops classes without a
+// endExpired ends filters whose time is over, without waiting for the next request of the class. It drops classes without a
 // request in the window.
 func (h *Hotspots) endExpired(now time.Time) {
 	bucket := bucketOf(now)

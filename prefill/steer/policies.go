@@ -6,34 +6,34 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// The policy needsLine predicts when prefills end. While no line of prefill times is known, the policy instead chooses in
-// its place.
+// The policy needsLatency predicts when prefills end. While no latency of prefills is known, the policy insteadWithoutLatency
+// chooses in its place.
 const (
-	needsLatency = "finish"
-	insteadWithoutLatency   = "lmetric"
+	needsLatency          = "finish"
+	insteadWithoutLatency = "lmetric"
 )
 
-// mostPolicies bounds the cache of parsed policies, because each request may name a policy.
+// maxParsedPolicies bounds the cache of parsed policies, because each request may name a policy.
 const maxParsedPolicies = 64
 
 // Policies holds the policy for requests that name none, and a cache of the policies that requests named.
 type Policies struct {
-	library *policy.Library
-	parsed    map[string]*policy.Policy // the policies that requests named, by their text
-	defaultPolicy   *policy.Policy            // for requests that name none
-	withoutLatency  *policy.Policy            // chooses in place of needsLine while no line is known
+	library        *policy.Library
+	parsed         map[string]*policy.Policy // the policies that requests named, by their text
+	defaultPolicy  *policy.Policy            // for requests that name none
+	withoutLatency *policy.Policy            // chooses in place of needsLatency while no latency is known
 }
 
-// NewPolicies returns the built-in policies together with the policies of the configuration. serves is false in a
+// NewPolicies returns the built-in policies together with the policies of the configuration. forServing is false in a
 // simulation.
-func NewPolicies(definitions map[string]policy.Definition, usual string, serves bool) (*Policies, error) {
+func NewPolicies(definitions map[string]policy.Definition, defaultSpec string, forServing bool) (*Policies, error) {
 	library, err := policy.NewLibrary(definitions)
 	if err != nil {
 		return nil, fmt.Errorf("prefill.policies: %w", err)
 	}
-	library.ForServing = serves
+	library.ForServing = forServing
 	p := &Policies{library: library, parsed: map[string]*policy.Policy{}}
-	if p.defaultPolicy, err = library.Parse(usual); err != nil {
+	if p.defaultPolicy, err = library.Parse(defaultSpec); err != nil {
 		return nil, err
 	}
 	if p.withoutLatency, err = library.Parse(insteadWithoutLatency); err != nil {
@@ -45,38 +45,38 @@ func NewPolicies(definitions map[string]policy.Definition, usual string, serves 
 // Names are the names of all policies.
 func (p *Policies) Names() []string { return p.library.Names() }
 
-// Usual is the policy for requests that name none.
+// Default is the policy for requests that name none.
 func (p *Policies) Default() *policy.Policy { return p.defaultPolicy }
 
-// Use changes the policy for requests that name none.
+// SetDefault changes the policy for requests that name none.
 func (p *Policies) SetDefault(spec string) error {
-	usual, err := p.library.Parse(spec)
+	parsed, err := p.library.Parse(spec)
 	if err == nil {
-		p.defaultPolicy = usual
+		p.defaultPolicy = parsed
 	}
 	return err
 }
 
-// Named returns the policy that a request names by its spec; an empty spec means the usual policy.
+// Named returns the policy that a request names by its spec; an empty spec means the default policy.
 func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	if spec == "" {
 		return p.defaultPolicy, nil
 	}
-	if made := p.parsed[spec]; made != nil {
-		return made, nil
+	if known := p.parsed[spec]; known != nil {
+		return known, nil
 	}
-	made, err := p.library.Parse(spec)
+	parsed, err := p.library.Parse(spec)
 	if err != nil {
 		return nil, err
 	}
 	if len(p.parsed) >= maxParsedPolicies {
 		clear(p.parsed)
 	}
-	p.parsed[spec] = made
-	return made, nil
+	p.parsed[spec] = parsed
+	return parsed, nil
 }
 
-// WithoutLine returns the policy that chooses in place of chosen while no line of prefill times is known.
+// WithoutLatency returns the policy that chooses in place of chosen while no latency of prefills is known.
 func (p *Policies) WithoutLatency(chosen *policy.Policy) *policy.Policy {
 	if chosen.Name() == needsLatency {
 		return p.withoutLatency

@@ -10,7 +10,7 @@ type Overrides struct {
 	Affinity *Affinity // nil: off
 }
 
-// Overrule configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
+// Configure configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
 // state, as does Affinity if only its load factor changes.
 func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {

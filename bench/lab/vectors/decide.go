@@ -10,7 +10,7 @@ import (
 type Report struct {
 	Policy      string              `json:"policy"`
 	Assignments []policy.Assignment `json:"assignments"`
-	Left        []policy.Unplaced       `json:"left"`
+	Left        []policy.Unplaced   `json:"left"`
 }
 
 // Decide runs one round of a policy on a snapshot as ReadSnapshot takes it.

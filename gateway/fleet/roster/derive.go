@@ -125,7 +125,7 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
 		ProbeLimit: e.limit(slowProbes),
-		Live:  state.in(Up, Starting), AnswersLate: state.awaited(),
+		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine that does both is there twice, once in each role
 	for _, m := range e.Status.Models {
