@@ -93,7 +93,7 @@ func (c *Config) checkValues(bad report) {
 			bad(key, "%d; at least 1 is needed", n)
 		}
 	}
-	if c.Push.MaxUnanswered != auto && c.unanswered() < 1 {
+	if c.Push.MaxUnanswered != auto && c.maxUnanswered() < 1 {
 		bad("push.max_unanswered", "%q is no number of requests; write 1 or more, or auto", c.Push.MaxUnanswered)
 	}
 	if c.MaxHops > maxVia {

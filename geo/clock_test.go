@@ -67,11 +67,11 @@ type handLink struct {
 	ended bool
 }
 
-func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answered func(Echo)) {
+func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answered func(ProbeOutcome)) {
 	sent := l.clock.now
 	l.asked = append(l.asked, sent)
 	if !l.well {
-		l.clock.After(limit, func() { answered(Echo{Err: errors.New("silence")}) })
+		l.clock.After(limit, func() { answered(ProbeOutcome{Err: errors.New("silence")}) })
 		return
 	}
 	var q question
@@ -79,10 +79,10 @@ func (l *handLink) Ask(_ context.Context, text []byte, limit time.Duration, answ
 	reply, _ := json.Marshal(answer{Version: "1.0", ID: "eu-1", Boot: "b", Seq: q.Seq,
 		Models: map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 1}}})
 	if l.near {
-		answered(Echo{Text: reply})
+		answered(ProbeOutcome{Text: reply})
 		return
 	}
-	l.clock.After(80*time.Millisecond, func() { answered(Echo{Text: reply, Trip: l.clock.now.Sub(sent)}) })
+	l.clock.After(80*time.Millisecond, func() { answered(ProbeOutcome{Text: reply, RoundTrip: l.clock.now.Sub(sent)}) })
 }
 
 func (l *handLink) Warm(context.Context, time.Duration) error { return nil }
@@ -139,12 +139,12 @@ func TestAForwardIsPredictedWithWhatThePeerLatelyTookBeyondIt(t *testing.T) {
 	forward := func(late time.Duration) *Forward {
 		clock.pass(200 * time.Millisecond) // a probe has counted the one before
 		round++
-		q := ps.Question(Ask{ID: "r", Model: "m"})
+		q := ps.NewQuery(Ask{ID: "r", Model: "m"})
 		require.Equal(t, prefill.ToThere, q.Where(&prefill.Here{Model: "m", Round: round, Now: clock.now, Since: clock.now, Tokens: 100}))
 		f := q.Forward()
 		f.Written()
-		clock.pass(time.Duration(f.predicted.Known()*float64(time.Millisecond)) + late)
-		f.Begun(false, 0)
+		clock.pass(time.Duration(f.predicted.WithoutResidual()*float64(time.Millisecond)) + late)
+		f.AnswerBegun(false, 0)
 		f.End(OutcomeOK)
 		return f
 	}
@@ -172,7 +172,7 @@ func TestARequestThatWaitsForAHitSetsOneTimer(t *testing.T) {
 		p.ID, p.TPMs = string(rune('a'+i)), 0.1
 	}
 	h.Prefillers[0].HitTokens = 4000
-	q := ps.Question(Ask{ID: "r", Model: "m"})
+	q := ps.NewQuery(Ask{ID: "r", Model: "m"})
 	for range 5 {
 		h.Round++
 		h.Now = clock.now

@@ -161,7 +161,7 @@ func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.
 // which checkValues refuses, the default mode remains.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
-	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.unanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
+	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.maxUnanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
 	for mode := policy.SPE; mode <= policy.Blind; mode++ { // from the first to the last mode
 		if mode.String() == c.Push.Mode {
 			s.Push = mode
@@ -171,7 +171,7 @@ func (c *Config) Settings() policy.Settings {
 }
 
 // unanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for invalid text.
-func (c *Config) unanswered() int {
+func (c *Config) maxUnanswered() int {
 	if c.Push.MaxUnanswered == auto {
 		return policy.Auto
 	}

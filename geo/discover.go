@@ -38,7 +38,7 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 
 // follow looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
 // address is gone. If the name cannot be resolved, nothing changes.
-func (ps *Peers) follow(c *PeerConfig) {
+func (ps *Peers) followName(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
 	defer tick.Stop()
 	for {
@@ -51,7 +51,7 @@ func (ps *Peers) follow(c *PeerConfig) {
 		case err != nil:
 			ps.cfg.Log.Warn("a name of peers does not resolve; the proxies that it gave before stay", zap.String("peer", c.ID), zap.Error(err))
 		default:
-			ps.replaceFound(c, found)
+			ps.syncDiscovered(c, found)
 		}
 		select {
 		case <-ps.ctx.Done():
@@ -63,7 +63,7 @@ func (ps *Peers) follow(c *PeerConfig) {
 
 // replaceFound replaces the peers of an entry by the dispatchers at these addresses. A peer whose address is still there stays as
 // it is. What was spent on a removed peer is kept for the rest of the day.
-func (ps *Peers) replaceFound(c *PeerConfig, addresses []string) {
+func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	wanted := map[string]bool{}
 	for _, a := range addresses {
 		wanted[c.ID+"@"+a] = true
@@ -77,25 +77,25 @@ func (ps *Peers) replaceFound(c *PeerConfig, addresses []string) {
 			return false
 		}
 		ps.stopProbing(p)
-		p.gone, gone = true, append(gone, p)
+		p.removed, gone = true, append(gone, p)
 		return true
 	})
 	today := ps.clock.Now()
-	maps.DeleteFunc(ps.spent, func(_ string, s *spending) bool { return s.add(0, today) == 0 }) // nothing was spent today
+	maps.DeleteFunc(ps.removedEgress, func(_ string, s *spending) bool { return s.add(0, today) == 0 }) // nothing was spent today
 	for _, p := range gone {
-		ps.spent[p.id] = p.spent
-		ps.forgetGone(p)
+		ps.removedEgress[p.id] = p.egress
+		ps.dropRemovedSeries(p)
 	}
 	for _, id := range slices.Sorted(maps.Keys(wanted)) {
 		target := *c.Target
 		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
 		p := ps.newPeer(c, id, &target)
-		if spent := ps.spent[id]; spent != nil { // otherwise its budget of the day would begin again
-			p.spent = spent
-			delete(ps.spent, id)
+		if spent := ps.removedEgress[id]; spent != nil { // otherwise its budget of the day would begin again
+			p.egress = spent
+			delete(ps.removedEgress, id)
 		}
 		ps.peers = append(ps.peers, p)
-		ps.probeLoop(p)
+		ps.startProber(p)
 		ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 	}
 	for _, s := range ps.models {

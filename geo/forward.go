@@ -22,22 +22,22 @@ type Forward struct {
 	number      uint64
 	model       string
 	rid, tenant string       // the request's id at its origin, and the tenant that sent it
-	hop         *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
-	requests    int          // how many unanswered requests it counts as on the peer; 0 after the first event
+	inboundHop         *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
+	unansweredCount    int          // how many unanswered requests it counts as on the peer; 0 after the first event
 	hitTokens   int          // prompt tokens that are predicted to be cached at the peer
 	predicted   policy.Terms // the predicted cost at the peer
 	localMs     float64      // the predicted cost in this region, in ms; -1: no engine of this region could serve the request
 	prompt      prefill.Prompt
 	blockTokens float64           // tokens per block of the prompt
-	expected    index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
-	decided     time.Time         // when the peer was chosen
-	since       time.Time         // when the request entered the arrival queue
+	speculation    index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
+	decidedAt     time.Time         // when the peer was chosen
+	queuedAt       time.Time         // when the request entered the arrival queue
 
 	mu         sync.Mutex
 	carrier    Carrier // nil until the request is sent
-	started    bool    // the client has, or is about to get, the first byte of its answer
+	clientHasAnswer    bool    // the client has, or is about to get, the first byte of its answer
 	clientLeft bool    // the client has closed its connection
-	cause      string  // why abandon was called; empty: it was not
+	abandonCause      string  // why abandon was called; empty: it was not
 	ended      bool
 
 	clientDeadline bool             // the client's deadline, which comes before this dispatcher's time limit, applies
@@ -76,19 +76,19 @@ type Request struct {
 	Headers        []engine.Header
 	Body           [][]byte
 	Stream         bool
-	Dials          bool          // the request is sent over a new connection
+	NewConnection          bool          // the request is sent over a new connection
 	Deadline       time.Time     // when the client gives up; zero: unknown
-	Held           time.Duration // additional time for which the peer may hold the request back, as for batch requests
-	Most           int64         // size limit of a streamed answer, in bytes; 0: none
+	ExtraHold           time.Duration // additional time for which the peer may hold the request back, as for batch requests
+	MaxBytes           int64         // size limit of a streamed answer, in bytes; 0: none
 }
 
 // Failure is the reason why a forward gave the client no answer.
 type Failure struct {
-	Gone    bool   // the client has left
+	ClientLeft    bool   // the client has left
 	Relay   *Relay // the peer's refusal, which is passed on to the client; nil: none
 	Reason  string // without Gone and Relay: the cause for which the request is served in another way now
 	Sibling bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
-	Ran     bool   // the peer may still have run the request
+	MayHaveRun     bool   // the peer may still have run the request
 	Err     error
 }
 
@@ -106,16 +106,16 @@ var ErrPeerLost = errors.New("geo: the other proxy was lost in the middle of an 
 func (f *Forward) PeerID() string { return f.peer.id }
 
 // refused is an answer whose status is not a success.
-type refused struct {
+type refusedError struct {
 	status int
 	reject string
 	relay  *Relay
 }
 
-func (r *refused) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
+func (r *refusedError) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
 
 // relayed are the statuses that blame the client's request. They are passed on to the client.
-var relayed = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
+var clientErrorStatuses = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
 	http.StatusUnprocessableEntity}
 
 var errLate = errors.New("no first event came in time")

@@ -13,7 +13,7 @@ import (
 
 // Leave records that the client has left, and closes the connection to the peer at once, so that the peer notices it. Leave
 // never blocks.
-func (f *Forward) Leave() {
+func (f *Forward) AbortByClient() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.clientLeft = true
@@ -23,32 +23,32 @@ func (f *Forward) Leave() {
 }
 
 // Drop ends a forward that was not sent.
-func (f *Forward) Drop() { f.End(OutcomeGone) }
+func (f *Forward) DropUnsent() { f.End(OutcomeGone) }
 
 // End ends a forward whose client got an answer or left.
 func (f *Forward) End(outcome string) { f.end(outcome, "") }
 
 // Fail ends a forward of which the client got nothing, and returns how to continue with the request.
 func (f *Forward) Fail(err error) *Failure {
-	fail := f.failure(err)
+	fail := f.classifyFailure(err)
 	fail.Sibling = f.peer.sibling
 	f.end(fail.outcome(), fail.Reason)
 	return fail
 }
 
 // Rejected is the error of a forward that the peer refused. reason is the value of RejectHeader.
-func Rejected(reason string) error {
-	return &refused{status: http.StatusServiceUnavailable, reject: reason}
+func RejectedError(reason string) error {
+	return &refusedError{status: http.StatusServiceUnavailable, reject: reason}
 }
 
 // abandon aborts the forward for this cause, unless the client has a part of the answer or has left.
 func (f *Forward) abandon(cause string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.started || f.clientLeft {
+	if f.clientHasAnswer || f.clientLeft {
 		return
 	}
-	f.cause = cause
+	f.abandonCause = cause
 	if f.carrier != nil {
 		f.carrier.Abort()
 	}
@@ -57,11 +57,11 @@ func (f *Forward) abandon(cause string) {
 // Carry sets the carrier, which is aborted when the client leaves or the peer is lost. It returns false if one of these has
 // happened already. A caller that carries a forward without Send must call Written and Begun, and must end the forward once,
 // by Fail or by End.
-func (f *Forward) Carry(by Carrier) bool {
+func (f *Forward) SetCarrier(by Carrier) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.carrier = by
-	return !f.clientLeft && f.cause == ""
+	return !f.clientLeft && f.abandonCause == ""
 }
 
 // Written records that the request was written to the peer: the answer to any later probe counts it.
@@ -69,65 +69,65 @@ func (f *Forward) Written() {
 	ps := f.peers
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	f.peer.reserved.Written(f.number, ps.at(ps.clock.Now()))
+	f.peer.reserved.MarkWritten(f.number, ps.sinceStartMs(ps.clock.Now()))
 }
 
 // Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
 // number of prompt tokens that the peer found in a cache; -1: not known. By the answer, Begun updates the peer's circuit, trust and
 // residual and the index of its prompts. From then on the request does not count as unanswered.
-func (f *Forward) Begun(whole bool, cached int) {
+func (f *Forward) AnswerBegun(whole bool, cached int) {
 	ps, p := f.peers, f.peer
 	f.mu.Lock()
-	f.started = true
+	f.clientHasAnswer = true
 	f.mu.Unlock()
 	f.firstAt, f.cached = ps.clock.Now(), cached
-	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.since).Seconds())
+	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.queuedAt).Seconds())
 	ps.mu.Lock()
-	defer f.unlock(f.makesRoom()) // makesRoom runs now, unlock at the end
-	at, took, predicted := ps.at(f.firstAt), ms(f.firstAt.Sub(f.decided)), f.predicted.TTFT()
+	defer f.unlockAndWake(f.releaseUnanswered()) // makesRoom runs now, unlock at the end
+	at, took, predicted := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
 	p.circuit.Succeed()
 	if whole {
-		p.trust.Whole(at)
+		p.trust.WholeAnswer(at)
 	} else {
-		p.trust.Answered(at, took, predicted)
+		p.trust.FirstEvent(at, took, predicted)
 		if predicted > 0 {
 			p.distrust.Add(at, took-predicted)
-			p.residual.Add(took, f.predicted.Known(), f.firstAt)
+			p.residual.Add(took, f.predicted.WithoutResidual(), f.firstAt)
 			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}
 	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by a block or more
 	if overPredicted && len(f.prompt.Keys) > 0 {
-		p.prompts.Correct(p.slot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
+		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
-	p.prompts.Confirm(&f.expected)
+	p.prompts.Confirm(&f.speculation)
 }
 
 // awaitsWhole starts a timer for a request whose answer is not streamed, so that the time of its first token is not known. The
 // request counts as unanswered only until a first event would be late. Otherwise a peer with a small window would get no
 // other request while it generates the answer. limit is the time limit of the whole answer, which bounds the timer because the
 // peer's numbers may predict any time. stop ends the timer.
-func (f *Forward) awaitsWhole(limit time.Duration) (stop func() bool) {
+func (f *Forward) startUnansweredTimer(limit time.Duration) (stop func() bool) {
 	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
 	return f.peers.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
 		f.peers.mu.Lock()
-		f.unlock(f.makesRoom())
+		f.unlockAndWake(f.releaseUnanswered())
 	})
 }
 
 // makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It reports whether the
 // peer had no room for another request before. It is called with the lock of Peers held.
-func (f *Forward) makesRoom() (wasFull bool) {
+func (f *Forward) releaseUnanswered() (wasFull bool) {
 	ps, p := f.peers, f.peer
-	wasFull = f.requests > 0 && p.unanswered >= p.trust.Window(ps.at(ps.clock.Now()))
-	p.unanswered -= f.requests
-	f.requests = 0
+	wasFull = f.unansweredCount > 0 && p.unanswered >= p.trust.Window(ps.sinceStartMs(ps.clock.Now()))
+	p.unanswered -= f.unansweredCount
+	f.unansweredCount = 0
 	return wasFull
 }
 
 // unlock releases the lock of Peers, and then wakes the arrival queue if a peer has room again.
-func (f *Forward) unlock(roomAgain bool) {
+func (f *Forward) unlockAndWake(roomAgain bool) {
 	f.peers.mu.Unlock()
 	if roomAgain {
 		f.peers.cfg.Queue.Wake()
@@ -135,19 +135,19 @@ func (f *Forward) unlock(roomAgain bool) {
 }
 
 // failure returns how to continue with a request whose forward failed.
-func (f *Forward) failure(err error) *Failure {
+func (f *Forward) classifyFailure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var callErr *engine.Error
-	var refusal *refused
+	var refusal *refusedError
 	isCall := errors.As(err, &callErr)
 	callTooLong := isCall && callErr.Timeout && callErr.Phase != engine.PhaseConnect // a slow connect counts as causeDial
 	tooLate := callTooLong || errors.Is(err, errLate) || errors.Is(err, sse.ErrSilent)
 	switch {
 	case f.clientLeft:
-		return &Failure{Gone: true, Err: err}
-	case f.cause != "":
-		return &Failure{Reason: f.cause, Ran: true, Err: err}
+		return &Failure{ClientLeft: true, Err: err}
+	case f.abandonCause != "":
+		return &Failure{Reason: f.abandonCause, MayHaveRun: true, Err: err}
 	case errors.As(err, &refusal):
 		switch {
 		case refusal.relay != nil:
@@ -159,21 +159,21 @@ func (f *Forward) failure(err error) *Failure {
 	case isCall && callErr.Phase == engine.PhaseRequest:
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
-		return &Failure{Reason: causeLarge, Ran: true, Err: err}
+		return &Failure{Reason: causeLarge, MayHaveRun: true, Err: err}
 	case f.clientDeadline && tooLate:
-		return &Failure{Reason: RejectDeadline, Ran: true, Err: err}
+		return &Failure{Reason: RejectDeadline, MayHaveRun: true, Err: err}
 	case tooLate:
-		return &Failure{Reason: causeTimeout, Ran: true, Err: err}
+		return &Failure{Reason: causeTimeout, MayHaveRun: true, Err: err}
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	return &Failure{Reason: causeBroken, Ran: !isCall || callErr.Sent, Err: err}
+	return &Failure{Reason: causeBroken, MayHaveRun: !isCall || callErr.Sent, Err: err}
 }
 
 // outcome is the outcome of the failed forward, as receipts and metrics name it.
 func (fail *Failure) outcome() string {
 	switch {
-	case fail.Gone:
+	case fail.ClientLeft:
 		return OutcomeGone
 	case fail.Relay != nil:
 		return OutcomeRelayed
@@ -192,11 +192,11 @@ func (f *Forward) end(outcome, cause string) {
 	carrier := f.carrier
 	f.mu.Unlock()
 	ps, p, now := f.peers, f.peer, f.peers.clock.Now()
-	receipt := &Receipt{At: f.decided, RID: f.rid, Origin: ps.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
+	receipt := &Receipt{At: f.decidedAt, RID: f.rid, Origin: ps.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
 	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
-	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decided)), f.cached
+	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decidedAt)), f.cached
 	if !f.firstAt.IsZero() {
-		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decided))
+		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decidedAt))
 	} else {
 		receipt.Actual.CachedTokens = -1
 	}
@@ -217,30 +217,30 @@ func (f *Forward) end(outcome, cause string) {
 	ps.cfg.Log.Info("a forwarded request has ended", receipt.fields()...)
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	ps.forgetGone(p)
+	ps.dropRemovedSeries(p)
 }
 
 // updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome.
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer f.unlock(f.makesRoom()) // makesRoom runs now, unlock at the end
+	defer f.unlockAndWake(f.releaseUnanswered()) // makesRoom runs now, unlock at the end
 	delete(p.inflight, f)
-	p.reserved.Withdrawn(f.number)
-	p.spent.add(spent, now)
+	p.reserved.Withdraw(f.number)
+	p.egress.add(spent, now)
 	if outcome == OutcomeFallback && cause != RejectDeadline && cause != causeLarge { // a client alone can cause these two
-		p.disown()
+		p.assumeNoGroups()
 	}
 	switch {
 	case !f.firstAt.IsZero(), outcome == OutcomeRelayed: // the peer has begun to answer, or has judged the request
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
-		p.trust.Failed(ps.at(now))
+		p.trust.Failed(ps.sinceStartMs(now))
 		if p.circuit.Fail(f.number, now) {
 			ps.clock.After(p.circuit.Out(), ps.cfg.Queue.Wake)
 		}
 	default:
 		p.circuit.Neutral(f.number)
 	}
-	p.prompts.Drop(&f.expected)
+	p.prompts.Drop(&f.speculation)
 }

@@ -15,10 +15,10 @@ var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 // fill reads the bytes that have arrived, and appends whole events to unread. event reports whether one of these is not a
 // comment. Only whole events are passed on, because a client could not separate a broken event from the next one; an event
 // that is too large comes in pieces.
-func (f *Forward) fill() (event bool, err error) {
+func (f *Forward) readEvents() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
-	err = f.receive(buf[:])
+	err = f.readBytes(buf[:])
 	f.unread, event = f.appendEvents(f.unread)
 	if err == nil {
 		err = f.reader.Err()
@@ -42,7 +42,7 @@ func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 }
 
 // receive waits until bytes arrive, at most as long as the peer may be silent, and reads them.
-func (f *Forward) receive(buf []byte) error {
+func (f *Forward) readBytes(buf []byte) error {
 	if wait := f.reader.Wait(time.Now()); wait != f.idle {
 		f.idle = wait
 		f.resp.SetIdle(wait)
@@ -68,7 +68,7 @@ func (f *Forward) FirstAt() time.Time { return f.firstAt }
 // and then ErrPeerLost, so that the client's connection is closed. Unlike other error events of a chat, this event has no
 // [DONE] after it.
 func (f *Forward) Read(p []byte) (int, error) {
-	if err := f.await(); err != nil {
+	if err := f.awaitEvents(); err != nil {
 		return 0, err
 	}
 	n := copy(p, f.unread)
@@ -81,7 +81,7 @@ func (f *Forward) Pending() int { return len(f.unread) }
 
 // Next returns all events that have arrived, like Read. They are valid until the next call of any method.
 func (f *Forward) Next() ([]byte, error) {
-	if err := f.await(); err != nil {
+	if err := f.awaitEvents(); err != nil {
 		return nil, err
 	}
 	events := f.unread
@@ -96,29 +96,29 @@ func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 func (f *Forward) Torn() bool { return f.reader.Torn() }
 
 // await waits until there are events to return.
-func (f *Forward) await() error {
+func (f *Forward) awaitEvents() error {
 	for len(f.unread) == 0 {
 		if f.readErr != nil {
 			return f.readErr
 		}
-		f.more()
+		f.readMore()
 	}
 	return nil
 }
 
 // more reads the bytes that arrive next, or sets readErr at the end of the answer.
-func (f *Forward) more() {
+func (f *Forward) readMore() {
 	if f.reader.Done() { // the answer is complete, even if the connection fails afterwards
 		f.readErr = io.EOF
 		return
 	}
-	if _, err := f.fill(); err != nil {
-		f.broke()
+	if _, err := f.readEvents(); err != nil {
+		f.appendLostEvent()
 	}
 }
 
 // broke adds an error event for the client, unless the answer is complete.
-func (f *Forward) broke() {
+func (f *Forward) appendLostEvent() {
 	if f.reader.Done() {
 		return
 	}
@@ -157,13 +157,13 @@ func (f *Forward) Err() error { return f.reader.Err() }
 // GoBack makes Next read the response again. Next first returns the given events.
 func (f *Forward) GoBack(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
-		f.broke()
+		f.appendLostEvent()
 	}
 }
 
 // finish closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
 // be used again. The client does not wait for this.
-func (f *Forward) finish() {
+func (f *Forward) closeResponse() {
 	ps := f.peers
 	ps.mu.Lock()
 	onlyEndMissing := f.reader != nil && f.reader.Done() && !f.resp.Ended()
@@ -172,7 +172,7 @@ func (f *Forward) finish() {
 		ps.running.Go(func() {
 			defer f.resp.Close()
 			var buf [1 << 10]byte
-			for f.reader.Err() == nil && f.receive(buf[:]) == nil {
+			for f.reader.Err() == nil && f.readBytes(buf[:]) == nil {
 			}
 		})
 	}
@@ -193,7 +193,7 @@ func (f *Forward) Close() {
 		outcome = OutcomeGone
 	}
 	f.End(outcome)
-	f.finish()
+	f.closeResponse()
 }
 
 // Lost reports whether the peer was lost in the middle of the answer, before the client left.

@@ -31,23 +31,23 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 // stream is in unread when send returns.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
-	deadline := f.firstBy(r, now)
+	deadline := f.firstEventDeadline(r, now)
 	if !now.Before(deadline) { // the call below would take a time limit of 0 for no limit
 		return nil, errLate
 	}
 	if !r.Stream {
-		stopTimer := f.awaitsWhole(deadline.Sub(now))
+		stopTimer := f.startUnansweredTimer(deadline.Sub(now))
 		defer stopTimer()
 	}
 	call := ps.traffic.NewCall(f.peer.target)
 	call.OnWritten(f.Written)
-	if r.Dials {
+	if r.NewConnection {
 		call.Fresh()
 	}
-	if !f.Carry(call) {
+	if !f.SetCarrier(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.hop, f.rid, now,
+	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid, now,
 		deadline)
 	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
@@ -58,7 +58,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	f.resp = resp
 	resp.SetDeadline(deadline)
 	if status := resp.StatusCode(); status/100 != 2 {
-		return nil, f.refusal(status)
+		return nil, f.readRefusal(status)
 	}
 	cached := -1
 	if c, err := strconv.Atoi(string(resp.Header(CachedHeader))); err == nil && c >= 0 {
@@ -67,25 +67,25 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !r.Stream {
 		whole, err := f.readWhole()
 		if err == nil {
-			f.Begun(true, cached)
+			f.AnswerBegun(true, cached)
 		}
 		return whole, err
 	}
-	limits := sse.Limits{Event: ps.cfg.EventBytes, Bytes: r.Most, First: max(1, time.Until(deadline)), Gap: ps.cfg.Idle}
+	limits := sse.Limits{Event: ps.cfg.EventBytes, Bytes: r.MaxBytes, First: max(1, time.Until(deadline)), Gap: ps.cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
 	}
-	f.Begun(false, cached)
+	f.AnswerBegun(false, cached)
 	return nil, nil
 }
 
 // firstBy is the deadline for the first event: the client's own, or the time limit of this dispatcher.
-func (f *Forward) firstBy(r *Request, now time.Time) time.Time {
+func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
 	if f.peer.sibling {
 		limit = f.peers.cfg.Whole
 	}
-	deadline := now.Add(limit + r.Held)
+	deadline := now.Add(limit + r.ExtraHold)
 	if !r.Deadline.IsZero() && r.Deadline.Before(deadline) {
 		f.clientDeadline = true
 		return r.Deadline
@@ -113,7 +113,7 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	f.reader = sse.NewReader()
 	f.reader.Reset(limits)
 	for {
-		event, err := f.fill()
+		event, err := f.readEvents()
 		if event { // after an error, too, which the next read returns again
 			return nil
 		}
@@ -127,15 +127,15 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 const maxRefusal = 1 << 20 // bytes
 
 // refusal reads an answer whose status is not a success.
-func (f *Forward) refusal(status int) error {
+func (f *Forward) readRefusal(status int) error {
 	reject := string(f.resp.Header(RejectHeader))
-	e := &refused{status: status, reject: reject}
+	e := &refusedError{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(maxRefusal)
 	// The peer says that the client's own deadline cannot be met, which is true of any region.
 	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
 	// A peer in the same region has tried the engines that this dispatcher would try, so that its answer is final.
-	final := reject == "" && (slices.Contains(relayed, status) || f.peer.sibling)
+	final := reject == "" && (slices.Contains(clientErrorStatuses, status) || f.peer.sibling)
 	if err == nil && (unmet || final) {
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}

@@ -52,7 +52,7 @@ func nobody(round uint64) *prefill.Here {
 // forwarded asks for a request's place until it is the peer.
 func forwarded(t *testing.T, ps *Peers) *Forward {
 	t.Helper()
-	q := ps.Question(Ask{ID: "r", Model: "m", Tenant: "acme"})
+	q := ps.NewQuery(Ask{ID: "r", Model: "m", Tenant: "acme"})
 	for round := uint64(1000); ; round++ {
 		if q.Where(nobody(round)) == prefill.ToThere {
 			return q.Forward()
@@ -96,12 +96,12 @@ func TestAClientThatLeavesEndsTheForward(t *testing.T) {
 	})
 	ps, _ := node(t, func(c *Config) { c.FirstByte = time.Minute }, entry(t, "eu-1", url))
 	f := forwarded(t, ps)
-	time.AfterFunc(20*time.Millisecond, f.Leave)
+	time.AfterFunc(20*time.Millisecond, f.AbortByClient)
 	_, fail := f.Send(stream)
-	require.True(t, fail.Gone)
+	require.True(t, fail.ClientLeft)
 	<-left
 	require.Equal(t, OutcomeGone, ps.Receipts(1)[0].Outcome)
-	f.Drop() // too late: it changes nothing
+	f.DropUnsent() // too late: it changes nothing
 	require.Len(t, ps.Receipts(9), 1)
 }
 
@@ -121,10 +121,10 @@ func TestARequestThatIsPredictedToTakeForeverStaysUnanswered(t *testing.T) {
 		if unanswered := first(ps).Unanswered; unanswered != 1 {
 			t.Errorf("%d requests are unanswered, want 1", unanswered)
 		}
-		f.Leave()
+		f.AbortByClient()
 	}()
 	_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
-	require.True(t, fail.Gone)
+	require.True(t, fail.ClientLeft)
 }
 
 // The next probe would wake the queue, too, but only after an interval.
@@ -134,12 +134,12 @@ func TestAForwardThatEndsWithoutAnAnswerMakesRoomAtOnce(t *testing.T) {
 	f := forwarded(t, ps)
 	ps.mu.Lock()
 	for range 100 {
-		f.peer.trust.Failed(ps.at(time.Now()))
+		f.peer.trust.Failed(ps.sinceStartMs(time.Now()))
 	}
 	ps.mu.Unlock()
 	require.Equal(t, []int{1, 1}, []int{first(ps).Unanswered, first(ps).Window})
 	wakes := q.wakes.Load()
-	f.Drop()
+	f.DropUnsent()
 	require.Greater(t, q.wakes.Load(), wakes)
 }
 
@@ -148,9 +148,9 @@ func TestAPlaceIsTakenUntilAProbeHasSeenIt(t *testing.T) {
 	ps, _ := node(t, func(c *Config) { c.Probe.Interval = time.Second }, entry(t, "eu-1", url))
 	f := forwarded(t, ps)
 	require.Equal(t, 1, first(ps).Reserved)
-	q := ps.Question(Ask{ID: "second", Model: "m"})
+	q := ps.NewQuery(Ask{ID: "second", Model: "m"})
 	require.NotEqual(t, prefill.ToThere, q.Where(nobody(5000)), "there was one place")
-	f.Drop()
+	f.DropUnsent()
 }
 
 func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
@@ -162,7 +162,7 @@ func TestFiveFallbacksTakeAPeerOut(t *testing.T) {
 		require.Equal(t, causeStatus, fail.Reason)
 	}
 	require.Equal(t, "open", first(ps).Circuit)
-	require.Equal(t, policy.Circuit.String(), first(ps).Available["m"])
+	require.Equal(t, policy.CircuitOpen.String(), first(ps).Available["m"])
 }
 
 // A peer that has unloaded an adapter says so until its next probe does. That speaks against none of its other models.
@@ -188,7 +188,7 @@ func TestTheDaysBudgetEndsForwards(t *testing.T) {
 	_, fail := forwarded(t, ps).Send(stream)
 	require.NotNil(t, fail)
 	require.Greater(t, ps.Receipts(1)[0].USD, 10.0)
-	require.Equal(t, policy.Budget.String(), first(ps).Available["m"])
+	require.Equal(t, policy.BudgetSpent.String(), first(ps).Available["m"])
 }
 
 func TestNoClientTakesAPeerOut(t *testing.T) {
@@ -215,7 +215,7 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	sent := []*Forward{forwarded(t, ps)}
 	ask := func(asked int) {
 		for i := range asked {
-			q := ps.Question(Ask{ID: fmt.Sprint(i), Model: "m", Tenant: "acme"})
+			q := ps.NewQuery(Ask{ID: fmt.Sprint(i), Model: "m", Tenant: "acme"})
 			if q.Where(nobody(uint64(10_000+i))) == prefill.ToThere {
 				sent = append(sent, q.Forward())
 			}
@@ -226,8 +226,8 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	require.Equal(t, 64, first(ps).Unanswered)
 	require.Equal(t, "full", first(ps).Available["m"])
 	for _, f := range sent {
-		f.decided = f.decided.Add(-time.Minute) // so late do their first events come
-		f.Begun(false, 0)
+		f.decidedAt = f.decidedAt.Add(-time.Minute) // so late do their first events come
+		f.AnswerBegun(false, 0)
 	}
 	require.Equal(t, 1, first(ps).Window)
 	for _, f := range sent {
@@ -237,9 +237,9 @@ func TestAPeerThatOffersWhatItHasNotGotGetsFewRequests(t *testing.T) {
 	sent = nil
 	ask(100)
 	require.Len(t, sent, 1, "one at a time")
-	sent[0].Begun(false, 0)
+	sent[0].AnswerBegun(false, 0)
 	require.Equal(t, 2, first(ps).Window, "in time, it earns more")
-	sent[0].Drop()
+	sent[0].DropUnsent()
 	require.Zero(t, first(ps).InFlight)
 }
 
@@ -251,7 +251,7 @@ func TestAnswersInOnePieceDoNotCountAsLate(t *testing.T) {
 	ps, _ := node(t, nil, entry(t, "eu-1", url))
 	for range 25 {
 		f := forwarded(t, ps)
-		f.decided = f.decided.Add(-time.Minute) // so long was it generated
+		f.decidedAt = f.decidedAt.Add(-time.Minute) // so long was it generated
 		whole, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions"})
 		require.Nil(t, fail)
 		require.NotNil(t, whole)
@@ -277,7 +277,7 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 	f := forwarded(t, ps)
 	ps.mu.Lock()
 	for range 40 {
-		ps.peers[0].trust.Failed(ps.at(time.Now()))
+		ps.peers[0].trust.Failed(ps.sinceStartMs(time.Now()))
 	}
 	ps.mu.Unlock()
 	require.Equal(t, 1, first(ps).Window)
@@ -292,7 +292,7 @@ func TestAnAnswerInOnePieceDoesNotHoldASmallWindow(t *testing.T) {
 	eventually(t, func() bool { return first(ps).Unanswered == 0 })
 	require.Greater(t, q.wakes.Load(), wakes)
 	next := forwarded(t, ps) // while the first is still generated
-	next.Drop()
+	next.DropUnsent()
 	release()
 	require.Nil(t, <-got)
 	f.Close()
@@ -358,9 +358,9 @@ func TestWhatEndedBeforeItWasSentIsNotSent(t *testing.T) {
 	_, fail := f.Send(stream)
 	require.Equal(t, causeDown, fail.Reason)
 	f = forwarded(t, ps)
-	f.Leave()
+	f.AbortByClient()
 	_, fail = f.Send(stream)
-	require.True(t, fail.Gone)
+	require.True(t, fail.ClientLeft)
 	require.Zero(t, asked.Load())
 	require.Zero(t, first(ps).InFlight)
 }
@@ -413,9 +413,9 @@ func TestAForwardThatEndsGivesItsPlaceBackAtOnce(t *testing.T) {
 	ps.mu.Unlock()
 	f := forwarded(t, ps)
 	require.Equal(t, 1, first(ps).Reserved)
-	f.Drop()
+	f.DropUnsent()
 	require.Zero(t, first(ps).Reserved)
-	f.Drop()
+	f.DropUnsent()
 	require.Zero(t, first(ps).Reserved, "once")
 }
 
@@ -457,7 +457,7 @@ func TestAPeerThatOnlySeemsToGoOn(t *testing.T) {
 			})
 			ps, _ := node(t, func(c *Config) { c.FirstByte, c.Idle = 2*time.Second, 300*time.Millisecond }, entry(t, "eu-1", url))
 			request := *stream
-			request.Most = row.most
+			request.MaxBytes = row.most
 			f := forwarded(t, ps)
 			_, fail := f.Send(&request)
 			if !row.begins {

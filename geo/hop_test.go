@@ -38,7 +38,7 @@ func door(keys *Keys, maxHops int) *Verifier {
 	eu := newProcess(time.UnixMilli(golden.Time), 30*time.Second)
 	eu.name = golden.Boot
 	d := &Verifier{self: "eu-1", process: eu, maxHops: maxHops, skew: 30 * time.Second, nonces: newNonces(90 * time.Second),
-		known: func(id string) ([]string, bool) {
+		certificateNames: func(id string) ([]string, bool) {
 			return []string{"spiffe://ek/" + id}, id == "us-1" || id == "asia-1"
 		}}
 	d.keys.Store(keys)

@@ -27,24 +27,24 @@ func TestWhatWaitsInARegionThatLeavesGoesElsewhere(t *testing.T) {
 	ps, _ := node(t, func(c *Config) {
 		c.Policy, c.Draining = "skylb", func() bool { return draining }
 	}, entry(t, "eu-1", url))
-	forwarded(t, ps).Drop() // it is available
+	forwarded(t, ps).DropUnsent() // it is available
 	round := uint64(10_000)
 	where := func(a Ask) prefill.Where {
 		round++
 		a.ID, a.Model = "r", "m"
-		q := ps.Question(a)
+		q := ps.NewQuery(a)
 		w := q.Where(here(round))
 		if f := q.Forward(); f != nil {
-			f.Drop()
+			f.DropUnsent()
 		}
 		return w
 	}
 	require.Equal(t, prefill.ToHere, where(Ask{}), "local first")
-	require.Equal(t, prefill.ToThere, where(Ask{Leave: true}), "attempts here have failed")
+	require.Equal(t, prefill.ToThere, where(Ask{PreferForward: true}), "attempts here have failed")
 	draining = true
 	require.Equal(t, prefill.ToThere, where(Ask{}))
-	require.Equal(t, prefill.ToHere, where(Ask{Stay: true}), "one that may not is served")
-	require.Equal(t, prefill.ToHere, where(Ask{Came: &Hop{Via: []string{"eu-1"}}}), "nor goes one back to where it came from")
+	require.Equal(t, prefill.ToHere, where(Ask{LocalOnly: true}), "one that may not is served")
+	require.Equal(t, prefill.ToHere, where(Ask{InboundHop: &Hop{Via: []string{"eu-1"}}}), "nor goes one back to where it came from")
 }
 
 func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) {
@@ -59,10 +59,10 @@ func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) 
 		return s.Peers[0].Available["m"] == "available" && s.Peers[1].Available["m"] == "available"
 	})
 	for round, row := range []struct{ tenant, peer string }{{"globex", "eu-1"}, {"acme", "as-1"}} {
-		q := ps.Question(Ask{ID: "r", Model: "m", Tenant: row.tenant})
+		q := ps.NewQuery(Ask{ID: "r", Model: "m", Tenant: row.tenant})
 		require.Equal(t, prefill.ToThere, q.Where(here(uint64(10_000+round))), row.tenant)
 		require.Equal(t, row.peer, q.Forward().PeerID())
-		q.Forward().Drop()
+		q.Forward().DropUnsent()
 	}
 }
 
@@ -70,13 +70,13 @@ func TestARequestThatMayNotGoToTheCentralProxyLeavesWithItsRegion(t *testing.T) 
 func TestARegionThatLeavesSendsAPeerNoMoreThanItTakes(t *testing.T) {
 	url, _ := served(t, 3, hang)
 	ps, _ := node(t, func(c *Config) { c.Draining = func() bool { return true } }, entry(t, "eu-1", url))
-	forwarded(t, ps).Drop()
+	forwarded(t, ps).DropUnsent()
 	sent := 0
 	for range 10 {
-		q := ps.Question(Ask{ID: "r", Model: "m"})
+		q := ps.NewQuery(Ask{ID: "r", Model: "m"})
 		if q.Where(here(10_000)) == prefill.ToThere {
 			sent++
-			defer q.Forward().Drop()
+			defer q.Forward().DropUnsent()
 		}
 	}
 	require.Equal(t, 3, sent)
@@ -86,14 +86,14 @@ func TestARequestWithSeveralLegsTakesAsManyPlacesAtAPeer(t *testing.T) {
 	for name, drains := range map[string]bool{"by the policy": false, "because the region drains": true} {
 		url, _ := served(t, 4, hang)
 		ps, _ := node(t, func(c *Config) { c.Draining = func() bool { return drains } }, entry(t, "eu-1", url))
-		forwarded(t, ps).Drop()
+		forwarded(t, ps).DropUnsent()
 		sent := 0
 		for range 10 {
-			q := ps.Question(Ask{ID: "r", Model: "m"})
-			q.Legs(2)
+			q := ps.NewQuery(Ask{ID: "r", Model: "m"})
+			q.SetLegs(2)
 			if q.Where(nobody(10_000)) == prefill.ToThere {
 				sent += 2
-				defer q.Forward().Drop()
+				defer q.Forward().DropUnsent()
 			}
 		}
 		require.Equal(t, 4, sent, name)

@@ -28,20 +28,20 @@ func (l *httpLink) Close() { l.client.Close() }
 
 // warm is the number of idle connections to a peer that are kept ready for requests. Without them a request would wait two or
 // three round trips for a dial.
-const warm = 2
+const warmConnections = 2
 
 // Warm keeps idle connections for requests ready, see Link.
 func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return l.peers.traffic.Warm(ctx, l.target, warm)
+	return l.peers.traffic.Warm(ctx, l.target, warmConnections)
 }
 
 // Ask sends a question to the peer, see Link.
-func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo)) {
+func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(ProbeOutcome)) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	e := l.ask(ctx, question)
+	e := l.postProbe(ctx, question)
 	if e.Err != nil && ctx.Err() != nil {
 		e.Err = fmt.Errorf("%w: no answer in time", ErrProbe)
 	}
@@ -50,7 +50,7 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 
 // ask posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
 // written, without a dial.
-func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
+func (l *httpLink) postProbe(ctx context.Context, question []byte) (echo ProbeOutcome) {
 	ps, parts, sent := l.peers, [][]byte{question}, time.Now()
 	call, wrote := l.client.NewCall(l.target), sent
 	call.OnWritten(func() { wrote = time.Now() })
@@ -59,10 +59,10 @@ func (l *httpLink) ask(ctx context.Context, question []byte) (echo Echo) {
 		"probe-"+ps.process.nameAt(sent), sent, sent.Add(ps.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
-		return Echo{Err: err}
+		return ProbeOutcome{Err: err}
 	}
 	defer resp.Close()
-	echo.Trip, echo.Dialled = time.Since(wrote), !resp.Reused()
+	echo.RoundTrip, echo.Dialled = time.Since(wrote), !resp.Reused()
 	if echo.Text, echo.Err = resp.ReadAll(maxProbe); echo.Err == nil && resp.StatusCode() != http.StatusOK {
 		echo.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}

@@ -111,16 +111,16 @@ func TestAPeerComesUpGoesDownAndIsForgottenWhenItRestarts(t *testing.T) {
 	ps.cfg.Residency = map[string][]string{"acme": {"us"}, "globex": {"us", "eu"}}
 	for tenant, offered := range map[string]bool{"": true, "acme": false, "globex": true} {
 		require.Equal(t, offered, ps.OfferedTo(tenant, "m"), tenant)
-		require.Equal(t, offered, ps.Question(Ask{Tenant: tenant, Model: "m"}).Offered(), tenant)
+		require.Equal(t, offered, ps.NewQuery(Ask{Tenant: tenant, Model: "m"}).Offered(), tenant)
 	}
-	require.False(t, ps.Question(Ask{Model: "m", Home: true}).Offered(), "it may not leave its region")
+	require.False(t, ps.NewQuery(Ask{Model: "m", RegionOnly: true}).Offered(), "it may not leave its region")
 	require.Equal(t, []string{"m"}, ps.Models())
 	require.True(t, ps.AllUp())
 	eventually(t, func() bool { return first(ps).RTTMs > 0 }) // not by the probe that dialled
 	require.Positive(t, q.wakes.Load())
 
 	ps.mu.Lock()
-	ps.peers[0].reserved.Booked(1, 100)
+	ps.peers[0].reserved.Book(1, 100)
 	ps.mu.Unlock()
 	f.says(func(a *answer) { a.Boot = "another" })
 	eventually(t, func() bool { return first(ps).Reserved == 0 })
@@ -179,7 +179,7 @@ func TestAnOfferThatCannotBeIsNotTaken(t *testing.T) {
 				p := first(ps)
 				return p.Fault != "" || p.Up && p.AgeMs >= 0 || p.Available["m"] == "version"
 			})
-			taken := ps.Question(Ask{ID: "one", Model: "m"}).Where(nobody(5000)) == prefill.ToThere
+			taken := ps.NewQuery(Ask{ID: "one", Model: "m"}).Where(nobody(5000)) == prefill.ToThere
 			require.Equal(t, row.available == "available", taken)
 			if row.available != "" {
 				require.Equal(t, row.available, first(ps).Available["m"])
@@ -243,11 +243,11 @@ func TestPeersAreFoundByName(t *testing.T) {
 		}
 	}, e)
 	eventually(t, func() bool { s := ps.Status(); return len(s.Peers) == 2 && s.Peers[0].Up && s.Peers[1].Up })
-	_, ok := ps.known("eu-two")
+	_, ok := ps.certificateNames("eu-two")
 	require.True(t, ok)
-	_, ok = ps.known("europe")
+	_, ok = ps.certificateNames("europe")
 	require.False(t, ok)
-	ps.replaceFound(&ps.cfg.Peers[0], []string{two.Listener.Addr().String()})
+	ps.syncDiscovered(&ps.cfg.Peers[0], []string{two.Listener.Addr().String()})
 	s := ps.Status()
 	require.Len(t, s.Peers, 1)
 	require.Equal(t, "eu-two", s.Peers[0].Name)
@@ -279,22 +279,22 @@ func TestAPeerThatIsGoneLeavesNoSeriesBehind(t *testing.T) {
 	}
 	eventually(t, func() bool { return ps.Offered("m") })
 	f := forwarded(t, ps)
-	ps.Received("eu-one", "ok")
+	ps.CountReceived("eu-one", "ok")
 	require.Contains(t, series(), "evenkeel_geo_received_total")
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight")
-	ps.replaceFound(&ps.cfg.Peers[0], nil)
+	ps.syncDiscovered(&ps.cfg.Peers[0], nil)
 	require.Contains(t, series(), "evenkeel_geo_forwards_inflight", "while a forward is there")
-	f.Drop()
+	f.DropUnsent()
 	require.Empty(t, series())
 
-	ps.replaceFound(&ps.cfg.Peers[0], []string{at})
+	ps.syncDiscovered(&ps.cfg.Peers[0], []string{at})
 	eventually(t, func() bool { return ps.Offered("m") })
 	old := forwarded(t, ps)
-	ps.replaceFound(&ps.cfg.Peers[0], nil)
-	ps.replaceFound(&ps.cfg.Peers[0], []string{at})
-	ps.Received("eu-one", "ok")
+	ps.syncDiscovered(&ps.cfg.Peers[0], nil)
+	ps.syncDiscovered(&ps.cfg.Peers[0], []string{at})
+	ps.CountReceived("eu-one", "ok")
 	eventually(t, func() bool { return ps.Offered("m") })
-	old.Drop()
+	old.DropUnsent()
 	require.Contains(t, series(), "evenkeel_geo_forwards_total", "it is there again")
 	require.Contains(t, series(), "evenkeel_geo_received_total")
 }
@@ -311,18 +311,18 @@ func TestAPeerThatComesBackHasNoNewBudget(t *testing.T) {
 	}, e)
 	eventually(t, func() bool { return ps.Offered("m") })
 	f := forwarded(t, ps)
-	ps.replaceFound(&ps.cfg.Peers[0], nil)
+	ps.syncDiscovered(&ps.cfg.Peers[0], nil)
 	f.updatePeer(OutcomeOK, "", 2, time.Now())
-	f.Drop()
-	ps.replaceFound(&ps.cfg.Peers[0], []string{at})
+	f.DropUnsent()
+	ps.syncDiscovered(&ps.cfg.Peers[0], []string{at})
 	eventually(t, func() bool { return ps.Offered("m") })
 	require.Equal(t, 2.0, first(ps).USDToday, "its forwards have cost this much, some of them while it was gone")
-	require.Equal(t, policy.Budget.String(), first(ps).Available["m"])
+	require.Equal(t, policy.BudgetSpent.String(), first(ps).Available["m"])
 }
 
 func TestWhatThisRegionOffers(t *testing.T) {
 	ps, _ := node(t, nil)
-	text, refusal := ps.Answer([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
+	text, refusal := ps.AnswerProbe([]byte(`{"v":"1.9","id":"eu-1","boot":"x","seq":812,"t_us":1,"later":[]}`), time.Now())
 	require.Nil(t, refusal)
 	var a answer
 	require.NoError(t, json.Unmarshal(text, &a))
@@ -331,7 +331,7 @@ func TestWhatThisRegionOffers(t *testing.T) {
 	require.Equal(t, []int{1, 1, 6, 3, 7}, []int{o.Replicas, o.NAvail, o.Free, o.Queue, o.FitN})
 	require.Equal(t, 5.0, o.Running)
 	require.NotContains(t, string(text), "tenant")
-	_, refusal = ps.Answer([]byte("no probe"), time.Now())
+	_, refusal = ps.AnswerProbe([]byte("no probe"), time.Now())
 	require.Equal(t, RejectVersion, refusal.Reject)
 }
 
@@ -340,10 +340,10 @@ func TestANewModelIsOfferedAfterManyOthers(t *testing.T) {
 	ps, _ := node(t, nil)
 	ps.mu.Lock()
 	for i := range maxModelStates {
-		ps.model(fmt.Sprint(i))
+		ps.stateOf(fmt.Sprint(i))
 	}
 	ps.mu.Unlock()
-	require.Contains(t, ps.offers(), "m")
+	require.Contains(t, ps.localOffers(), "m")
 	require.Len(t, ps.models, maxModelStates)
 }
 
@@ -375,7 +375,7 @@ func FuzzReadAnswer(f *testing.F) {
 			return
 		}
 		for _, o := range a.Models {
-			if o.Free > maxFreeFor {
+			if o.Free > maxFree {
 				t.Fatalf("%d places were believed", o.Free)
 			}
 		}
@@ -396,7 +396,7 @@ func TestReasonsOfManyModelsAreBounded(t *testing.T) {
 	before, recorded := counted(), len(p.reasons)
 	for range 3 {
 		for i := range maxModels + 10 {
-			ps.countReason(p, fmt.Sprint("adapter-", i), policy.Down)
+			ps.recordReason(p, fmt.Sprint("adapter-", i), policy.Down)
 		}
 	}
 	require.Equal(t, before+float64(maxModels-recorded), counted())

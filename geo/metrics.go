@@ -22,7 +22,7 @@ type metrics struct {
 	ttft, costError                                       *prometheus.HistogramVec
 
 	peers *Peers
-	all   []vector
+	vectors   []vector
 }
 
 // vector is a metric with labels.
@@ -74,7 +74,7 @@ func newMetrics(ps *Peers) *metrics {
 		dollars:   counter("egress_usd_total", "Cost of these bytes by the configured prices.", "peer"),
 		available: gauge("n_avail", "Local prefill engines that can take a request, as the last probe was told.", "model"),
 	}
-	m.all = all
+	m.vectors = all
 	return m
 }
 
@@ -104,7 +104,7 @@ func (m *metrics) createPeerSeries(peer string) {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, v := range m.all {
+	for _, v := range m.vectors {
 		v.Describe(ch)
 	}
 }
@@ -118,36 +118,36 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		rtt, _ := p.rtt.Ms()
 		m.rtt.WithLabelValues(p.id).Set(rtt / 1000)
 		if p.probed {
-			m.age.WithLabelValues(p.id).Set(now.Sub(p.good).Seconds())
+			m.age.WithLabelValues(p.id).Set(now.Sub(p.lastAnsweredAt).Seconds())
 		}
 	}
 	ps.mu.Unlock()
-	for _, v := range m.all {
+	for _, v := range m.vectors {
 		v.Collect(ch)
 	}
 }
 
 // forget drops the series in which a label has this value: those of a removed peer, or of a model.
-func (m *metrics) forget(label, value string) {
-	for _, v := range m.all {
+func (m *metrics) dropSeries(label, value string) {
+	for _, v := range m.vectors {
 		v.DeletePartialMatch(prometheus.Labels{label: value}) // no effect on metrics without this label
 	}
 }
 
-func (m *metrics) decided(policyName string, act policy.Act) {
+func (m *metrics) countDecision(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
 // Received counts a request from another dispatcher, by its outcome.
-func (ps *Peers) Received(origin, outcome string) {
+func (ps *Peers) CountReceived(origin, outcome string) {
 	ps.metrics.received.WithLabelValues(origin, outcome).Inc()
 }
 
 // Rejected counts a refusal on the peer listener.
-func (ps *Peers) Rejected(reason string) { ps.metrics.rejects.WithLabelValues(reason).Inc() }
+func (ps *Peers) CountRejected(reason string) { ps.metrics.rejects.WithLabelValues(reason).Inc() }
 
 // Served records the time to the first event of a request that was served in this region.
-func (ps *Peers) Served(ttft time.Duration) {
+func (ps *Peers) ObserveLocalTTFT(ttft time.Duration) {
 	ps.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }
 

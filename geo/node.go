@@ -18,18 +18,18 @@ import (
 func New(cfg Config) (*Peers, error) {
 	cfg = cfg.withDefaults()
 	ps := &Peers{
-		cfg: cfg, clock: cfg.Clock, started: cfg.Clock.Now(), models: map[string]*modelState{}, text: cfg.Policy,
-		settings: cfg.Settings(), spent: map[string]*spending{},
+		cfg: cfg, clock: cfg.Clock, started: cfg.Clock.Now(), models: map[string]*modelState{}, policyText: cfg.Policy,
+		settings: cfg.Settings(), removedEgress: map[string]*spending{},
 		traffic: engine.NewClient(engine.Options{IdleTimeout: trafficIdle}),
 	}
 	var err error
 	if ps.policy, err = ps.settings.Parse(cfg.Policy); err != nil {
 		return nil, fmt.Errorf("geo.policy: %w", err)
 	}
-	ps.snapshot, _ = cfg.SnapshotBytes()
+	ps.maxPromptBytes, _ = cfg.SnapshotBytes()
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces: newNonces(3 * cfg.HMAC.Skew), known: ps.known} // a hop is accepted for 2 skews, and the clock may be set back by 1
+		nonces: newNonces(3 * cfg.HMAC.Skew), certificateNames: ps.certificateNames} // a hop is accepted for 2 skews, and the clock may be set back by 1
 	ps.verifier.keys.Store(cfg.Keys)
 	ps.metrics = newMetrics(ps)
 	ps.metrics.createSeries()
@@ -55,12 +55,12 @@ const trafficIdle = 60 * time.Second
 func (ps *Peers) Start() {
 	ps.mu.Lock()
 	for _, p := range ps.peers {
-		ps.probeLoop(p)
+		ps.startProber(p)
 	}
 	ps.mu.Unlock()
 	for i := range ps.cfg.Peers {
 		if c := &ps.cfg.Peers[i]; c.Discover != Static {
-			ps.running.Go(func() { ps.follow(c) })
+			ps.running.Go(func() { ps.followName(c) })
 		}
 	}
 }
@@ -91,7 +91,7 @@ func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
 // known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
-func (ps *Peers) known(id string) (sans []string, ok bool) {
+func (ps *Peers) certificateNames(id string) (sans []string, ok bool) {
 	for i := range ps.cfg.Peers {
 		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID {
 			sans, ok = append(sans, c.SANs()...), true
@@ -102,21 +102,21 @@ func (ps *Peers) known(id string) (sans []string, ok bool) {
 
 // Offered reports whether any usable peer serves the model.
 func (ps *Peers) Offered(model string) bool {
-	return ps.offered(model, func(*peer) bool { return true })
+	return ps.anyPeerServes(model, func(*peer) bool { return true })
 }
 
 // OfferedTo is Offered, but counts only peers in regions to which residency lets the tenant's requests go.
 func (ps *Peers) OfferedTo(tenant, model string) bool {
-	may := ps.May(tenant, model)
-	return ps.offered(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
+	may := ps.RegionFilter(tenant, model)
+	return ps.anyPeerServes(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
 }
 
-func (ps *Peers) offered(model string, by func(*peer) bool) bool {
+func (ps *Peers) anyPeerServes(model string, by func(*peer) bool) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
 		_, ok := p.offers[model]
-		return ok && p.usable() && !p.draining && p.decodes(model) && by(p)
+		return ok && p.usable() && !p.draining && p.decodesModel(model) && by(p)
 	})
 }
 
@@ -124,7 +124,7 @@ func (ps *Peers) offered(model string, by func(*peer) bool) bool {
 func (ps *Peers) AllUp() bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	return !slices.ContainsFunc(ps.peers, func(p *peer) bool { return !p.usable() && !p.itself })
+	return !slices.ContainsFunc(ps.peers, func(p *peer) bool { return !p.usable() && !p.isSelf })
 }
 
 // Models lists the models of all usable peers.
@@ -156,12 +156,12 @@ var ErrTuning = errors.New("geo: nothing was changed")
 func (ps *Peers) Tune(t Tuning) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	set, text := ps.settings, ps.text
+	set, text := ps.settings, ps.policyText
 	for _, v := range []struct {
 		key  string
 		from *float64
 		to   *float64
-	}{{"qs", t.QS, &set.QS}, {"w", t.W, &set.W}, {"load", t.Load, &set.Load}, {"min_gain_ms", t.MinGain, &set.MinGainMs}} {
+	}{{"qs", t.QS, &set.WaitWeight}, {"w", t.W, &set.PrefillWeight}, {"load", t.Load, &set.BatchWeight}, {"min_gain_ms", t.MinGain, &set.MinGainMs}} {
 		if v.from == nil {
 			continue
 		}
@@ -177,7 +177,7 @@ func (ps *Peers) Tune(t Tuning) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrTuning, err)
 	}
-	ps.settings, ps.text, ps.policy = set, text, parsed
+	ps.settings, ps.policyText, ps.policy = set, text, parsed
 	for _, s := range ps.models {
 		s.policy = *parsed
 		s.round = 0 // no round has this number: the next decision begins one
@@ -189,7 +189,7 @@ func (ps *Peers) Tune(t Tuning) error {
 func (ps *Peers) PolicyText() string {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	return ps.text
+	return ps.policyText
 }
 
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
@@ -197,12 +197,12 @@ func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
 // Accepts reports whether one more request that the peer from forwards may wait here. waiting requests wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
-	if ps.cfg.Central == ps.cfg.Self.ID || ps.sibling(from) { // this dispatcher has the only queue for such requests
+	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // this dispatcher has the only queue for such requests
 		return true
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	return ps.policy.Settings().Accepts(waiting)
+	return ps.policy.Settings().AcceptsForward(waiting)
 }
 
 // rttAlpha is the weight of a new round trip in the average. With it, the average follows a changed route within a few seconds

@@ -14,7 +14,7 @@ type nonces struct {
 	order   list.List // of spent, the oldest first
 }
 
-type spent struct {
+type usedNonce struct {
 	nonce string
 	at    time.Time
 }
@@ -42,7 +42,7 @@ func (n *nonces) remember(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for e := n.order.Front(); e != nil; e = n.order.Front() {
-		old := e.Value.(spent)
+		old := e.Value.(usedNonce)
 		if now.Sub(old.at) < n.keepFor && len(n.known) < maxNonces {
 			break
 		}
@@ -52,6 +52,6 @@ func (n *nonces) remember(nonce string, now time.Time) bool {
 	if n.known[nonce] != nil {
 		return false
 	}
-	n.known[nonce] = n.order.PushBack(spent{nonce, now})
+	n.known[nonce] = n.order.PushBack(usedNonce{nonce, now})
 	return true
 }

@@ -24,7 +24,7 @@ func (ps *Peers) addressOf(p *peer) address {
 func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
 	hop := Hop{
 		N: 1, Max: ps.cfg.MaxHops, Origin: ps.cfg.Self.ID, Via: []string{ps.cfg.Self.ID}, RID: rid,
-		Time: now.UnixMilli(), Nonce: newBoot(), Deadline: deadline.UnixMilli(),
+		Time: now.UnixMilli(), Nonce: randomHex(), Deadline: deadline.UnixMilli(),
 		To: recipient.to, Boot: recipient.boot, Digest: DigestOf(body...),
 	}
 	if came != nil {
@@ -39,7 +39,7 @@ func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *
 }
 
 // newBoot returns 32 random hex digits, as the name of this process or as a nonce.
-func newBoot() string {
+func randomHex() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation
 	return hex.EncodeToString(b[:])

@@ -18,7 +18,7 @@ import (
 )
 
 // probeLoop starts the prober of a peer, which runs until stopProbing or the end of Peers. It is called with ps.mu held.
-func (ps *Peers) probeLoop(p *peer) {
+func (ps *Peers) startProber(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(ps.ctx)
 	if ps.cfg.Link != nil {
 		p.link = ps.cfg.Link(p.conf.ID)
@@ -26,37 +26,37 @@ func (ps *Peers) probeLoop(p *peer) {
 		p.link = ps.linkOverHTTP(p)
 	}
 	ps.running.Add(1)
-	p.cancelNext = ps.clock.After(0, func() { ps.probe(p, 1) })
+	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, 1) })
 }
 
 // stopProbing ends the prober of a peer, after the question that is under way. It is called with ps.mu held.
 func (ps *Peers) stopProbing(p *peer) {
 	p.cancel()
 	if p.cancelNext() {
-		ps.ended(p)
+		ps.proberEnded(p)
 	}
 }
 
 // ended is called at the end of a peer's prober. Peers.Close waits for the ends of all probers.
-func (ps *Peers) ended(p *peer) {
+func (ps *Peers) proberEnded(p *peer) {
 	p.link.Close()
 	ps.running.Done()
 }
 
 // plan schedules the next question to a peer in about one interval, unless its prober was stopped.
-func (ps *Peers) plan(p *peer, seq uint64) {
+func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if p.ctx.Err() != nil {
-		ps.ended(p)
+		ps.proberEnded(p)
 		return
 	}
 	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread()) // within 10 % of the interval
-	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.probe(p, seq) })
+	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.sendProbe(p, seq) })
 }
 
 // probe sends one question to a peer.
-func (ps *Peers) probe(p *peer, seq uint64) {
+func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	ps.mu.Unlock()
@@ -66,45 +66,45 @@ func (ps *Peers) probe(p *peer, seq uint64) {
 	body, _ := json.Marshal(question{
 		Version: version, ID: ps.cfg.Self.ID, Boot: ps.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
 	})
-	p.link.Ask(p.ctx, body, limit, func(e Echo) {
-		if ps.heard(p, seq, sent, e) {
+	p.link.Ask(p.ctx, body, limit, func(e ProbeOutcome) {
+		if ps.applyOutcome(p, seq, sent, e) {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
 				ps.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
 		}
 		ps.cfg.Queue.Wake() // waiting requests may be forwarded now, or must be served here now
-		ps.plan(p, seq+1)
+		ps.scheduleProbe(p, seq+1)
 	})
 }
 
 // heard applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
 // OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, heard also abandons
 // the forwards that are at the peer.
-func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
+func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcome) (up bool) {
 	a, err := answer{}, e.Err
 	if err == nil {
 		a, err = readAnswer(e.Text)
 	}
 	if err == nil {
-		err = ps.check(p, &a, seq)
+		err = ps.checkAnswer(p, &a, seq)
 	}
 	now := ps.clock.Now()
 	ps.mu.Lock()
-	if p.gone { // the peer was removed while the question was under way
+	if p.removed { // the peer was removed while the question was under way
 		ps.mu.Unlock()
 		return false
 	}
-	p.itself = errors.Is(err, errItself)
+	p.isSelf = errors.Is(err, errSelf)
 	var changed bool
 	var lost []*Forward
-	newRefusal := errors.Is(err, errRefused) && p.fault != err.Error() // a repeated error is not logged again
+	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error() // a repeated error is not logged again
 	if err == nil {
-		changed = p.answered(&a, now, e, ps.at(sent))
-	} else if changed = p.missed(err.Error(), ps.cfg.Probe.Misses); changed {
+		changed = p.applyAnswer(&a, now, e, ps.sinceStartMs(sent))
+	} else if changed = p.countMiss(err.Error(), ps.cfg.Probe.Misses); changed {
 		lost = slices.SortedFunc(maps.Keys(p.inflight), func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
 	}
 	up = p.up
-	ps.judge(p, now)
+	ps.recordAvailability(p, now)
 	ps.mu.Unlock()
 	if err == nil && ps.cfg.OnProbe != nil {
 		ps.cfg.OnProbe(ProbeReport{Peer: a.ID, Region: p.conf.Region, Tenure: a.Tenure, RTTMs: a.RTTMs})
@@ -123,13 +123,13 @@ func (ps *Peers) heard(p *peer, seq uint64, sent time.Time, e Echo) (up bool) {
 	return up
 }
 
-var errItself = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
+var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // check returns an error unless the answer comes from this peer and belongs to this question.
-func (ps *Peers) check(p *peer, a *answer, seq uint64) error {
+func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID:
-		return errItself
+		return errSelf
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
 	case a.Seq != seq:
@@ -140,17 +140,17 @@ func (ps *Peers) check(p *peer, a *answer, seq uint64) error {
 
 // Answer answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
 // peer checks the version in the answer.
-func (ps *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
+func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
 	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(came), Seq: q.Seq,
-		Draining: ps.cfg.Draining(), Models: ps.offers()}
+		Draining: ps.cfg.Draining(), Models: ps.localOffers()}
 	if ps.cfg.Tenure != nil {
 		a.Tenure = ps.cfg.Tenure()
 		ps.mu.Lock()
-		a.RTTMs = ps.rtts()
+		a.RTTMs = ps.roundTripsMs()
 		ps.mu.Unlock()
 	}
 	a.ProcUs = us(ps.clock.Now().Sub(came))
@@ -162,16 +162,16 @@ func (ps *Peers) Answer(body []byte, came time.Time) ([]byte, *Refusal) {
 }
 
 // offers returns, by model, the offer of this region for requests of other regions.
-func (ps *Peers) offers() map[string]policy.Offer {
+func (ps *Peers) localOffers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) {
 		running, seqs := ps.cfg.Running(model)
 		ps.mu.Lock()
 		defer ps.mu.Unlock()
-		s := ps.model(model)
-		push := pushOf(&s.policy, l)
-		places := localPlaces(nil, &push, l, running, seqs > 0)
-		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.drain.Ms(), seqs)
+		s := ps.stateOf(model)
+		push := roundSettings(&s.policy, l)
+		places := localCandidates(nil, &push, l, running, seqs > 0)
+		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), seqs)
 		for i := range l.Prefillers {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 		}
@@ -183,7 +183,7 @@ func (ps *Peers) offers() map[string]policy.Offer {
 }
 
 // rtts returns the round trips to the peers in ms, by name. It is called with ps.mu held.
-func (ps *Peers) rtts() map[string]float64 {
+func (ps *Peers) roundTripsMs() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range ps.peers {
 		if ms, ok := p.rtt.Ms(); ok && p.name != "" {

@@ -10,17 +10,17 @@ import (
 // because it would not be too old any more, and its nonce may be forgotten.
 type process struct {
 	began time.Time
-	far   time.Duration                 // a wall clock that is set back by less does no harm, because nonces are kept for longer
+	maxSetBack   time.Duration                 // a wall clock that is set back by less does no harm, because nonces are kept for longer
 	wall  func(now time.Time) time.Time // the wall clock
 
 	mu    sync.Mutex
 	name  string
-	ahead time.Duration // the most by which the wall clock was ahead of the monotonic clock since began, under this name
+	maxWallMinusMonotonic time.Duration // the most by which the wall clock was ahead of the monotonic clock since began, under this name
 }
 
 // newProcess names the process. far is how much the wall clock may be set back before the name changes.
 func newProcess(began time.Time, far time.Duration) *process {
-	return &process{began: began, far: far, wall: func(now time.Time) time.Time { return now.Round(0) }, name: newBoot()}
+	return &process{began: began, maxSetBack: far, wall: func(now time.Time) time.Time { return now.Round(0) }, name: randomHex()}
 }
 
 // nameAt returns the present name, which it changes if the wall clock was set back by more than far.
@@ -29,10 +29,10 @@ func (p *process) nameAt(now time.Time) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case ahead > p.ahead:
-		p.ahead = ahead
-	case ahead < p.ahead-p.far:
-		p.name, p.ahead = newBoot(), ahead
+	case ahead > p.maxWallMinusMonotonic:
+		p.maxWallMinusMonotonic = ahead
+	case ahead < p.maxWallMinusMonotonic-p.maxSetBack:
+		p.name, p.maxWallMinusMonotonic = randomHex(), ahead
 	}
 	return p.name
 }

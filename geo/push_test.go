@@ -56,7 +56,7 @@ func (b *bench) arrive(n int) int {
 	for range n {
 		b.asked++
 		id := fmt.Sprint(b.asked)
-		q := b.peers.Question(Ask{ID: id, Model: "m"})
+		q := b.peers.NewQuery(Ask{ID: id, Model: "m"})
 		b.scheduler.Offer(prefill.Request{ID: id, Model: "m", PromptTokens: 10, Remote: q}, func(l *prefill.Lease, err error) {
 			require.NoError(b, err)
 			b.served = append(b.served, l)

@@ -17,13 +17,13 @@ type RoutingQuery struct {
 	peers      *Peers
 	ask        Ask
 	firstLeg   *RoutingQuery            // for a further leg: the first leg's query, which decides for all legs; nil: this is the first
-	waits      bool                     // the request had to wait, which the metrics have counted
+	waitCounted      bool                     // the request had to wait, which the metrics have counted
 	policyName string                   // the policy that chose an engine of this region
-	may        func(region string) bool // whether residency allows a region; nil: it allows all
+	regionAllowed        func(region string) bool // whether residency allows a region; nil: it allows all
 	legs       int                      // number of legs for which the query decides
-	push       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
-	wakes      time.Time                // when the queue is woken for this request
-	answer     *Forward                 // booked by Where; nil: none
+	roundSettings       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
+	wakeAt      time.Time                // when the queue is woken for this request
+	booked     *Forward                 // booked by Where; nil: none
 }
 
 // Ask has the properties of a request by which the Peers decide.
@@ -31,25 +31,25 @@ type Ask struct {
 	ID, Model, Tenant string
 	Prompt            prefill.Prompt
 	RingKey           uint64
-	Stay              bool // the request may not be forwarded
-	Home              bool // the request may not leave the region
-	Leave             bool // the request should be forwarded, because attempts in this region have failed
-	Came              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
+	LocalOnly              bool // the request may not be forwarded
+	RegionOnly              bool // the request may not leave the region
+	PreferForward             bool // the request should be forwarded, because attempts in this region have failed
+	InboundHop              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
 }
 
 // Question returns the RoutingQuery of a request, for prefill.Request.Remote.
-func (ps *Peers) Question(a Ask) *RoutingQuery {
-	a.Stay = a.Stay || ps.cfg.Central == ps.cfg.Self.ID // the central dispatcher has the engines of all regions
-	return &RoutingQuery{peers: ps, ask: a, legs: 1, may: ps.May(a.Tenant, a.Model)}
+func (ps *Peers) NewQuery(a Ask) *RoutingQuery {
+	a.LocalOnly = a.LocalOnly || ps.cfg.Central == ps.cfg.Self.ID // the central dispatcher has the engines of all regions
+	return &RoutingQuery{peers: ps, ask: a, legs: 1, regionAllowed: ps.RegionFilter(a.Tenant, a.Model)}
 }
 
 // Legs sets the number of legs of the request: a request with several prompts has a leg for each of them.
-func (q *RoutingQuery) Legs(n int) { q.legs = n }
+func (q *RoutingQuery) SetLegs(n int) { q.legs = n }
 
 // Leg returns the RoutingQuery of another leg of the same request. All legs follow the decision for the first leg.
-func (q *RoutingQuery) Leg(id string, p prefill.Prompt) *RoutingQuery {
-	leg := &RoutingQuery{peers: q.peers, ask: q.ask, firstLeg: q, may: q.may}
-	leg.ask.ID, leg.ask.Prompt, leg.ask.Stay = id, p, true
+func (q *RoutingQuery) NewLeg(id string, p prefill.Prompt) *RoutingQuery {
+	leg := &RoutingQuery{peers: q.peers, ask: q.ask, firstLeg: q, regionAllowed: q.regionAllowed}
+	leg.ask.ID, leg.ask.Prompt, leg.ask.LocalOnly = id, p, true
 	return leg
 }
 
@@ -58,12 +58,12 @@ func (q *RoutingQuery) Stay() {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
-	q.ask.Stay = true
+	q.ask.LocalOnly = true
 }
 
 // Forward is the forward that Where booked; nil: the request is served in this region, or the dispatcher that sent it must ask
 // again.
-func (q *RoutingQuery) Forward() *Forward { return q.answer }
+func (q *RoutingQuery) Forward() *Forward { return q.booked }
 
 // Prompt is the prompt of the request.
 func (q *RoutingQuery) Prompt() prefill.Prompt { return q.ask.Prompt }
@@ -73,7 +73,7 @@ func (q *RoutingQuery) Offered() bool {
 	if q.firstLeg != nil {
 		q = q.firstLeg
 	}
-	return !q.ask.Stay && q.peers.offered(q.ask.Model, q.mayGo)
+	return !q.ask.LocalOnly && q.peers.anyPeerServes(q.ask.Model, q.mayForwardTo)
 }
 
 // Queued records that the request entered the arrival queue of its model, or left it. waiting is the number of requests in the
@@ -82,11 +82,11 @@ func (q *RoutingQuery) Queued(now time.Time, entered bool, waiting int) {
 	ps := q.peers
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	s := ps.model(q.ask.Model)
+	s := ps.stateOf(q.ask.Model)
 	if entered {
-		s.drain.Began(ps.at(now))
+		s.departureGap.Entered(ps.sinceStartMs(now))
 	} else {
-		s.drain.Departed(ps.at(now), waiting)
+		s.departureGap.Departed(ps.sinceStartMs(now), waiting)
 	}
 	ps.metrics.queue.WithLabelValues(q.ask.Model).Set(float64(waiting))
 }
@@ -99,57 +99,57 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	running, seqs := ps.cfg.Running(h.Model)
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	s := ps.model(h.Model)
+	s := ps.stateOf(h.Model)
 	if s.round != h.Round {
 		ps.startRound(s, h, running, seqs > 0)
 	}
 	noRanks := seqs == 0
-	maySendBack := q.ask.Stay && q.ask.Came != nil
+	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil
 	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
-	q.push = &s.push
-	if place := q.prescribed(s, noRanks); place >= 0 {
-		s.policy.Sent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
-		return q.forward(s, place, h, policy.Decision{Place: place, LocalMs: math.Inf(1)})
+	q.roundSettings = &s.settings
+	if place := q.prescribedPeer(s, noRanks); place >= 0 {
+		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
+		return q.bookForward(s, place, h, policy.Decision{Candidate: place, LocalMs: math.Inf(1)})
 	}
 	if s.policy.Done() {
 		q.countWait(s)
 		return prefill.ModelWaits
 	}
-	r := q.request(s, h)
+	r := q.policyRequest(s, h)
 	d := s.policy.Next(&r)
 	switch d.Act {
 	case policy.Send:
 		q.policyName = s.policy.Name()
 		return prefill.ToHere
 	case policy.Forward:
-		return q.forward(s, d.Place, h, d)
+		return q.bookForward(s, d.Candidate, h, d)
 	}
 	q.countWait(s)
 	if d.UntilMs > 0 {
-		q.wakeAfter(time.Duration((d.UntilMs-r.Waited)*float64(time.Millisecond))+1, h.Now)
+		q.wakeAfter(time.Duration((d.UntilMs-r.WaitedMs)*float64(time.Millisecond))+1, h.Now)
 	}
 	return prefill.WaitsAlone
 }
 
 // prescribed is the place of the peer to which the request goes without a decision of the policy; -1: the policy decides. noRanks
 // says that no decode rank here takes requests for the model.
-func (q *RoutingQuery) prescribed(s *modelState, noRanks bool) int {
+func (q *RoutingQuery) prescribedPeer(s *modelState, noRanks bool) int {
 	ps := q.peers
-	if q.ask.Stay {
+	if q.ask.LocalOnly {
 		return -1
 	}
-	if place := q.central(s); place >= 0 {
+	if place := q.centralPeer(s); place >= 0 {
 		return place
 	}
 	if ps.cfg.Siblings && noRanks { // no group that is owned here decodes the model, but a group of a sibling may
-		if place := q.owner(s); place >= 0 {
+		if place := q.ownerSibling(s); place >= 0 {
 			return place
 		}
 	}
-	if q.ask.Leave || ps.cfg.Draining() { // the request should not run here even if the policy prefers it
-		return q.nearest(s)
+	if q.ask.PreferForward || ps.cfg.Draining() { // the request should not run here even if the policy prefers it
+		return q.soonestAvailable(s)
 	}
 	return -1
 }
@@ -158,62 +158,62 @@ func (q *RoutingQuery) prescribed(s *modelState, noRanks bool) int {
 // requests that wait are decided again: with a timer for each decision, the number of timers would multiply.
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
-	timerRuns := q.wakes.After(now)
-	muchSooner := !at.After(q.wakes.Add(-time.Millisecond))
+	timerRuns := q.wakeAt.After(now)
+	muchSooner := !at.After(q.wakeAt.Add(-time.Millisecond))
 	if timerRuns && !muchSooner {
 		return
 	}
-	q.wakes = at
+	q.wakeAt = at
 	q.peers.clock.After(d, q.peers.cfg.Queue.Wake)
 }
 
 // Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
 // has only seen the state at the begin of the round.
 func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
-	if q.push == nil {
+	if q.roundSettings == nil {
 		return true
 	}
-	state := replica(p, q.push)
+	state := policyReplica(p, q.roundSettings)
 	state.Healthy, state.GateOpen = true, true // the scheduler has checked both
-	left, _ := q.push.Replica(&state)
+	left, _ := q.roundSettings.JudgeReplica(&state)
 	return left > 0
 }
 
 // countWait counts in the metrics that the request has to wait, once per request.
 func (q *RoutingQuery) countWait(s *modelState) {
-	if !q.waits {
-		q.waits = true
-		q.peers.metrics.decided(s.policy.Name(), policy.Hold)
+	if !q.waitCounted {
+		q.waitCounted = true
+		q.peers.metrics.countDecision(s.policy.Name(), policy.Hold)
 	}
 }
 
 // Stayed counts a request that an engine of this region serves.
-func (q *RoutingQuery) Stayed() {
-	q.peers.metrics.decided(q.policyName, policy.Send)
+func (q *RoutingQuery) CountLocal() {
+	q.peers.metrics.countDecision(q.policyName, policy.Send)
 }
 
 // startRound begins a round with the present state of all places, and records in the metrics which peers are available. It is
 // called with ps.mu held, like the functions below.
 func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
-	s.push = pushOf(&s.policy, &h.Local)
-	s.places = localPlaces(s.places[:0], &s.push, &h.Local, running, decodes)
-	s.local = len(s.places)
+	s.settings = roundSettings(&s.policy, &h.Local)
+	s.candidates = localCandidates(s.candidates[:0], &s.settings, &h.Local, running, decodes)
+	s.localCount = len(s.candidates)
 	s.peers = s.peers[:0]
 	for _, p := range ps.peers {
-		p.expire(ps, h.Now)
-		v := p.view(ps, h.Model, h.Now)
-		place := s.policy.PeerPlace(&v)
-		ps.countReason(p, h.Model, place.Why)
-		s.places = append(s.places, place)
+		p.expireReservations(ps, h.Now)
+		v := p.policyView(ps, h.Model, h.Now)
+		place := s.policy.PeerCandidate(&v)
+		ps.recordReason(p, h.Model, place.Why)
+		s.candidates = append(s.candidates, place)
 		s.peers = append(s.peers, p)
 	}
-	s.policy.Begin(s.places, s.drain.Ms())
+	s.policy.Begin(s.candidates, s.departureGap.Ms())
 }
 
 // pushOf returns a policy's settings. If MaxUnanswered is Auto, it is replaced by a number that follows the traffic, see
 // policy.AutoUnanswered.
-func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
+func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 	set := *p.Settings()
 	if set.MaxUnanswered == policy.Auto {
 		live := 0
@@ -229,15 +229,15 @@ func pushOf(p *policy.Policy, l *prefill.Local) policy.Settings {
 
 // localPlaces appends the prefill engines of this region as places. They count as unhealthy if no decode rank of this region
 // serves the model.
-func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Place {
+func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Candidate {
 	for i := range l.Prefillers {
 		f := &l.Prefillers[i]
-		x := replica(f, set)
+		x := policyReplica(f, set)
 		x.Healthy = f.Live && decodes
-		left, why := set.Replica(&x)
-		dst = append(dst, policy.Place{
-			ID: f.ID, Why: why, Left: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
-			ResidualMs: f.ResidualMs, RoomMs: f.Room.InMs, TokenMs: f.Room.TokenMs,
+		left, why := set.JudgeReplica(&x)
+		dst = append(dst, policy.Candidate{
+			ID: f.ID, Why: why, MaxSends: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
+			ResidualMs: f.ResidualMs, KVRoomMs: f.Room.InMs, KVTokenMs: f.Room.TokenMs,
 			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
 		})
 	}
@@ -246,21 +246,21 @@ func localPlaces(dst []policy.Place, set *policy.Settings, l *prefill.Local, run
 
 // replica converts the state of a prefill engine for a policy. Its credit is the number of requests that were allowed at the
 // last scrape without waiting requests, less the requests sent since, plus the requests answered since.
-func replica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
+func policyReplica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
-		Healthy: f.Live, GateOpen: f.Open, Filled: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held, Foreign: f.OthersWaiting,
+		Healthy: f.Live, GateOpen: f.Open, GateWillOpen: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held, ForeignWaiting: f.OthersWaiting,
 		Pending: f.WaitingAtScrape, Credit: min(set.Credit(f.Ran, f.WaitingAtScrape, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
 	}
 }
 
 // central is the place of the central dispatcher, if the request may go there, and it is available or may be waited for; -1: this
 // dispatcher decides itself.
-func (q *RoutingQuery) central(s *modelState) int {
+func (q *RoutingQuery) centralPeer(s *modelState) int {
 	if !q.peers.cfg.Follows() {
 		return -1
 	}
 	for k, p := range s.peers {
-		if i := s.local + k; p.conf.ID == q.peers.cfg.Central && s.places[i].Why.Awaitable() && q.mayGo(p) {
+		if i := s.localCount + k; p.conf.ID == q.peers.cfg.Central && s.candidates[i].Why.Awaitable() && q.mayForwardTo(p) {
 			return i
 		}
 	}
@@ -269,7 +269,7 @@ func (q *RoutingQuery) central(s *modelState) int {
 
 // nearest is the place of the available peer that will probably answer first; -1: none. It is used for requests that this
 // region sends away because it drains or fails.
-func (q *RoutingQuery) nearest(s *modelState) int {
+func (q *RoutingQuery) soonestAvailable(s *modelState) int {
 	return q.soonest(s, s.policy.Takes)
 }
 
@@ -278,11 +278,11 @@ func (q *RoutingQuery) nearest(s *modelState) int {
 func (q *RoutingQuery) soonest(s *modelState, takes func(place int) bool) int {
 	best := -1
 	for k, p := range s.peers {
-		i := s.local + k
-		if !q.mayGo(p) || !takes(i) {
+		i := s.localCount + k
+		if !q.mayForwardTo(p) || !takes(i) {
 			continue
 		}
-		if best < 0 || sooner(&s.places[i], &s.places[best]) {
+		if best < 0 || sooner(&s.candidates[i], &s.candidates[best]) {
 			best = i
 		}
 	}
@@ -290,7 +290,7 @@ func (q *RoutingQuery) soonest(s *modelState, takes func(place int) bool) int {
 }
 
 // sooner reports whether a request would probably be answered sooner at a than at b. Available places come before the others.
-func sooner(a, b *policy.Place) bool {
+func sooner(a, b *policy.Candidate) bool {
 	if aAvailable, bAvailable := a.Why == policy.Available, b.Why == policy.Available; aAvailable != bAvailable {
 		return aAvailable
 	}
@@ -298,25 +298,25 @@ func sooner(a, b *policy.Place) bool {
 }
 
 // request converts the query for a policy.
-func (q *RoutingQuery) request(s *modelState, h *prefill.Here) policy.Request {
+func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{
-		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, Stay: q.ask.Stay || q.ask.Home,
-		Waited: ms(h.Now.Sub(h.Since)), Legs: q.legs,
+		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: q.ask.LocalOnly || q.ask.RegionOnly,
+		WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
 	}
-	s.hits = slices.Grow(s.hits[:0], len(s.places))[:len(s.places)]
-	s.barred = slices.Grow(s.barred[:0], len(s.places))[:len(s.places)]
-	for i := range s.places {
+	s.hits = slices.Grow(s.hits[:0], len(s.candidates))[:len(s.candidates)]
+	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
+	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		if i < s.local && i < len(h.Prefillers) {
+		if i < s.localCount && i < len(h.Prefillers) {
 			f := &h.Prefillers[i]
 			s.hits[i] = int32(f.HitTokens)
-			s.barred[i] = f.Region != "" && q.may != nil && !q.may(f.Region)
+			s.barred[i] = f.Region != "" && q.regionAllowed != nil && !q.regionAllowed(f.Region)
 		}
 	}
 	for i, p := range s.peers {
-		if !r.Stay { // else the policy considers no peer
-			s.hits[s.local+i] = int32(q.hit(p, h.Tokens))
-			s.barred[s.local+i] = !q.mayGo(p)
+		if !r.LocalOnly { // else the policy considers no peer
+			s.hits[s.localCount+i] = int32(q.hitTokens(p, h.Tokens))
+			s.barred[s.localCount+i] = !q.mayForwardTo(p)
 		}
 	}
 	r.Hits, r.Barred = s.hits, s.barred
@@ -324,16 +324,16 @@ func (q *RoutingQuery) request(s *modelState, h *prefill.Here) policy.Request {
 }
 
 // hit is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
-func (q *RoutingQuery) hit(p *peer, tokens int) int {
+func (q *RoutingQuery) hitTokens(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
 	if len(keys) == 0 {
 		return 0
 	}
 	matched := p.prompts.Match(nil, keys)
-	if p.slot.N >= len(matched) {
+	if p.indexSlot.N >= len(matched) {
 		return 0
 	}
-	matchedTokens := int(float64(matched[p.slot.N]) * q.blockTokens(tokens))
+	matchedTokens := int(float64(matched[p.indexSlot.N]) * q.blockTokens(tokens))
 	return min(matchedTokens, max(0, tokens-1)) // an engine always computes at least one token
 }
 
@@ -347,19 +347,19 @@ func (q *RoutingQuery) blockTokens(tokens int) float64 {
 
 // mayGo reports whether the request may be forwarded to a peer: the request may leave the region or the peer is in it, residency
 // allows it, and the peer has not forwarded the request itself.
-func (q *RoutingQuery) mayGo(p *peer) bool {
-	if q.ask.Home && p.conf.Region != q.peers.cfg.Self.Region {
+func (q *RoutingQuery) mayForwardTo(p *peer) bool {
+	if q.ask.RegionOnly && p.conf.Region != q.peers.cfg.Self.Region {
 		return false
 	}
-	if q.ask.Came != nil && slices.ContainsFunc(q.ask.Came.Via, p.conf.AnswersTo) {
+	if q.ask.InboundHop != nil && slices.ContainsFunc(q.ask.InboundHop.Via, p.conf.AnswersTo) {
 		return false
 	}
-	return q.may == nil || q.may(p.conf.Region)
+	return q.regionAllowed == nil || q.regionAllowed(p.conf.Region)
 }
 
 // May returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
 // residency lists of the tenant and of the model, as far as they have lists. nil: all regions are allowed.
-func (ps *Peers) May(tenant, model string) func(region string) bool {
+func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 	ofTenant, ofModel := ps.cfg.Residency[tenant], ps.cfg.Residency[model]
 	if len(ofTenant)+len(ofModel) == 0 {
 		return nil
@@ -371,32 +371,32 @@ func (ps *Peers) May(tenant, model string) func(region string) bool {
 
 // forward books the request on a peer, as one request for each leg, and makes the Forward. place is the place of the peer, and d
 // the decision of the policy, with the predicted costs. It returns ToThere.
-func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
-	ps, p := q.peers, s.peers[place-s.local]
-	hitTokens := q.hit(p, h.Tokens)
+func (q *RoutingQuery) bookForward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
+	ps, p := q.peers, s.peers[place-s.localCount]
+	hitTokens := q.hitTokens(p, h.Tokens)
 	newTokens := max(1, h.Tokens-hitTokens)
-	ps.number++
+	ps.lastForward++
 	f := &Forward{
-		peers: ps, peer: p, number: ps.number, model: h.Model, rid: q.ask.ID, hop: q.ask.Came, tenant: q.ask.Tenant,
+		peers: ps, peer: p, number: ps.lastForward, model: h.Model, rid: q.ask.ID, inboundHop: q.ask.InboundHop, tenant: q.ask.Tenant,
 		hitTokens: hitTokens, predicted: d.Terms,
 		localMs: d.LocalMs,
-		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decided: h.Now, since: h.Since,
+		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
 	}
 	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
 		f.localMs = -1
 	}
 	for range q.legs {
-		p.reserved.Booked(f.number, float64(newTokens))
+		p.reserved.Book(f.number, float64(newTokens))
 	}
 	p.circuit.Send(f.number, h.Now)
 	p.inflight[f] = struct{}{}
-	f.requests = q.legs
-	p.unanswered += f.requests
+	f.unansweredCount = q.legs
+	p.unanswered += f.unansweredCount
 	if len(f.prompt.Keys) > 0 {
-		f.expected = p.prompts.Speculate(p.slot, f.prompt.Keys)
+		f.speculation = p.prompts.Speculate(p.indexSlot, f.prompt.Keys)
 	}
-	q.answer = f
-	ps.metrics.decided(s.policy.Name(), policy.Forward)
+	q.booked = f
+	ps.metrics.countDecision(s.policy.Name(), policy.Forward)
 	ps.metrics.inflight.WithLabelValues(p.id).Inc()
 	return prefill.ToThere
 }
@@ -404,7 +404,7 @@ func (q *RoutingQuery) forward(s *modelState, place int, h *prefill.Here, d poli
 // countReason records in the metrics whether a peer is available for a model. When the reason changes, it also counts the new one,
 // unless that is Available. It records and counts only the first maxModels models, because adapters may come and go under ever
 // new names.
-func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
+func (ps *Peers) recordReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	unchanged := known && before == why
 	noRoom := !known && len(p.reasons) >= maxModels
@@ -419,10 +419,10 @@ func (ps *Peers) countReason(p *peer, model string, why policy.Reason) {
 }
 
 // judge records in the metrics whether a peer is available, for each model with a state.
-func (ps *Peers) judge(p *peer, now time.Time) {
+func (ps *Peers) recordAvailability(p *peer, now time.Time) {
 	for model, s := range ps.models {
-		v := p.view(ps, model, now)
-		ps.countReason(p, model, s.policy.Judge(&v))
+		v := p.policyView(ps, model, now)
+		ps.recordReason(p, model, s.policy.Judge(&v))
 	}
 }
 
@@ -436,9 +436,9 @@ func RingKeyOf(session uint64, address string) uint64 {
 
 // owner is the place of the sibling that decodes the request's model; -1: none is known. The sibling may be full, because the
 // requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its groups.
-func (q *RoutingQuery) owner(s *modelState) int {
+func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(place int) bool {
-		p, why := s.peers[place-s.local], s.places[place].Why
-		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodes(q.ask.Model))
+		p, why := s.peers[place-s.localCount], s.candidates[place].Why
+		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodesModel(q.ask.Model))
 	})
 }

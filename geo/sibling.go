@@ -24,16 +24,16 @@ func (ps *Peers) Siblings() (live, stay []string) {
 }
 
 // sibling reports whether a dispatcher with this id may be a sibling.
-func (ps *Peers) sibling(id string) bool {
+func (ps *Peers) mayBeSibling(id string) bool {
 	return ps.cfg.Siblings &&
 		slices.ContainsFunc(ps.cfg.Peers, func(c PeerConfig) bool { return c.Region == ps.cfg.Self.Region && c.AnswersTo(id) })
 }
 
 // decodes reports whether a peer decodes a model now. A peer of another region decodes every model that it offers.
-func (p *peer) decodes(model string) bool {
-	return !p.sibling || slices.Contains(p.decoded, model)
+func (p *peer) decodesModel(model string) bool {
+	return !p.sibling || slices.Contains(p.decodedModels, model)
 }
 
 // disown notes that a sibling probably owns no decode group any more, because it did not serve a request. Its next answer to a
 // probe corrects this. disown is called with the lock of Peers held.
-func (p *peer) disown() { p.decoded = nil }
+func (p *peer) assumeNoGroups() { p.decodedModels = nil }

@@ -35,21 +35,21 @@ func TestWhatNobodyHereDecodesGoesToItsOwner(t *testing.T) {
 	where := func(a Ask) (prefill.Where, bool) {
 		round++
 		a.ID, a.Model = "r", "m"
-		q := ps.Question(a)
+		q := ps.NewQuery(a)
 		w := q.Where(here(round))
 		f := q.Forward()
 		if f != nil {
-			f.Drop()
+			f.DropUnsent()
 		}
 		return w, f != nil
 	}
 	goes := func(a Ask) bool { w, sent := where(a); return w == prefill.ToThere && sent }
 	require.True(t, goes(Ask{}), "its queue is that of all")
-	require.True(t, goes(Ask{Home: true}), "that is in the region")
+	require.True(t, goes(Ask{RegionOnly: true}), "that is in the region")
 	require.True(t, ps.Accepts("us-2", math.MaxInt), "and so is ours")
-	w, sent := where(Ask{Stay: true})
+	w, sent := where(Ask{LocalOnly: true})
 	require.True(t, w != prefill.ToThere && w != prefill.ToHere && !sent, "it waits")
-	w, sent = where(Ask{Stay: true, Came: &Hop{N: 1, Max: 1, Via: []string{"us-2"}}})
+	w, sent = where(Ask{LocalOnly: true, InboundHop: &Hop{N: 1, Max: 1, Via: []string{"us-2"}}})
 	require.True(t, w == prefill.ToThere && !sent, "who sent it has to ask again")
 
 	live, stay := ps.Siblings()
@@ -97,18 +97,18 @@ func TestANonOwnerIsNotAskedAgain(t *testing.T) {
 		f := forwarded(t, ps)
 		f.peer.sibling = true
 		f.peers.mu.Lock()
-		f.peer.decoded = []string{"m"}
+		f.peer.decodedModels = []string{"m"}
 		f.peers.mu.Unlock()
 		_, x := f.Send(stream)
 		f.peers.mu.Lock()
 		defer f.peers.mu.Unlock()
-		require.Equal(t, x.Relay != nil, len(f.peer.decoded) == 1)
+		require.Equal(t, x.Relay != nil, len(f.peer.decodedModels) == 1)
 		f.peer.sibling = false
 		return x
 	}
 	x := send()
 	require.True(t, x.Sibling)
-	require.False(t, x.Ran, "it was refused: %v", x.Err)
+	require.False(t, x.MayHaveRun, "it was refused: %v", x.Err)
 	require.Equal(t, RejectOwner, x.Reason)
 	reject.Store("")
 	require.Equal(t, http.StatusServiceUnavailable, send().Relay.Status, "of an owner that tried all there is")
@@ -123,12 +123,12 @@ func TestAClientsOwnLimitsTakeNoGroupFromItsOwner(t *testing.T) {
 	for cause, deadline := range map[string]time.Time{RejectDeadline: time.Now().Add(-time.Second), causeLarge: {}} {
 		f := forwarded(t, ps)
 		ps.mu.Lock()
-		f.peer.decoded = []string{"m"}
+		f.peer.decodedModels = []string{"m"}
 		ps.mu.Unlock()
 		_, fail := f.Send(&Request{Method: http.MethodPost, Target: "/v1/completions", Deadline: deadline})
 		require.Equal(t, cause, fail.Reason)
 		ps.mu.Lock()
-		decoded := f.peer.decoded
+		decoded := f.peer.decodedModels
 		ps.mu.Unlock()
 		require.Equal(t, []string{"m"}, decoded, cause)
 	}
@@ -148,20 +148,20 @@ func TestAnOwnerThatARequestCameFromIsNotAsked(t *testing.T) {
 	}, entry(t, "us-2", b.URL), entry(t, "us-3", c.URL))
 	eventually(t, func() bool { live, _ := ps.Siblings(); return len(live) == 2 })
 	for round, from := range []string{"us-2", "us-3"} {
-		q := ps.Question(Ask{ID: "r", Model: "m", Came: &Hop{N: 1, Max: 2, Via: []string{from}}})
+		q := ps.NewQuery(Ask{ID: "r", Model: "m", InboundHop: &Hop{N: 1, Max: 2, Via: []string{from}}})
 		require.Equal(t, prefill.ToThere, q.Where(here(uint64(round+1))))
 		require.NotNil(t, q.Forward(), "it goes to the other one, not back to %s", from)
 		require.NotEqual(t, from, q.Forward().PeerID())
-		q.Forward().Drop()
+		q.Forward().DropUnsent()
 	}
 }
 
 func TestWhatStaysInTheRegionDoesNotLeaveItWithIt(t *testing.T) {
 	url, _ := served(t, 100, hang)
 	ps, _ := node(t, func(c *Config) { c.Policy = "skylb" }, entry(t, "eu-1", url))
-	forwarded(t, ps).Drop()
+	forwarded(t, ps).DropUnsent()
 	for home, want := range map[bool]bool{false: true, true: false} {
-		q := ps.Question(Ask{ID: "r", Model: "m", Leave: true, Home: home})
+		q := ps.NewQuery(Ask{ID: "r", Model: "m", PreferForward: true, RegionOnly: home})
 		_ = q.Where(nobody(20_000))
 		require.Equal(t, want, q.Forward() != nil, "it wants to stay: %v", home)
 	}
@@ -196,6 +196,6 @@ func TestAFailureSaysWhetherTheRequestMayHaveRun(t *testing.T) {
 			go func() { <-asked; row.end(f) }()
 		}
 		_, x := f.Send(stream)
-		require.Equal(t, row.ran, x.Ran, "%s: %v", name, x.Err)
+		require.Equal(t, row.ran, x.MayHaveRun, "%s: %v", name, x.Err)
 	}
 }

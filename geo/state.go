@@ -31,16 +31,16 @@ type Peers struct {
 	ctx     context.Context // its end stops the probers
 	stop    context.CancelFunc
 
-	snapshot int64 // bound of the memory for the prompts sent to one peer, in bytes
+	maxPromptBytes int64 // bound of the memory for the prompts sent to one peer, in bytes
 
 	mu       sync.Mutex
-	text     string // the policy, in the form that Parse reads
+	policyText     string // the policy, in the form that Parse reads
 	settings policy.Settings
 	policy   *policy.Policy // made of settings and text; each model decides by a copy
 	models   map[string]*modelState
 	peers    []*peer
-	spent    map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
-	number   uint64               // of the last forward
+	removedEgress    map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
+	lastForward   uint64               // of the last forward
 }
 
 // Queue is this region's arrival queue.
@@ -52,12 +52,12 @@ type Queue interface {
 // modelState is the state of the decisions for one model.
 type modelState struct {
 	policy policy.Policy
-	push   policy.Settings // the settings of the present round
-	drain  policy.Drain
+	settings   policy.Settings // the settings of the present round
+	departureGap  policy.DepartureGap
 	round  uint64
-	places []policy.Place
+	candidates []policy.Candidate
 	peers  []*peer // the peers of the places after the local places
-	local  int     // number of local places, which come first in places
+	localCount  int     // number of local places, which come first in places
 	hits   []int32
 	barred []bool
 }
@@ -75,20 +75,20 @@ type peer struct {
 	cancelNext func() bool // cancels the next question; false: the question was sent already
 
 	sibling bool // a dispatcher of the own region, with the same engines
-	gone    bool // its name no longer resolves to this address; forwards may still be under way
+	removed    bool // its name no longer resolves to this address; forwards may still be under way
 
 	// The results of its probes.
 	name       string   // its id, by its last answer
 	boot       string   // names its process
-	itself     bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
+	isSelf     bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
 	major      int      // major version of its protocol; -1: not known
-	decoded    []string // of a sibling: the models that it decodes
+	decodedModels    []string // of a sibling: the models that it decodes
 	probed     bool
 	up         bool
-	misses     int
-	goodsInRow int
-	fault      string    // error of the last probe; empty: it was answered
-	good       time.Time // when it last answered a probe
+	missesInRow     int
+	answersInRow int
+	probeError      string    // error of the last probe; empty: it was answered
+	lastAnsweredAt       time.Time // when it last answered a probe
 	draining   bool
 	offers     map[string]policy.Offer
 	rtt        policy.RTT
@@ -100,19 +100,19 @@ type peer struct {
 	residual   fit.Residual
 	trust      policy.Trust
 	unanswered int // requests without a first event; see awaitsWhole for requests that are not streamed
-	spent      *spending
+	egress      *spending
 	inflight   map[*Forward]struct{}
 	prompts    *index.Index // the prompts that were forwarded to it
-	slot       index.Slot
+	indexSlot       index.Slot
 	reasons    map[string]policy.Reason // by model: the last result of Judge
 }
 
 // at converts a time for policies: to ms since Peers was made.
-func (ps *Peers) at(t time.Time) float64 { return ms(t.Sub(ps.started)) }
+func (ps *Peers) sinceStartMs(t time.Time) float64 { return ms(t.Sub(ps.started)) }
 
 // model returns the state of a model, and makes it if there is none. If maxModelStates models have a state, it first drops the
 // state of any of them, which is made again when it is needed.
-func (ps *Peers) model(name string) *modelState {
+func (ps *Peers) stateOf(name string) *modelState {
 	s := ps.models[name]
 	if s != nil {
 		return s
@@ -131,7 +131,7 @@ func (ps *Peers) model(name string) *modelState {
 // forgetModel drops the state of a model, with its metrics.
 func (ps *Peers) forgetModel(name string) {
 	delete(ps.models, name)
-	ps.metrics.forget("model", name)
+	ps.metrics.dropSeries("model", name)
 	for _, p := range ps.peers {
 		delete(p.reasons, name)
 	}
@@ -145,16 +145,16 @@ func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond)
 type Link interface {
 	// Ask sends a question to the peer. It calls answered once, before or after it returns: with the answer, or with an
 	// error if no answer comes within limit or if ctx ends.
-	Ask(ctx context.Context, question []byte, limit time.Duration, answered func(Echo))
+	Ask(ctx context.Context, question []byte, limit time.Duration, answered func(ProbeOutcome))
 	// Warm keeps idle connections ready for requests that are forwarded to the peer.
 	Warm(ctx context.Context, limit time.Duration) error
 	Close()
 }
 
 // Echo is the outcome of a question.
-type Echo struct {
+type ProbeOutcome struct {
 	Text    []byte
-	Trip    time.Duration // from the writing of the question to its answer
+	RoundTrip    time.Duration // from the writing of the question to its answer
 	Dialled bool          // the connection was dialled for this question, so that Trip is longer than a round trip
 	Err     error
 }

@@ -49,28 +49,28 @@ func (ps *Peers) Status() Status {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := Status{
-		ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Central: ps.cfg.Central, Policy: ps.text,
-		QS: ps.settings.QS, W: ps.settings.W, Load: ps.settings.Load, MinGain: ps.settings.MinGainMs, Peers: []PeerStatus{},
+		ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Central: ps.cfg.Central, Policy: ps.policyText,
+		QS: ps.settings.WaitWeight, W: ps.settings.PrefillWeight, Load: ps.settings.BatchWeight, MinGain: ps.settings.MinGainMs, Peers: []PeerStatus{},
 	}
 	for _, p := range ps.peers {
-		p.expire(ps, now)
+		p.expireReservations(ps, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
 		one := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
-			Fault: p.fault,
-			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.spent.add(0, now),
-			MinGainUp: p.distrust.Ms(ps.at(now)), Unanswered: p.unanswered, Window: p.trust.Window(ps.at(now)),
+			Fault: p.probeError,
+			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.add(0, now),
+			MinGainUp: p.distrust.Ms(ps.sinceStartMs(now)), Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {
-			one.AgeMs = ms(now.Sub(p.good))
+			one.AgeMs = ms(now.Sub(p.lastAnsweredAt))
 		}
 		if !p.circuit.Allows(now) {
 			one.Circuit = "open"
 		}
 		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
-			v := p.view(ps, model, now)
+			v := p.policyView(ps, model, now)
 			one.Available[model] = ps.policy.Judge(&v).String()
 		}
 		s.Peers = append(s.Peers, one)

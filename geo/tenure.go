@@ -82,7 +82,7 @@ func (ps *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
 
 // post sends a question to the peer with this name, and returns the answer.
 func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
-	t, to := ps.named(name)
+	t, to := ps.targetOf(name)
 	if t == nil {
 		return nil, fmt.Errorf("%s is not among the peers that answer", name)
 	}
@@ -94,7 +94,7 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	call := ps.traffic.NewCall(t)
 	defer context.AfterFunc(ctx, call.Abort)()
 	now := time.Now()
-	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+newBoot(), now, now.Add(time.Minute))
+	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+randomHex(), now, now.Add(time.Minute))
 	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 }
 
 // named returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
-func (ps *Peers) named(name string) (*engine.Target, address) {
+func (ps *Peers) targetOf(name string) (*engine.Target, address) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.peers {

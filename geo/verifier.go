@@ -18,7 +18,7 @@ type Verifier struct {
 	skew    time.Duration
 	keys    atomic.Pointer[Keys] // nil: no signature is required
 	nonces  *nonces
-	known   func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
+	certificateNames   func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
 }
 
 // Refusal is the answer to a request that the Verifier refuses.
@@ -56,7 +56,7 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 		return h, refusal
 	}
 	signed := d.keys.Load() != nil
-	sans, _ := d.known(h.Sender())
+	sans, _ := d.certificateNames(h.Sender())
 	switch {
 	case !signed && !credentials.Certified:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "neither a certificate nor a signature; set geo.tls or geo.hmac on both sides")
@@ -91,10 +91,10 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 			return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
 		}
 	}
-	if _, ok := d.known(h.Sender()); !ok {
+	if _, ok := d.certificateNames(h.Sender()); !ok {
 		return h, refuse(http.StatusForbidden, RejectPeer, "no peer is named %q; list it under geo.peers", h.Sender())
 	}
-	if _, ok := d.known(h.Origin); !ok || h.Origin != h.Via[0] {
+	if _, ok := d.certificateNames(h.Origin); !ok || h.Origin != h.Via[0] {
 		return h, refuse(http.StatusForbidden, RejectPeer, "the origin %q is no peer, or not the first of via", h.Origin)
 	}
 	if !d.addressed(credentials.Target, &h, now) {

@@ -18,7 +18,7 @@ const (
 	version    = "1.0"
 	maxProbe   = 64 << 10 // bytes; a longer question or answer is refused
 	maxModels  = 256      // an answer with more models is refused
-	maxFreeFor = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
+	maxFree = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
 )
 
 // question is the body of a probe. Unknown fields are ignored.
@@ -64,7 +64,7 @@ func readAnswer(text []byte) (answer, error) {
 		if len(name) > maxModelName {
 			return a, fmt.Errorf("%w: a model's name over %d bytes", ErrProbe, maxModelName)
 		}
-		o.Free = min(o.Free, maxFreeFor)
+		o.Free = min(o.Free, maxFree)
 		a.Models[name] = o
 	}
 	for _, load := range a.Prefill {

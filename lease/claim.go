@@ -23,13 +23,13 @@ type Claim struct {
 	machine  *Machine
 	lastView View // the view of the last OnChange; under mu
 
-	logged    logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
+	logOnce    logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
 	admission atomic.Pointer[admission] // for readers without the lock; nil: the dispatcher does not admit
 
 	origin time.Time
 	wall   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
-	ahead  time.Duration                 // aheadAt of the last observe
-	asking map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
+	lastWallMinusMonotonic  time.Duration                 // aheadAt of the last observe
+	askedMembers map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
 	wakeUp chan struct{}
 	done   chan struct{}
@@ -51,7 +51,7 @@ type Hooks struct {
 // admission is the time until which a claim admits unless its view changes.
 type admission struct {
 	until time.Time
-	ahead time.Duration // Claim.ahead when until was set
+	wallMinusMonotonic time.Duration // Claim.ahead when until was set
 }
 
 // NewClaim makes a claim; Run runs it.
@@ -59,7 +59,7 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
 		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, callLimit: cfg.RenewDeadline / 2,
-		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, asking: map[string]bool{},
+		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, askedMembers: map[string]bool{},
 		machine: NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -81,8 +81,8 @@ func (c *Claim) Run(ctx context.Context) {
 		var call Call
 		now := time.Now()
 		c.mu.Lock()
-		c.observe(now)
-		wake := c.machine.until(now, now.Add(c.retry))
+		c.detectSuspension(now)
+		wake := c.machine.nextTimer(now, now.Add(c.retry))
 		if !calling { // the machine makes one call of the store at a time
 			call, wake = c.machine.Next(now)
 		}
@@ -102,11 +102,11 @@ func (c *Claim) Run(ctx context.Context) {
 			open--
 			switch {
 			case r.member != "": // the answer of a member to a question for its vote
-				delete(c.asking, r.member)
+				delete(c.askedMembers, r.member)
 			case r.call != AskBack:
 				calling = false
 			}
-			c.report(r)
+			c.handleResult(r)
 		case <-timer.C:
 		case <-c.wakeUp:
 		case <-ctx.Done():
@@ -121,19 +121,19 @@ func (c *Claim) Run(ctx context.Context) {
 // askVotes asks the other members for promises, except members to which a question is still under way.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
-		if member == Dispatcher(ask.Holder) || c.asking[member] {
+		if member == Dispatcher(ask.Holder) || c.askedMembers[member] {
 			continue
 		}
-		c.asking[member] = true
+		c.askedMembers[member] = true
 		begin(func() result {
 			ctx, cancel := context.WithTimeout(ctx, c.retry)
 			defer cancel()
 			r := result{sent: time.Now(), member: member}
-			r.ahead = c.aheadAt(r.sent)
+			r.wallMinusMonotonic = c.wallMinusMonotonic(r.sent)
 			r.err = c.hooks.Vote(ctx, member, ask)
-			r.tell = func(now time.Time, err error) {
+			r.applyTo = func(now time.Time, err error) {
 				if err == nil {
-					c.machine.Votes(r.sent, now, member, ask.Epoch)
+					c.machine.RecordVote(r.sent, now, member, ask.Epoch)
 				}
 			}
 			return r
@@ -143,20 +143,20 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 
 // aheadAt is how far the wall clock has run ahead of the monotonic clock since origin. This grows when the wall clock is
 // set forward, and while the computer is suspended.
-func (c *Claim) aheadAt(now time.Time) time.Duration {
+func (c *Claim) wallMinusMonotonic(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
 // observe detects whether the computer was suspended since the last call. Renewals from before a suspension no longer
 // prove that the lease is held. observe is called with c.mu held.
-func (c *Claim) observe(now time.Time) {
-	ahead := c.aheadAt(now)
-	if ahead-c.ahead > c.retry {
+func (c *Claim) detectSuspension(now time.Time) {
+	ahead := c.wallMinusMonotonic(now)
+	if ahead-c.lastWallMinusMonotonic > c.retry {
 		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
-			zap.Duration("for", ahead-c.ahead))
-		c.machine.Jumped(now)
+			zap.Duration("for", ahead-c.lastWallMinusMonotonic))
+		c.machine.Suspended(now)
 	}
-	c.ahead = ahead
+	c.lastWallMinusMonotonic = ahead
 }
 
 // publish sets admission, logs a changed view and passes it to OnChange. It is called with c.mu held, so that OnChange gets
@@ -164,14 +164,14 @@ func (c *Claim) observe(now time.Time) {
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
 	if v.Admits {
-		c.admission.Store(&admission{c.machine.admitsUntil, c.ahead})
+		c.admission.Store(&admission{c.machine.admitsUntil, c.lastWallMinusMonotonic})
 	} else {
 		c.admission.Store(nil)
 	}
 	if v == c.lastView {
 		return
 	}
-	c.logged.change(c.log, c.lastView, v)
+	c.logOnce.logChange(c.log, c.lastView, v)
 	c.lastView = v
 	c.hooks.OnChange(v)
 }
@@ -186,48 +186,48 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	ctx, cancel := context.WithTimeout(ctx, c.callLimit)
 	defer cancel()
 	r := result{call: call, sent: time.Now()}
-	r.ahead = c.aheadAt(r.sent)
+	r.wallMinusMonotonic = c.wallMinusMonotonic(r.sent)
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
-		r.tell = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
+		r.applyTo = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
 	case Acquire:
 		r.rec, r.err = c.engine.Acquire(ctx, seen)
-		r.tell = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
+		r.applyTo = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
 	case Renew:
 		r.err = c.engine.Renew(ctx, epoch)
-		r.tell = func(now time.Time, err error) { m.Renewed(r.sent, now, err) }
+		r.applyTo = func(now time.Time, err error) { m.Renewed(r.sent, now, err) }
 	case Release:
 		r.err = c.engine.Release(ctx, epoch)
-		r.tell = func(now time.Time, err error) { m.Released(r.sent, now, err) }
+		r.applyTo = func(now time.Time, err error) { m.Released(r.sent, now, err) }
 	case AskBack:
 		r.err = c.hooks.AskBack(ctx, Dispatcher(rec.Holder), rec.Epoch)
-		r.tell = m.Asked
+		r.applyTo = m.AskedBack
 	}
 	return r
 }
 
 // report passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it
 // passes an error instead of the answer.
-func (c *Claim) report(r result) {
+func (c *Claim) handleResult(r result) {
 	now := time.Now()
-	if r.err == nil && c.aheadAt(now)-r.ahead > c.retry {
-		r.err = errStoodStill
+	if r.err == nil && c.wallMinusMonotonic(now)-r.wallMinusMonotonic > c.retry {
+		r.err = errSuspended
 	}
-	c.logged.result(c.log, r, now, c.callLimit/2)
+	c.logOnce.logResult(c.log, r, now, c.callLimit/2)
 	if r.call == Look && r.err == nil {
-		c.logged.looked(c.log, &c.machine.cfg, r.rec)
+		c.logOnce.logLook(c.log, &c.machine.cfg, r.rec)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.tell(now, r.err)
+	r.applyTo(now, r.err)
 }
 
 // errStoodStill replaces the answer to a call during which the computer was suspended, because the answer may be old.
-var errStoodStill = errors.New("the machine stood still while this was under way")
+var errSuspended = errors.New("the machine stood still while this was under way")
 
 // tellMachine changes the machine's state and wakes Run.
-func (c *Claim) tellMachine(change func(*Machine, time.Time)) {
+func (c *Claim) changeMachine(change func(*Machine, time.Time)) {
 	c.mu.Lock()
 	change(c.machine, time.Now())
 	c.mu.Unlock()
@@ -258,9 +258,9 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 }
 
 // SetStanding calls Machine.SetStanding, and wakes Run after a change.
-func (c *Claim) SetStanding(home bool, rank int, fit bool) {
+func (c *Claim) SetRole(home bool, rank int, fit bool) {
 	c.mu.Lock()
-	changed := c.machine.SetStanding(time.Now(), home, rank, fit)
+	changed := c.machine.SetRole(time.Now(), home, rank, fit)
 	c.mu.Unlock()
 	if changed {
 		c.wake()
@@ -268,17 +268,17 @@ func (c *Claim) SetStanding(home bool, rank int, fit bool) {
 }
 
 // Claimed passes an epoch that a peer named to Machine.Claimed.
-func (c *Claim) Claimed(epoch int64) {
-	c.tellMachine(func(m *Machine, now time.Time) { m.Claimed(now, epoch) })
+func (c *Claim) ObserveRivalEpoch(epoch int64) {
+	c.changeMachine(func(m *Machine, now time.Time) { m.ObserveRivalEpoch(now, epoch) })
 }
 
 // Promise answers an owner that cannot reach the store. If it returns no error, this dispatcher admits nothing for at least
 // the duration of a lease.
-func (c *Claim) Promise(ask Vote) error {
+func (c *Claim) GivePromise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	if err := c.machine.Promise(now, ask); err != nil {
+	if err := c.machine.GivePromise(now, ask); err != nil {
 		return err
 	}
 	c.publish(now)
@@ -311,7 +311,7 @@ func (c *Claim) Members() []string {
 // Refused tells the machine that a guard in front of an engine refused this dispatcher's epoch, because the guard has seen
 // the higher epoch that is given.
 func (c *Claim) Refused(epoch int64) {
-	c.tellMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
+	c.changeMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
 }
 
 // View is the machine's view now.
@@ -328,7 +328,7 @@ func (c *Claim) Admits(now time.Time) bool {
 	if admission == nil || !now.Before(admission.until) {
 		return false
 	}
-	if c.aheadAt(now)-admission.ahead > c.retry { // the computer was suspended, during which its monotonic clock stood still
+	if c.wallMinusMonotonic(now)-admission.wallMinusMonotonic > c.retry { // the computer was suspended, during which its monotonic clock stood still
 		c.wake()
 		return false
 	}
@@ -337,7 +337,7 @@ func (c *Claim) Admits(now time.Time) bool {
 
 // Leave gives the scope up and waits until the lease is released, or ctx ends.
 func (c *Claim) Leave(ctx context.Context) {
-	c.tellMachine(func(m *Machine, now time.Time) { m.Leave(now) })
+	c.changeMachine(func(m *Machine, now time.Time) { m.Leave(now) })
 	every := time.NewTicker(c.retry / 20)
 	defer every.Stop()
 	for c.holds() {

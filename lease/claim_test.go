@@ -157,7 +157,7 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		synctest.Wait()
 		require.True(t, us.admits(), "it was given back to nobody: its home takes it at once")
 		eu := join("eu-1", false)
-		eu.SetStanding(false, 0, true)
+		eu.SetRole(false, 0, true)
 		time.Sleep(30 * time.Second)
 
 		us.cutOff(true)
@@ -170,7 +170,7 @@ func TestClaimsTakeOverAndGiveBack(t *testing.T) {
 		time.Sleep(8 * time.Second)
 		require.True(t, us.admits(), "handed back")
 		require.EqualValues(t, 9, us.View().Epoch)
-		us.Claimed(12)
+		us.ObserveRivalEpoch(12)
 		time.Sleep(time.Second)
 		require.True(t, us.admits())
 		us.Leave(ctx)
@@ -246,8 +246,8 @@ func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 			running.Go(func() { d.Run(ctx) })
 		}
 		a, b := desks["a"], desks["b"]
-		a.SetStanding(true, 0, true)
-		b.SetStanding(false, 1, true)
+		a.SetRole(true, 0, true)
+		b.SetRole(false, 1, true)
 		time.Sleep(21 * time.Second)
 		require.True(t, a.admits())
 		require.True(t, a.Admits(time.Now()))
@@ -255,8 +255,8 @@ func TestAnAreaFollowsWhoShouldOwnIt(t *testing.T) {
 		require.False(t, b.Admits(time.Now()))
 
 		time.Sleep(time.Second)
-		a.SetStanding(false, 1, true)
-		b.SetStanding(true, 0, true)
+		a.SetRole(false, 1, true)
+		b.SetRole(true, 0, true)
 		time.Sleep(time.Second)
 		require.False(t, a.admits())
 		require.True(t, b.admits(), "handed over, and nobody waited for an expiry")
@@ -332,15 +332,15 @@ func TestASlowStoreIsSaidOnce(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { d.Run(ctx) })
 		time.Sleep(10 * time.Second)
-		require.False(t, d.View().Away)
+		require.False(t, d.View().StoreAway)
 		d.slow(3 * time.Second)
 		time.Sleep(time.Minute)
-		require.True(t, d.View().Away)
+		require.True(t, d.View().StoreAway)
 		require.True(t, d.View().Admits, "it renews soon enough, just so")
 		require.Equal(t, 1, logs.FilterMessageSnippet("answers so slowly").Len())
 		d.slow(0)
 		time.Sleep(10 * time.Second)
-		require.False(t, d.View().Away)
+		require.False(t, d.View().StoreAway)
 		require.Equal(t, 1, logs.FilterMessageSnippet("store is fast enough").Len())
 		stop()
 		running.Wait()
@@ -350,7 +350,7 @@ func TestASlowStoreIsSaidOnce(t *testing.T) {
 // If the list of members differs from the holder's, the log says so when it is seen, and not only when the store is away.
 func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &shelf{rec: Record{Holder: "b_x", Epoch: 6, Stamp: "z", Term: Running, Members: []string{"a", "b"}}}
+		s := &shelf{rec: Record{Holder: "b_x", Epoch: 6, Stamp: "z", Expiry: NotExpired, Members: []string{"a", "b"}}}
 		core, logs := observer.New(zapcore.InfoLevel)
 		c := NewClaim(Config{Self: "a_x", Times: DefaultTimes, Members: []string{"a", "b", "c"}}, &hand{shelf: s, self: "a_x"},
 			Hooks{OnChange: func(View) {}}, zap.New(core))
@@ -395,10 +395,10 @@ func TestClaimsPledgeWhileTheStoreHangs(t *testing.T) {
 						<-ctx.Done()
 						return ctx.Err()
 					}
-					return desks[member].Promise(ask)
+					return desks[member].GivePromise(ask)
 				},
 			}, zaptest.NewLogger(t))
-			d.SetStanding(k == 0, k, true)
+			d.SetRole(k == 0, k, true)
 			desks[id] = d
 		}
 		for _, id := range []string{"a", "b"} { // a takes the lease: it may first

@@ -19,20 +19,20 @@ type Record struct {
 	Holder string // identity; empty: never held, or given back
 	Epoch  int64  // of the last acquisition; each acquisition has a higher epoch; 0: never held
 	Stamp  string // changes with every acquisition, renewal and release
-	Term   Term
+	Expiry   Expiry
 
 	Duration time.Duration // how long the holder's lease lasts after a renewal; 0: not known
 	Members  []string      // the only dispatchers that may ever take the lease; empty: any dispatcher may
 }
 
 // Term says whether the store itself measures the holder's time, and whether it is over.
-type Term int
+type Expiry int
 
 // Terms.
 const (
-	Unsaid  Term = iota // the store does not measure it: the holder lives while Stamp changes
-	Running             // by the store, the holder's lease has not expired
-	Over                // by the store, the holder's lease has expired, and no dispatcher has acquired it since
+	ExpiryUnknown  Expiry = iota // the store does not measure it: the holder lives while Stamp changes
+	NotExpired             // by the store, the holder's lease has not expired
+	Expired                // by the store, the holder's lease has expired, and no dispatcher has acquired it since
 )
 
 // Engine is one lease in a store with compare-and-swap. Its methods are called one at a time. A call whose context ends may

@@ -11,14 +11,14 @@ import (
 type logOnce struct {
 	failing  [AskBack + 1]bool // by Call: the last call failed
 	slow     bool              // the last answer of the store came too late
-	duration time.Duration     // the duration of another holder's lease at the last look
-	members  []string          // the members of another holder's lease at the last look
-	differ   bool              // members are not the same as in this dispatcher's configuration
+	holderDuration time.Duration     // the duration of another holder's lease at the last look
+	holderMembers  []string          // the members of another holder's lease at the last look
+	membersDiffer   bool              // members are not the same as in this dispatcher's configuration
 }
 
 // result logs a call that fails, succeeds again, or is too slow, if this was not so at the last call. soon is the time limit
 // of a fast answer.
-func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Duration) {
+func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, soon time.Duration) {
 	if r.member != "" {
 		if r.err != nil {
 			log.Debug("ownership: a member does not promise not to take over", zap.String("member", r.member), zap.Error(r.err))
@@ -52,7 +52,7 @@ func (s *logOnce) result(log *zap.Logger, r result, now time.Time, soon time.Dur
 }
 
 // change logs the difference between two views.
-func (s *logOnce) change(log *zap.Logger, before, v View) {
+func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	switch {
 	case v.Voted && !before.Voted:
 		log.Warn("ownership: the lease's store does not confirm renewals; this proxy goes on, because all other members have promised not to "+
@@ -66,25 +66,25 @@ func (s *logOnce) change(log *zap.Logger, before, v View) {
 }
 
 // looked logs if the holder of a lease has another duration, or other members, than this dispatcher.
-func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
+func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 	if rec.Holder == "" || rec.Holder == cfg.Self {
 		return
 	}
 	differ := !slices.Equal(rec.Members, cfg.Members)
-	logged := s.differ && slices.Equal(rec.Members, s.members)
+	logged := s.membersDiffer && slices.Equal(rec.Members, s.holderMembers)
 	switch {
 	case differ && !logged:
 		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same "+
 			"list into the config of every proxy",
 			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))
-	case !differ && s.differ:
+	case !differ && s.membersDiffer:
 		log.Info("ownership: the holder's ha.members are the same as ours again")
 	}
-	s.differ, s.members = differ, rec.Members
-	if rec.Duration == s.duration || rec.Duration == 0 {
+	s.membersDiffer, s.holderMembers = differ, rec.Members
+	if rec.Duration == s.holderDuration || rec.Duration == 0 {
 		return
 	}
-	if s.duration = rec.Duration; rec.Duration != cfg.Duration {
+	if s.holderDuration = rec.Duration; rec.Duration != cfg.Duration {
 		log.Warn("ownership: the holder's lease has another duration than ours; the longer one counts; write the same lease duration into the "+
 			"config of every proxy",
 			zap.String("holder", rec.Holder), zap.Duration("holders", rec.Duration), zap.Duration("ours", cfg.Duration))
@@ -95,9 +95,9 @@ func (s *logOnce) looked(log *zap.Logger, cfg *Config, rec Record) {
 type result struct {
 	call   Call
 	sent   time.Time
-	ahead  time.Duration // Claim.aheadAt when the call was sent
+	wallMinusMonotonic  time.Duration // Claim.aheadAt when the call was sent
 	rec    Record
 	err    error
 	member string                         // the member that was asked for a vote; empty: another call
-	tell   func(now time.Time, err error) // passes the outcome to the machine
+	applyTo   func(now time.Time, err error) // passes the outcome to the machine
 }

@@ -42,7 +42,7 @@ const (
 type Config struct {
 	Self string // identity
 	Home bool   // by configuration, the scope belongs to this dispatcher
-	Rank int    // its place among the dispatchers that may take the scope over; 0 is the first
+	TakeoverRank int    // its place among the dispatchers that may take the scope over; 0 is the first
 	Times
 
 	// MaxEpoch is the highest epoch that is accepted from other dispatchers and guards, so that the store can count on from
@@ -59,7 +59,7 @@ type View struct {
 	Admits  bool   // may send new requests to the scope's engines
 	Voted   bool   // admits by the promises of the other members alone, because the store does not confirm renewals
 	Differs bool   // the holder lists other members than this dispatcher: neither gives the other a promise
-	Away    bool   // the store fails, or answers too slowly for an owner to renew in time
+	StoreAway    bool   // the store fails, or answers too slowly for an owner to renew in time
 	Holder  string // identity, as last read; empty: none
 	Epoch   int64  // of this dispatcher's lease while it holds one, else as last read
 }
@@ -76,12 +76,12 @@ type Machine struct {
 	cfg Config
 
 	rec           Record    // the lease, as read last
-	looked        bool      // rec was read
-	stale         bool      // rec may be out of date, because a failed acquisition may have written the lease
-	changed       time.Time // when the Stamp or Term of rec last changed
+	hasRead        bool      // rec was read
+	acquireInDoubt         bool      // rec may be out of date, because a failed acquisition may have written the lease
+	changedAt       time.Time // when the Stamp or Term of rec last changed
 	nextCall      time.Time // earliest time of the next call
-	acquiredBlind bool      // an acquisition that was sent while the store did not know the last holder may still succeed
-	gaveBack      struct {  // the lease that this dispatcher last released
+	blindAcquirePending bool      // an acquisition that was sent while the store did not know the last holder may still succeed
+	lastReleased      struct {  // the lease that this dispatcher last released
 		epoch int64 // its epoch; 0: none
 		seen  int64 // the field seen at that time
 	}
@@ -91,49 +91,49 @@ type Machine struct {
 	seen        int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
 	renewed     time.Time // when the last successful acquisition or renewal was sent
 	admitsUntil time.Time // nothing is admitted after this time, when the last renewal and the votes run out
-	admitsAfter time.Time // nothing is admitted before this time
-	away        bool      // the last call of the store failed, or took too long
+	admitsNotBefore time.Time // nothing is admitted before this time
+	storeAway        bool      // the last call of the store failed, or took too long
 
-	promise   promise              // given to an owner that cannot reach the store
+	givenPromise   promise              // given to an owner that cannot reach the store
 	votes     map[string]time.Time // promises to this dispatcher: by member, when the last one was requested
 	nextVotes time.Time            // no vote is requested before this time
 	// lostByStore is set while the store has lost the lease that this dispatcher holds. It may acquire the lease again once all
 	// other members have voted for it.
 	lostByStore bool
 
-	claimed   int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
-	claimedAt time.Time // when it was named
-	refuted   int64     // named epochs up to this one do not exist: a later renewal succeeded
+	rivalEpoch   int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
+	rivalNamedAt time.Time // when it was named
+	disprovenEpoch   int64     // named epochs up to this one do not exist: a later renewal succeeded
 	refusedAt time.Time // when a guard in front of an engine last refused this dispatcher's epoch
 
-	fit         bool      // this dispatcher could serve the scope
-	leaving     bool      // the process ends
+	canServe         bool      // this dispatcher could serve the scope
+	stopping     bool      // the process ends
 	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
 	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
 	nextAskBack time.Time // before this time, the holder is not asked for the scope again
-	asking      bool      // an AskBack is under way
+	askingBack      bool      // an AskBack is under way
 }
 
 // NewMachine returns a machine that has not looked at the lease yet.
 func NewMachine(cfg Config) *Machine {
 	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
-	m := &Machine{cfg: cfg, fit: cfg.Home, votes: map[string]time.Time{}}
+	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
 	if len(cfg.Members) > 0 { // an earlier process of this dispatcher may have given a promise just before it ended
-		m.promise.until = cfg.Begun.Add(cfg.Duration)
+		m.givenPromise.until = cfg.Begun.Add(cfg.Duration)
 	}
 	return m
 }
 
 // acquire returns Acquire, and notes if the store does not know the last holder when the acquisition is sent.
-func (m *Machine) acquire() Call {
-	m.acquiredBlind = m.acquiredBlind || m.vague()
+func (m *Machine) startAcquire() Call {
+	m.blindAcquirePending = m.blindAcquirePending || m.lastHolderUnknown()
 	return Acquire
 }
 
 // until is the next time at which the view changes or votes are due without any event, or at, whichever is earlier.
-func (m *Machine) until(now, at time.Time) time.Time {
+func (m *Machine) nextTimer(now, at time.Time) time.Time {
 	if m.held {
-		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, m.renewed.Add(m.cfg.RenewDeadline), m.askAt()} {
+		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, m.renewed.Add(m.cfg.RenewDeadline), m.votesDueAt()} {
 			if t.After(now) && t.Before(at) {
 				at = t
 			}
@@ -143,74 +143,74 @@ func (m *Machine) until(now, at time.Time) time.Time {
 }
 
 // released reports whether the last holder gave the lease back. A holder stops admission before it releases the lease.
-func (m *Machine) released() bool {
-	byThisOne := m.rec.Epoch == m.gaveBack.epoch && m.seen == m.gaveBack.seen // and no higher epoch was seen since
-	return m.rec.Holder == "" && m.rec.Epoch > 0 && (byThisOne || !m.forgotten())
+func (m *Machine) releasedByHolder() bool {
+	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since
+	return m.rec.Holder == "" && m.rec.Epoch > 0 && (byThisOne || !m.storeForgotEpochs())
 }
 
 // absent reports whether the store had no lease. A lease may then have been deleted at an unknown time: another dispatcher
 // may have acquired it between two looks of this dispatcher, and may still admit.
-func (m *Machine) absent() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
+func (m *Machine) storeHasNoLease() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
 
 // forgotten reports whether the store has a lower epoch than was seen, because the lease was deleted or the store's data
 // were restored from a copy. The lease in the store then says nothing about the last holder, which may have renewed a
 // moment before.
-func (m *Machine) forgotten() bool { return m.rec.Epoch < m.seen }
+func (m *Machine) storeForgotEpochs() bool { return m.rec.Epoch < m.seen }
 
 // vague reports whether the lease in the store says nothing about the last holder.
-func (m *Machine) vague() bool { return m.absent() || m.forgotten() && !m.released() }
+func (m *Machine) lastHolderUnknown() bool { return m.storeHasNoLease() || m.storeForgotEpochs() && !m.releasedByHolder() }
 
 // untouched reports whether the lease was never held, as far as this dispatcher knows.
-func (m *Machine) untouched() bool { return m.absent() && m.seen == 0 }
+func (m *Machine) neverHeld() bool { return m.storeHasNoLease() && m.seen == 0 }
 
 // expiry is when the lease of the last known holder ends or ended, by this dispatcher's clock.
-func (m *Machine) expiry() time.Time {
-	if m.rec.Term == Over || m.released() || m.untouched() {
-		return m.changed
+func (m *Machine) leaseEnds() time.Time {
+	if m.rec.Expiry == Expired || m.releasedByHolder() || m.neverHeld() {
+		return m.changedAt
 	}
-	return m.changed.Add(m.duration())
+	return m.changedAt.Add(m.longerDuration())
 }
 
 // duration is the longer of this dispatcher's lease duration and the last known holder's: a holder with a longer lease
 // also stops later.
-func (m *Machine) duration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
+func (m *Machine) longerDuration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
 
 // startDelay is the wait from the end of the last holder's lease to this dispatcher's first admission.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
 // mayAcquire is the time from which this dispatcher may take the lease; ok is false if it may not take the lease at all.
-func (m *Machine) mayAcquire() (at time.Time, ok bool) {
-	if !m.looked || m.stale || !m.fit || m.leaving || m.rec.Term == Running || m.excluded() {
+func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
+	if !m.hasRead || m.acquireInDoubt || !m.canServe || m.stopping || m.rec.Expiry == NotExpired || m.excluded() {
 		return time.Time{}, false
 	}
-	at = m.expiry()
+	at = m.leaseEnds()
 	if !m.cfg.Home {
-		if m.released() || m.untouched() { // the scope's home has precedence
+		if m.releasedByHolder() || m.neverHeld() { // the scope's home has precedence
 			at = at.Add(m.cfg.Step)
 		}
-		at = at.Add(time.Duration(m.cfg.Rank) * m.cfg.RankDelay)
+		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay)
 	}
-	return later(at, m.promise.until), true
+	return later(at, m.givenPromise.until), true
 }
 
 // mayAdmit is when this dispatcher may admit if it acquires the lease now. If the store does not know the last holder, this
 // is after a whole lease and a start delay: the last holder may just have renewed a lease that the store then lost.
-func (m *Machine) mayAdmit(now time.Time) time.Time {
+func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	switch {
-	case m.released():
-		return m.changed
-	case m.vague():
-		return now.Add(m.duration() + m.startDelay())
+	case m.releasedByHolder():
+		return m.changedAt
+	case m.lastHolderUnknown():
+		return now.Add(m.longerDuration() + m.startDelay())
 	}
-	return m.expiry().Add(m.startDelay())
+	return m.leaseEnds().Add(m.startDelay())
 }
 
 // admitsFrom is when the holder of the lease may begin to admit.
 func (m *Machine) admitsFrom() time.Time {
-	if m.promise.until.IsZero() {
-		return m.admitsAfter
+	if m.givenPromise.until.IsZero() {
+		return m.admitsNotBefore
 	}
-	return later(m.admitsAfter, m.promise.until.Add(m.startDelay()))
+	return later(m.admitsNotBefore, m.givenPromise.until.Add(m.startDelay()))
 }
 
 // later is the later of two times.
@@ -223,18 +223,18 @@ func later(a, b time.Time) time.Time {
 
 // wantsBack reports whether this dispatcher should get the scope back from its holder.
 func (m *Machine) wantsBack() bool {
-	if !m.cfg.Home || !m.fit || m.leaving || m.away || m.excluded() {
+	if !m.cfg.Home || !m.canServe || m.stopping || m.storeAway || m.excluded() {
 		return false
 	}
-	return m.looked && m.rec.Holder != "" && m.rec.Term != Over && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+	return m.hasRead && m.rec.Holder != "" && m.rec.Expiry != Expired && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
 }
 
 // mayAsk reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from
 // admitting. A promise that an earlier process may have given does not count here, because it ends when the holder
 // releases the lease.
-func (m *Machine) mayAsk(now time.Time) bool {
-	return m.wantsBack() && !m.asking && !now.Before(m.nextAskBack) &&
-		(m.promise.to == "" || !now.Before(m.promise.until.Add(m.startDelay())))
+func (m *Machine) mayAskBack(now time.Time) bool {
+	return m.wantsBack() && !m.askingBack && !now.Before(m.nextAskBack) &&
+		(m.givenPromise.to == "" || !now.Before(m.givenPromise.until.Add(m.startDelay())))
 }
 
 // GiveBack stops admission and begins the release, for a dispatcher that names the lease's epoch. If the release is not
@@ -246,7 +246,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if now.Before(m.admitsFrom()) { // after a release the next holder admits at once, but the earlier owner may still admit
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
-	if m.away { // no other dispatcher could take the lease then
+	if m.storeAway { // no other dispatcher could take the lease then
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.releaseBy.IsZero() {
@@ -258,34 +258,34 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 
 // Leave gives the scope up for good, because the process ends.
 func (m *Machine) Leave(now time.Time) {
-	m.leaving, m.nextCall = true, now
+	m.stopping, m.nextCall = true, now
 }
 
 // SetStanding changes this dispatcher's role for the scope, and reports whether anything changed. home: the scope belongs to
 // this dispatcher, which takes the lease first and asks for it back. rank is its place among the dispatchers that may take
 // the lease. fit: this dispatcher could serve the scope.
-func (m *Machine) SetStanding(now time.Time, home bool, rank int, fit bool) (changed bool) {
-	changed = m.cfg.Home != home || m.cfg.Rank != rank || m.fit != fit
+func (m *Machine) SetRole(now time.Time, home bool, rank int, fit bool) (changed bool) {
+	changed = m.cfg.Home != home || m.cfg.TakeoverRank != rank || m.canServe != fit
 	if home && !m.cfg.Home { // the home does not wait for the next look before it takes the lease or asks for it
 		m.nextCall = now
 	}
-	m.cfg.Home, m.cfg.Rank, m.fit = home, rank, fit
+	m.cfg.Home, m.cfg.TakeoverRank, m.canServe = home, rank, fit
 	return changed
 }
 
 // Claimed records that another dispatcher named an epoch. An epoch above this dispatcher's own stops admission at once. A
 // renewal that is sent later and succeeds proves that the named epoch does not exist, and admission continues.
-func (m *Machine) Claimed(now time.Time, epoch int64) {
+func (m *Machine) ObserveRivalEpoch(now time.Time, epoch int64) {
 	m.ObserveEpoch(epoch)
-	if m.held && epoch > m.epoch && epoch > m.refuted && epoch > m.claimed {
-		m.doubt(now, epoch)
+	if m.held && epoch > m.epoch && epoch > m.disprovenEpoch && epoch > m.rivalEpoch {
+		m.stopUntilRenewed(now, epoch)
 	}
 }
 
 // doubt stops admission until a renewal succeeds, because another dispatcher named an epoch above this one's.
-func (m *Machine) doubt(now time.Time, epoch int64) {
+func (m *Machine) stopUntilRenewed(now time.Time, epoch int64) {
 	m.forgetProofs()
-	m.claimed, m.claimedAt = epoch, now
+	m.rivalEpoch, m.rivalNamedAt = epoch, now
 	m.nextCall = now.Add(1) // 1 ns later, because only a renewal that is sent after claimedAt disproves the claim
 }
 
@@ -307,7 +307,7 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 // epoch that is given. The lease is then released and acquired again with a higher epoch. Within the Duration of a lease,
 // only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
-	mayRelease := m.held && !m.away && !now.Before(m.admitsFrom()) // for the same reasons as in GiveBack
+	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // for the same reasons as in GiveBack
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
 	if !mayRelease || tooSoon || epoch <= m.epoch || epoch > m.cfg.MaxEpoch {
 		return
@@ -318,7 +318,7 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 }
 
 // Jumped records that the computer was suspended: more time has passed than its monotonic clock shows.
-func (m *Machine) Jumped(now time.Time) {
+func (m *Machine) Suspended(now time.Time) {
 	if m.held {
 		m.forgetProofs()
 		m.nextCall = now
@@ -327,12 +327,12 @@ func (m *Machine) Jumped(now time.Time) {
 
 // View returns the state of the machine now.
 func (m *Machine) View(now time.Time) View {
-	v := View{Phase: Watching, Differs: m.differs(), Away: m.away, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
+	v := View{Phase: Watching, Differs: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held {
 		v.Epoch = m.epoch
 	}
 	switch {
-	case m.held && m.givesUp():
+	case m.held && m.isReleasing():
 		v.Phase = Giving
 	case m.held && !now.Before(m.admitsUntil): // the last renewal and the votes have run out
 		v.Phase = Fenced

@@ -135,12 +135,12 @@ func TestACallUnderWayDelaysNothing(t *testing.T) {
 	next(m, at(3), Release)
 
 	m = NewMachine(Config{Self: "b_1", Times: DefaultTimes})
-	m.fit = true
+	m.canServe = true
 	next(m, at(0), Look)
-	m.SetStanding(at(0), true, 0, true)
+	m.SetRole(at(0), true, 0, true)
 	m.Looked(at(0), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
 	next(m, at(1), AskBack)
-	m.Asked(at(1), ErrNotHolder)
+	m.AskedBack(at(1), ErrNotHolder)
 	next(m, at(1), Look)
 	m.Looked(at(1), at(1), Record{Holder: "a_1", Epoch: 4, Stamp: "y"}, nil)
 	next(m, at(2), None)

@@ -13,21 +13,21 @@ import (
 type Members struct {
 	self   string
 	spread bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
-	settle time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
-	since  map[string]time.Time // by member: when it was first seen
+	settleTime time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
+	memberSince  map[string]time.Time // by member: when it was first seen
 }
 
 // NewMembers returns the view of the dispatcher self before it has seen any member. See Members for spread and settle.
 func NewMembers(self string, spread bool, settle time.Duration) *Members {
-	return &Members{self: self, spread: spread, settle: settle, since: map[string]time.Time{}}
+	return &Members{self: self, spread: spread, settleTime: settle, memberSince: map[string]time.Time{}}
 }
 
 // See sets the members that are alive and not about to leave. This dispatcher must be in the list.
 func (m *Members) See(live []string, now time.Time) {
-	maps.DeleteFunc(m.since, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
+	maps.DeleteFunc(m.memberSince, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
-		if _, ok := m.since[id]; !ok {
-			m.since[id] = now
+		if _, ok := m.memberSince[id]; !ok {
+			m.memberSince[id] = now
 		}
 	}
 }
@@ -35,7 +35,7 @@ func (m *Members) See(live []string, now time.Time) {
 // Order returns the members that may own a scope, the preferred one first: the live members that are on every list. An
 // empty list excludes no member.
 func (m *Members) Order(scope string, lists ...[]string) []string {
-	ids := slices.AppendSeq(make([]string, 0, len(m.since)), maps.Keys(m.since)) // not nil, so that a status shows an empty list as []
+	ids := slices.AppendSeq(make([]string, 0, len(m.memberSince)), maps.Keys(m.memberSince)) // not nil, so that a status shows an empty list as []
 	ids = slices.DeleteFunc(ids, func(id string) bool {
 		return slices.ContainsFunc(lists, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
 	})
@@ -51,8 +51,8 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 }
 
 // here reports whether a member was first seen at least so long ago.
-func (m *Members) here(id string, least time.Duration, now time.Time) bool {
-	since, ok := m.since[id]
+func (m *Members) isMemberFor(id string, least time.Duration, now time.Time) bool {
+	since, ok := m.memberSince[id]
 	return ok && now.Sub(since) >= least
 }
 
@@ -61,27 +61,27 @@ func (m *Members) here(id string, least time.Duration, now time.Time) bool {
 // and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settle is
 // enough: in this time the dispatcher sees the other members. A dispatcher that is not in the order ranks after all that
 // are.
-func (m *Members) Place(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
+func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
 	order := m.Order(scope, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
-	least := m.settle
+	least := m.settleTime
 	if !slices.Contains(order, holder) {
 		least /= 5
 	}
-	return rank, rank == 0 && m.here(m.self, least, now)
+	return rank, rank == 0 && m.isMemberFor(m.self, least, now)
 }
 
 // Yields reports whether this dispatcher hands a scope over to the dispatcher asker.
-func (m *Members) Yields(scope, asker string, now time.Time, lists ...[]string) bool {
+func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
 	if ours < 0 { // this dispatcher may not own the scope at all, so it does not wait
 		return theirs >= 0
 	}
 	// Half of settle is enough here, because the asker counted settle from an earlier time than this dispatcher saw it.
-	return theirs >= 0 && theirs < ours && m.here(asker, m.settle/2, now)
+	return theirs >= 0 && theirs < ours && m.isMemberFor(asker, m.settleTime/2, now)
 }
 
 // weight is the weight of a dispatcher for a scope in a rendezvous hash. When a dispatcher comes or goes, only the scopes

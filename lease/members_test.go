@@ -21,20 +21,20 @@ func members(spread bool, self string, ids ...string) *Members {
 func TestMembersOwnInOrder(t *testing.T) {
 	m := members(false, "b", "c", "b", "a")
 	require.Equal(t, []string{"a", "b", "c"}, m.Order("main"))
-	rank, home := m.Place("main", "c", seconds(20))
+	rank, home := m.TakeoverRank("main", "c", seconds(20))
 	require.Equal(t, 1, rank)
 	require.False(t, home)
-	require.True(t, m.Yields("main", "a", seconds(20)))
-	require.False(t, m.Yields("main", "c", seconds(20)), "it comes after us")
-	require.False(t, m.Yields("main", "x", seconds(20)), "nobody sees it")
+	require.True(t, m.ShouldHandOver("main", "a", seconds(20)))
+	require.False(t, m.ShouldHandOver("main", "c", seconds(20)), "it comes after us")
+	require.False(t, m.ShouldHandOver("main", "x", seconds(20)), "nobody sees it")
 
 	m.See([]string{"b", "c"}, seconds(30))
-	rank, home = m.Place("main", "c", seconds(30))
+	rank, home = m.TakeoverRank("main", "c", seconds(30))
 	require.Zero(t, rank)
 	require.True(t, home)
 	m.See([]string{"a", "b", "c"}, seconds(40))
-	require.False(t, m.Yields("main", "a", seconds(47)), "it is back, and not yet for good")
-	require.True(t, m.Yields("main", "a", seconds(48)))
+	require.False(t, m.ShouldHandOver("main", "a", seconds(47)), "it is back, and not yet for good")
+	require.True(t, m.ShouldHandOver("main", "a", seconds(48)))
 }
 
 // A proxy that the lease does not list never takes it, so the next proxy in the order does not wait for it.
@@ -43,39 +43,39 @@ func TestWhoIsNotOnAListIsInNoOrder(t *testing.T) {
 	m := members(false, "b", "a", "b", "c")
 	require.Equal(t, []string{"b", "c"}, m.Order("main", lists...))
 	require.Equal(t, []string{"a", "b", "c"}, m.Order("main", nil, nil), "nobody listed anybody")
-	rank, home := m.Place("main", "", seconds(20), lists...)
+	rank, home := m.TakeoverRank("main", "", seconds(20), lists...)
 	require.Zero(t, rank)
 	require.True(t, home)
-	require.False(t, m.Yields("main", "a", seconds(20), lists...), "it could not take it")
+	require.False(t, m.ShouldHandOver("main", "a", seconds(20), lists...), "it could not take it")
 	m = members(false, "a", "a", "b", "c")
-	rank, home = m.Place("main", "", seconds(20), lists...)
+	rank, home = m.TakeoverRank("main", "", seconds(20), lists...)
 	require.Equal(t, 2, rank)
 	require.False(t, home)
-	require.True(t, m.Yields("main", "c", seconds(20), lists...))
+	require.True(t, m.ShouldHandOver("main", "c", seconds(20), lists...))
 }
 
 func TestMemberThatLeavesYieldsToAll(t *testing.T) {
 	m := members(true, "a", "b", "c")
-	rank, home := m.Place("main", "a", seconds(60))
+	rank, home := m.TakeoverRank("main", "a", seconds(60))
 	require.Equal(t, 2, rank)
 	require.False(t, home)
-	require.True(t, m.Yields("main", "b", seconds(0)))
-	require.True(t, m.Yields("main", "c", seconds(0)))
+	require.True(t, m.ShouldHandOver("main", "b", seconds(0)))
+	require.True(t, m.ShouldHandOver("main", "c", seconds(0)))
 }
 
 func TestNewMemberAsksForNothingThatSomebodyKeeps(t *testing.T) {
 	m := members(false, "a", "a", "b")
-	_, home := m.Place("main", "b", seconds(14))
+	_, home := m.TakeoverRank("main", "b", seconds(14))
 	require.False(t, home)
-	_, home = m.Place("main", "b", seconds(15))
+	_, home = m.TakeoverRank("main", "b", seconds(15))
 	require.True(t, home)
 
 	m = members(false, "a", "a")
-	_, home = m.Place("main", "b", seconds(2.9))
+	_, home = m.TakeoverRank("main", "b", seconds(2.9))
 	require.False(t, home, "it has not seen the others yet")
-	_, home = m.Place("main", "b", seconds(3))
+	_, home = m.TakeoverRank("main", "b", seconds(3))
 	require.True(t, home, "its owner is gone, or leaves")
-	_, home = m.Place("main", "", seconds(3))
+	_, home = m.TakeoverRank("main", "", seconds(3))
 	require.True(t, home, "nobody has it")
 }
 

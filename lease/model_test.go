@@ -92,8 +92,8 @@ func newWorld(ttl time.Duration) *world {
 func (w *world) join(name string, rate float64) *node {
 	k := len(w.nodes)
 	n := &node{name: name, rate: rate, begun: time.Unix(int64(1000*k), 0)}
-	n.m = NewMachine(Config{Self: Identity(name, "b"), Home: k == 0, Rank: max(0, k-1), Times: DefaultTimes})
-	n.m.fit = true
+	n.m = NewMachine(Config{Self: Identity(name, "b"), Home: k == 0, TakeoverRank: max(0, k-1), Times: DefaultTimes})
+	n.m.canServe = true
 	w.nodes = append(w.nodes, n)
 	return n
 }
@@ -101,7 +101,7 @@ func (w *world) join(name string, rate float64) *node {
 // favour makes a node the first in order, and the others those after it.
 func (w *world) favour(first int) {
 	for i, n := range w.nodes {
-		n.m.SetStanding(n.now(w.t), i == first, max(0, (i-first+len(w.nodes))%len(w.nodes)-1), true)
+		n.m.SetRole(n.now(w.t), i == first, max(0, (i-first+len(w.nodes))%len(w.nodes)-1), true)
 	}
 }
 
@@ -115,7 +115,7 @@ func (w *world) begin(n *node, members ...string) {
 	cfg := n.m.cfg
 	cfg.Self, cfg.Members, cfg.Begun = Identity(n.name, fmt.Sprint("b", n.runs)), members, n.now(w.t)
 	n.m = NewMachine(cfg)
-	n.m.fit = true
+	n.m.canServe = true
 	n.m.ObserveEpoch(w.lost) // from the others, before it takes anything
 }
 
@@ -137,7 +137,7 @@ func (w *world) restore(share float64) {
 	}
 	w.rec = old
 	if w.ttl > 0 && w.rec.Holder != "" {
-		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
+		w.rec.Expiry, w.ends = NotExpired, w.t+max(w.ttl, w.rec.Duration)
 	}
 	for _, n := range w.nodes {
 		n.m.ObserveEpoch(w.lost)
@@ -176,10 +176,10 @@ func (w *world) pledges() {
 			return false
 		case p.answered > 0:
 			if p.from.m == p.run && !p.from.dead {
-				p.run.Votes(p.sent, p.from.now(w.t), p.to, p.ask.Epoch)
+				p.run.RecordVote(p.sent, p.from.now(w.t), p.to, p.ask.Epoch)
 			}
 			return true
-		case i < 0 || w.nodes[i].m.Promise(w.nodes[i].now(w.t), p.ask) != nil:
+		case i < 0 || w.nodes[i].m.GivePromise(w.nodes[i].now(w.t), p.ask) != nil:
 			return true
 		default:
 			d := w.way(w.nodes[i])
@@ -226,8 +226,8 @@ func (w *world) delay(n *node) time.Duration {
 
 func (w *world) step() {
 	w.t += tickOfWorld
-	if w.ttl > 0 && w.rec.Term == Running && w.t >= w.ends {
-		w.rec.Term = Over
+	if w.ttl > 0 && w.rec.Expiry == NotExpired && w.t >= w.ends {
+		w.rec.Expiry = Expired
 	}
 	w.pledges()
 	for _, n := range w.nodes {
@@ -287,7 +287,7 @@ func (n *node) learn(f *flight, now time.Time) {
 	case Release:
 		n.m.Released(f.sent, now, f.err)
 	case AskBack:
-		n.m.Asked(now, f.err)
+		n.m.AskedBack(now, f.err)
 	}
 }
 
@@ -299,10 +299,10 @@ func (w *world) exec(n *node, f *flight, waits bool) {
 		return
 	}
 	same := f.seen == w.rec.Stamp
-	ours := w.rec.Holder == f.by.Self && w.rec.Epoch == f.epoch && w.rec.Term != Over && (same || waits)
+	ours := w.rec.Holder == f.by.Self && w.rec.Epoch == f.epoch && w.rec.Expiry != Expired && (same || waits)
 	switch f.call {
 	case Acquire:
-		if !same || w.rec.Term == Running {
+		if !same || w.rec.Expiry == NotExpired {
 			f.err = ErrTaken
 			return
 		}
@@ -339,7 +339,7 @@ func (w *world) put(holder string, epoch int64) {
 	w.rec = Record{Holder: holder, Epoch: epoch, Stamp: fmt.Sprint(w.write), Duration: w.rec.Duration, Members: w.rec.Members}
 	w.past = append(w.past, w.rec)
 	if w.ttl > 0 && holder != "" {
-		w.rec.Term, w.ends = Running, w.t+max(w.ttl, w.rec.Duration)
+		w.rec.Expiry, w.ends = NotExpired, w.t+max(w.ttl, w.rec.Duration)
 	}
 }
 

@@ -8,19 +8,19 @@ import "time"
 type Static struct {
 	home, self string
 	order      []string // the dispatchers that may take the scope over, the first one preferred
-	dead       time.Duration
-	seen       map[string]time.Time
-	begun      time.Time
+	deadAfter       time.Duration
+	lastSeen       map[string]time.Time
+	startedAt      time.Time
 }
 
 // NewStatic begins to watch the other dispatchers. A dispatcher counts as alive until it was not seen for the time dead; at
 // the start, all count as just seen.
 func NewStatic(self, home string, order []string, dead time.Duration, now time.Time) *Static {
-	return &Static{home: home, self: self, order: order, dead: dead, seen: map[string]time.Time{}, begun: now}
+	return &Static{home: home, self: self, order: order, deadAfter: dead, lastSeen: map[string]time.Time{}, startedAt: now}
 }
 
 // Saw records that a dispatcher answered a probe.
-func (s *Static) Saw(id string, now time.Time) { s.seen[id] = now }
+func (s *Static) Saw(id string, now time.Time) { s.lastSeen[id] = now }
 
 // Owner is the dispatcher that owns the scope now; empty: none is alive.
 func (s *Static) Owner(now time.Time) string {
@@ -49,9 +49,9 @@ func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true
 	}
-	last, ok := s.seen[id]
+	last, ok := s.lastSeen[id]
 	if !ok {
-		last = s.begun
+		last = s.startedAt
 	}
-	return now.Before(last.Add(s.dead))
+	return now.Before(last.Add(s.deadAfter))
 }

@@ -45,7 +45,7 @@ type Vote struct {
 var ErrNoVote = errors.New("no promise not to take the scope")
 
 // closed reports whether only the listed members may ever own the scope.
-func (m *Machine) closed() bool { return len(m.cfg.Members) > 0 }
+func (m *Machine) hasFixedMembers() bool { return len(m.cfg.Members) > 0 }
 
 // excluded reports whether this dispatcher must never take the lease, because it is missing on its own list or on the list
 // of the last known holder. That holder may continue by promises of other members, which this dispatcher would not know.
@@ -57,43 +57,43 @@ func (m *Machine) excluded() bool {
 }
 
 // givesUp reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
-func (m *Machine) givesUp() bool { return m.leaving || !m.releaseBy.IsZero() }
+func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero() }
 
 // differs reports whether the last known holder lists other members than this dispatcher.
-func (m *Machine) differs() bool {
+func (m *Machine) membersDiffer() bool {
 	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
 // Promise answers an owner that cannot reach the store. If it returns no error, this dispatcher admits nothing until
 // Duration and a start delay have passed.
-func (m *Machine) Promise(now time.Time, ask Vote) error {
+func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
-	case !m.closed() || !slices.Equal(ask.Members, m.cfg.Members):
+	case !m.hasFixedMembers() || !slices.Equal(ask.Members, m.cfg.Members):
 		return fmt.Errorf("%w: our lists of members differ", ErrNoVote)
 	case owner == self || !slices.Contains(m.cfg.Members, owner):
 		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
 	}
 	ownsLater := m.held && m.epoch >= ask.Epoch
-	sawLater := m.looked && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
+	sawLater := m.hasRead && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
 	if ownsLater || sawLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
 	m.ObserveEpoch(ask.Epoch)
 	if m.held { // with a lower epoch than the owner's
-		m.doubt(now, ask.Epoch)
+		m.stopUntilRenewed(now, ask.Epoch)
 	}
-	m.promise = promise{ask.Holder, ask.Epoch, later(m.promise.until, now.Add(m.cfg.Duration))}
+	m.givenPromise = promise{ask.Holder, ask.Epoch, later(m.givenPromise.until, now.Add(m.cfg.Duration))}
 	return nil
 }
 
 // askAt is when to ask the other members for votes; zero: not before something changes. They are asked if the store has not
 // confirmed a renewal for two Retry, or has lost this dispatcher's lease.
-func (m *Machine) askAt() time.Time {
+func (m *Machine) votesDueAt() time.Time {
 	switch {
-	case !m.closed(): // a dispatcher that was not asked could take the lease
+	case !m.hasFixedMembers(): // a dispatcher that was not asked could take the lease
 		return time.Time{}
-	case !m.held, m.givesUp(): // votes only prolong the time of an owner that stays
+	case !m.held, m.isReleasing(): // votes only prolong the time of an owner that stays
 		return time.Time{}
 	case m.lostByStore: // no renewal can succeed
 		return m.nextVotes
@@ -103,9 +103,9 @@ func (m *Machine) askAt() time.Time {
 
 // AskVotes returns the question for the other members, and notes that they are asked now; false: do not ask them now.
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
-	at := m.askAt()
+	at := m.votesDueAt()
 	due := !at.IsZero() && !now.Before(at)
-	if !due || !inTime(m, now) { // votes prolong this time, but do not begin it again
+	if !due || !isAdmissionTime(m, now) { // votes prolong this time, but do not begin it again
 		return Vote{}, false
 	}
 	m.nextVotes = now.Add(m.cfg.Retry)
@@ -114,8 +114,8 @@ func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 
 // Votes records that a member gave the promise for which this dispatcher asked at sent. A promise that comes after the time
 // that it was to prolong, or that is for another epoch, does not count.
-func (m *Machine) Votes(sent, now time.Time, member string, epoch int64) {
-	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.givesUp() {
+func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
+	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.isReleasing() {
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
@@ -148,23 +148,23 @@ func (m *Machine) votedUntil() time.Time {
 
 // hasVotes reports whether promises of all other members, not to admit, are in force.
 func (m *Machine) hasVotes(now time.Time) bool {
-	return m.held && m.closed() && !m.givesUp() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
+	return m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
 }
 
 // mayReclaim reports whether this dispatcher may acquire again a lease that the store has lost, if all other members vote
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
-	canVote := m.closed() && len(m.cfg.Members) > 1
-	return canVote && inTime(m, now) && !m.givesUp()
+	canVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
+	return canVote && isAdmissionTime(m, now) && !m.isReleasing()
 }
 
 // inTime reports whether now lies in the time in which the holder may admit.
-func inTime(m *Machine, now time.Time) bool {
+func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
 // mine reports whether no other dispatcher has held the lease since this one did, by the last look.
-func (m *Machine) mine() bool {
+func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	return m.rec.Term != Running && (unheldSince || m.rec.Holder == m.cfg.Self)
+	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)
 }

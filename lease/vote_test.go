@@ -43,12 +43,12 @@ func TestAnOwnerGoesOnByPledgesWhileTheStoreIsAway(t *testing.T) {
 			require.Empty(t, w.until(back-time.Second), "nobody stops and nobody starts")
 			v := w.nodes[0].m.View(w.nodes[0].now(w.t))
 			require.True(t, v.Voted)
-			require.True(t, v.Away)
+			require.True(t, v.StoreAway)
 			require.Empty(t, w.until(back+time.Minute), "nobody stops when it is back, either")
 			v = w.nodes[0].m.View(w.nodes[0].now(w.t))
 			require.True(t, v.Admits)
 			require.False(t, v.Voted)
-			require.False(t, v.Away)
+			require.False(t, v.StoreAway)
 			require.GreaterOrEqual(t, v.Epoch, int64(1))
 		})
 	}
@@ -93,8 +93,8 @@ func TestAMemberThatHasJustStartedTakesWhatTheOwnerHandsOver(t *testing.T) {
 				a, b := w.nodes[0], w.nodes[1]
 				w.begin(b, three...)
 				w.until(w.t + 3*time.Second)
-				a.m.SetStanding(a.now(w.t), false, 3, false) // it drains, and b is the first of those that stay
-				b.m.SetStanding(b.now(w.t), true, 0, true)
+				a.m.SetRole(a.now(w.t), false, 3, false) // it drains, and b is the first of those that stay
+				b.m.SetRole(b.now(w.t), true, 0, true)
 				if leaves {
 					a.m.Leave(a.now(w.t))
 				}
@@ -117,7 +117,7 @@ func TestAMemberThatStartsWhenNobodyHoldsTheLeaseKeepsItsPromise(t *testing.T) {
 	a.dead = true
 	require.Empty(t, w.rec.Holder)
 	w.begin(b, three...)
-	b.m.SetStanding(b.now(w.t), true, 0, true)
+	b.m.SetRole(b.now(w.t), true, 0, true)
 	from := w.t
 	w.until(from + 19*time.Second)
 	require.Empty(t, w.owners())
@@ -277,15 +277,15 @@ func TestAnEpochThatIsRefusedBeforeAnEngineIsReplacedByAHigherOne(t *testing.T) 
 func TestASlowStoreIsAway(t *testing.T) {
 	m := owner(t)
 	m.Renewed(seconds(2), seconds(4), nil)
-	require.False(t, m.View(seconds(4)).Away)
+	require.False(t, m.View(seconds(4)).StoreAway)
 	m.Renewed(seconds(4), seconds(7), nil)
-	require.True(t, m.View(seconds(7)).Away)
+	require.True(t, m.View(seconds(7)).StoreAway)
 	require.Error(t, m.GiveBack(seconds(7), 8), "nobody could take it")
 	require.True(t, m.View(seconds(7)).Admits)
 	m.Renewed(seconds(7), seconds(8), nil)
-	require.False(t, m.View(seconds(8)).Away)
+	require.False(t, m.View(seconds(8)).StoreAway)
 	m.Renewed(seconds(9), seconds(10), errLate)
-	require.True(t, m.View(seconds(10)).Away)
+	require.True(t, m.View(seconds(10)).StoreAway)
 }
 
 // Never two admit, whatever becomes of pledges and of those who give them: they are
@@ -389,7 +389,7 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 		w.late, w.lose = 100*time.Millisecond, 0
 		w.favour(0)
 		for i, n := range w.nodes[:3] {
-			if same && (n.dead || n.m.leaving || i == 0 && w.rec.Holder == "") {
+			if same && (n.dead || n.m.stopping || i == 0 && w.rec.Holder == "") {
 				w.begin(n, three...)
 			}
 		}
@@ -415,16 +415,16 @@ func TestPledgesDoNotBringBackWhatIsOver(t *testing.T) {
 	require.True(t, ok)
 	_, ok = m.AskVotes(seconds(6))
 	require.False(t, ok, "once per retry")
-	m.Votes(seconds(5), seconds(6), "eu-1", 8)
+	m.RecordVote(seconds(5), seconds(6), "eu-1", 8)
 	require.True(t, m.View(seconds(14)).Voted)
 	require.False(t, m.View(seconds(15)).Admits)
-	m.Votes(seconds(14), seconds(15), "eu-1", 8)
+	m.RecordVote(seconds(14), seconds(15), "eu-1", 8)
 	require.False(t, m.View(seconds(15)).Admits, "it came too late")
 	_, ok = m.AskVotes(seconds(16))
 	require.False(t, ok)
 	m.Renewed(seconds(16), seconds(16), nil)
 	require.True(t, m.View(seconds(16)).Admits)
 	require.NoError(t, m.GiveBack(seconds(17), 8))
-	m.Votes(seconds(16), seconds(17), "eu-1", 8)
+	m.RecordVote(seconds(16), seconds(17), "eu-1", 8)
 	require.False(t, m.View(seconds(18)).Admits, "a release may still come to pass")
 }

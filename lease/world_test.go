@@ -50,7 +50,7 @@ func TestSecondInOrderTakesWhatTheFirstLeaves(t *testing.T) {
 	home, first := w.join("us-1", 1), w.join("eu-1", 1)
 	w.join("asia-1", 1)
 	w.until(60 * time.Second)
-	first.m.fit = false // it reaches too few engines
+	first.m.canServe = false // it reaches too few engines
 	home.cut = []span{{w.t, time.Hour}}
 	from := w.t
 	w.until(from + 19*time.Second)
@@ -94,16 +94,16 @@ func TestHigherEpochStopsAtOnceUntilItIsProvenFalse(t *testing.T) {
 	n := w.join("us-1", 1)
 	w.until(60 * time.Second)
 	now := n.now(w.t)
-	n.m.Claimed(now, 1)
+	n.m.ObserveRivalEpoch(now, 1)
 	require.True(t, n.m.View(now).Admits, "its own epoch")
-	n.m.Claimed(now, 9)
+	n.m.ObserveRivalEpoch(now, 9)
 	require.False(t, n.m.View(now).Admits)
 	n.m.Renewed(now.Add(-1), now, nil)
 	require.False(t, n.m.View(now).Admits, "a renewal that was sent before proves nothing")
 	w.until(w.t + time.Second)
 	require.Equal(t, "us-1", w.owners(), "the store knows of no epoch 9")
 	now = n.now(w.t)
-	n.m.Claimed(now, 9)
+	n.m.ObserveRivalEpoch(now, 9)
 	require.True(t, n.m.View(now).Admits, "a false word is not believed twice")
 }
 
@@ -170,7 +170,7 @@ func TestALeaseThatWasDeletedIsNotReleasedTooEarly(t *testing.T) {
 			owner.shut = []span{{w.t, w.t + 30*time.Second}} // it does not hear of it
 			for n := range 8 {                               // processes of the home, each ended soon
 				w.begin(home)
-				home.m.fit = true
+				home.m.canServe = true
 				for end := w.t + time.Duration(n)*500*time.Millisecond; w.t < end; {
 					w.step()
 					require.NotContains(t, w.owners(), "and")
@@ -213,7 +213,7 @@ func TestNeverTwoAdmit(t *testing.T) {
 		for w.t < trouble {
 			if slices.Contains(claims, int(w.t/tickOfWorld)) {
 				for _, n := range w.nodes {
-					n.m.Claimed(n.now(w.t), int64(w.rng.IntN(20)))
+					n.m.ObserveRivalEpoch(n.now(w.t), int64(w.rng.IntN(20)))
 				}
 			}
 			if slices.Contains(restores, int(w.t/tickOfWorld)) {

@@ -59,7 +59,7 @@ type problem struct {
 // Run fails if serve would refuse the config, or if a probe or a case failed.
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
-	err := c.inspect(&found)
+	err := c.runChecks(&found)
 	if c.JSON {
 		found.Errors = append(found.Errors, problemsOf(err)...)
 		if err := writeJSON(std.out, found); err != nil {
@@ -67,10 +67,10 @@ func (c *checkCmd) Run(std streams) error {
 		}
 	} else {
 		if err == nil {
-			fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, counted(&found.cfg.Engines), found.cfg.Dispatch.Policy,
+			fmt.Fprintf(std.out, "%s: ok, %s, policy %s%s\n", c.Config, engineCounts(&found.cfg.Engines), found.cfg.Dispatch.Policy,
 				groupsOf("decode", found.cfg.Engines.Decode)+groupsOf("aggregated", found.cfg.Engines.Aggregated))
 		}
-		found.print(std.out)
+		found.printText(std.out)
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (c *checkCmd) Run(std streams) error {
 }
 
 // print writes the results as lines for people.
-func (found *checked) print(out io.Writer) {
+func (found *checked) printText(out io.Writer) {
 	for _, change := range found.Changes {
 		fmt.Fprintln(out, change)
 	}
@@ -97,7 +97,7 @@ func (found *checked) print(out io.Writer) {
 }
 
 // counted returns a text with the number of engines of each role.
-func counted(e *config.Engines) string {
+func engineCounts(e *config.Engines) string {
 	switch p, d, a := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
 	case a == 0:
 		return fmt.Sprintf("%d prefill and %d decode engines", p, d)
@@ -131,7 +131,7 @@ func groupsOf(role string, engines []config.Engine) string {
 
 // inspect checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a requested check
 // cannot be made.
-func (c *checkCmd) inspect(found *checked) error {
+func (c *checkCmd) runChecks(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
 		return err
@@ -140,7 +140,7 @@ func (c *checkCmd) inspect(found *checked) error {
 	for _, w := range warnings {
 		found.Findings = append(found.Findings, selftest.Finding{Level: selftest.Warn, Engine: cmp.Or(w.Key, "serve"), Msg: w.Msg})
 	}
-	found.Findings = append(found.Findings, discoveryFiles(found.cfg)...)
+	found.Findings = append(found.Findings, checkDiscoveryFiles(found.cfg)...)
 	if err != nil {
 		return err
 	}
@@ -172,14 +172,14 @@ func (c *checkCmd) inspect(found *checked) error {
 }
 
 // discoveryFiles reads the files that list engines. A problem with them is only a warning, because serve starts without them.
-func discoveryFiles(cfg *config.Config) (found []selftest.Finding) {
+func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
 		if err == nil {
 			_, err = cfg.ParseEngines(path, text)
 		}
 		if err != nil {
-			found = append(found, selftest.Finding{Level: selftest.Warn, Engine: "discovery.files", Msg: err.Error() + relativeTo(err)})
+			found = append(found, selftest.Finding{Level: selftest.Warn, Engine: "discovery.files", Msg: err.Error() + relativePathHint(err)})
 		}
 	}
 	return found
@@ -204,5 +204,5 @@ func problemsOf(err error) (list []problem) {
 	if errors.As(err, &at) {
 		return []problem{{File: at.File, Line: at.Line, Column: at.Column, Key: at.Path, Msg: at.Msg}}
 	}
-	return []problem{{Msg: err.Error() + relativeTo(err)}}
+	return []problem{{Msg: err.Error() + relativePathHint(err)}}
 }

@@ -9,32 +9,32 @@ import (
 
 // garbageRoom is the least amount of garbage, in bytes, that the heap may have before it is collected. A larger heap may have a quarter
 // of the memory in use.
-const garbageRoom = 16 << 20
+const minGarbage = 16 << 20
 
 // boundGarbage makes the collector run earlier on a large heap than Go's own rule, which lets the heap double. A running stream allocates
 // nothing, so under Go's rule the garbage of a burst of new streams would stay as long as they run. A small heap is collected more
 // rarely than under Go's rule, which makes requests cheaper. If the operator has set GOGC, boundGarbage changes nothing.
-func boundGarbage() {
+func startGCTuning() {
 	if os.Getenv("GOGC") == "" {
-		(&collector{percent: 100}).follow()
+		(&gcTuner{percent: 100}).adjustAfterEachGC()
 	}
 }
 
-type collector struct {
+type gcTuner struct {
 	percent int // the current GC percent, as debug.SetGCPercent defines it
 }
 
 // follow calls adjust after each collection from now on. For this it makes an object that is garbage at once: the next collection runs
 // the object's cleanup.
-func (c *collector) follow() {
-	runtime.AddCleanup(&struct{ _ *collector }{}, func(c *collector) {
-		c.adjust()
-		c.follow()
+func (c *gcTuner) adjustAfterEachGC() {
+	runtime.AddCleanup(&struct{ _ *gcTuner }{}, func(c *gcTuner) {
+		c.setGCPercent()
+		c.adjustAfterEachGC()
 	}, c)
 }
 
 // adjust sets the GC percent for the next collection.
-func (c *collector) adjust() {
+func (c *gcTuner) setGCPercent() {
 	parts := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/globals:bytes"}, {Name: "/gc/scan/stack:bytes"}}
 	metrics.Read(parts)
 	live, roots := parts[0].Value.Uint64(), parts[1].Value.Uint64()+parts[2].Value.Uint64()
@@ -49,6 +49,6 @@ func (c *collector) adjust() {
 // goroutines for an instant.
 func garbagePercent(live, roots uint64) int {
 	const step = 5
-	percent := 100 * max(garbageRoom, live/4) / max(live+roots, garbageRoom/4) // 400 at most, for a heap that is almost empty
+	percent := 100 * max(minGarbage, live/4) / max(live+roots, minGarbage/4) // 400 at most, for a heap that is almost empty
 	return int((percent + step/2) / step * step)
 }

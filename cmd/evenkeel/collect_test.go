@@ -19,7 +19,7 @@ func TestGarbageIsBounded(t *testing.T) {
 		return s[0].Value.Uint64()
 	}
 	t.Setenv("GOGC", "")
-	boundGarbage()
+	startGCTuning()
 	after := func(what string, ok func() bool) {
 		require.Eventually(t, func() bool { runtime.GC(); return ok() }, time.Minute, time.Millisecond, what)
 	}

@@ -101,7 +101,7 @@ func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 }
 
 // askFiles is the line by which complete asks the shell for names of files.
-const askFiles = ":files"
+const completeFiles = ":files"
 
 // complete returns the words that the last of words can become. node is the program's command line.
 func complete(node *kong.Node, words []string) []string {
@@ -115,9 +115,9 @@ func complete(node *kong.Node, words []string) []string {
 		case strings.HasPrefix(w, "-"):
 			name, _, hasValue := strings.Cut(w, "=")
 			// A command line may begin with a flag of serve instead of a command: see isServeFlag.
-			if open = flagOf(node, name); open == nil && node.Parent == nil {
-				if f := flagOf(childOf(node, "serve"), name); f != nil {
-					node, open = childOf(node, "serve"), f
+			if open = findFlag(node, name); open == nil && node.Parent == nil {
+				if f := findFlag(subcommandOf(node, "serve"), name); f != nil {
+					node, open = subcommandOf(node, "serve"), f
 				}
 			}
 			isSwitch := open != nil && open.IsBool()
@@ -129,41 +129,41 @@ func complete(node *kong.Node, words []string) []string {
 				open = nil
 			}
 		default:
-			if child := childOf(node, w); child != nil {
+			if child := subcommandOf(node, w); child != nil {
 				node = child
 			}
 		}
 	}
 	switch name, value, hasValue := strings.Cut(unfinished, "="); {
 	case strings.HasPrefix(unfinished, "-") && hasValue:
-		return under(name+"=", valuesOf(flagOf(node, name), value))
+		return prependToAll(name+"=", valuesOf(findFlag(node, name), value))
 	case strings.HasPrefix(unfinished, "-"):
-		return starting(unfinished, flagNames(node))
+		return withPrefix(unfinished, flagNames(node))
 	case open != nil:
 		return valuesOf(open, unfinished)
 	default:
-		return placesOf(node, unfinished)
+		return completionsFor(node, unfinished)
 	}
 }
 
 // placesOf returns the commands below a node that begin with begun or, if there is no such command, the values of its argument.
-func placesOf(at *kong.Node, begun string) []string {
+func completionsFor(at *kong.Node, begun string) []string {
 	var list []string
 	for _, c := range at.Children {
 		if c.Type == kong.CommandNode && !c.Hidden {
 			list = append(list, c.Name)
 		}
 	}
-	if list = starting(begun, list); len(list) > 0 || len(at.Positional) == 0 {
+	if list = withPrefix(begun, list); len(list) > 0 || len(at.Positional) == 0 {
 		return list
 	}
 	if enum := at.Positional[0].Enum; enum != "" {
-		return starting(begun, strings.Split(enum, ","))
+		return withPrefix(begun, strings.Split(enum, ","))
 	}
-	return []string{askFiles}
+	return []string{completeFiles}
 }
 
-func childOf(at *kong.Node, name string) *kong.Node {
+func subcommandOf(at *kong.Node, name string) *kong.Node {
 	for _, c := range at.Children {
 		if c.Name == name || slices.Contains(c.Aliases, name) {
 			return c
@@ -174,7 +174,7 @@ func childOf(at *kong.Node, name string) *kong.Node {
 
 // flagOf returns the flag that a word such as --name or -n means; nil: there is none. A node with a default command
 // also has the flags of this command.
-func flagOf(at *kong.Node, word string) *kong.Flag {
+func findFlag(at *kong.Node, word string) *kong.Flag {
 	for _, group := range at.AllFlags(false) {
 		for _, f := range group {
 			if word == "--"+f.Name || f.Short != 0 && word == "-"+string(f.Short) || slices.Contains(f.Aliases, strings.TrimPrefix(word, "--")) {
@@ -183,7 +183,7 @@ func flagOf(at *kong.Node, word string) *kong.Flag {
 		}
 	}
 	if at.DefaultCmd != nil {
-		return flagOf(at.DefaultCmd, word)
+		return findFlag(at.DefaultCmd, word)
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func valuesOf(f *kong.Flag, begun string) []string {
 		return nil
 	}
 	if f.Enum != "" {
-		return starting(begun, strings.Split(f.Enum, ","))
+		return withPrefix(begun, strings.Split(f.Enum, ","))
 	}
 	var list []string
 	switch f.Name {
@@ -218,7 +218,7 @@ func valuesOf(f *kong.Flag, begun string) []string {
 		list = policy.Names()
 	case "policies":
 		done := begun[:strings.LastIndexByte(begun, ',')+1]
-		return under(done, starting(begun[len(done):], policy.Names()))
+		return prependToAll(done, withPrefix(begun[len(done):], policy.Names()))
 	case "connector":
 		list = mooncake.Connectors()
 	case "log-level":
@@ -226,15 +226,15 @@ func valuesOf(f *kong.Flag, begun string) []string {
 	case "preset":
 		list = regions.Presets()
 	}
-	list = starting(begun, list)
+	list = withPrefix(begun, list)
 	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" {
-		list = append(list, askFiles)
+		list = append(list, completeFiles)
 	}
 	return list
 }
 
 // starting returns the words of a list that start with a prefix.
-func starting(prefix string, list []string) (matching []string) {
+func withPrefix(prefix string, list []string) (matching []string) {
 	for _, s := range list {
 		if strings.HasPrefix(s, prefix) {
 			matching = append(matching, s)
@@ -244,9 +244,9 @@ func starting(prefix string, list []string) (matching []string) {
 }
 
 // under puts a prefix before every word of a list, except askFiles.
-func under(prefix string, list []string) []string {
+func prependToAll(prefix string, list []string) []string {
 	for i, s := range list {
-		if s != askFiles {
+		if s != completeFiles {
 			list[i] = prefix + s
 		}
 	}

@@ -64,7 +64,7 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	if err := c.defaults(k); err != nil {
+	if err := c.setDefaults(k); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -76,15 +76,15 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 // run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts it, or if a stream or the
 // books of a trial are wrong.
 func (c *demoCmd) run(ctx context.Context, std streams) error {
-	policies, err := c.plan()
+	policies, err := c.checkFlags()
 	if err != nil {
 		return err
 	}
-	requests, history, source, err := c.requests()
+	requests, history, source, err := c.readRequests()
 	if err != nil {
 		return err
 	}
-	dir, err := c.folder()
+	dir, err := c.createFolder()
 	if err != nil {
 		return err
 	}
@@ -96,16 +96,16 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if c.Aggregated {
 		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
 	}
-	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.stepWords())
+	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.describeStep())
 
-	if least := c.concurrency() + c.warm(); c.Requests <= least { // all are sent before measuring begins
+	if least := c.concurrency() + c.warmUpRequests(); c.Requests <= least { // all are sent before measuring begins
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
 			"--slots or --extra\n",
 			c.Requests, least)
 	}
 	began := time.Now()
-	trials, err := c.tryAll(ctx, policies, func(p demoPolicy, title string, sent func()) (*trial, error) {
-		return c.try(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), title, std.err, sent)
+	trials, err := c.runTrials(ctx, policies, func(p demoPolicy, title string, sent func()) (*trial, error) {
+		return c.runTrial(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), title, std.err, sent)
 	})
 	if err != nil {
 		return err
@@ -114,20 +114,20 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 		fmt.Fprintln(std.err, "ended by a signal; what was measured so far is not shown")
 		return errFailed
 	}
-	r := c.report(trials, requests, source, began)
+	r := c.makeReport(trials, requests, source, began)
 	page, err := writeReport(r, dir)
 	if err != nil {
 		return err
 	}
-	if err := c.show(r, std); err != nil {
+	if err := c.printResult(r, std); err != nil {
 		return err
 	}
 	for _, t := range trials {
-		t.complain(std.err)
+		t.printErrors(std.err)
 	}
 	fmt.Fprintf(std.err, "report: %s\n", page)
 	for _, t := range trials {
-		if t.load.OK != c.Requests || t.audit.bad() {
+		if t.load.OK != c.Requests || t.audit.hasErrors() {
 			return errFailed
 		}
 	}
@@ -136,16 +136,16 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 
 // folder creates the folder for the report. Without --out its name is new, so that several demos do not overwrite each
 // other's files.
-func (c *demoCmd) folder() (string, error) {
+func (c *demoCmd) createFolder() (string, error) {
 	if c.Out == "" {
 		return os.MkdirTemp("", "evenkeel-demo-")
 	}
-	return c.Out, makeFolder(c.Out)
+	return c.Out, ensureWritableFolder(c.Out)
 }
 
 // makeFolder creates the folder of --out if it does not exist. It also tries whether files can be written there, before a run that
 // takes minutes.
-func makeFolder(dir string) error {
+func ensureWritableFolder(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
 		err = fit.CanWrite(filepath.Join(dir, "report.json"))
@@ -157,7 +157,7 @@ func makeFolder(dir string) error {
 }
 
 // plan checks the flags and returns the policies.
-func (c *demoCmd) plan() ([]demoPolicy, error) {
+func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
 		if n < 1 {
 			return nil, fmt.Errorf("%s %d: at least 1", flag, n)
@@ -174,7 +174,7 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 	}
 	var policies []demoPolicy
 	for _, text := range namedargs.List(c.Policies) {
-		p, err := c.policy(text)
+		p, err := c.parsePolicy(text)
 		if err != nil {
 			return nil, err
 		}
@@ -185,8 +185,8 @@ func (c *demoCmd) plan() ([]demoPolicy, error) {
 
 // policy reads one policy of --policies. It adds --max-age, and with --aggregated --max-hold, if the policy has the setting and names no
 // value for it.
-func (c *demoCmd) policy(text string) (demoPolicy, error) {
-	if c.Aggregated && text == delayer { // the engines hold prompts, and the proxy places requests as under jsq-kv
+func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
+	if c.Aggregated && text == delayerPolicy { // the engines hold prompts, and the proxy places requests as under jsq-kv
 		return demoPolicy{text, "jsq-kv"}, nil
 	}
 	spec, err := policy.ParseSpec(text)
@@ -208,7 +208,7 @@ func (c *demoCmd) policy(text string) (demoPolicy, error) {
 
 // requests reads the trace and returns its name. The requests to send are a part of the trace that the seed chooses. The history is the
 // part right before it, at most 2,000 requests and a quarter of the trace, from which predictors may learn.
-func (c *demoCmd) requests() (send, history []trace.Request, source string, err error) {
+func (c *demoCmd) readRequests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
 	if c.Trace != "" {
@@ -229,7 +229,7 @@ func (c *demoCmd) requests() (send, history []trace.Request, source string, err 
 
 // warm returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also prefill,
 // it is more, so that the proxy has learned how long a prompt takes.
-func (c *demoCmd) warm() int {
+func (c *demoCmd) warmUpRequests() int {
 	if c.Aggregated {
 		return 5 * c.Workers * c.Slots / 2
 	}
@@ -240,16 +240,16 @@ func (c *demoCmd) warm() int {
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
 // perToken returns the time of a step per KV token as text, in a unit that suits it.
-func (c *demoCmd) perToken() string {
+func (c *demoCmd) perTokenText() string {
 	if c.Aggregated {
 		return micros(c.C1)
 	}
 	return millis(c.C1)
 }
 
-func (c *demoCmd) model() report.StepModel {
+func (c *demoCmd) stepModel() report.StepModel {
 	if c.deployment != nil {
-		return modelOf(c.law())
+		return levelStepModel(c.scaledLaw())
 	}
 	m := report.StepModel{C0: c.C0, C1: float64(c.C1)}
 	if c.Aggregated {
@@ -259,7 +259,7 @@ func (c *demoCmd) model() report.StepModel {
 }
 
 // show prints the result as JSON for programs or as text for people.
-func (c *demoCmd) show(r *report.Report, std streams) error {
+func (c *demoCmd) printResult(r *report.Report, std streams) error {
 	if c.JSON {
 		return r.JSON(std.out)
 	}

@@ -29,9 +29,9 @@ type demoAggregated struct {
 
 const (
 	// aggregatedFactor is how many times faster these engines are than at full scale.
-	aggregatedFactor   = 5
+	demoSpeedup   = 5
 	demoSteps          = 1 << 20 // how many steps the log of an engine keeps: an hour and a half of 5 ms steps
-	aggregatedPolicies = "rr,jsq-kv," + delayer + ",evenkeel"
+	demoAggregatedPolicies = "rr,jsq-kv," + delayerPolicy + ",evenkeel"
 )
 
 // fullAggregated has the times of aggregated engines at full scale: about the middle of the ranges from which `make claim NAME=rounds`
@@ -51,7 +51,7 @@ func aggregatedDefaults() string {
 }
 
 // defaults sets the defaults that depend on --aggregated and --law. It refuses flags that would have no effect.
-func (c *demoCmd) defaults(k *kong.Context) error {
+func (c *demoCmd) setDefaults(k *kong.Context) error {
 	given := namesOf(given(k))
 	idle, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
 	if c.Aggregated {
@@ -62,7 +62,7 @@ func (c *demoCmd) defaults(k *kong.Context) error {
 			return usageError{fmt.Errorf("--%s %s; leave it out", flag, why)}
 		}
 	}
-	if err := c.nameLaw(given); err != nil {
+	if err := c.lookUpLaw(given); err != nil {
 		return err
 	}
 	if c.Aggregated {
@@ -78,13 +78,13 @@ func (c *demoCmd) defaults(k *kong.Context) error {
 func (c *demoCmd) setAggregatedDefaults(given []string) {
 	m := fullAggregated
 	for flag, set := range map[string]func(){
-		"policies":          func() { c.Policies = aggregatedPolicies },
+		"policies":          func() { c.Policies = demoAggregatedPolicies },
 		"requests":          func() { c.Requests = 800 },
-		"extra":             func() { c.Extra = -int(math.Round(aggregatedFree * float64(c.Workers*c.Slots))) },
-		"c0":                func() { c.C0 = m.C0 / aggregatedFactor },
-		"c1":                func() { c.C1 = time.Duration(m.C1 / aggregatedFactor) },
-		"prefill-per-token": func() { c.PrefillPerToken = m.Own / aggregatedFactor },
-		"prefill-base":      func() { c.PrefillBase = m.Prefill / aggregatedFactor },
+		"extra":             func() { c.Extra = -int(math.Round(freeSlotShare * float64(c.Workers*c.Slots))) },
+		"c0":                func() { c.C0 = m.C0 / demoSpeedup },
+		"c1":                func() { c.C1 = time.Duration(m.C1 / demoSpeedup) },
+		"prefill-per-token": func() { c.PrefillPerToken = m.Own / demoSpeedup },
+		"prefill-base":      func() { c.PrefillBase = m.Prefill / demoSpeedup },
 	} {
 		if !slices.Contains(given, flag) {
 			set()
@@ -126,10 +126,10 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 			MaxBatchedTokens: c.TokenBudget},
 		Jitter: c.Jitter, Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed,
 	}
-	if p.name == delayer {
-		cfg.Prompts.Delayer = delayerSteps
+	if p.name == delayerPolicy {
+		cfg.Prompts.Delayer = delayerMaxSteps
 	}
-	c.step(&cfg)
+	c.setStepLaw(&cfg)
 	return cfg
 }
 
@@ -143,10 +143,10 @@ func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 }
 
 // unknownLaw is the text of learned for a proxy that has learned nothing.
-const unknownLaw = "nothing"
+const nothingLearned = "nothing"
 
 // learned returns a text with the times of prompts that the proxy has learned, or unknownLaw.
-func learned(ctx context.Context, g *gateway.Gateway) string {
+func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
 			if s := group.Step; s != nil && s.OwnMs+s.SharedMs > 0 {
@@ -154,11 +154,11 @@ func learned(ctx context.Context, g *gateway.Gateway) string {
 			}
 		}
 	}
-	return unknownLaw
+	return nothingLearned
 }
 
 // aggregatedLine returns the command line that makes the same report again.
-func (c *demoCmd) aggregatedLine() string {
+func (c *demoCmd) aggregatedCommandLine() string {
 	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
 		c.Extra, c.Policies, c.Seed)
 	line += c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v --prefill-base %v --prefill-per-token %v --prefill-shared %v",
@@ -172,7 +172,7 @@ func (c *demoCmd) aggregatedLine() string {
 }
 
 // prefillFact returns a text with the times of prompts.
-func (c *demoCmd) prefillFact() string {
+func (c *demoCmd) describePrefill() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
@@ -186,12 +186,12 @@ func (c *demoCmd) engineNotes() []string {
 			"the slowest rank, %s per prompt token of a rank in the mean, and %s if any rank computes a prompt: about the middle of the ranges "+
 			"from which `make claim NAME=rounds` draws its loads. The defaults here are %d times as fast, and so are the time of tokenizers (up to "+
 			"%s here) and max_hold (%g s here). The time of HTTP and of the proxy is not scaled.",
-			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), aggregatedFactor, millis(c.Jitter),
+			millis(m.C0), micros(time.Duration(m.C1)), micros(m.Own), micros(m.Shared), millis(m.Prefill), demoSpeedup, millis(c.Jitter),
 			c.MaxHold.Seconds()),
 		fmt.Sprintf("These ranks have %d slots, because they share a laptop's cores with the proxy and the load; the ranges of `make claim "+
 			"NAME=rounds` go from 16 to 64. With more slots more prompts come in a step. They have no prefix cache.", c.Slots),
 		fmt.Sprintf("Balanced means: each step has the same KV tokens and the same prompt tokens, equally many on each rank. It does not mean "+
 			"fewer steps with a prefill. delayer is jsq-kv with engines that begin no prompt for up to %d steps, until each rank has one.",
-			delayerSteps),
+			delayerMaxSteps),
 	}
 }

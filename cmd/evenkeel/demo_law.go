@@ -13,13 +13,13 @@ import (
 
 // factor returns how many times faster than at full scale the engines of a deployment run here. It is less for many ranks, because all
 // of them share a laptop's cores with the proxy and the load.
-func (c *demoCmd) factor() float64 {
-	return min(aggregatedFactor, max(1, 8*aggregatedFactor/float64(c.deployment.Ranks)))
+func (c *demoCmd) speedup() float64 {
+	return min(demoSpeedup, max(1, 8*demoSpeedup/float64(c.deployment.Ranks)))
 }
 
 // nameLaw finds the law that --law names and sets the number of ranks to that of its deployment. It refuses flags whose values the
 // law has.
-func (c *demoCmd) nameLaw(given []string) (err error) {
+func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	if c.Law == "" {
 		if slices.Contains(given, "law") {
 			return usageError{errNoLaw}
@@ -35,7 +35,7 @@ func (c *demoCmd) nameLaw(given []string) (err error) {
 			return usageError{fmt.Errorf("--%s does not go with --law, which says it; leave one out", flag)}
 		}
 	}
-	if c.deployment, err = namedLaw(c.Law); err != nil {
+	if c.deployment, err = findLaw(c.Law); err != nil {
 		return err
 	}
 	if c.Aggregated && c.deployment.Prompt.Fit.Steps == 0 {
@@ -47,7 +47,7 @@ func (c *demoCmd) nameLaw(given []string) (err error) {
 
 // setLawDefaults gives flags that were not given their default with --law.
 func (c *demoCmd) setLawDefaults(given []string) {
-	own, m := c.deployment.Balances(), c.model()
+	own, m := c.deployment.Balances(), c.stepModel()
 	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // only so that they pass the checks of flags: the engines step by the law
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
@@ -58,14 +58,14 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 	if c.Aggregated {
 		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has these times
-		slower := aggregatedFactor / c.factor()                     // --jitter and --max-hold have defaults for aggregatedFactor
+		slower := demoSpeedup / c.speedup()                     // --jitter and --max-hold have defaults for aggregatedFactor
 		defaults = map[string]func(){
-			"policies": func() { c.Policies = own + ",jsq-kv," + delayer + ",evenkeel" },
+			"policies": func() { c.Policies = own + ",jsq-kv," + delayerPolicy + ",evenkeel" },
 			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
 			"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 		}
 	}
-	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warm())) }
+	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warmUpRequests())) }
 	for flag, set := range defaults {
 		if !slices.Contains(given, flag) {
 			set()
@@ -74,29 +74,29 @@ func (c *demoCmd) setLawDefaults(given []string) {
 }
 
 // law returns the deployment's law with all times divided by factor.
-func (c *demoCmd) law() step.Law {
+func (c *demoCmd) scaledLaw() step.Law {
 	l := c.deployment.Served()
 	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs,
 		&l.PrefillMs} {
-		*part /= c.factor()
+		*part /= c.speedup()
 	}
 	return l
 }
 
 // step gives an engine the law, if --law names one, for the times of its steps and its padding.
-func (c *demoCmd) step(cfg *refengine.Config) {
+func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
-		l := c.law()
+		l := c.scaledLaw()
 		cfg.Steps.Law = &l
 	}
 }
 
 // stepWords returns a text that says how long a step takes.
-func (c *demoCmd) stepWords() string {
+func (c *demoCmd) describeStep() string {
 	if c.deployment != nil {
-		return fmt.Sprintf("%s, and all of it is %.3g times as fast", lawWords(c.deployment), c.factor())
+		return fmt.Sprintf("%s, and all of it is %.3g times as fast", describeLaw(c.deployment), c.speedup())
 	}
-	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perToken())
+	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perTokenText())
 }
 
 // lawFlags returns --law if it was given, else flags, which are the flags that --law replaces.
@@ -109,27 +109,27 @@ func (c *demoCmd) lawFlags(flags string) string {
 
 // lawNotes returns notes on the result, and on how far it applies to real engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
-	which, load, made := "decode", "", pricedBy
+	which, load, made := "decode", "", stepTimesNote
 	if c.Aggregated {
-		which, made = "prefill and decode", pricedBy+priced
+		which, made = "prefill and decode", stepTimesNote+promptTimesNote
 		if c.Extra < 0 {
 			load = ", which leaves slots free, so that a prompt that is held comes later than without"
 		}
 	}
-	what := gain(c.deployment, which, runs)
+	what := describeGain(c.deployment, which, runs)
 	if what != "" {
 		what += " This is one run of one load" + load + ". docs/results/deployments.md has many loads."
 	}
 	for _, run := range runs {
 		if late := run.Metrics[report.StepLateP99].Mean; late > run.Metrics[report.StepMean].Mean {
 			what = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what evenkeel gains.",
-				c.factor())
+				c.speedup())
 		}
 	}
 	return []string{
 		what, made,
 		fmt.Sprintf("Engines are %.3g times as fast here, so that the demo is short, and their ranks have %d slots, because they share the "+
 			"cores of "+
-			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", c.factor(), c.Slots),
+			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", c.speedup(), c.Slots),
 	}
 }

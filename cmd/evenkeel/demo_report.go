@@ -19,11 +19,11 @@ var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
 // mooncakeResident is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
 // trace.Resident computes it.
-const mooncakeResident = 13_125
+const mooncakeKVPerRequest = 13_125
 
 // report makes the report of all trials, with notes on how far the numbers apply to real engines.
-func (c *demoCmd) report(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
-	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.model()}
+func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
+	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.stepModel()}
 	bounds := make([]report.Sample, 0, len(trials))
 	for _, t := range trials {
 		r.Runs = append(r.Runs, t.run)
@@ -50,7 +50,7 @@ func (c *demoCmd) report(trials []*trial, requests []trace.Request, source strin
 // commandLine returns the command line that makes the same report again.
 func (c *demoCmd) commandLine() string {
 	if c.Aggregated {
-		return c.aggregatedLine()
+		return c.aggregatedCommandLine()
 	}
 	line := fmt.Sprintf("evenkeel demo --requests %d %s --slots %d --extra %d --policies %s --seed %d",
 		c.Requests, c.lawFlags(fmt.Sprintf("--workers %d --c0 %v --c1 %v", c.Workers, c.C0, c.C1)), c.Slots, c.Extra, c.Policies, c.Seed)
@@ -69,15 +69,15 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	for i, t := range trials {
 		specs[i] = t.policy.spec
 		if c.Aggregated {
-			if t.policy.name == delayer {
-				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerSteps)
+			if t.policy.name == delayerPolicy {
+				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerMaxSteps)
 			}
 			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
 			continue
 		}
 		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
 			"the proxy's books %d",
-			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrong, t.audit.drift)
+			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrongReads, t.audit.drift)
 	}
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()
@@ -85,17 +85,17 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 		millis(c.PrefillPerToken))
 	inSystem := fmt.Sprintf("%d requests in the system: %d in slots, %d more", c.concurrency(), c.Workers*c.Slots, c.Extra)
 	if c.Aggregated {
-		prefill = c.prefillFact()
+		prefill = c.describePrefill()
 		inSystem = fmt.Sprintf("%d requests in the system, which has %d slots", c.concurrency(), c.Workers*c.Slots)
 	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
-		{Name: "machine", Value: machine()},
+		{Name: "machine", Value: describeMachine()},
 		{Name: "program", Value: fmt.Sprintf("evenkeel %s, commit %s, %s; engines, proxy and load share one process", v, commit, runtime.Version())},
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests, seed %d", source, len(requests), c.Seed)},
-		{Name: "prompt tokens", Value: tokens(s.Prompt)},
-		{Name: "output tokens", Value: tokens(s.Output)},
-		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, c.stepWords())},
+		{Name: "prompt tokens", Value: describeTokens(s.Prompt)},
+		{Name: "output tokens", Value: describeTokens(s.Output)},
+		{Name: "decode", Value: fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, c.describeStep())},
 		{Name: "prefill", Value: prefill},
 		{Name: "load", Value: fmt.Sprintf("closed loop, %s; every stream checked token by token", inSystem)},
 		{Name: "policies as they ran", Value: strings.Join(specs, "; ")},
@@ -104,12 +104,12 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	}
 }
 
-func tokens(s trace.Stats) string {
+func describeTokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
 // machine describes the machine, with the name of the processor if the system reports it.
-func machine() string {
+func describeMachine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
 		defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
@@ -134,9 +134,9 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	}
 	if level, ok := r.Bound[report.KVShare]; ok { // level: the loads of the first run, spread evenly over the ranks
 		first := r.Runs[0]
-		sameLoads := atFullScale.KVShare(c.meanLoad(r))
+		sameLoads := atFullScale.KVShare(c.meanRankLoad(r))
 		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
-		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeResident)
+		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
 			"loads' would be %.0f %%. At full scale, level, %d slots a rank: Azure's conversation trace %.0f %%, Mooncake's %.0f %%.",
 			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
@@ -147,7 +147,7 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 		firstStep, okFirst := first.Metrics[report.StepMean]
 		lastStep, okLast := last.Metrics[report.StepMean]
 		if okFirst && okLast {
-			here, atC0 := lastStep.Mean/firstStep.Mean, c.rescaled(lastStep.Mean)/c.rescaled(firstStep.Mean)
+			here, atC0 := lastStep.Mean/firstStep.Mean, c.atFullScaleMs(lastStep.Mean)/c.atFullScaleMs(firstStep.Mean)
 			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
 				"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
 				"c0 = %s.",
@@ -164,7 +164,7 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Accepts("max_hold") {
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
-				t.policy.name, t.law, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
+				t.policy.name, t.learnedTimes, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
 		}
 	}
 	return notes
@@ -174,7 +174,7 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	ended := "as many requests had ended as there are slots"
 	if c.Aggregated {
-		ended = fmt.Sprintf("%d requests had ended", c.warm())
+		ended = fmt.Sprintf("%d requests had ended", c.warmUpRequests())
 	}
 	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load " +
 		"is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
@@ -194,7 +194,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 }
 
 // meanLoad returns the mean load of a rank over all runs, in KV tokens.
-func (c *demoCmd) meanLoad(r *report.Report) float64 {
+func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {
 		sum += run.Metrics[report.KVTokens].Mean
@@ -203,6 +203,6 @@ func (c *demoCmd) meanLoad(r *report.Report) float64 {
 }
 
 // rescaled returns how long a step of this run, in ms, would take at full scale.
-func (c *demoCmd) rescaled(step float64) float64 {
+func (c *demoCmd) atFullScaleMs(step float64) float64 {
 	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
 }

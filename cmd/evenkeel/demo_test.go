@@ -167,7 +167,7 @@ func TestADemoStepsAsTheDeployment(t *testing.T) {
 			continue
 		}
 		c := demoCmd{Law: e.Name(), Slots: 8, demoAggregated: demoAggregated{Aggregated: true}}
-		require.NoError(t, c.nameLaw(nil))
+		require.NoError(t, c.lookUpLaw(nil))
 		c.setAggregatedDefaults(nil)
 		c.setLawDefaults(nil)
 		got, want := c.aggregatedEngine(demoPolicy{}).Steps.Law, e.Served()
@@ -175,9 +175,9 @@ func TestADemoStepsAsTheDeployment(t *testing.T) {
 		for i := range ranks {
 			ranks[i] = step.Rank{Requests: float64(8 - i%3), KV: 9000, Prompt: float64(100 * (i % 2))}
 		}
-		require.InEpsilon(t, want.Ms(ranks), c.factor()*got.Ms(ranks), 1e-9, e.Name())
-		require.InEpsilon(t, want.C1Ms*1e6, c.factor()*c.model().C1, 1e-9, e.Name())
-		require.GreaterOrEqual(t, c.Requests, 2*(c.concurrency()+c.warm()), "something is measured")
+		require.InEpsilon(t, want.Ms(ranks), c.speedup()*got.Ms(ranks), 1e-9, e.Name())
+		require.InEpsilon(t, want.C1Ms*1e6, c.speedup()*c.stepModel().C1, 1e-9, e.Name())
+		require.GreaterOrEqual(t, c.Requests, 2*(c.concurrency()+c.warmUpRequests()), "something is measured")
 		require.Equal(t, e.Ranks, c.aggregatedEngine(demoPolicy{}).DPSize)
 	}
 }
@@ -251,7 +251,7 @@ func TestTheCommandOfAReportRunsItAgain(t *testing.T) {
 			"--window 2ms --max-age 4s"
 		parse := func(line string) (c demoCmd) {
 			var cli commands
-			parser, err := kong.New(&cli, helpWords())
+			parser, err := kong.New(&cli, helpVariables())
 			require.NoError(t, err)
 			_, err = parser.Parse(strings.Fields(line)[1:])
 			require.NoError(t, err, line)
@@ -311,7 +311,7 @@ func TestDemoRefusesFlagsThatNothingWouldLookAt(t *testing.T) {
 func TestDemoPoliciesGetTheGuardAge(t *testing.T) {
 	c := demoCmd{Requests: 1, Workers: 1, Slots: 1, Prefills: 1, C0: 1, C1: 1, MaxAge: 2500 * time.Millisecond,
 		Policies: "jsq,pjsq,br0,br0:max_age_ms=7,br0:paper"}
-	got, err := c.plan()
+	got, err := c.checkFlags()
 	require.NoError(t, err)
 	require.Equal(t, []demoPolicy{
 		{"jsq", "jsq"}, {"pjsq", "pjsq:max_age_ms=2500"}, {"br0", "br0:max_age_ms=2500"}, {"br0:max_age_ms=7", "br0:max_age_ms=7"}, {"br0:paper", "br0:paper"},
@@ -322,14 +322,14 @@ func TestDemoSeedsSendOtherPartsOfTheTrace(t *testing.T) {
 	all := trace.Azure().Requests
 	for seed, first := range map[uint64]int{1: 2000, 2: 3000, 17: 18_000, 19_367: 2000} {
 		c := demoCmd{Requests: 1000, Seed: seed}
-		got, history, source, err := c.requests()
+		got, history, source, err := c.readRequests()
 		require.NoError(t, err)
 		require.Equal(t, all[first:first+1000], got, "seed %d", seed)
 		require.Equal(t, all[first-2000:first], history, "learned from what came before")
 		require.Contains(t, source, "Azure")
 	}
 	c := demoCmd{Requests: len(all) + 5, Seed: 1}
-	got, _, _, err := c.requests()
+	got, _, _, err := c.readRequests()
 	require.NoError(t, err)
 	require.Equal(t, got[:5], got[len(all):], "a longer run starts again")
 }
@@ -364,7 +364,7 @@ func TestDemoQuantile(t *testing.T) {
 func TestDemoKVShareOfKnownTraces(t *testing.T) {
 	azure := fullScale.KVShare(16 * trace.Resident(trace.Azure().Requests))
 	require.InDelta(t, 0.08, azure, 0.015)
-	require.InDelta(t, 0.43, fullScale.KVShare(16*mooncakeResident), 0.005)
+	require.InDelta(t, 0.43, fullScale.KVShare(16*mooncakeKVPerRequest), 0.005)
 }
 
 func TestAReportOfNoTwoRunsHasNoAnimation(t *testing.T) {

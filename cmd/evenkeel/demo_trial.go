@@ -34,22 +34,22 @@ type trial struct {
 	load   *load.Result
 	run    report.Run
 	bound  report.Sample // the result if all ranks had the same load in each of the same steps
-	law    string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
+	learnedTimes    string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
 	audit  audit
 }
 
 // audit has counts of engines and proxy after a run. Those that show an error must be 0.
 type audit struct {
 	pulls, writes      int64 // hand-offs pulled, and parts of KV that prefill engines wrote; these are no errors
-	leaks, pins, wrong int64 // KV that no decode engine pulled; KV that is still pinned; pulls that read wrong KV
+	leaks, pins, wrongReads int64 // KV that no decode engine pulled; KV that is still pinned; pulls that read wrong KV
 	drift              int64 // difference between what the proxy charged and what it released or still holds
 }
 
-func (a audit) bad() bool { return a.leaks != 0 || a.pins != 0 || a.wrong != 0 || a.drift != 0 }
+func (a audit) hasErrors() bool { return a.leaks != 0 || a.pins != 0 || a.wrongReads != 0 || a.drift != 0 }
 
 // tryAll runs one policy after another. A policy starts when all requests of the policy before it have been sent. The last answers of the
 // earlier policy then come while the later one fills its slots. This overlap does no harm, because neither time is measured.
-func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
+func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
 	var before chan struct{} // closed when the policy before this one has ended
@@ -79,12 +79,12 @@ func (c *demoCmd) tryAll(ctx context.Context, policies []demoPolicy,
 }
 
 // try runs one policy on new engines and a new proxy. It calls sent once its last request was sent.
-func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
+func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
 	sent func()) (*trial, error) {
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // an old file must go, because the proxy appends to it
 		return nil, err
 	}
-	prefills, decode, err := c.engines(p)
+	prefills, decode, err := c.startEngines(p)
 	defer func() {
 		for _, e := range append(prefills, decode) {
 			if e != nil {
@@ -95,17 +95,17 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	if err != nil {
 		return nil, err
 	}
-	g, err := c.gateway(ctx, p, prefills, decode, fitFile, logFile)
+	g, err := c.startProxy(ctx, p, prefills, decode, fitFile, logFile)
 	if err != nil {
 		return nil, err
 	}
 	fmt.Fprintln(progress, title)
-	result, known, err := c.send(ctx, g, requests, progress, sent)
+	result, known, err := c.sendRequests(ctx, g, requests, progress, sent)
 	t := &trial{policy: p, load: result}
 	sample := report.Sample{}
 	if err == nil {
 		if c.Aggregated {
-			t.law = fmt.Sprintf("%s when measuring began, %s at the end", cmp.Or(known, unknownLaw), learned(ctx, g))
+			t.learnedTimes = fmt.Sprintf("%s when measuring began, %s at the end", cmp.Or(known, nothingLearned), learnedPromptTimes(ctx, g))
 		}
 		t.audit.drift, err = readGateway(ctx, g, sample)
 	}
@@ -120,18 +120,18 @@ func (c *demoCmd) try(ctx context.Context, p demoPolicy, requests []trace.Reques
 	if err != nil || ctx.Err() != nil {
 		return t, err
 	}
-	t.audit.read(prefills, decode)
-	if err := readRequestLog(logFile, sample); err != nil {
+	t.audit.addCounts(prefills, decode)
+	if err := readLongestWait(logFile, sample); err != nil {
 		return nil, err
 	}
-	readLoad(result, sample)
-	t.measure(decode.Steps(), c.model(), c.Aggregated, sample)
+	copyClientResults(result, sample)
+	t.measureSteps(decode.Steps(), c.stepModel(), c.Aggregated, sample)
 	return t, nil
 }
 
 // send sends the requests to the proxy, shows the progress, and calls sent once the last request was sent. known is what the proxy knows of
 // the times of prompts when measuring begins; empty: measuring never began, or the ranks only decode.
-func (c *demoCmd) send(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
+func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
 	sent func()) (result *load.Result, known string, err error) {
 	show := newProgress(progress)
 	allSent := sync.OnceFunc(func() {
@@ -141,7 +141,7 @@ func (c *demoCmd) send(ctx context.Context, g *gateway.Gateway, requests []trace
 	defer allSent() // also if the load fails before
 	tell := func(now load.Progress) {
 		if now.Sent < now.Total {
-			show.load(now)
+			show.showLoad(now)
 		} else {
 			allSent()
 		}
@@ -150,9 +150,9 @@ func (c *demoCmd) send(ctx context.Context, g *gateway.Gateway, requests []trace
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
 		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
 		Warm: func(p load.Progress) bool {
-			warm := p.Ended >= c.warm()
+			warm := p.Ended >= c.warmUpRequests()
 			if warm && c.Aggregated {
-				known = learned(ctx, g)
+				known = learnedPromptTimes(ctx, g)
 			}
 			return warm
 		},
@@ -161,7 +161,7 @@ func (c *demoCmd) send(ctx context.Context, g *gateway.Gateway, requests []trace
 }
 
 // engines starts the engines.
-func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
+func (c *demoCmd) startEngines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	if c.Aggregated {
 		decode, err = refengine.Start(c.aggregatedEngine(p))
 		return nil, decode, err
@@ -182,13 +182,13 @@ func (c *demoCmd) engines(p demoPolicy) (prefills []*refengine.Engine, decode *r
 		Slots: c.Slots, Steps: refengine.Steps{C0: c.C0, C1: c.C1, Log: demoSteps},
 		Answers: refengine.Answers{PromptTokensDetails: true}, Seed: c.Seed,
 	}
-	c.step(&cfg)
+	c.setStepLaw(&cfg)
 	decode, err = refengine.Start(cfg)
 	return prefills, decode, err
 }
 
 // gateway starts the proxy and waits until it is ready to serve.
-func (c *demoCmd) gateway(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile,
+func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile,
 	logFile string) (*gateway.Gateway, error) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
@@ -284,20 +284,20 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 }
 
 // read adds up the counts of the engines.
-func (a *audit) read(prefills []*refengine.Engine, decode *refengine.Engine) {
+func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
 		a.pulls += s.Pulls
 		a.writes += s.Pushes
 		a.leaks += s.Leaks
 		a.pins += int64(s.Pins)
-		a.wrong += s.Replays + s.ExpiredPulls + s.OutlivedWrites + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes +
+		a.wrongReads += s.Replays + s.ExpiredPulls + s.OutlivedWrites + s.WrongBlocks + s.KeyMismatches + s.Unknown + s.MixedPushes +
 			s.FreedWrites + s.SampledApart
 	}
 }
 
 // readRequestLog finds the longest wait in the pool in the request log, because the histogram in the metrics has no maximum.
-func readRequestLog(path string, into report.Sample) error {
+func readLongestWait(path string, into report.Sample) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -319,7 +319,7 @@ func readRequestLog(path string, into report.Sample) error {
 
 // readLoad copies the results that clients saw. The latencies are of requests that were sent while
 // measuring.
-func readLoad(r *load.Result, into report.Sample) {
+func copyClientResults(r *load.Result, into report.Sample) {
 	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
 	if r.Window == nil {
 		return
@@ -334,7 +334,7 @@ func readLoad(r *load.Result, into report.Sample) {
 }
 
 // measure computes the results from the engine's log of steps. prefills says that its ranks also prefill.
-func (t *trial) measure(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
+func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
 		steps[i] = report.Step{Start: s.Start.Sub(t.load.Start), Length: s.Length, Late: s.Late}
@@ -359,7 +359,7 @@ func (t *trial) measure(log []steplog.Step, m report.StepModel, prefills bool, s
 }
 
 // complain prints the errors of a trial.
-func (t *trial) complain(out io.Writer) {
+func (t *trial) printErrors(out io.Writer) {
 	r := t.load
 	if r.Failed > 0 || r.Stopped > 0 {
 		fmt.Fprintf(out, "%s: %d of %d streams failed, %d of them with a wrong answer\n", t.policy.name, r.Failed+r.Stopped, r.Sent, r.Wrong)
@@ -367,9 +367,9 @@ func (t *trial) complain(out io.Writer) {
 			fmt.Fprintf(out, "  %s %s: %s\n", f.Request, f.Kind, f.Detail)
 		}
 	}
-	if a := t.audit; a.bad() {
+	if a := t.audit; a.hasErrors() {
 		fmt.Fprintf(out, "%s: the books do not close: %d hand-offs leaked, %d still pinned, %d pulls of other KV, drift %d\n", t.policy.name,
-			a.leaks, a.pins, a.wrong, a.drift)
+			a.leaks, a.pins, a.wrongReads, a.drift)
 	}
 	if t.run.Window.Length() == 0 {
 		fmt.Fprintf(out, "%s: nothing could be measured: the last request was sent before all slots were refilled; send more with --requests\n",

@@ -138,14 +138,14 @@ func TestThePagesCommandLinesParse(t *testing.T) {
 
 func parses(args []string) error {
 	var cli commands
-	parser, err := kong.New(&cli, helpWords(), kong.Exit(func(int) {}))
+	parser, err := kong.New(&cli, helpVariables(), kong.Exit(func(int) {}))
 	if err != nil {
 		return err
 	}
 	if len(args) > 0 && isServeFlag(parser.Model.Node, args[0]) {
 		args = append([]string{"serve"}, args...)
 	}
-	_, err = parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
+	_, err = parser.Parse(spreadLists(args, listFlags(parser.Model.Node, args)))
 	return err
 }
 

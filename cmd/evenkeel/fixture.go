@@ -40,7 +40,7 @@ type fixtureRequest struct {
 type fixtureCandidate map[string]any
 
 // extra are the numbers of a candidate that are not variables of expressions.
-var extra = map[string]func(*policy.Engine) *float64{
+var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"block_tokens":     func(e *policy.Engine) *float64 { return &e.BlockTokens },
 	"beta2_ms":         func(e *policy.Engine) *float64 { return &e.Beta2 },
 	"queued_attention": func(e *policy.Engine) *float64 { return &e.QueuedAttention },
@@ -49,7 +49,7 @@ var extra = map[string]func(*policy.Engine) *float64{
 }
 
 // matched is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
-const matched = "matched_tokens"
+const matchedKey = "matched_tokens"
 
 // verdict is the result of a case.
 type verdict struct {
@@ -121,7 +121,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	view := make([]policy.Engine, len(f.Candidates))
 	wantExists := false
 	for i, given := range f.Candidates {
-		if err := given.read(&view[i], f.Request.PromptTokens, cfg); err != nil {
+		if err := given.setIndicators(&view[i], f.Request.PromptTokens, cfg); err != nil {
 			return verdict{}, err
 		}
 		view[i].Order = i
@@ -144,7 +144,7 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 
 // read sets the indicators of a candidate. Those that the case does not give are the indicators of an idle engine with the times of the
 // config.
-func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Config) error {
+func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")
@@ -166,16 +166,16 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 			return fmt.Errorf("candidate %s: %s is no number", id, key)
 		}
 		switch {
-		case key == matched:
+		case key == matchedKey:
 			cached = n
-		case extra[key] != nil:
-			*extra[key](c) = n
+		case extraNumbers[key] != nil:
+			*extraNumbers[key](c) = n
 		case indicators[key] != nil:
 			*indicators[key] = n
 		default:
 			names := slices.Sorted(maps.Keys(indicators))
 			return fmt.Errorf("candidate %s: no value is called %q; there are %s, %s, %s", id, key,
-				matched, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extra)), ", "))
+				matchedKey, strings.Join(names, ", "), strings.Join(slices.Sorted(maps.Keys(extraNumbers)), ", "))
 		}
 	}
 	c.SetPrompt(prompt, cached)
@@ -183,14 +183,14 @@ func (f fixtureCandidate) read(c *policy.Engine, prompt float64, cfg *config.Con
 }
 
 // derived are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
-var derived = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
+var derivedIndicators = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
 
 // indicatorsOf returns the indicators that a case may give, by name.
 func indicatorsOf(i *policy.Indicators) map[string]*float64 {
 	all, v := map[string]*float64{}, reflect.ValueOf(i).Elem()
 	for field := range v.NumField() {
 		name := v.Type().Field(field).Tag.Get("expr")
-		if p, ok := v.Field(field).Addr().Interface().(*float64); ok && !slices.Contains(derived, name) {
+		if p, ok := v.Field(field).Addr().Interface().(*float64); ok && !slices.Contains(derivedIndicators, name) {
 			all[name] = p
 		}
 	}

@@ -21,7 +21,7 @@ type initCmd struct {
 	Probe []string `sep:"none" placeholder:"[ROLE=]ADDR ..." help:"Ask the engines at these addresses for their settings, in place of the flags that list engines. ROLE is prefill, decode or aggregated; engines that do not tell their role need it."`
 
 	overrides
-	dialect
+	exampleProxyFlags
 }
 
 // Help returns the text that `init --help` prints below its first line.
@@ -45,14 +45,14 @@ func (c *initCmd) Run(std streams) error {
 	}
 	if c.Out != "" {
 		if _, err := os.Lstat(c.Out); err == nil {
-			return thereAlready(c.Out)
+			return existsError(c.Out)
 		}
 	}
 	cfg, err := c.asConfig()
 	if err != nil {
 		return err
 	}
-	c.override(cfg)
+	c.applyOverrides(cfg)
 	entries, err := c.entries(cfg)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (c *initCmd) Run(std streams) error {
 			return errors.New("ended by a signal; nothing was written")
 		}
 	}
-	dead := unanswered(entries)
+	dead := deadEngines(entries)
 	roleless := withoutRole(entries)
 	if len(dead) > 0 && len(dead) == len(entries) {
 		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
@@ -109,7 +109,7 @@ func (c *initCmd) write(text []byte, std streams) error {
 		_, err := std.out.Write(text)
 		return err
 	}
-	if err := writeNew(c.Out, text); err != nil {
+	if err := createFile(c.Out, text); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.err, "%s is written; read its comments, then try it with: evenkeel check --config %[1]s --probe\n", c.Out)
@@ -117,7 +117,7 @@ func (c *initCmd) write(text []byte, std streams) error {
 }
 
 // unanswered returns the addresses of engines that could not be asked, each with the reason.
-func unanswered(entries []draft.Entry) (urls []string) {
+func deadEngines(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Dead != "" {
 			urls = append(urls, e.URL+" ("+e.Dead+")")
@@ -148,14 +148,14 @@ func shortList(names []string) string {
 // entries returns the engines that flags list, or those of --probe.
 func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	if len(c.Probe) > 0 {
-		return c.probed(cfg)
+		return c.probeEntries(cfg)
 	}
 	var list []draft.Entry
-	roles := c.roles()
+	roles := c.engineRoles()
 	for role, e := range cfg.Engines.All() {
 		entry := draft.Entry{Engine: e, Role: role}
-		flags := roles[slices.IndexFunc(roles, func(l listed) bool { return l.role == role })]
-		if !flags.given() { // the engine is a default
+		flags := roles[slices.IndexFunc(roles, func(l engineFlags) bool { return l.role == role })]
+		if !flags.isGiven() { // the engine is a default
 			entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
 		}
 		list = append(list, entry)
@@ -165,8 +165,8 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 
 // probed returns the engines of --probe, which were not asked yet. It sets the retry delay of cfg to evenkeel's default, unless it was
 // given.
-func (c *initCmd) probed(cfg *config.Config) (list []draft.Entry, err error) {
-	if slices.ContainsFunc(c.roles(), func(l listed) bool { return l.given() }) {
+func (c *initCmd) probeEntries(cfg *config.Config) (list []draft.Entry, err error) {
+	if slices.ContainsFunc(c.engineRoles(), func(l engineFlags) bool { return l.isGiven() }) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
@@ -204,10 +204,10 @@ func (c *initCmd) probed(cfg *config.Config) (list []draft.Entry, err error) {
 }
 
 // writeNew writes a new file. It fails if the file exists, and leaves no part of a file.
-func writeNew(path string, text []byte) error {
+func createFile(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
-		return thereAlready(path)
+		return existsError(path)
 	}
 	if err != nil {
 		return fmt.Errorf("--out: %w", err)
@@ -220,6 +220,6 @@ func writeNew(path string, text []byte) error {
 	return nil
 }
 
-func thereAlready(path string) error {
+func existsError(path string) error {
 	return fmt.Errorf("--out: %s exists already, and is not overwritten; name another file, or move it away", path)
 }

@@ -45,7 +45,7 @@ func TestInitWritesWhatServeWouldRunWith(t *testing.T) {
 			require.Equal(t, string(written), printed)
 
 			serving := flags(t, "serve "+tt.flags)
-			want, err := serving.config()
+			want, err := serving.loadConfig()
 			require.NoError(t, err)
 			for _, list := range [][]config.Engine{want.Engines.Decode, want.Engines.Aggregated} { // 32, which serve warns of and the file says
 				for i := range list {

@@ -48,12 +48,12 @@ func isFlag(word string) bool {
 
 // listsOf returns the flags, with their aliases, that take lists in the command of a command line. The placeholder of such a flag ends in
 // three dots.
-func listsOf(root *kong.Node, args []string) map[string]bool {
+func listFlags(root *kong.Node, args []string) map[string]bool {
 	lists := map[string]bool{}
 	if len(args) == 0 {
 		return lists
 	}
-	command := childOf(root, args[0])
+	command := subcommandOf(root, args[0])
 	if command == nil {
 		return lists
 	}

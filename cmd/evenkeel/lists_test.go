@@ -11,7 +11,7 @@ import (
 // commandLine is kong's model of all commands.
 func commandLine(t testing.TB) *kong.Node {
 	t.Helper()
-	parser, err := kong.New(&commands{}, helpWords())
+	parser, err := kong.New(&commands{}, helpVariables())
 	require.NoError(t, err)
 	return parser.Model.Node
 }
@@ -19,15 +19,15 @@ func commandLine(t testing.TB) *kong.Node {
 // A flag whose placeholder has no dots is repeated instead, as in `load --url A --url B`.
 func TestListsAreTheFlagsWithDots(t *testing.T) {
 	root := commandLine(t)
-	require.Equal(t, map[string]bool{"--engines": true}, listsOf(root, []string{"survey"}))
-	require.Subset(t, listsOf(root, []string{"init"}), map[string]bool{"--probe": true, "--decoder-host": true})
+	require.Equal(t, map[string]bool{"--engines": true}, listFlags(root, []string{"survey"}))
+	require.Subset(t, listFlags(root, []string{"init"}), map[string]bool{"--probe": true, "--decoder-host": true})
 	for _, line := range []string{"", "load", "engine", "no-such-command", "--help"} {
-		require.Empty(t, listsOf(root, strings.Fields(line)), line)
+		require.Empty(t, listFlags(root, strings.Fields(line)), line)
 	}
 }
 
 func TestSpreadLists(t *testing.T) {
-	lists := listsOf(commandLine(t), []string{"serve"})
+	lists := listFlags(commandLine(t), []string{"serve"})
 	require.Equal(t, map[string]bool{
 		"--prefiller-hosts": true, "--prefiller-ports": true, "--decoder-hosts": true, "--decoder-ports": true,
 		"--aggregated-hosts": true, "--aggregated-ports": true, "--aggregated-host": true, "--aggregated-port": true,
@@ -53,7 +53,7 @@ func FuzzSpreadLists(f *testing.F) {
 	f.Add("serve --prefiller-hosts a b --port 9 -- --decoder-ports 1")
 	f.Add("--decoder-ports 1 2 -x")
 	f.Add("--decoder-ports -- 1")
-	lists := listsOf(commandLine(f), []string{"serve"})
+	lists := listFlags(commandLine(f), []string{"serve"})
 	f.Fuzz(func(t *testing.T, line string) {
 		in := strings.Fields(line)
 		var back []string

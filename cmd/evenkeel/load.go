@@ -59,7 +59,7 @@ func (c *loadCmd) Run(std streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	show := newProgress(std.err)
-	cfg.OnProgress = show.load
+	cfg.OnProgress = show.showLoad
 	result, err := load.Run(ctx, cfg)
 	show.finish()
 	if err != nil {
@@ -79,7 +79,7 @@ func (c *loadCmd) Run(std streams) error {
 // config checks the flags and reads the trace. It returns the config of the load, and notes on the trace.
 func (c *loadCmd) config() (load.Config, []string, error) {
 	var none load.Config
-	if err := c.conflicts(); err != nil {
+	if err := c.checkConflicts(); err != nil {
 		return none, nil, err
 	}
 	key, err := c.apiKey()
@@ -119,7 +119,7 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 }
 
 // conflicts returns an error that names a pair of flags that cannot be combined; nil: there is none.
-func (c *loadCmd) conflicts() error {
+func (c *loadCmd) checkConflicts() error {
 	for _, pair := range []struct {
 		both bool
 		why  string

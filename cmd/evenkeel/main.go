@@ -59,22 +59,22 @@ func run(args []string, std streams) int {
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
 			{Key: "engines", Title: "Together with those flags, these tell more about the engines:"},
 		}),
-		helpWords(),
+		helpVariables(),
 	)
 	if err != nil {
 		fmt.Fprintln(std.err, "evenkeel:", err)
 		return 2
 	}
-	args = inFull(parser.Model.Node, args)
-	ctx, err := parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
+	args = expandShortForms(parser.Model.Node, args)
+	ctx, err := parser.Parse(spreadLists(args, listFlags(parser.Model.Node, args)))
 	if helped {
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, meantAsConfig(args), meantAsLong(parser.Model.Node, args))
+		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(parser.Model.Node, args))
 		var failed *kong.ParseError
 		if errors.As(err, &failed) && failed.Context != nil && failed.Context.Command() != "" { // the line is wrong after its command
-			hint(std.err, failed.Context.Command())
+			printHelpHint(std.err, failed.Context.Command())
 		} else {
 			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
 		}
@@ -87,16 +87,16 @@ func run(args []string, std streams) int {
 	if errors.Is(err, errFailed) { // the command has printed the reason
 		return 1
 	}
-	fmt.Fprintf(std.err, "evenkeel %s: %v%s\n", commandName(ctx.Command()), err, relativeTo(err))
+	fmt.Fprintf(std.err, "evenkeel %s: %v%s\n", commandName(ctx.Command()), err, relativePathHint(err))
 	if usage := (usageError{}); errors.As(err, &usage) {
-		hint(std.err, ctx.Command())
+		printHelpHint(std.err, ctx.Command())
 		return 2
 	}
 	return 1
 }
 
 // inFull returns a command line that begins with a command or asks for help, in place of its short forms. It leaves args as they are.
-func inFull(root *kong.Node, args []string) []string {
+func expandShortForms(root *kong.Node, args []string) []string {
 	switch {
 	case len(args) == 0:
 		return []string{"--help"}
@@ -111,7 +111,7 @@ func inFull(root *kong.Node, args []string) []string {
 }
 
 // meantAsConfig returns a hint for a user who gives a config file without --config; empty: it does not apply.
-func meantAsConfig(args []string) string {
+func configFlagHint(args []string) string {
 	takesConfig := len(args) == 2 && (args[0] == "serve" || args[0] == "check")
 	if !takesConfig || strings.HasPrefix(args[1], "-") {
 		return ""
@@ -121,15 +121,15 @@ func meantAsConfig(args []string) string {
 
 // meantAsLong returns a hint for a user who writes a long flag with one dash, as Go's own programs allow. The parser here reads such a
 // word as several flags of one letter. Empty: it does not apply.
-func meantAsLong(root *kong.Node, args []string) string {
-	command := childOf(root, args[0])
+func longFlagHint(root *kong.Node, args []string) string {
+	command := subcommandOf(root, args[0])
 	if command == nil {
 		return ""
 	}
 	for _, word := range args[1:] {
 		name, _, _ := strings.Cut("-"+word, "=") // the flag that is meant
 		isLong := strings.HasPrefix(name, "--") && len(name) > len("--x")
-		if isLong && flagOf(command, name) != nil {
+		if isLong && findFlag(command, name) != nil {
 			return fmt.Sprintf("; a long flag has two dashes: %s", name)
 		}
 	}
@@ -139,10 +139,10 @@ func meantAsLong(root *kong.Node, args []string) string {
 // isServeFlag says whether a word is a flag of serve, and not a flag of evenkeel itself.
 func isServeFlag(root *kong.Node, word string) bool {
 	name, _, _ := strings.Cut(word, "=")
-	return strings.HasPrefix(name, "--") && flagOf(root, name) == nil && flagOf(childOf(root, "serve"), name) != nil
+	return strings.HasPrefix(name, "--") && findFlag(root, name) == nil && findFlag(subcommandOf(root, "serve"), name) != nil
 }
 
-func hint(w io.Writer, command string) {
+func printHelpHint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
 }
 
@@ -153,10 +153,10 @@ func commandName(command string) string {
 }
 
 // helpWords returns the values of the variables in help texts, such as ${policies}.
-func helpWords() kong.Vars {
-	return kong.Vars{"policies": policyNames(), "decodepolicies": decodePolicies,
-		"aggregatedpolicies": aggregatedSimulated, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(aggregatedFactor), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
+func helpVariables() kong.Vars {
+	return kong.Vars{"policies": policyNames(), "decodepolicies": defaultDecodePolicies,
+		"aggregatedpolicies": defaultAggregatedPolicies, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(demoSpeedup), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),
 		"faults": strings.Join(slices.Concat(refengine.FaultNames(), refengine.BoundFaultNames(), refengine.GroupFaultNames()), ", "), "synths": synthNames(),
-		"geopresets": strings.Join(regions.Presets(), ", "), "geopolicies": strings.Join(regions.Arms(), ", "), "geoscenarios": strings.Join(regions.Names(), ", "), "geodefault": geoPolicies,
+		"geopresets": strings.Join(regions.Presets(), ", "), "geopolicies": strings.Join(regions.Arms(), ", "), "geoscenarios": strings.Join(regions.Names(), ", "), "geodefault": defaultGeoPolicies,
 		"aggregateddemo": aggregatedDefaults()}
 }

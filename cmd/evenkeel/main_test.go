@@ -119,7 +119,7 @@ func TestHelp(t *testing.T) {
 // Who reads help reads sentences.
 func TestHelpIsWholeSentences(t *testing.T) {
 	var cli commands
-	parser, err := kong.New(&cli, helpWords())
+	parser, err := kong.New(&cli, helpVariables())
 	require.NoError(t, err)
 	sentence := regexp.MustCompile(`(?s)^([A-Z]|\w+ (is|has|holds|compares) |sglang: ).*\.$`)
 	n := 0

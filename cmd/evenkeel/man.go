@@ -16,13 +16,13 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 	var b bytes.Buffer
 	root := ctx.Model.Node
 	v, _ := buildInfo()
-	fmt.Fprintf(&b, ".TH EVENKEEL 1 \"\" \"evenkeel %s\" \"User Commands\"\n", roff(v))
+	fmt.Fprintf(&b, ".TH EVENKEEL 1 \"\" \"evenkeel %s\" \"User Commands\"\n", escapeRoff(v))
 	fmt.Fprintf(&b, ".SH NAME\nevenkeel \\- proxy between prefill and decode engines\n")
 	fmt.Fprintf(&b, ".SH SYNOPSIS\n.B evenkeel\n.I command\n[\\fIflags\\fR]\n")
-	fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", roff(root.Help))
+	fmt.Fprintf(&b, ".SH DESCRIPTION\n%s\n", escapeRoff(root.Help))
 	b.WriteString(".SH COMMANDS\n")
 	for _, c := range root.Leaves(true) {
-		manCommand(&b, c)
+		writeManSection(&b, c)
 	}
 	b.WriteString(".SH EXIT STATUS\n0: the command did its work. 1: the work failed. 2: the command line is wrong.\n")
 	b.WriteString(".SH FILES\n.TP\n.I /etc/evenkeel/evenkeel.yaml\nThe configuration that the service of the packages reads.\n")
@@ -31,27 +31,27 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 }
 
 // manCommand writes the section of one command.
-func manCommand(b *bytes.Buffer, c *kong.Node) {
-	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", roff(c.Summary()), roff(c.Help))
+func writeManSection(b *bytes.Buffer, c *kong.Node) {
+	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", escapeRoff(c.Summary()), escapeRoff(c.Help))
 	if c.Detail != "" {
-		fmt.Fprintf(b, ".PP\n%s\n", examples.ReplaceAllString(roff(c.Detail)+"\n", ".nf\n$0.fi\n"))
+		fmt.Fprintf(b, ".PP\n%s\n", indentedLines.ReplaceAllString(escapeRoff(c.Detail)+"\n", ".nf\n$0.fi\n"))
 	}
 	for _, p := range c.Positional {
-		fmt.Fprintf(b, ".TP\n.I %s\n%s\n", roff(p.Name), roff(p.Help))
+		fmt.Fprintf(b, ".TP\n.I %s\n%s\n", escapeRoff(p.Name), escapeRoff(p.Help))
 	}
 	for _, f := range c.Flags {
 		if f.Hidden || f.Name == "help" {
 			continue
 		}
-		fmt.Fprintf(b, ".TP\n.B %s\n%s\n", roff(f.String()), roff(f.Help))
+		fmt.Fprintf(b, ".TP\n.B %s\n%s\n", escapeRoff(f.String()), escapeRoff(f.Help))
 	}
 }
 
 // examples matches lines that begin with a space, whose line breaks must not change.
-var examples = regexp.MustCompile(`(?m)(^ .*\n)+`)
+var indentedLines = regexp.MustCompile(`(?m)(^ .*\n)+`)
 
 // roff escapes a text so that the formatter of manual pages shows it unchanged.
-func roff(text string) string {
+func escapeRoff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`).Replace(strings.TrimSpace(text))
 	lines := strings.Split(text, "\n")
 	for i, l := range lines {

@@ -14,7 +14,7 @@ import (
 // subcommands. serve needs only a third of it afterwards.
 //
 // A part of the program that differs from the file is kept, because a debugger may have written to it.
-func forgetProgram() error {
+func dropProgramPages() error {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return err

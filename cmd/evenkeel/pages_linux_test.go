@@ -11,7 +11,7 @@ import (
 
 func TestTheProgramIsForgottenAndRunsOn(t *testing.T) {
 	before := filePages(t)
-	require.NoError(t, forgetProgram())
+	require.NoError(t, dropProgramPages())
 	require.Less(t, filePages(t), before*3/4, "the rest is what this test runs")
 	status, out, _ := line("version")
 	require.Zero(t, status)

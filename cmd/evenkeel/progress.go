@@ -16,13 +16,13 @@ import (
 type progress struct {
 	out   io.Writer
 	bar   *progressbar.ProgressBar // nil: lines are written
-	told  time.Time                // when the last line was written
+	lastLineAt  time.Time                // when the last line was written
 	total int
 }
 
 // newProgress returns a progress that shows a bar if out is a terminal, else lines.
 func newProgress(out io.Writer) *progress {
-	p := progressLines(out)
+	p := newLineProgress(out)
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		p.bar = progressbar.NewOptions(-1, progressbar.OptionSetWriter(out), progressbar.OptionShowCount(),
 			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
@@ -30,13 +30,13 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
-func progressLines(out io.Writer) *progress { return &progress{out: out, told: time.Now()} }
+func newLineProgress(out io.Writer) *progress { return &progress{out: out, lastLineAt: time.Now()} }
 
 // update shows that done of total steps are complete; total <= 0: not known. line is the text if lines are written.
 func (p *progress) update(done, total int, line string) {
 	if p.bar == nil {
-		if time.Since(p.told) >= 5*time.Second {
-			p.told = time.Now()
+		if time.Since(p.lastLineAt) >= 5*time.Second {
+			p.lastLineAt = time.Now()
 			fmt.Fprintln(p.out, line)
 		}
 		return
@@ -49,7 +49,7 @@ func (p *progress) update(done, total int, line string) {
 }
 
 // load shows the progress of requests that are sent.
-func (p *progress) load(now load.Progress) {
+func (p *progress) showLoad(now load.Progress) {
 	of := ""
 	if now.Total > 0 {
 		of = fmt.Sprintf(" of %d", now.Total)
@@ -62,7 +62,7 @@ func (p *progress) load(now load.Progress) {
 }
 
 // trial shows the progress of requests of a block; what is the name of the block.
-func (p *progress) trial(now load.Progress, what string) {
+func (p *progress) showTrial(now load.Progress, what string) {
 	if p.bar != nil {
 		p.bar.Describe(what)
 	}

@@ -28,7 +28,7 @@ type serveCmd struct {
 
 	SelfTest bool `default:"true" negatable:"" help:"After the start, send one tiny request through every rank, with one partner of the other side, and log what is wrong (default: yes)."`
 
-	dialect
+	exampleProxyFlags
 }
 
 // overrides are the flags that may be combined with --config.
@@ -65,7 +65,7 @@ The proxy goes on if stdout or stderr is closed. It loses the lines that it cann
 // Run serves until SIGTERM or SIGINT, and then lets streams finish. A second signal ends them at once.
 func (c *serveCmd) Run(streams) error {
 	signal.Ignore(syscall.SIGPIPE) // if the reader of the logs ends, the streams must not
-	cfg, err := c.config()
+	cfg, err := c.loadConfig()
 	if err != nil {
 		return err
 	}
@@ -86,20 +86,20 @@ func (c *serveCmd) Run(streams) error {
 		return err
 	}
 	if c.Config != "" {
-		g.Reloader().ReadsFrom(c.Config, c.config)
+		g.Reloader().ReadsFrom(c.Config, c.loadConfig)
 	}
-	handler, err := admin.New(g, admin.Options{Log: log, Version: program()})
+	handler, err := admin.New(g, admin.Options{Log: log, Version: versionText()})
 	if err != nil {
 		return err
 	}
 	if err := g.Start(handler); err != nil {
 		return err
 	}
-	tell(log, daemon.SdNotifyReady)
-	boundGarbage()
+	notifySystemd(log, daemon.SdNotifyReady)
+	startGCTuning()
 	endSelfTest := startSelfTest(g, cfg, log)
-	s := reloadUntil(signals, reloads, g, log)
-	tell(log, daemon.SdNotifyStopping)
+	s := reloadUntilSignal(signals, reloads, g, log)
+	notifySystemd(log, daemon.SdNotifyStopping)
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
@@ -118,14 +118,14 @@ func (c *serveCmd) Run(streams) error {
 // reloadUntil waits for a signal in signals and returns it. Until then it reloads the config on each signal in reloads, and calls
 // forgetProgram at once and then once per forgetEvery. It does not wait for a reload that hangs, for example on a disk that does not
 // answer.
-func reloadUntil(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
+func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	forget := func() {
-		if err := forgetProgram(); err != nil {
+		if err := dropProgramPages(); err != nil {
 			log.Debug("memory that only the start needed could not be given back to the system", zap.Error(err))
 		}
 	}
 	forget()
-	again := time.NewTicker(forgetEvery)
+	again := time.NewTicker(dropPagesEvery)
 	defer again.Stop()
 	ended := make(chan struct{})
 	defer close(ended)
@@ -148,20 +148,20 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 			return
 		case <-reloads:
 		}
-		tell(log, daemon.SdNotifyReloading)
+		notifySystemd(log, daemon.SdNotifyReloading)
 		g.Reloader().Reload(false) // it logs the result
 		select {
 		case <-ended: // the service manager was told that the proxy stops
 			return
 		default:
-			tell(log, daemon.SdNotifyReady)
+			notifySystemd(log, daemon.SdNotifyReady)
 		}
 	}
 }
 
 // forgetEvery is the time between two calls of forgetProgram. It bounds how long a page of the program stays in memory that was needed
 // only once, for example for the self-test or a burst of requests.
-const forgetEvery = 10 * time.Second
+const dropPagesEvery = 10 * time.Second
 
 // shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to finish.
 // A second signal ends both waits. Streams that have not finished are then cut, and the proxy has gateway.CutTime to end, unless one more
@@ -199,36 +199,36 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 
 // config reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the flags
 // of dialect, whose values the file has.
-func (c *serveCmd) config() (*config.Config, error) {
+func (c *serveCmd) loadConfig() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
 		if err != nil {
 			return nil, err
 		}
-		c.apply(cfg)
+		c.applyFlags(cfg)
 		if err := cfg.Validate(); err != nil {
 			return nil, usageError{err}
 		}
 		return cfg, nil
 	}
-	if used := c.used(); len(used) > 0 {
+	if used := c.usedFlags(); len(used) > 0 {
 		return nil, usageError{fmt.Errorf("--config does not go with %s; write their values into %s", strings.Join(used, ", "), c.Config)}
 	}
 	cfg, err := config.Load(c.Config)
 	if err != nil {
 		return nil, err
 	}
-	c.apply(cfg)
+	c.applyFlags(cfg)
 	return cfg, cfg.Validate()
 }
 
-func (c *serveCmd) apply(cfg *config.Config) {
-	c.override(cfg)
+func (c *serveCmd) applyFlags(cfg *config.Config) {
+	c.applyOverrides(cfg)
 	cfg.SelfTest = cfg.SelfTest && c.SelfTest
 }
 
 // override sets the values of a config for which flags were given, and records the flags, so that errors about the values name them.
-func (c *overrides) override(cfg *config.Config) {
+func (c *overrides) applyOverrides(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
 		path        string
@@ -237,7 +237,7 @@ func (c *overrides) override(cfg *config.Config) {
 		{"--policy", c.Policy, "dispatch.policy", &cfg.Dispatch.Policy},
 		{"--admin", c.Admin, "admin.listen", &cfg.Admin.Listen},
 		{"--request-log", c.RequestLog, "log.requests", &cfg.Log.Requests},
-		{"--log-level", pythonLevel(c.LogLevel), "log.level", &cfg.Log.Level},
+		{"--log-level", translateLogLevel(c.LogLevel), "log.level", &cfg.Log.Level},
 	} {
 		if f.value != "" {
 			*f.into = f.value
@@ -247,7 +247,7 @@ func (c *overrides) override(cfg *config.Config) {
 }
 
 // pythonLevel translates the names of log levels that vllm-ascend's proxy uses.
-func pythonLevel(level string) string {
+func translateLogLevel(level string) string {
 	switch l := strings.ToLower(level); l {
 	case "warning":
 		return "warn"

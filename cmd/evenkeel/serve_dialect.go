@@ -17,7 +17,7 @@ import (
 
 // dialect has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks.
 // A flag that was not given is zero, so that used can tell whether it was given.
-type dialect struct {
+type exampleProxyFlags struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Listen at this address (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Listen at this port (default: 8000)."`
 	PrefillerHosts []string `group:"ascend" sep:"none" aliases:"prefiller-host" placeholder:"HOST ..." help:"These are the hosts of the prefill engines (default: localhost)."`
@@ -46,7 +46,7 @@ type dialect struct {
 const engineKeyEnv = "OPENAI_API_KEY"
 
 // asConfig returns the config that the flags mean. It is not validated yet.
-func (d *dialect) asConfig() (*config.Config, error) {
+func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000
 	if d.Port != nil {
@@ -78,8 +78,8 @@ func (d *dialect) asConfig() (*config.Config, error) {
 	if err := d.listenForCallbacks(cfg, host, port); err != nil {
 		return nil, err
 	}
-	d.profiles(cfg)
-	for _, role := range d.roles() {
+	d.setProfiles(cfg)
+	for _, role := range d.engineRoles() {
 		if err := d.addEngines(cfg, role); err != nil {
 			return nil, err
 		}
@@ -88,7 +88,7 @@ func (d *dialect) asConfig() (*config.Config, error) {
 }
 
 // profiles sets the profiles of the engines that flags list.
-func (d *dialect) profiles(cfg *config.Config) {
+func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
 	if d.Connector == mooncake.SGLang { // although they hand nothing over, because it also says which API they have
 		aggregated.Connector = d.Connector
@@ -101,7 +101,7 @@ func (d *dialect) profiles(cfg *config.Config) {
 }
 
 // listed are the flags that list the engines of one role.
-type listed struct {
+type engineFlags struct {
 	role, flags  string // the flags are --FLAGS-hosts and --FLAGS-ports
 	hosts, ports []string
 	port, ranks  int // port is the default of ports; ranks is the number of DP ranks behind one address
@@ -109,13 +109,13 @@ type listed struct {
 
 // roles returns the roles that have engines. If no flag lists engines, these are prefill and decode, each with one engine on this
 // machine.
-func (d *dialect) roles() []listed {
-	all := []listed{
+func (d *exampleProxyFlags) engineRoles() []engineFlags {
+	all := []engineFlags{
 		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
 		{"decode", "decoder", d.DecoderHosts, d.DecoderPorts, 8002, d.DecodeDataParallelSize},
 		{"aggregated", "aggregated", d.AggregatedHosts, d.AggregatedPorts, 8003, d.AggregatedDataParallelSize},
 	}
-	prefill, decode, aggregated := all[0].given(), all[1].given(), all[2].given()
+	prefill, decode, aggregated := all[0].isGiven(), all[1].isGiven(), all[2].isGiven()
 	switch {
 	case !aggregated:
 		return all[:2]
@@ -125,11 +125,11 @@ func (d *dialect) roles() []listed {
 	return all
 }
 
-func (l *listed) given() bool { return len(l.hosts)+len(l.ports) > 0 }
+func (l *engineFlags) isGiven() bool { return len(l.hosts)+len(l.ports) > 0 }
 
 // addEngines adds the engines of a role to the config.
-func (d *dialect) addEngines(cfg *config.Config, l listed) error {
-	engines, err := engineList(l.flags, l.hosts, l.ports, l.port)
+func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error {
+	engines, err := parseEngineList(l.flags, l.hosts, l.ports, l.port)
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (d *dialect) addEngines(cfg *config.Config, l listed) error {
 
 // listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. By default
 // it is the port after the one for clients. vllm-ascend's layerwise example uses one port for both.
-func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) error {
+func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, port int) error {
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
 		return usageError{fmt.Errorf("--metaserver: only engines with --connector %s call back; remove it", mooncake.AscendLayerwise)}
@@ -177,7 +177,7 @@ func (d *dialect) listenForCallbacks(cfg *config.Config, host string, port int) 
 }
 
 // engineList returns the engines at pairs of a host and a port, which the flags --SIDE-hosts and --SIDE-ports give.
-func engineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
+func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
 			return nil, usageError{fmt.Errorf("--%s-hosts: %q %s", side, host, problem)}
@@ -234,7 +234,7 @@ func portProblem(port string) string {
 }
 
 // used returns the flags that were given and that cannot be combined with --config. Hidden flags can, because they are ignored anyway.
-func (d *dialect) used() (flags []string) {
+func (d *exampleProxyFlags) usedFlags() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {
 		if _, hidden := f.Tag.Lookup("hidden"); !hidden && !given.FieldByIndex(f.Index).IsZero() {

@@ -16,10 +16,10 @@ import (
 func flags(t *testing.T, text string) *serveCmd {
 	t.Helper()
 	var cli commands
-	parser, err := kong.New(&cli, helpWords())
+	parser, err := kong.New(&cli, helpVariables())
 	require.NoError(t, err)
 	args := strings.Fields(text)
-	_, err = parser.Parse(spreadLists(args, listsOf(parser.Model.Node, args)))
+	_, err = parser.Parse(spreadLists(args, listFlags(parser.Model.Node, args)))
 	require.NoError(t, err)
 	return &cli.Serve
 }
@@ -99,7 +99,7 @@ func TestCommandLinesOfVLLMAscend(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cfg, err := flags(t, tc.line).config()
+			cfg, err := flags(t, tc.line).loadConfig()
 			require.NoError(t, err)
 			require.Equal(t, tc.listen, cfg.Listen)
 			require.Equal(t, tc.prefill, urls(cfg.Engines.Prefill))
@@ -120,7 +120,7 @@ func TestOtherFlagsOfServe(t *testing.T) {
 	t.Setenv(engineKeyEnv, "secret")
 	cfg, err := flags(t, "serve --max-retries 5 --retry-delay 0.5 --slots 48 --policy jsq-kv --admin 127.0.0.1:9191 --connector nixl-pull "+
 		"--decode-data-parallel-size 8"+
-		" --prefill-data-parallel-size 2 --request-log - --log-level CRITICAL --no-self-test").config()
+		" --prefill-data-parallel-size 2 --request-log - --log-level CRITICAL --no-self-test").loadConfig()
 	require.NoError(t, err)
 	require.Equal(t, 5, cfg.Prefill.Retry.Attempts)
 	require.Equal(t, 500*time.Millisecond, cfg.Prefill.Retry.Base)
@@ -135,14 +135,14 @@ func TestOtherFlagsOfServe(t *testing.T) {
 	require.Equal(t, "error", cfg.Log.Level)
 	require.False(t, cfg.SelfTest)
 
-	cfg, err = flags(t, "serve --retry-delay 0").config()
+	cfg, err = flags(t, "serve --retry-delay 0").loadConfig()
 	require.NoError(t, err, "no backoff at all can be asked for")
 	require.Less(t, cfg.Prefill.Retry.Base, time.Microsecond)
 }
 
 func TestEnginesThatPrefillAndDecodeAreListedAlone(t *testing.T) {
 	t.Setenv(engineKeyEnv, "secret")
-	cfg, err := flags(t, "serve --aggregated-hosts a0 a1 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64").config()
+	cfg, err := flags(t, "serve --aggregated-hosts a0 a1 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64").loadConfig()
 	require.NoError(t, err)
 	require.Empty(t, cfg.Engines.Prefill)
 	require.Empty(t, cfg.Engines.Decode)
@@ -157,7 +157,7 @@ func TestEnginesThatPrefillAndDecodeAreListedAlone(t *testing.T) {
 	require.Equal(t, mooncake.None, p.Connector)
 	require.Equal(t, engineKeyEnv, p.APIKeyEnv)
 
-	cfg, err = flags(t, "serve --aggregated-hosts a0 --decoder-hosts d0 --connector sglang").config()
+	cfg, err = flags(t, "serve --aggregated-hosts a0 --decoder-hosts d0 --connector sglang").loadConfig()
 	require.NoError(t, err)
 	require.Equal(t, []string{"localhost:8001"}, urls(cfg.Engines.Prefill))
 	require.Equal(t, []string{"d0:8002"}, urls(cfg.Engines.Decode))
@@ -218,13 +218,13 @@ func TestServeInPlaceOfTheLayerwiseExample(t *testing.T) {
 		{"--host localhost --port 0", "localhost:0"},
 		{"--host 0.0.0.0 --metaserver 10.0.0.2:8010 --decoder-hosts d1 --decoder-ports 1", "10.0.0.2:8010"},
 	} {
-		cfg, err := flags(t, "serve --connector ascend-layerwise "+tc.line).config()
+		cfg, err := flags(t, "serve --connector ascend-layerwise "+tc.line).loadConfig()
 		require.NoError(t, err, tc.line)
 		require.Equal(t, tc.listen, cfg.Bind.Listen)
 		require.True(t, cfg.EarlyOnly())
 	}
 	for _, connector := range []string{"sglang", "nixl-push"} {
-		cfg, err := flags(t, "serve --connector "+connector).config()
+		cfg, err := flags(t, "serve --connector "+connector).loadConfig()
 		require.NoError(t, err)
 		require.Empty(t, cfg.Bind.Listen)
 		require.Equal(t, connector == "sglang", cfg.EarlyOnly())
@@ -234,7 +234,7 @@ func TestServeInPlaceOfTheLayerwiseExample(t *testing.T) {
 func TestFlagsThatGoWithAFile(t *testing.T) {
 	file := write(t, "listen: \":8123\"\ndispatch: {policy: br0}\nlog: {level: warn}\n")
 	cfg, err := flags(t,
-		"serve --config "+file+" --policy jsq --admin 127.0.0.1:1 --request-log x.jsonl --log-level info --no-self-test").config()
+		"serve --config "+file+" --policy jsq --admin 127.0.0.1:1 --request-log x.jsonl --log-level info --no-self-test").loadConfig()
 	require.NoError(t, err)
 	require.Equal(t, ":8123", cfg.Listen)
 	require.Equal(t, "jsq", cfg.Dispatch.Policy)
@@ -243,7 +243,7 @@ func TestFlagsThatGoWithAFile(t *testing.T) {
 	require.Equal(t, "info", cfg.Log.Level)
 	require.False(t, cfg.SelfTest)
 
-	cfg, err = flags(t, "serve -c "+file).config()
+	cfg, err = flags(t, "serve -c "+file).loadConfig()
 	require.NoError(t, err)
 	require.True(t, cfg.SelfTest)
 	require.Equal(t, "warn", cfg.Log.Level)

@@ -37,7 +37,7 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		}
 		limited, cancel := context.WithTimeoutCause(ctx, selfTestLimit, errTooLong)
 		defer cancel()
-		findings := selftest.Run(limited, atHome(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.Seat})
+		findings := selftest.Run(limited, withOwnRegionOnly(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.Seat})
 		if ctx.Err() == nil { // otherwise serve has ended and cut the test, and the findings may be wrong
 			logFindings(log, findings)
 		}
@@ -72,7 +72,7 @@ func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 }
 
 // atHome returns a config without the engines of other regions, which are tested by the proxies of their own region.
-func atHome(cfg *config.Config) *config.Config {
+func withOwnRegionOnly(cfg *config.Config) *config.Config {
 	own := *cfg
 	ours := func(list []config.Engine) (home []config.Engine) {
 		for _, e := range list {

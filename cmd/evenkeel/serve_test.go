@@ -349,7 +349,7 @@ func TestAReloadThatHangsDoesNotKeepTheProxyFromEnding(t *testing.T) {
 	defer close(answers)
 
 	signals, reloads, ended := make(chan os.Signal, 1), make(chan os.Signal, 1), make(chan os.Signal, 1)
-	go func() { ended <- reloadUntil(signals, reloads, g, zap.NewNop()) }()
+	go func() { ended <- reloadUntilSignal(signals, reloads, g, zap.NewNop()) }()
 	reloads <- syscall.SIGHUP
 	<-began
 	signals <- syscall.SIGTERM

@@ -69,7 +69,7 @@ type simulateCmd struct {
 
 // Run runs the simulation or replays the log. It fails if the user interrupts it.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
-	if err := c.refuseIdle(k); err != nil {
+	if err := c.refuseUselessFlags(k); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -77,27 +77,27 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
 	}
-	if err := c.applyLaw(namesOf(given(k))); err != nil {
+	if err := c.lookUpLaw(namesOf(given(k))); err != nil {
 		return err
 	}
 	if c.Tier == tierAggregated {
-		return ended(ctx, std, c.simulateAggregated(ctx, std))
+		return errorOrSignal(ctx, std, c.simulateAggregated(ctx, std))
 	}
 	if c.Tier == "prefill" {
-		return ended(ctx, std, c.simulatePrefill(ctx, std))
+		return errorOrSignal(ctx, std, c.simulatePrefill(ctx, std))
 	}
 	if c.Tier == "geo" {
-		return ended(ctx, std, c.simulateGeo(ctx, std))
+		return errorOrSignal(ctx, std, c.simulateGeo(ctx, std))
 	}
-	c.Policies = cmp.Or(c.Policies, c.decodePolicies())
+	c.Policies = cmp.Or(c.Policies, c.defaultPolicies())
 	if c.Out != "" { // before the simulation, so that an error shows at once
-		if err := makeFolder(c.Out); err != nil {
+		if err := ensureWritableFolder(c.Out); err != nil {
 			return err
 		}
 	}
-	r, metrics, err := c.report(ctx, std.err)
+	r, metrics, err := c.makeReport(ctx, std.err)
 	if err != nil {
-		return ended(ctx, std, err)
+		return errorOrSignal(ctx, std, err)
 	}
 	if c.Out != "" {
 		page, err := writeReport(r, c.Out)
@@ -122,10 +122,10 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 }
 
 // decodePolicies is the default of --policies for the decode tier without --law.
-const decodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
+const defaultDecodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
 // ended reports a signal of the user instead of the error that the signal caused.
-func ended(ctx context.Context, std streams, err error) error {
+func errorOrSignal(ctx context.Context, std streams, err error) error {
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
 		return errFailed
@@ -135,22 +135,22 @@ func ended(ctx context.Context, std streams, err error) error {
 
 // The columns of the two tables. JSON has all metrics.
 var (
-	simulated = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
+	simulatedColumns = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
 		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
-	replayed = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
+	replayedColumns = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
 )
 
 // report runs the simulation of the decode tier, or replays a decision log. It returns the report and the columns of its table.
-func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
+func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
 	if c.Log != "" {
-		r, err := c.replay(ctx, progress)
-		return r, replayed, err
+		r, err := c.replayLog(ctx, progress)
+		return r, replayedColumns, err
 	}
-	plan, source, err := c.plan()
+	plan, source, err := c.makePlan()
 	if err != nil {
 		return nil, nil, err
 	}
-	fmt.Fprintf(progress, "%s, %d seeds; %s\n", source, c.Seeds, c.fleetWords(&plan.Fleet))
+	fmt.Fprintf(progress, "%s, %d seeds; %s\n", source, c.Seeds, c.describeFleet(&plan.Fleet))
 	bar := newProgress(progress)
 	plan.Progress = func(done, total int) { bar.update(done, total, fmt.Sprintf("%d of %d requests done", done, total)) }
 	began := time.Now()
@@ -160,22 +160,22 @@ func (c *simulateCmd) report(ctx context.Context, progress io.Writer) (*report.R
 		return nil, nil, err
 	}
 	r := &report.Report{
-		Title: "evenkeel simulate", Command: c.commandLine(), Model: c.model(),
+		Title: "evenkeel simulate", Command: c.commandLine(), Model: c.stepModel(),
 		Runs: result.Runs, Bound: result.Bound,
 	}
 	r.Facts = c.facts(plan, result, source, began)
 	r.Notes = c.notes(r)
-	return r, simulated, nil
+	return r, simulatedColumns, nil
 }
 
 // plan makes the plan of the simulation from the flags, and returns it with the name of the trace.
-func (c *simulateCmd) plan() (*decode.Plan, string, error) {
+func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
 	}
 	plan := &decode.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Policies: namedargs.List(c.Policies), Steps: c.Out != "",
-		Fleet: c.uniform(),
+		Fleet: c.uniformFleet(),
 	}
 	var err error
 	if c.Scenario != "" {
@@ -185,16 +185,16 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
 	plan.Window, plan.TellLaw = c.Window, c.TellLaw
-	if plan.Load, err = c.load(&plan.Fleet); err != nil {
+	if plan.Load, err = c.parseLoad(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
-	if err := c.bind(&plan.Load); err != nil {
+	if err := c.setBinding(&plan.Load); err != nil {
 		return nil, "", err
 	}
-	if err := c.predictor(plan); err != nil {
+	if err := c.setPredictor(plan); err != nil {
 		return nil, "", err
 	}
-	source, err := c.source(plan)
+	source, err := c.setTrace(plan)
 	if err != nil {
 		return nil, "", err
 	}
@@ -202,7 +202,7 @@ func (c *simulateCmd) plan() (*decode.Plan, string, error) {
 }
 
 // uniform returns the fleet that the flags describe: one group of equal ranks.
-func (c *simulateCmd) uniform() decode.Fleet {
+func (c *simulateCmd) uniformFleet() decode.Fleet {
 	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity) // bounded, because Validate refuses a huge number only later
 	g := &f.Groups[0]
 	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
@@ -216,7 +216,7 @@ func (c *simulateCmd) uniform() decode.Fleet {
 
 // load reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve. f is only used for a closed
 // loop.
-func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
+func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
 		l := decode.Load{Pool: 4 * f.Ranks()} // the default that the help of --pool names
 		if c.Pool != nil {
@@ -239,7 +239,7 @@ func (c *simulateCmd) load(f *decode.Fleet) (decode.Load, error) {
 }
 
 // bind reads the flags that say when requests get their ranks, and how long a prefill takes.
-func (c *simulateCmd) bind(l *decode.Load) error {
+func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
 	if c.Prefills != nil {
@@ -262,7 +262,7 @@ func (c *simulateCmd) bind(l *decode.Load) error {
 const bindArrival = "arrival"
 
 // predictor reads --predictor: a kind, or a file that evenkeel fit wrote.
-func (c *simulateCmd) predictor(plan *decode.Plan) error {
+func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
 	}
@@ -291,7 +291,7 @@ func synthNames() string {
 }
 
 // source sets the trace of the plan and returns its name.
-func (c *simulateCmd) source(plan *decode.Plan) (string, error) {
+func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
 			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()),
@@ -320,7 +320,7 @@ func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 }
 
 // replay runs the policies on the snapshots of a decision log.
-func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.Report, error) {
+func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*report.Report, error) {
 	f, err := os.Open(c.Log)
 	if err != nil {
 		return nil, fmt.Errorf("--log: %w", err)
@@ -350,12 +350,12 @@ func (c *simulateCmd) replay(ctx context.Context, progress io.Writer) (*report.R
 }
 
 // fleetWords describes the decode ranks.
-func (c *simulateCmd) fleetWords(f *decode.Fleet) string {
+func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
 	}
 	if c.deployment != nil {
-		return fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, lawWords(c.deployment))
+		return fmt.Sprintf("%d ranks behind one barrier, %d slots each; %s", c.Workers, c.Slots, describeLaw(c.deployment))
 	}
 	return fmt.Sprintf("%d ranks behind one barrier, %d slots each; step = %s + %s per KV token of the fullest rank", c.Workers, c.Slots,
 		millis(c.C0), millis(c.C1))
@@ -416,20 +416,20 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	}
 	return []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
-		{Name: "machine", Value: machine() + "; it decides over the tick's times only"},
+		{Name: "machine", Value: describeMachine() + "; it decides over the tick's times only"},
 		{Name: "program", Value: fmt.Sprintf("evenkeel %s, commit %s", v, commit)},
 		{Name: "trace", Value: fmt.Sprintf("%s, %d requests a run, the %d before them for predictors to learn from, %d seeds", source, result.Requests, result.History, c.Seeds)},
-		{Name: "decode", Value: c.fleetWords(&plan.Fleet)},
+		{Name: "decode", Value: c.describeFleet(&plan.Fleet)},
 		{Name: "load", Value: load},
 		{Name: "predictor", Value: cmp.Or(c.Predictor, "the policies' own")},
 		{Name: "board", Value: fmt.Sprintf("the server's, freed slots wait %s for others; what a step takes is %s", millis(c.Window), known)},
-		{Name: "prefill", Value: c.prefillWords(&plan.Load)},
+		{Name: "prefill", Value: c.describePrefill(&plan.Load)},
 		{Name: "telemetry", Value: fmt.Sprintf("progress is seen %d steps late, KV takes %d steps to a rank", c.Stale, c.Transfer)},
 	}
 }
 
 // prefillWords describes the prefill engines, and says when requests get their ranks.
-func (c *simulateCmd) prefillWords(l *decode.Load) string {
+func (c *simulateCmd) describePrefill(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {
 		engines = fmt.Sprintf("%d engines", l.Prefill.Engines)
@@ -446,7 +446,7 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	first := r.Runs[0]
 	notes := []string{r.Headline()}
 	if c.deployment != nil {
-		notes = append(notes, gain(c.deployment, "decode", r.Runs), pricedBy)
+		notes = append(notes, describeGain(c.deployment, "decode", r.Runs), stepTimesNote)
 	}
 	if kv, ok := first.Metrics[report.KVShare]; ok {
 		notes = append(notes, fmt.Sprintf("Throughput and TPOT gain at most the idle share times KV's share of a step, here %.1f %% times %.0f "+

@@ -18,11 +18,11 @@ import (
 const (
 	tierAggregated = "aggregated"
 
-	aggregatedSimulated = engineItself + ",jsq-kv," + delayer + ",evenkeel"
+	defaultAggregatedPolicies = enginePolicy + ",jsq-kv," + delayerPolicy + ",evenkeel"
 	aggregatedBudget    = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
-	aggregatedFree      = 0.15   // share of the slots that stay free in a closed loop
-	drawnTexts          = 20_000 // requests of a drawn trace
-	mostAggregated      = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
+	freeSlotShare      = 0.15   // share of the slots that stay free in a closed loop
+	drawnRequests          = 20_000 // requests of a drawn trace
+	maxAggregated      = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
 )
 
 // aggregatedColumns are the columns of the table.
@@ -35,11 +35,11 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	if c.deployment == nil {
 		return usageError{errors.New("--tier aggregated needs --law, which says what a step takes; --law list prints all")}
 	}
-	policies, err := c.contenders()
+	policies, err := c.parseAggregatedPolicies()
 	if err != nil {
 		return err
 	}
-	load, texts, err := c.mixedLoad()
+	load, texts, err := c.aggregatedLoad()
 	if err != nil {
 		return err
 	}
@@ -48,24 +48,24 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	}
 	began, bar := time.Now(), newProgress(std.err)
 	fmt.Fprintf(std.err, "%s, %d seeds; %d ranks of %d slots that prefill and decode; %s\n",
-		texts.Name, c.Seeds, load.Ranks, load.Slots, lawWords(c.deployment))
+		texts.Name, c.Seeds, load.Ranks, load.Slots, describeLaw(c.deployment))
 	all, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
 		bar.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
-		return outcome(ctx, c.forSeed(load, texts, seed), policies[i])
+		return runAggregated(ctx, c.loadForSeed(load, texts, seed), policies[i])
 	})
 	bar.finish()
 	if err != nil {
 		return err
 	}
-	r := report.Report{Title: "evenkeel simulate", Command: c.aggregatedLine()}
+	r := report.Report{Title: "evenkeel simulate", Command: c.aggregatedCommandLine()}
 	for i, p := range policies {
 		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(all[i]...)})
 	}
 	r.Facts = []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
 		{Name: "trace", Value: fmt.Sprintf("the lengths of %s, %d seeds", texts.Name, c.Seeds)},
-		{Name: "ranks", Value: fmt.Sprintf("%d that prefill and decode, %d slots each; %s", load.Ranks, load.Slots, lawWords(c.deployment))},
+		{Name: "ranks", Value: fmt.Sprintf("%d that prefill and decode, %d slots each; %s", load.Ranks, load.Slots, describeLaw(c.deployment))},
 	}
 	r.Notes = c.aggregatedNotes(&r)
 	if c.JSON {
@@ -85,21 +85,21 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 }
 
 // contenders returns the policies to compare. It sets --policies to its default if it is not given.
-func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
+func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
-		c.Policies = aggregatedSimulated
+		c.Policies = defaultAggregatedPolicies
 	}
 	for _, name := range namedargs.List(c.Policies) {
 		p := mixed.Contender{Name: name, Spec: name, Learn: true}
 		switch {
-		case name == delayer:
-			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerSteps
-		case name == engineItself:
+		case name == delayerPolicy:
+			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerMaxSteps
+		case name == enginePolicy:
 			p = mixed.Own(c.deployment.Engine)
 			p.Name = name
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
-				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, engineItself, delayer)
+				return nil, fmt.Errorf("--policies: %w; besides them there are %s and %s", err, enginePolicy, delayerPolicy)
 			}
 		}
 		all = append(all, p)
@@ -108,12 +108,12 @@ func (c *simulateCmd) contenders() (all []mixed.Contender, err error) {
 }
 
 // mixedLoad makes the load and its trace from the flags. forSeed varies them for each seed.
-func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
+func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if c.deployment.Prompt.Fit.Steps == 0 {
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
 	}
-	if c.Slots < 1 || c.Slots > mostAggregated/c.deployment.Ranks {
-		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, mostAggregated/c.deployment.Ranks)
+	if c.Slots < 1 || c.Slots > maxAggregated/c.deployment.Ranks {
+		return nil, nil, fmt.Errorf("--slots %d: 1 to %d with so many ranks", c.Slots, maxAggregated/c.deployment.Ranks)
 	}
 	if c.Capacity < 0 {
 		return nil, nil, fmt.Errorf("--capacity %d: a number of KV tokens, or 0 for no limit", c.Capacity)
@@ -121,14 +121,14 @@ func (c *simulateCmd) mixedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	t, name := trace.Azure(), "Azure's conversation trace (2023)"
 	if c.Trace != "" {
 		var err error
-		if t, name, err = c.readTrace(drawnTexts); err != nil {
+		if t, name, err = c.readTrace(drawnRequests); err != nil {
 			return nil, nil, err
 		}
 	}
 	texts := &mixed.Replayed{Name: name, Requests: t.Requests}
 	l := &mixed.Load{
 		Texts: texts, Ranks: c.deployment.Ranks, Slots: c.Slots, Budget: aggregatedBudget,
-		Law: c.deployment.Served(), Of: c.deployment.Name(), Full: 1 - aggregatedFree,
+		Law: c.deployment.Served(), Of: c.deployment.Name(), Full: 1 - freeSlotShare,
 	}
 	if err := c.setPace(l); err != nil {
 		return nil, nil, err
@@ -146,7 +146,7 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
 	switch {
 	case c.Load != "closed":
-		open, err := c.load(nil) // nil: an open loop needs no fleet
+		open, err := c.parseLoad(nil) // nil: an open loop needs no fleet
 		if err != nil {
 			return err
 		}
@@ -155,8 +155,8 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 		}
 		l.Rho, l.Full = open.Rho, 0
 	case c.Pool != nil:
-		if *c.Pool > mostAggregated {
-			return fmt.Errorf("--pool %d: at most %d", *c.Pool, mostAggregated)
+		if *c.Pool > maxAggregated {
+			return fmt.Errorf("--pool %d: at most %d", *c.Pool, maxAggregated)
 		}
 		if l.Full = 1 + float64(*c.Pool)/float64(slots); l.Full <= 0 {
 			return fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, slots)
@@ -166,7 +166,7 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 }
 
 // forSeed returns the load of a seed. Each seed begins at another place of the trace and draws other arrivals.
-func (c *simulateCmd) forSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
+func (c *simulateCmd) loadForSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
 	load, part := *l, *texts
 	part.From = int(seed-1) * len(texts.Requests) / c.Seeds
 	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
@@ -175,7 +175,7 @@ func (c *simulateCmd) forSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64)
 }
 
 // outcome runs a load under one policy and returns the results.
-func outcome(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
+func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
 	o, err := mixed.Serve(ctx, l, p)
 	return report.Sample{
 		report.TokensPerS: o.Tokens, report.TTFTMean: o.TTFT, report.TTFTP99: o.TTFT99, report.TPOTP50: o.TPOT50, report.TPOTP95: o.TPOT95,
@@ -184,7 +184,7 @@ func outcome(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Samp
 }
 
 // aggregatedLine returns the command line that makes the same numbers again.
-func (c *simulateCmd) aggregatedLine() string {
+func (c *simulateCmd) aggregatedCommandLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)
 	line.Add(true, "policies %s", c.Policies)
@@ -207,12 +207,12 @@ func (c *simulateCmd) aggregatedNotes(r *report.Report) []string {
 		how = "Requests come as a Poisson process, whatever the times of the trace"
 	}
 	return []string{
-		gain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
-		pricedBy + priced,
+		describeGain(c.deployment, "prefill and decode", r.Runs), r.Headline(),
+		stepTimesNote + promptTimesNote,
 		how + fmt.Sprintf(". A step computes at most %d tokens of a rank. No prompt is in a prefix cache.", aggregatedBudget),
 		fmt.Sprintf("engine is what the engine does by itself with one address. %s is what engines do that hold prompts for up to %d steps, "+
 			"until each rank has one. × is the ratio to %s. ± is the deviation between seeds, each of which begins elsewhere in the trace.",
-			delayer, delayerSteps, r.Runs[0].Policy),
+			delayerPolicy, delayerMaxSteps, r.Runs[0].Policy),
 		"A simulator: the server's own board decides and learns what a step takes; a prompt's length is guessed (sigma 0.3). Engines never fail.",
 	}
 }

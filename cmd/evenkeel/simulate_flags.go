@@ -13,7 +13,7 @@ import (
 
 // refuseIdle refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces, and flags
 // that need another flag.
-func (c *simulateCmd) refuseIdle(k *kong.Context) error {
+func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	given := given(k)
 	if err := c.refuseForeign(given); err != nil {
 		return err

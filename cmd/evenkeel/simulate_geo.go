@@ -16,16 +16,16 @@ import (
 )
 
 // geoPolicies is the default of --policies for the tier geo.
-const geoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
+const defaultGeoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
 // simulateGeo compares policies for regions on a scenario.
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
-	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, geoPolicies)
+	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, defaultGeoPolicies)
 	scenario, err := regions.Read(c.Scenario, c.Geo.Preset)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
-	show := progressLines(std.err)
+	show := newLineProgress(std.err)
 	plan := &regions.Plan{Scenario: scenario, Arms: namedargs.List(c.Policies), Seeds: c.Seeds, Progress: func(done, total int) {
 		show.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}}
@@ -39,7 +39,7 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	}
 	var b bytes.Buffer
 	geoTable(&b, runs, c.Seeds)
-	fmt.Fprintf(&b, "\n%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.geoLine())
+	fmt.Fprintf(&b, "\n%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.geoCommandLine())
 	writeWrapped(&b, "± is the 95 % interval of the mean over seeds. Clients send a request when the one before it is answered: throughput "+
 		"follows latency. "+
 		"TTFT and E2E are as a client sees them, its own round trip counted. Measured after the warm-up.")
@@ -83,7 +83,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 }
 
 // geoLine returns the command line that makes the same numbers again.
-func (c *simulateCmd) geoLine() string {
+func (c *simulateCmd) geoCommandLine() string {
 	line := "evenkeel simulate --tier geo --scenario " + c.Scenario
 	if c.Geo.Preset != "" {
 		line += " --preset " + c.Geo.Preset

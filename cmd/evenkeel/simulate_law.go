@@ -19,17 +19,17 @@ const (
 	lawSlots = 64     // default of --slots with --law
 
 	// Names in --policies that are no policies of evenkeel, but what engines do by themselves.
-	engineItself = "engine"  // the engine balances its ranks
-	delayer      = "delayer" // ranks hold prompts until each rank has one
-	delayerSteps = 30        // the most steps for which the delayer holds a prompt
+	enginePolicy = "engine"  // the engine balances its ranks
+	delayerPolicy      = "delayer" // ranks hold prompts until each rank has one
+	delayerMaxSteps = 30        // the most steps for which the delayer holds a prompt
 )
 
 // pricedBy is a note on the data from which the laws were made.
-const pricedBy = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its ranks. " +
+const stepTimesNote = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its ranks. " +
 	"Nobody has measured whole steps of uneven ranks for it."
 
 // priced is a further note, for ranks that also compute prompts.
-var priced = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.",
+var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.",
 	laws.Published)
 
 // listLaws prints all laws. It refuses other flags, which would have no effect.
@@ -41,14 +41,14 @@ func listLaws(std streams, k *kong.Context) error {
 }
 
 // applyLaw looks up the law that --law names, and takes the number of ranks from it. Without --slots, it also sets the slots to lawSlots.
-func (c *simulateCmd) applyLaw(given []string) (err error) {
+func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"):
 		return usageError{errNoLaw}
 	case c.Law == "":
 		return nil
 	}
-	if c.deployment, err = namedLaw(c.Law); err != nil {
+	if c.deployment, err = findLaw(c.Law); err != nil {
 		return err
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
@@ -61,7 +61,7 @@ func (c *simulateCmd) applyLaw(given []string) (err error) {
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
 // namedLaw returns the law with the name that --law gives.
-func namedLaw(name string) (*laws.Entry, error) {
+func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--law: %w", err)}
@@ -70,15 +70,15 @@ func namedLaw(name string) (*laws.Entry, error) {
 }
 
 // model returns the times of a step, for plots.
-func (c *simulateCmd) model() report.StepModel {
+func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
 	}
-	return modelOf(c.deployment.Law())
+	return levelStepModel(c.deployment.Law())
 }
 
 // modelOf returns how long a step takes by a law if all ranks have the same load, in the form that reports use.
-func modelOf(law step.Law) report.StepModel {
+func levelStepModel(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
 	return report.StepModel{
@@ -88,15 +88,15 @@ func modelOf(law step.Law) report.StepModel {
 }
 
 // decodePolicies returns the default of --policies for the decode tier. With --law, the engine's own balancing comes first.
-func (c *simulateCmd) decodePolicies() string {
+func (c *simulateCmd) defaultPolicies() string {
 	if c.deployment == nil {
-		return decodePolicies
+		return defaultDecodePolicies
 	}
 	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
 // lawWords returns a text with the name of a law and the times of a step if all ranks have the same load.
-func lawWords(e *laws.Entry) string {
+func describeLaw(e *laws.Entry) string {
 	law := e.Law()
 	l := law.Level()
 	return fmt.Sprintf("they step as %s (%s): where ranks are level, %.3g ms + %.3g µs per KV token and %.3g ms per request of a rank",
@@ -104,7 +104,7 @@ func lawWords(e *laws.Entry) string {
 }
 
 // gain returns a sentence that compares the last policy with the first one; empty: too little was measured.
-func gain(e *laws.Entry, which string, runs []report.Run) string {
+func describeGain(e *laws.Entry, which string, runs []report.Run) string {
 	a, b := runs[0], runs[len(runs)-1]
 	var parts []string
 	for _, m := range []struct {
@@ -120,7 +120,7 @@ func gain(e *laws.Entry, which string, runs []report.Run) string {
 	}
 	than := a.Policy
 	switch than {
-	case engineItself:
+	case enginePolicy:
 		than += ", which is " + e.EngineTitle() + "'s own balancing"
 	case e.Balances():
 		than += ", which is nearest to " + e.EngineTitle() + "'s own balancing"

@@ -22,7 +22,7 @@ import (
 const defaultCapacity = 1_000_000
 
 // prefilled are the columns of the table. JSON has all metrics.
-var prefilled = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
+var prefillColumns = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
 // simulatePrefill compares prefill policies at each load, one after the other.
@@ -31,17 +31,17 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	loads, err := c.loads()
+	loads, err := c.parseLoads()
 	if err != nil {
 		return err
 	}
 	began := time.Now()
-	fmt.Fprintf(std.err, "%s, %d seeds; %s\n", source, c.Seeds, c.enginesWords())
+	fmt.Fprintf(std.err, "%s, %d seeds; %s\n", source, c.Seeds, c.describePrefillEngines())
 	all := report.Report{Bound: report.Metrics{}}
 	var b bytes.Buffer
 	for _, load := range loads {
 		plan.Load = load
-		show := progressLines(std.err)
+		show := newLineProgress(std.err)
 		plan.Progress = func(done, total int) {
 			show.update(done, total, fmt.Sprintf("load %g: %d of %d runs done", plan.Load, done, total))
 		}
@@ -51,7 +51,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 		}
 		all.Runs = append(all.Runs, result.Runs...)
 		fmt.Fprintf(&b, "load %g, %.0f requests an hour\n", plan.Load, result.PerHour)
-		if err := (&report.Report{Runs: result.Runs}).Lines(&b, prefilled...); err != nil {
+		if err := (&report.Report{Runs: result.Runs}).Lines(&b, prefillColumns...); err != nil {
 			return err
 		}
 		b.WriteByte('\n')
@@ -59,7 +59,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	if c.JSON {
 		return all.JSON(std.out)
 	}
-	fmt.Fprintf(&b, "%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.prefillLine())
+	fmt.Fprintf(&b, "%.0f s in all. Again: %s\n", time.Since(began).Seconds(), c.prefillCommandLine())
 	for _, note := range c.prefillNotes(plan) {
 		writeWrapped(&b, note)
 	}
@@ -68,7 +68,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 }
 
 // prefills returns how many engines prefill with --tier prefill.
-func (c *simulateCmd) prefills() int {
+func (c *simulateCmd) prefillEngines() int {
 	if c.Prefills == nil {
 		return 8
 	}
@@ -82,7 +82,7 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, TellLine: !f.Learn,
 		Burst: f.Burst, NoHotspots: !f.Hotspots, Affinity: f.Affinity,
 		Engines: prefill.Engines{
-			Ranks: c.prefills(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
+			Ranks: c.prefillEngines(), Capacity: cmp.Or(c.Capacity, defaultCapacity), Hold: f.Hold, Slow: f.Slow,
 			Line: prefillpolicy.Latency{TPMs: f.Tp, T0Ms: f.T0, Beta2: f.Beta2},
 		},
 		Definitions: map[string]prefillpolicy.Definition{},
@@ -111,7 +111,7 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 }
 
 // loads returns the loads that --load lists, or the default of this tier.
-func (c *simulateCmd) loads() ([]float64, error) {
+func (c *simulateCmd) parseLoads() ([]float64, error) {
 	if c.Load == "closed" { // the default of the flag, which is for the other tiers
 		return []float64{0.7}, nil
 	}
@@ -127,9 +127,9 @@ func (c *simulateCmd) loads() ([]float64, error) {
 }
 
 // enginesWords describes the engines that prefill.
-func (c *simulateCmd) enginesWords() string {
+func (c *simulateCmd) describePrefillEngines() string {
 	f := &c.Prefill
-	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefills(), cmp.Or(c.Capacity, defaultCapacity),
+	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(), cmp.Or(c.Capacity, defaultCapacity),
 		f.T0, f.Tp)
 	if f.Beta2 > 0 {
 		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
@@ -145,13 +145,13 @@ func (c *simulateCmd) enginesWords() string {
 }
 
 // prefillLine returns the command line that makes the same numbers again.
-func (c *simulateCmd) prefillLine() string {
+func (c *simulateCmd) prefillCommandLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
 	line.Add(c.Trace != "", "--trace %s", c.Trace)
 	line.Add(c.Format != "auto", "--format %s", c.Format)
 	line.Add(c.Load != "closed", "--load %s", c.Load)
-	line.Add(true, "--prefills %d --seeds %d", c.prefills(), c.Seeds)
+	line.Add(true, "--prefills %d --seeds %d", c.prefillEngines(), c.Seeds)
 	line.Add(c.Policies != "", "--policies %s", c.Policies)
 	line.Add(c.Requests > 0, "--requests %d", c.Requests)
 	line.Add(c.Capacity > 0, "--capacity %d", c.Capacity)

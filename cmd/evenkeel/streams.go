@@ -29,7 +29,7 @@ func writeJSON(w io.Writer, document any) error {
 
 // relativeTo returns a hint that names the working directory, if err is about a missing file with a relative path. Otherwise it returns an
 // empty text.
-func relativeTo(err error) string {
+func relativePathHint(err error) string {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {
 		return ""

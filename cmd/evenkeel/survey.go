@@ -60,27 +60,27 @@ func (c *surveyCmd) Run(std streams) error {
 	if c.Trial {
 		return c.runTrial(std)
 	}
-	targets, err := c.targets()
+	targets, err := c.parseTargets()
 	if err != nil {
 		return usageError{err}
 	}
 	if c.Out == "" {
 		return c.watch(std, targets, io.Discard)
 	}
-	return writesTo(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
+	return withNewFile(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
 // writesTo creates a new file and then calls work. If work fails, writesTo removes the file, unless the error is a keepsFile.
-func writesTo(path string, work func(file *os.File) error) (fail error) {
+func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
-		return thereAlready(path)
+		return existsError(path)
 	}
 	if err != nil {
 		return err
 	}
 	defer func() {
-		keep := fail == nil || errors.As(fail, new(keepsFile))
+		keep := fail == nil || errors.As(fail, new(keepFileError))
 		fail = errors.Join(fail, f.Close())
 		if !keep {
 			_ = os.Remove(path)
@@ -90,9 +90,9 @@ func writesTo(path string, work func(file *os.File) error) (fail error) {
 }
 
 // keepsFile is an error after which the file is still useful.
-type keepsFile struct{ error }
+type keepFileError struct{ error }
 
-func (k keepsFile) Unwrap() error { return k.error }
+func (k keepFileError) Unwrap() error { return k.error }
 
 // watch watches the engines and writes the report.
 func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {
@@ -138,7 +138,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 }
 
 // targets returns the engines of --engines. It fails if one is given twice.
-func (c *surveyCmd) targets() (all []*engine.Target, err error) {
+func (c *surveyCmd) parseTargets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
 	if os.Getenv(engineKeyEnv) != "" {
 		profile.APIKeyEnv = engineKeyEnv

@@ -62,15 +62,15 @@ func (c *surveyCmd) checkTrial() error {
 
 // runTrial makes the trial and writes its file. With --plan, it writes no file.
 func (c *surveyCmd) runTrial(std streams) error {
-	targets, err := c.targets()
+	targets, err := c.parseTargets()
 	if err != nil {
 		return usageError{err}
 	}
 	if c.Plan {
-		return c.trial(std, targets[0], nil)
+		return c.planAndPlay(std, targets[0], nil)
 	}
 	c.Out = cmp.Or(c.Out, trialFile)
-	return writesTo(c.Out, func(file *os.File) error { return c.trial(std, targets[0], file) })
+	return withNewFile(c.Out, func(file *os.File) error { return c.planAndPlay(std, targets[0], file) })
 }
 
 // untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once, but
@@ -89,13 +89,13 @@ func untilSignal() (ctx context.Context, stop func()) {
 }
 
 // trial prints the plan, sends the loads and reports the results. With --plan, it only prints the plan, and file is nil.
-func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) error {
+func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
 	fmt.Fprintf(std.err, "asking the engine what it is; each answer is waited for 5 seconds\n")
-	entry, err := c.detect(ctx)
+	entry, err := c.askEngine(ctx)
 	if err != nil {
 		return err
 	}
@@ -103,22 +103,22 @@ func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) er
 	e.Count(entry.Ranks, entry.Slots)
 	e.Budget, e.Interval = entry.Budget, entry.Interval
 	loads := trials.Loads(&e, c.Short)
-	x, err := c.expect(ctx, std, &e, loads)
+	x, err := c.simulateLoads(ctx, std, &e, loads)
 	if err != nil {
 		return err
 	}
 	r := trials.New(&e, loads, x)
-	r.Short, r.Each = c.Short, c.each().Seconds()
+	r.Short, r.Each = c.Short, c.timePerWay().Seconds()
 	v, commit := buildInfo()
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
-	_, leastPairs := c.pairs()
-	r.Plan(std.out, trials.Costs(loads, x, c.each(), leastPairs))
+	_, leastPairs := c.blockPairs()
+	r.Plan(std.out, trials.Costs(loads, x, c.timePerWay(), leastPairs))
 	if c.Plan {
 		return nil
 	}
-	g, err := c.proxy(ctx, r, entry)
+	g, err := c.startProxy(ctx, r, entry)
 	if err != nil {
 		return err
 	}
@@ -127,16 +127,16 @@ func (c *surveyCmd) trial(std streams, target *engine.Target, file io.Writer) er
 		defer cancel()
 		return g.Shutdown(ending)
 	}
-	if err := c.play(ctx, std, r, g, entry.URL, client, target); err != nil {
+	if err := c.sendLoads(ctx, std, r, g, entry.URL, client, target); err != nil {
 		_ = end() // err is the error that the user should see
 		return err
 	}
-	return c.tell(std, r, file, end)
+	return c.writeResults(std, r, file, end)
 }
 
 // tell writes the report to the file and to the terminal, and then calls end to stop the proxy. The file comes first, because the
 // terminal may not exist any more. Each error of tell is a keepsFile.
-func (c *surveyCmd) tell(std streams, r *trials.Report, file io.Writer, end func() error) error {
+func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, end func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
 	if err == nil {
@@ -149,15 +149,15 @@ func (c *surveyCmd) tell(std streams, r *trials.Report, file io.Writer, end func
 	}
 	switch {
 	case err != nil:
-		return keepsFile{err}
+		return keepFileError{err}
 	case !r.Complete:
-		return keepsFile{errFailed} // the text has the reason
+		return keepFileError{errFailed} // the text has the reason
 	}
 	return nil
 }
 
 // pairs returns how many pairs of blocks a load has at most, and at least.
-func (c *surveyCmd) pairs() (most, least int) {
+func (c *surveyCmd) blockPairs() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
 	}
@@ -165,7 +165,7 @@ func (c *surveyCmd) pairs() (most, least int) {
 }
 
 // each returns how long each load is sent each way.
-func (c *surveyCmd) each() time.Duration {
+func (c *surveyCmd) timePerWay() time.Duration {
 	if c.Short {
 		return shortEach
 	}
@@ -174,7 +174,7 @@ func (c *surveyCmd) each() time.Duration {
 
 // detect asks the engine for its role and settings, as init does. Values of flags take the place of what the engine tells. It fails if the
 // engine is not fit for a trial.
-func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
+func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	address := c.Engines[0]
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
@@ -222,7 +222,7 @@ func (c *surveyCmd) detect(ctx context.Context) (*draft.Entry, error) {
 }
 
 // expect simulates the loads, and returns the results to expect.
-func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
+func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
 	by, err := trials.Find(c.Law, e)
 	if err != nil {
 		return nil, usageError{err}
@@ -250,7 +250,7 @@ func (c *surveyCmd) expect(ctx context.Context, std streams, e *trials.Engine, l
 
 // play sends all loads, straight to the engine and through evenkeel, and writes the results into r. Meanwhile it follows the engine's
 // metrics.
-func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
+func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {
 	bar := newProgress(std.err)
@@ -258,10 +258,10 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 	p := &trials.Player{
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
 		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
-		Each: c.each(), Bound: trials.Patience,
-		Told: func(now load.Progress, what string) { bar.trial(now, what) }, Learned: func() *trials.Learned { return lawOf(ctx, g) },
+		Each: c.timePerWay(), Bound: trials.Patience,
+		Told: func(now load.Progress, what string) { bar.showTrial(now, what) }, Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },
 	}
-	p.Pairs, p.Least = c.pairs()
+	p.Pairs, p.Least = c.blockPairs()
 	every := time.Second
 	if c.Short {
 		every = 200 * time.Millisecond
@@ -295,9 +295,9 @@ func (c *surveyCmd) play(ctx context.Context, std streams, r *trials.Report, g *
 }
 
 // proxy starts evenkeel on a free port, with the config that init would write for this engine. It records the policy in the report.
-func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
+func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
 	base := config.Default()
-	(&dialect{}).profiles(base)
+	(&exampleProxyFlags{}).setProfiles(base)
 	text, err := draft.File(base, []draft.Entry{*entry})
 	if err != nil {
 		return nil, err
@@ -311,14 +311,14 @@ func (c *surveyCmd) proxy(ctx context.Context, r *trials.Report, entry *draft.En
 		cfg.Pool.Size = max(cfg.Pool.Size, l.InFlight)
 	}
 	r.Program.Policy = cfg.Dispatch.Policy
-	return startGateway(ctx, cfg, 1, trialStarts)
+	return startGateway(ctx, cfg, 1, trialStartTimeout)
 }
 
 // trialStarts is how long evenkeel may take until it is ready and the engine is up.
-const trialStarts = time.Minute
+const trialStartTimeout = time.Minute
 
 // lawOf returns what evenkeel has learned about the times of steps; nil: nothing.
-func lawOf(ctx context.Context, g *gateway.Gateway) *trials.Learned {
+func learnedStepTimes(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for _, m := range g.Status(ctx).Dispatch.Models {

@@ -151,8 +151,8 @@ func TestALateErrorKeepsTheFile(t *testing.T) {
 			r.Seconds = math.NaN()
 			var out, errs bytes.Buffer
 			c := surveyCmd{Out: filepath.Join(t.TempDir(), "trial.json")}
-			err := writesTo(c.Out, func(file *os.File) error {
-				return c.tell(streams{&out, &errs}, r, file, func() error {
+			err := withNewFile(c.Out, func(file *os.File) error {
+				return c.writeResults(streams{&out, &errs}, r, file, func() error {
 					require.Contains(t, out.String(), "evenkeel learned no law", "it is told before evenkeel ends")
 					return tt.late
 				})

@@ -20,7 +20,7 @@ func (versionCmd) Run(std streams) error {
 }
 
 // program returns the version and the first 12 characters of the commit.
-func program() string {
+func versionText() string {
 	v, c := buildInfo()
 	return v + " " + c[:min(len(c), 12)]
 }

@@ -56,9 +56,9 @@ func (s *siblings) setStandings(all map[string]*Scope, reach map[string]Reach, n
 	for name, a := range all {
 		listed := a.claim.Members()
 		s.mu.Lock()
-		rank, home := s.members.Place(name, lease.Dispatcher(a.view.Load().Holder), now, s.set.members, listed)
+		rank, home := s.members.TakeoverRank(name, lease.Dispatcher(a.view.Load().Holder), now, s.set.members, listed)
 		s.mu.Unlock()
-		a.claim.SetStanding(home, rank, !leaving && reach[name].enough())
+		a.claim.SetRole(home, rank, !leaving && reach[name].enough())
 	}
 }
 
@@ -69,14 +69,14 @@ func (s *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
 	if ask.Epoch != v.Epoch {
 		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
 	}
-	if v.Away { // checked first, so that this proxy does not stop requests in vain
+	if v.StoreAway { // checked first, so that this proxy does not stop requests in vain
 		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", a.Name, lease.ErrNotHolder)
 	}
 	now, listed := time.Now(), a.claim.Members()
 	s.see(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.members.Yields(a.Name, sender, now, s.set.members, listed) {
+	if !s.members.ShouldHandOver(a.Name, sender, now, s.set.members, listed) {
 		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
 	}
 	return nil
@@ -97,7 +97,7 @@ func (s *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 			a.mu.Lock()
 			a.ownerHeard = now
 			a.mu.Unlock()
-			a.claim.Claimed(epoch)
+			a.claim.ObserveRivalEpoch(epoch)
 		}
 	}
 }

@@ -73,7 +73,7 @@ func (s *Set) HandOver(ctx context.Context) {
 // wanted says whether another proxy could take over a scope that this proxy owns.
 func (s *Set) wanted() bool {
 	for _, a := range *s.all.Load() {
-		if v := a.view.Load(); v.Admits && !v.Away && s.hasHeirs(a) {
+		if v := a.view.Load(); v.Admits && !v.StoreAway && s.hasHeirs(a) {
 			return true
 		}
 	}
@@ -112,7 +112,7 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 	case lease.Dispatcher(ask.Holder) != sender: // a peer may ask only for itself
 		return fmt.Errorf("%w: %s asks for %s", lease.ErrNoVote, sender, ask.Holder)
 	}
-	return group.claim.Promise(ask.Vote)
+	return group.claim.GivePromise(ask.Vote)
 }
 
 // Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, and the epochs that it has seen.

@@ -123,7 +123,7 @@ func (n *neighbours) setStandings(all map[string]*Scope, reach map[string]Reach,
 		case a.static != nil:
 			n.judge(a, now)
 		case !a.home:
-			a.claim.SetStanding(false, n.rank(a), reach[name].enough())
+			a.claim.SetRole(false, n.rank(a), reach[name].enough())
 		}
 	}
 }
@@ -146,7 +146,7 @@ func (n *neighbours) hasHeirs(*Scope) bool { return false }
 func (n *neighbours) takeReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if a := all[region]; a != nil && a.claim != nil {
-			a.claim.Claimed(epoch)
+			a.claim.ObserveRivalEpoch(epoch)
 		}
 	}
 	if all[h.Region] != nil && len(h.RTTMs) > 0 {

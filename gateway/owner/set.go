@@ -123,7 +123,7 @@ func (s *Set) claim(a *Scope, rank int) error {
 	if err != nil {
 		return err
 	}
-	cfg := lease.Config{Self: s.leases.identity, Home: a.home, Rank: rank, Times: s.times, Members: s.members}
+	cfg := lease.Config{Self: s.leases.identity, Home: a.home, TakeoverRank: rank, Times: s.times, Members: s.members}
 	cfg.MaxEpoch = s.leases.maxEpoch()
 	a.Claim(cfg, engine, lease.Hooks{
 		OnChange: func(v lease.View) { s.changed(a, v) },
@@ -195,7 +195,7 @@ func (s *Set) Unready(now time.Time) string {
 		heard := a.ownerHeard
 		a.mu.Unlock()
 		mayHaveOwner := now.Before(heard.Add(s.times.RenewDeadline))
-		if v := a.view.Load(); v.Admits || !v.Away || mayHaveOwner { // while the store answers, a group without an owner soon gets one
+		if v := a.view.Load(); v.Admits || !v.StoreAway || mayHaveOwner { // while the store answers, a group without an owner soon gets one
 			return ""
 		}
 	}

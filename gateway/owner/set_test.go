@@ -212,7 +212,7 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 		store.set(true)
 		time.Sleep(20 * time.Second)
 		require.Contains(t, s.Unready(time.Now()), "the store of leases does not answer")
-		require.True(t, a.view.Load().Away)
+		require.True(t, a.view.Load().StoreAway)
 		s.standing = &siblings{set: s}
 		s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
 		require.Empty(t, s.Unready(time.Now()), "another owns it")
@@ -240,7 +240,7 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 		o := &siblings{set: s, members: lease.NewMembers("us-1", false, time.Minute)}
 		o.members.See([]string{"us-0", "us-1", "us-2"}, time.Now())
 		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.order(a), "it has not been read yet")
-		a.claim.SetStanding(false, 1, true)
+		a.claim.SetRole(false, 1, true)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { a.claim.Run(ctx) })
@@ -328,7 +328,7 @@ type alwaysOurs struct{ standing }
 
 func (alwaysOurs) setStandings(all map[string]*Scope, _ map[string]Reach, _ time.Time) {
 	for _, a := range all {
-		a.claim.SetStanding(true, 0, true)
+		a.claim.SetRole(true, 0, true)
 	}
 }
 
@@ -365,7 +365,7 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
 		next := &heir{}
 		s.standing, s.deps.Leaving = next, func() bool { return true }
-		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, Away: away}) }
+		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, StoreAway: away}) }
 		waits := func() time.Duration {
 			begun := time.Now()
 			s.HandOver(t.Context())

@@ -50,7 +50,7 @@ type GroupStatus struct {
 // statusOf returns the status of a scope, from the view of its claim and the number of engines that answer.
 func statusOf(v *lease.View, r Reach) ScopeStatus {
 	return ScopeStatus{Phase: string(v.Phase), Admits: v.Admits, Holder: lease.Dispatcher(v.Holder), Epoch: v.Epoch, Up: r.Up, All: r.All,
-		Away: v.Away}
+		Away: v.StoreAway}
 }
 
 // RegionsStatus lists the regions whose engines this proxy may serve, its own region first; nil: regions have no
@@ -126,7 +126,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, a := range *m.set.all.Load() {
 		v := a.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
-			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.Away], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted],
+			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.StoreAway], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted],
 			m.differs: bit[v.Differs],
 		} {
 			if desc != nil {

@@ -46,7 +46,7 @@ const warnEvery = time.Minute
 
 // rejected counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
 func (r *Peers) rejected(reason string) {
-	r.peers.Rejected(reason)
+	r.peers.CountRejected(reason)
 	if reason != geo.RejectVersion {
 		return
 	}
@@ -82,7 +82,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 			openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
 		return
 	case path == geo.ProbePath:
-		answer, refusal := r.peers.Answer(ctx.PostBody(), came)
+		answer, refusal := r.peers.AnswerProbe(ctx.PostBody(), came)
 		if refusal != nil {
 			r.reject(ctx, refusal)
 			return

@@ -313,7 +313,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	in.GiveBack(tokens)
 	in.Body.Give()
 	if in.From != nil {
-		srv.Peers.Received(in.Record.Origin, journal.Outcome(fail))
+		srv.Peers.CountReceived(in.Record.Origin, journal.Outcome(fail))
 	}
 	in.Record.End(fail)
 }

@@ -184,10 +184,10 @@ func (f *fanned) askForAll(legs []branch) (query *geo.RoutingQuery) {
 	if query = first.job.elsewhere(first.job.life.Stays() || servedHere); query == nil {
 		return nil
 	}
-	query.Legs(len(legs))
+	query.SetLegs(len(legs))
 	first.job.query = query
 	for _, l := range legs[1:] {
-		l.job.query = query.Leg(l.job.id, l.job.recognize())
+		l.job.query = query.NewLeg(l.job.id, l.job.recognize())
 	}
 	return query
 }

@@ -29,13 +29,13 @@ import (
 func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() {
-		peer.Drop()
+		peer.DropUnsent()
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
-	j.client.OnGone(peer.Leave)
+	j.client.OnGone(peer.AbortByClient)
 	var heldBack time.Duration
 	if j.incoming.Batch {
 		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
@@ -43,8 +43,8 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Ev
 	whole, returned := peer.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.incoming.Patience, Held: heldBack, Most: peer.mostAnswerBytes(),
-		Dials: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
+		Stream: j.req.Stream, Deadline: j.incoming.Patience, ExtraHold: heldBack, MaxBytes: peer.mostAnswerBytes(),
+		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
 	if returned == nil {
 		edge.EndWait(ctx)
@@ -84,7 +84,7 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 // cameBack handles a forward that ended before the client had anything. If it returns no error, the request is served here, or evenkeel
 // decides again where it goes.
 func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
-	if returned.Gone || j.client.Left() {
+	if returned.ClientLeft || j.client.Left() {
 		j.freed()
 		return lifecycle.PeerRefuses, failure.Gone
 	}
@@ -101,11 +101,11 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 	what := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
 	if returned.Sibling {
-		if returned.Ran && j.ranElsewhere > 0 { // two peers that ran the request were lost; a third one does not get it
+		if returned.MayHaveRun && j.ranElsewhere > 0 { // two peers that ran the request were lost; a third one does not get it
 			return lifecycle.PeerRefuses, openai.Unavailable("owner_lost",
 				"the proxy that served the request was lost, and so was the next one that served it; send the request again", 1)
 		}
-		if returned.Ran {
+		if returned.MayHaveRun {
 			j.ranElsewhere++
 		}
 		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
@@ -128,18 +128,18 @@ func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
 	}
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups) // then a request that stays in this region may still go to another proxy of it
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, Leave: j.life.Tried(), Stay: stay || j.incoming.Stays && !groupsHaveOwners,
-		Home: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.Tried(), LocalOnly: stay || j.incoming.Stays && !groupsHaveOwners,
+		RegionOnly: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from := j.incoming.From; from != nil {
-		ask.Came = from
-		ask.Stay = ask.Stay || from.N >= from.Max // it was forwarded as often as it may be
+		ask.InboundHop = from
+		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // it was forwarded as often as it may be
 		ask.ID = cmp.Or(from.RID, ask.ID)
 	}
-	if !ask.Stay {
+	if !ask.LocalOnly {
 		ask.Prompt = j.recognize()
 	}
-	return j.srv.Peers.Question(ask)
+	return j.srv.Peers.NewQuery(ask)
 }
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")

@@ -248,12 +248,12 @@ func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *ope
 	}
 	switch fail.Code {
 	case geo.RejectBusy, geo.RejectDraining, geo.RejectOwner:
-		srv.Peers.Rejected(fail.Code)
+		srv.Peers.CountRejected(fail.Code)
 		ctx.Response.Header.Set(geo.RejectHeader, fail.Code)
 	case "deadline_unmet":
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectDeadline)
 	case "model_not_found":
-		srv.Peers.Rejected(geo.RejectModel)
+		srv.Peers.CountRejected(geo.RejectModel)
 		ctx.Response.Header.Set(geo.RejectHeader, geo.RejectModel)
 	}
 }

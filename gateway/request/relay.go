@@ -92,7 +92,7 @@ func (s *stream) opened() {
 	if !j.life.Resumed() && !s.upstream.unstreamed { // an answer in one piece does not show when its first token came
 		j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt, Sent: s.upstream.began})
 		if j.srv.Peers != nil {
-			j.srv.Peers.Served(s.firstAt.Sub(j.record.Arrival))
+			j.srv.Peers.ObserveLocalTTFT(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
 	s.upstream.tracked.Settle()

@@ -133,7 +133,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Restart:
 		j.query = r.nextQuery
 	case lifecycle.Drop:
-		r.forward.Drop()
+		r.forward.DropUnsent()
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
 		r.judge(effect)
 	case lifecycle.Resolve:

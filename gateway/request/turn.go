@@ -33,7 +33,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		case errors.Is(err, prefill.ErrElsewhere):
 			return nil, query.Forward(), nil
 		}
-		query.Forward().Drop() // the way was found, but by then the request had left the queue for another reason
+		query.Forward().DropUnsent() // the way was found, but by then the request had left the queue for another reason
 		return nil, nil, err
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
@@ -55,7 +55,7 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
 	if query != nil {
-		query.Stayed()
+		query.CountLocal()
 	}
 	return lease, nil, nil
 }
@@ -132,7 +132,7 @@ func (j *job) arrival() prefill.Request {
 		arrival.Prompt = j.recognize()
 	}
 	if peers := j.srv.Peers; peers != nil {
-		arrival.MayGoTo = peers.May(j.record.Key, j.model.Name)
+		arrival.MayGoTo = peers.RegionFilter(j.record.Key, j.model.Name)
 	}
 	return arrival
 }

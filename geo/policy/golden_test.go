@@ -24,21 +24,21 @@ func must(t testing.TB, text string) *Policy {
 }
 
 // replica is a local place that takes requests.
-func replica(id string) Place { return Place{ID: id, Left: 8, TPMs: 0.0938, T0Ms: 150.72} }
+func replica(id string) Candidate { return Candidate{ID: id, MaxSends: 8, TPMs: 0.0938, T0Ms: 150.72} }
 
-func peer(id string, rtt float64) Place {
-	return Place{ID: id, Peer: true, Left: 8, RTTMs: rtt, TPMs: 0.0938, T0Ms: 150.72, Replicas: 1}
+func peer(id string, rtt float64) Candidate {
+	return Candidate{ID: id, Peer: true, MaxSends: 8, RTTMs: rtt, TPMs: 0.0938, T0Ms: 150.72, Replicas: 1}
 }
 
-func with(x Place, change func(x *Place)) Place {
+func with(x Candidate, change func(x *Candidate)) Candidate {
 	change(&x)
 	return x
 }
 
-func full(x Place) Place { return with(x, func(x *Place) { x.Left, x.Why = 0, Full }) }
+func full(x Candidate) Candidate { return with(x, func(x *Candidate) { x.MaxSends, x.Why = 0, Full }) }
 
 // next is the decision for one request alone.
-func next(p *Policy, r *Request, drainMs float64, places ...Place) Decision {
+func next(p *Policy, r *Request, drainMs float64, places ...Candidate) Decision {
 	p.Begin(places, drainMs)
 	return p.Next(r)
 }
@@ -52,18 +52,18 @@ func TestTheCentralBalancerWeighsDistanceQueueAndCache(t *testing.T) {
 		{"at the slope that the source's figures imply", 0.0466, [3]float64{320.07, 295.91, 391.40}},
 		{"at the slope of its table", 0.0938, [3]float64{641.22, 311.02, 602.47}},
 	} {
-		place := func(id string, rtt, queued float64) Place {
-			return Place{ID: id, Left: 8, RTTMs: rtt, TPMs: row.tp, QueuedTokens: queued}
+		place := func(id string, rtt, queued float64) Candidate {
+			return Candidate{ID: id, MaxSends: 8, RTTMs: rtt, TPMs: row.tp, QueuedTokens: queued}
 		}
 		p := must(t, "finish:load=0")
 		r := &Request{ID: "r", Tokens: 320, Hits: []int32{16, 0, 48}}
-		places := []Place{place("us", 3, 6500), place("de", 281, 0), place("il", 183, 4200)}
+		places := []Candidate{place("us", 3, 6500), place("de", 281, 0), place("il", 183, 4200)}
 		p.Begin(places, 0)
 		for i, want := range row.want {
-			require.InDelta(t, want, p.terms(r, i).Total(), 0.006, "%s: %s", row.name, places[i].ID)
+			require.InDelta(t, want, p.predictCost(r, i).Total(), 0.006, "%s: %s", row.name, places[i].ID)
 		}
 		d := p.Next(r)
-		require.Equal(t, Decision{Act: Send, Place: 1, Terms: d.Terms, LocalMs: d.LocalMs}, d, row.name)
+		require.Equal(t, Decision{Act: Send, Candidate: 1, Terms: d.Terms, LocalMs: d.LocalMs}, d, row.name)
 	}
 }
 
@@ -78,15 +78,15 @@ func TestGorgoGoesOnlyWhereItGains(t *testing.T) {
 		{"4 ms sooner, less than min_gain: it stays", 195, 720.92, Hold},
 	} {
 		p := must(t, "gorgo")
-		local := with(full(replica("l")), func(x *Place) { x.QueuedTokens = 2000 })
-		places := []Place{local, peer("p", row.rtt)}
+		local := with(full(replica("l")), func(x *Candidate) { x.QueuedTokens = 2000 })
+		places := []Candidate{local, peer("p", row.rtt)}
 		p.Begin(places, 120)
 		for range 3 {
-			require.Equal(t, Hold, p.Next(&Request{ID: "before", Tokens: 10, Stay: true}).Act)
+			require.Equal(t, Hold, p.Next(&Request{ID: "before", Tokens: 10, LocalOnly: true}).Act)
 		}
 		r := &Request{ID: "r", Tokens: 4000, Hits: []int32{3000}}
-		require.InDelta(t, 724.52, p.terms(r, 0).Total(), 1e-6, row.name)
-		require.InDelta(t, row.cost, p.terms(r, 1).Total(), 1e-6, row.name)
+		require.InDelta(t, 724.52, p.predictCost(r, 0).Total(), 1e-6, row.name)
+		require.InDelta(t, row.cost, p.predictCost(r, 1).Total(), 1e-6, row.name)
 		require.Equal(t, row.act, p.Next(r).Act, row.name)
 	}
 }
@@ -94,16 +94,16 @@ func TestGorgoGoesOnlyWhereItGains(t *testing.T) {
 func TestLocalFirst(t *testing.T) {
 	for _, name := range []string{"skylb", "gorgo", "skylb-ch", "least-load", "round-robin"} {
 		p := must(t, name)
-		d := next(p, &Request{ID: "r", Tokens: 8000, Hits: []int32{0, 7936}}, 0, replica("l"), with(peer("p", 20), func(x *Place) { x.Left = 5 }))
+		d := next(p, &Request{ID: "r", Tokens: 8000, Hits: []int32{0, 7936}}, 0, replica("l"), with(peer("p", 20), func(x *Candidate) { x.MaxSends = 5 }))
 		require.Equal(t, Send, d.Act, "%s takes a local replica that is available, whatever a peer has cached", name)
-		require.Zero(t, d.Place, name)
+		require.Zero(t, d.Candidate, name)
 	}
 }
 
 // fresh is a peer that takes forwards.
 func fresh(id string) Peer {
 	return Peer{
-		ID: id, Probed: true, Major: Protocol, AgeMs: 100, IntervalMs: 500, Offers: true,
+		ID: id, Probed: true, Major: Protocol, AgeMs: 100, IntervalMs: 500, OffersModel: true,
 		Offer: Offer{Replicas: 4, NAvail: 2, Free: 8, TPMs: 0.0938, T0Ms: 150.72}, RTTMs: 100,
 	}
 }
@@ -115,19 +115,19 @@ func TestAPeerIsAvailableOrSaysWhyNot(t *testing.T) {
 		change func(x *Peer)
 		want   Reason
 	}{
-		{"a: its queue is longer than tau", "skylb:tau=4", func(x *Peer) { x.Offer.NAvail, x.Offer.Queue = 2, 5 }, Queued},
+		{"a: its queue is longer than tau", "skylb:tau=4", func(x *Peer) { x.Offer.NAvail, x.Offer.Queue = 2, 5 }, QueueTooLong},
 		{"a: only skylb looks at tau", "finish", func(x *Peer) { x.Offer.NAvail, x.Offer.Queue = 2, 5 }, Available},
 		{"b: none of its replicas is available", "skylb", func(x *Peer) { x.Offer.NAvail = 0 }, NoReplica},
 		{"c: a queue of tau is no reason", "skylb", func(x *Peer) { x.Offer.NAvail, x.Offer.Queue = 1, 4 }, Available},
 		{"d: it drains", "skylb", func(x *Peer) { x.Offer.NAvail, x.Draining = 3, true }, Draining},
-		{"e: it speaks another major version", "skylb", func(x *Peer) { x.Offer.NAvail, x.Major = 3, 2 }, Version},
-		{"it has not answered yet", "finish", func(x *Peer) { x.Probed = false }, Never},
+		{"e: it speaks another major version", "skylb", func(x *Peer) { x.Offer.NAvail, x.Major = 3, 2 }, OtherVersion},
+		{"it has not answered yet", "finish", func(x *Peer) { x.Probed = false }, NeverProbed},
 		{"it missed three probes", "finish", func(x *Peer) { x.Down = true }, Down},
 		{"its answer is three intervals old", "finish", func(x *Peer) { x.AgeMs = 1500 }, Stale},
-		{"it has another model", "finish", func(x *Peer) { x.Offers = false }, Model},
+		{"it has another model", "finish", func(x *Peer) { x.OffersModel = false }, NotOffered},
 		{"all that was free is reserved", "finish", func(x *Peer) { x.Reserved = 8 }, Full},
-		{"its circuit is open", "finish", func(x *Peer) { x.CircuitOpen = true }, Circuit},
-		{"the day's egress is spent", "finish", func(x *Peer) { x.BudgetSpent = true }, Budget},
+		{"its circuit is open", "finish", func(x *Peer) { x.CircuitOpen = true }, CircuitOpen},
+		{"the day's egress is spent", "finish", func(x *Peer) { x.BudgetSpent = true }, BudgetSpent},
 		{"it says that it has a negative queue", "finish", func(x *Peer) { x.Offer.Queue = -1 }, Nonsense},
 		{"it says that requests wait no number of ms", "finish", func(x *Peer) { x.Offer.QueueWaitMs = math.NaN() }, Nonsense},
 		{"it has more available replicas than replicas", "finish", func(x *Peer) { x.Offer.NAvail = 5 }, Nonsense},
@@ -140,12 +140,12 @@ func TestAPeerIsAvailableOrSaysWhyNot(t *testing.T) {
 
 func TestSkyLBGoesWhereMostIsCached(t *testing.T) {
 	local := full(replica("l"))
-	eu, asia, use := peer("eu", 150), peer("asia", 180), with(full(peer("us-e", 20)), func(x *Place) { x.Why = NoReplica })
+	eu, asia, use := peer("eu", 150), peer("asia", 180), with(full(peer("us-e", 20)), func(x *Candidate) { x.Why = NoReplica })
 	p := must(t, "skylb")
 	d := next(p, &Request{ID: "r", Tokens: 5000, Hits: []int32{0, 1024, 2048, 4096}}, 0, local, eu, asia, use)
-	require.Equal(t, []any{Forward, 2}, []any{d.Act, d.Place}, "the longest match among those that are available")
+	require.Equal(t, []any{Forward, 2}, []any{d.Act, d.Candidate}, "the longest match among those that are available")
 	d = next(p, &Request{ID: "r", Tokens: 5000, Hits: []int32{0, 1024, 1024, 4096}}, 0, local, eu, asia, use)
-	require.Equal(t, []any{Forward, 1}, []any{d.Act, d.Place}, "equal matches: the nearer one")
+	require.Equal(t, []any{Forward, 1}, []any{d.Act, d.Candidate}, "equal matches: the nearer one")
 }
 
 func TestTheRingSkipsWhoIsNotAvailable(t *testing.T) {
@@ -207,14 +207,14 @@ func TestPushModes(t *testing.T) {
 			{Healthy: true, GateOpen: true, Outstanding: 10, Pending: 2, Credit: 32},
 			{Healthy: true, GateOpen: true, Outstanding: 26, Credit: 32},
 		}
-		var places []Place
+		var places []Candidate
 		for i, id := range []string{"r1", "r2"} {
-			x := with(replica(id), func(x *Place) { x.Outstanding = float64(states[i].Outstanding) })
-			x.Left, x.Why = p.Settings().Replica(&states[i])
+			x := with(replica(id), func(x *Candidate) { x.Outstanding = float64(states[i].Outstanding) })
+			x.MaxSends, x.Why = p.Settings().JudgeReplica(&states[i])
 			places = append(places, x)
 		}
 		d := next(p, &Request{ID: "r", Tokens: 100}, 0, places...)
-		require.Equal(t, []any{Send, row.want}, []any{d.Act, d.Place}, row.name)
+		require.Equal(t, []any{Send, row.want}, []any{d.Act, d.Candidate}, row.name)
 	}
 }
 
@@ -230,28 +230,28 @@ func TestAForwardIsReservedUntilAProbeHasSeenIt(t *testing.T) {
 	sent := uint64(0)
 	forwarded := func(at, tokens float64) {
 		sent++
-		v.Booked(sent, tokens)
-		v.Written(sent, at)
+		v.Book(sent, tokens)
+		v.MarkWritten(sent, at)
 	}
 	forwarded(100, 500)
 	require.Equal(t, Available, state(2), "one of them is left")
 	forwarded(200, 300)
 	require.Equal(t, Full, state(2), "none")
 	require.Equal(t, 800.0, x.UnseenTokens)
-	v.Answered(150)
+	v.DropCounted(150)
 	require.Equal(t, Full, state(1), "answer B, sent between the two forwards, counts the first")
 	require.Equal(t, 300.0, x.UnseenTokens)
-	v.Answered(250)
+	v.DropCounted(250)
 	require.Equal(t, Available, state(1), "answer C counts both")
-	v.Forget()
-	v.Booked(7, 400)
-	v.Answered(9999)
+	v.Clear()
+	v.Book(7, 400)
+	v.DropCounted(9999)
 	require.Equal(t, Full, state(1), "what is not written yet is in no answer")
-	v.Written(7, 10_000)
-	v.Answered(10_001)
+	v.MarkWritten(7, 10_000)
+	v.DropCounted(10_001)
 	require.Equal(t, Available, state(1))
-	v.Booked(8, 400)
-	v.Withdrawn(8)
+	v.Book(8, 400)
+	v.Withdraw(8)
 	require.Equal(t, Available, state(1), "and what is never written is reserved no longer")
 	forwarded(300, 1)
 	v.Expire(1379, 500, 80)
@@ -312,23 +312,23 @@ func TestTheLineOfPrefillsIsLearned(t *testing.T) {
 
 func TestPatienceForAHit(t *testing.T) {
 	p := must(t, "gorgo:push=sp-p,load=50,patience=2")
-	busy := with(full(replica("r1")), func(x *Place) { x.Why = Pending })
+	busy := with(full(replica("r1")), func(x *Candidate) { x.Why = Pending })
 	old := &Request{ID: "old", Tokens: 4100, Hits: []int32{4000, 0}}
 	young := &Request{ID: "young", Tokens: 4100, Hits: []int32{0, 0}}
 
-	p.Begin([]Place{busy, replica("r2")}, 0)
+	p.Begin([]Candidate{busy, replica("r2")}, 0)
 	d := p.Next(old)
-	require.Equal(t, []any{Hold, 0}, []any{d.Act, d.Place}, "it waits for the replica that has its prompt")
+	require.Equal(t, []any{Hold, 0}, []any{d.Act, d.Candidate}, "it waits for the replica that has its prompt")
 	require.InDelta(t, 750.4, d.UntilMs, 1e-9)
 	d = p.Next(young)
-	require.Equal(t, []any{Send, 1}, []any{d.Act, d.Place}, "a younger one with nothing to gain passes at once")
+	require.Equal(t, []any{Send, 1}, []any{d.Act, d.Candidate}, "a younger one with nothing to gain passes at once")
 
-	old.Waited = 400
+	old.WaitedMs = 400
 	d = next(p, old, 0, replica("r1"), replica("r2"))
-	require.Equal(t, []any{Send, 0}, []any{d.Act, d.Place}, "the replica is free after 400 ms")
-	old.Waited = 750.4
+	require.Equal(t, []any{Send, 0}, []any{d.Act, d.Candidate}, "the replica is free after 400 ms")
+	old.WaitedMs = 750.4
 	d = next(p, old, 0, busy, replica("r2"))
-	require.Equal(t, []any{Send, 1}, []any{d.Act, d.Place}, "it never is, and patience ends")
+	require.Equal(t, []any{Send, 1}, []any{d.Act, d.Candidate}, "it never is, and patience ends")
 }
 
 func TestFinishComparesLocalAndPeerAlways(t *testing.T) {
@@ -341,8 +341,8 @@ func TestFinishComparesLocalAndPeerAlways(t *testing.T) {
 		{"local is cheaper", 2000, 552.12, Send},
 		{"a longer local queue: it goes, though a replica here is free", 6000, 927.32, Forward},
 	} {
-		local := with(replica("l"), func(x *Place) { x.QueuedTokens, x.Running = row.queued, 40 })
-		far := with(peer("p", 150), func(x *Place) { x.Running = 20 })
+		local := with(replica("l"), func(x *Candidate) { x.QueuedTokens, x.Running = row.queued, 40 })
+		far := with(peer("p", 150), func(x *Candidate) { x.Running = 20 })
 		d := next(must(t, "finish"), &Request{ID: "r", Tokens: 4000, Hits: []int32{3000, 0}}, 0, local, far)
 		require.Equal(t, row.act, d.Act, row.name)
 		require.InDelta(t, row.local, d.LocalMs, 1e-6, row.name)
@@ -363,7 +363,7 @@ func TestSPECountsRequestsWithoutAFirstToken(t *testing.T) {
 		{"eight: not", 8, Full},
 		{"eight, and one first token has just come: available", 8 - 1, Available},
 	} {
-		_, why := s.Replica(&Replica{Healthy: true, GateOpen: true, Unanswered: row.unanswered})
+		_, why := s.JudgeReplica(&Replica{Healthy: true, GateOpen: true, Unanswered: row.unanswered})
 		require.Equal(t, row.want, why, row.name)
 	}
 }

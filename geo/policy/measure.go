@@ -10,7 +10,7 @@ type RTT struct {
 }
 
 // leastRTT is a lower bound of round trips, in ms: a smaller one would come from a wrong procUs.
-const leastRTT = 0.05
+const minRTTMs = 0.05
 
 // NewRTT returns an average in which a new sample has the weight alpha, 0 to 1.
 func NewRTT(alpha float64) RTT { return RTT{alpha: alpha} }
@@ -21,7 +21,7 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 	if dialled {
 		return
 	}
-	sample := max(leastRTT, ms-procUs/1000)
+	sample := max(minRTTMs, ms-procUs/1000)
 	if !r.known {
 		r.ms, r.known = sample, true
 		return
@@ -34,37 +34,37 @@ func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 
 // Drain is the average time between two departures from an arrival queue, while
 // requests wait in it.
-type Drain struct {
+type DepartureGap struct {
 	ms     float64
 	lastAt float64
 	known  bool
 	busy   bool // requests have waited since lastAt
 }
 
-const drainAlpha = 0.2 // weight of a new gap in the average
+const departureGapAlpha = 0.2 // weight of a new gap in the average
 
 // Departed adds a departure. waiting is the number of requests that remain in the queue.
-func (d *Drain) Departed(nowAt float64, waiting int) {
+func (d *DepartureGap) Departed(nowAt float64, waiting int) {
 	if d.busy {
 		gap := nowAt - d.lastAt
 		if !d.known {
 			d.ms, d.known = gap, true
 		} else {
-			d.ms += drainAlpha * (gap - d.ms)
+			d.ms += departureGapAlpha * (gap - d.ms)
 		}
 	}
 	d.lastAt, d.busy = nowAt, waiting > 0
 }
 
 // Began records that a request entered the queue, because it could not be sent at its arrival.
-func (d *Drain) Began(nowAt float64) {
+func (d *DepartureGap) Entered(nowAt float64) {
 	if !d.busy {
 		d.lastAt, d.busy = nowAt, true
 	}
 }
 
 // Ms is the average in ms; 0: unknown, because no request has departed while others waited.
-func (d *Drain) Ms() float64 { return d.ms }
+func (d *DepartureGap) Ms() float64 { return d.ms }
 
 // Distrust is by how many ms the predicted costs of a peer were too low: the median of the actual time to first token less
 // the predicted time. Each sample moves the median by one step.
@@ -78,46 +78,46 @@ type Distrust struct {
 }
 
 const (
-	distrustStep  = 10.0     // ms by which a sample moves the median
-	distrustFrom  = 100.0    // ms from which the median has an effect
-	distrustCount = 20       // samples from which the median has an effect
-	distrustHalf  = 60_000.0 // ms in which the median halves
+	distrustStepMs  = 10.0     // ms by which a sample moves the median
+	distrustMinMs  = 100.0    // ms from which the median has an effect
+	distrustMinSamples = 20       // samples from which the median has an effect
+	halfLifeMs  = 60_000.0 // ms in which the median halves
 )
 
 // Add adds one forward. errorMs is its actual less its predicted time to first token, in ms.
 func (d *Distrust) Add(nowAt, errorMs float64) {
-	d.fade(nowAt)
+	d.halve(nowAt)
 	d.lastAt = nowAt
 	d.samples++
 	switch {
 	case errorMs > d.median:
-		d.median += distrustStep
+		d.median += distrustStepMs
 	case errorMs < d.median:
-		d.median -= distrustStep
+		d.median -= distrustStepMs
 	}
 }
 
 // Ms is by how many ms min_gain_ms is raised for the peer. It is 0 while there are fewer than distrustCount samples, or while
 // the median is below distrustFrom.
 func (d *Distrust) Ms(nowAt float64) float64 {
-	d.fade(nowAt)
-	if d.samples < distrustCount || d.median < distrustFrom {
+	d.halve(nowAt)
+	if d.samples < distrustMinSamples || d.median < distrustMinMs {
 		return 0
 	}
 	return d.median
 }
 
-func (d *Distrust) fade(nowAt float64) {
-	if part := fade(nowAt, &d.lastAt); d.samples > 0 {
+func (d *Distrust) halve(nowAt float64) {
+	if part := halvedShare(nowAt, &d.lastAt); d.samples > 0 {
 		d.median *= part
 	}
 }
 
 // fade returns which part of a value, from 0 to 1, is left at the time nowAt: the value halves every distrustHalf. lastAt is
 // when the value last changed; fade advances it by the whole half-lives that have passed.
-func fade(nowAt float64, lastAt *float64) (part float64) {
-	halvings := max(0, math.Floor((nowAt-*lastAt)/distrustHalf))
-	*lastAt += halvings * distrustHalf
+func halvedShare(nowAt float64, lastAt *float64) (part float64) {
+	halvings := max(0, math.Floor((nowAt-*lastAt)/halfLifeMs))
+	*lastAt += halvings * halfLifeMs
 	return math.Pow(0.5, halvings)
 }
 
@@ -127,60 +127,60 @@ func fade(nowAt float64, lastAt *float64) (part float64) {
 // whether the peer has improved. Each minute without a first event therefore halves the amount by which the window has
 // shrunk.
 type Trust struct {
-	less   int     // by how many requests the window is smaller than trustFirst; negative: larger
+	shrunkBy   int     // by how many requests the window is smaller than trustFirst; negative: larger
 	lastAt float64 // when the last first event or failure came, or less was last halved
 }
 
 const (
-	trustFirst = 64      // requests
-	trustMost  = 1 << 16 // requests
-	trustBlind = 5000.0  // ms to a first event that are assumed without a prediction
+	initialWindow = 64      // requests
+	maxWindow  = 1 << 16 // requests
+	assumedFirstEventMs = 5000.0  // ms to a first event that are assumed without a prediction
 )
 
 // LateMs is the time in ms after which a first event is late. predictedMs is its predicted time; 0: no prediction.
 func LateMs(predictedMs float64) float64 {
 	if predictedMs <= 0 {
-		predictedMs = trustBlind
+		predictedMs = assumedFirstEventMs
 	}
-	return 2*predictedMs + distrustFrom
+	return 2*predictedMs + distrustMinMs
 }
 
 // Answered adds the time to the first event of a stream, and its predicted time; 0: no prediction.
-func (t *Trust) Answered(nowAt, tookMs, predictedMs float64) {
+func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 	if tookMs > LateMs(predictedMs) {
 		t.Failed(nowAt)
 		return
 	}
-	t.fade(nowAt)
+	t.halve(nowAt)
 	t.lastAt = nowAt
-	t.less = max(t.less-1, trustFirst-trustMost)
+	t.shrunkBy = max(t.shrunkBy-1, initialWindow-maxWindow)
 }
 
 // Whole adds an answer that was not a stream. It does not show when the first token was ready, and therefore only restores
 // the window up to trustFirst.
-func (t *Trust) Whole(nowAt float64) {
-	t.fade(nowAt)
-	if t.less > 0 {
-		t.less--
+func (t *Trust) WholeAnswer(nowAt float64) {
+	t.halve(nowAt)
+	if t.shrunkBy > 0 {
+		t.shrunkBy--
 	}
 }
 
 // Failed adds a request that the peer did not serve.
 func (t *Trust) Failed(nowAt float64) {
-	t.fade(nowAt)
+	t.halve(nowAt)
 	t.lastAt = nowAt
-	t.less = min(t.less+2, trustFirst-1)
+	t.shrunkBy = min(t.shrunkBy+2, initialWindow-1)
 }
 
 // Window is how many requests may be unanswered at the peer, at least one.
 func (t *Trust) Window(nowAt float64) int {
-	t.fade(nowAt)
-	return trustFirst - t.less
+	t.halve(nowAt)
+	return initialWindow - t.shrunkBy
 }
 
 // fade halves less for each minute without a first event. It does not reduce a window that is larger than trustFirst.
-func (t *Trust) fade(nowAt float64) {
-	if part := fade(nowAt, &t.lastAt); t.less > 0 {
-		t.less = int(float64(t.less) * part)
+func (t *Trust) halve(nowAt float64) {
+	if part := halvedShare(nowAt, &t.lastAt); t.shrunkBy > 0 {
+		t.shrunkBy = int(float64(t.shrunkBy) * part)
 	}
 }

@@ -17,13 +17,13 @@ type Offer struct {
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
 	// RoomMs is the time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
-	RoomMs  float64 `json:"room_ms,omitempty"`
-	TokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
+	KVRoomMs  float64 `json:"room_ms,omitempty"`
+	KVTokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }
 
 // NewOffer sums up the local replicas. The arrival queue has waiting requests with waitingTokens new tokens, and lets one
 // request go every drainMs; seqs is the number of requests that the replicas can decode at once.
-func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs int) Offer {
+func NewOffer(local []Candidate, waiting int, waitingTokens, drainMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
 	var sum, outstanding float64
 	least, best := math.Inf(1), -1
@@ -40,10 +40,10 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 		sum += replica.QueuedTokens
 		if replica.Why == Available {
 			o.NAvail++
-			o.Free += min(replica.Left, unlimited-o.Free) // the sum stays within unlimited
+			o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum stays within unlimited
 		}
 		least = min(least, replica.QueuedTokens)
-		if best < 0 || better(replica, &local[best]) {
+		if best < 0 || preferred(replica, &local[best]) {
 			best = i
 		}
 	}
@@ -58,38 +58,38 @@ func NewOffer(local []Place, waiting int, waitingTokens, drainMs float64, seqs i
 		wait = float64(waiting+1) * drainMs
 	}
 	o.QueueWaitMs = max(o.TPMs*o.QueuedTokens, wait)
-	o.room(local, waitingTokens)
+	o.setKVRoom(local, waitingTokens)
 	o.Load = (outstanding + float64(waiting)) / float64(max(1, seqs))
 	return o
 }
 
 // room sets RoomMs and TokenMs: when there is KV memory for the next request. This is on an available replica; if none is
 // available, on the first replica that has memory after the requests in the arrival queue are served.
-func (o *Offer) room(local []Place, waitingTokens float64) {
+func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	perMs := 0.0
-	o.RoomMs = math.Inf(1)
+	o.KVRoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
 		passedOver := o.NAvail > 0 && replica.Why != Available
-		if replica.Peer || replica.TokenMs == 0 || !replica.Why.Awaitable() || passedOver {
+		if replica.Peer || replica.KVTokenMs == 0 || !replica.Why.Awaitable() || passedOver {
 			continue
 		}
-		perMs += 1 / replica.TokenMs
-		o.RoomMs = min(o.RoomMs, replica.RoomMs)
+		perMs += 1 / replica.KVTokenMs
+		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs)
 	}
 	if perMs == 0 {
-		o.RoomMs = 0
+		o.KVRoomMs = 0
 		return
 	}
-	o.TokenMs = 1 / perMs
+	o.KVTokenMs = 1 / perMs
 	if o.NAvail == 0 {
-		o.RoomMs += waitingTokens * o.TokenMs
+		o.KVRoomMs += waitingTokens * o.KVTokenMs
 	}
 }
 
 // better reports whether the next request would rather go to a than to b. Available replicas come first, then replicas with
 // a smaller batch.
-func better(a, b *Place) bool {
+func preferred(a, b *Candidate) bool {
 	if aAvailable, bAvailable := a.Why == Available, b.Why == Available; aAvailable != bAvailable {
 		return aAvailable
 	}
@@ -98,12 +98,12 @@ func better(a, b *Place) bool {
 
 // mostOffered is a limit that no number of a real offer reaches, be it of ms or of tokens. Products of two numbers up to this
 // limit are finite. An infinite cost would count as equal to every other cost, and would not be a number when its weight is 0.
-const mostOffered = 1e15
+const maxOffered = 1e15
 
 // sane reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
-func (o *Offer) sane() bool {
-	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.TokenMs, max(0, o.RoomMs)} {
-		if !(v >= 0 && v <= mostOffered) { // also if v is NaN
+func (o *Offer) plausible() bool {
+	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, max(0, o.KVRoomMs)} {
+		if !(v >= 0 && v <= maxOffered) { // also if v is NaN
 			return false
 		}
 	}
@@ -121,7 +121,7 @@ type Peer struct {
 	IntervalMs float64 // time from one answer to the next
 
 	Draining    bool // it takes no new requests
-	Offers      bool // it offers the model
+	OffersModel      bool // it offers the model
 	CircuitOpen bool
 	BudgetSpent bool // the egress budget of the day is used up
 
@@ -136,7 +136,7 @@ type Peer struct {
 }
 
 // left is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows.
-func (x *Peer) left() int {
+func (x *Peer) maxSends() int {
 	left := x.Offer.Free - x.Reserved
 	if x.Window > 0 {
 		left = min(left, x.Window-x.Unanswered)
@@ -155,52 +155,52 @@ const staleAfter = 3
 func (p *Policy) Judge(x *Peer) Reason {
 	switch {
 	case !x.Probed:
-		return Never
+		return NeverProbed
 	case x.Down:
 		return Down
 	case x.AgeMs >= staleAfter*x.IntervalMs:
 		return Stale
 	case x.Major != Protocol:
-		return Version
+		return OtherVersion
 	case x.Draining:
 		return Draining
-	case !x.Offers:
-		return Model
-	case !x.Offer.sane():
+	case !x.OffersModel:
+		return NotOffered
+	case !x.Offer.plausible():
 		return Nonsense
 	case x.CircuitOpen:
-		return Circuit
+		return CircuitOpen
 	case x.BudgetSpent:
-		return Budget
+		return BudgetSpent
 	case x.Offer.NAvail == 0:
 		return NoReplica
-	case p.rule.tau && x.Offer.Queue > p.set.Tau:
-		return Queued
-	case x.left() <= 0:
+	case p.rule.limitsPeerQueue && x.Offer.Queue > p.settings.Tau:
+		return QueueTooLong
+	case x.maxSends() <= 0:
 		return Full
 	}
 	return Available
 }
 
 // PeerPlace converts a peer to a Place.
-func (p *Policy) PeerPlace(x *Peer) Place {
+func (p *Policy) PeerCandidate(x *Peer) Candidate {
 	o := &x.Offer
-	place := Place{
+	place := Candidate{
 		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
 		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
-		RoomMs: o.RoomMs + x.UnseenTokens*o.TokenMs, TokenMs: o.TokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
+		KVRoomMs: o.KVRoomMs + x.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
 		ResidualMs: x.ResidualMs,
 	}
 	if place.Why == Available {
-		place.Left = x.left()
+		place.MaxSends = x.maxSends()
 	}
 	if place.TPMs == 0 {
-		place.TPMs, place.T0Ms = p.set.TPMs, p.set.T0Ms
+		place.TPMs, place.T0Ms = p.settings.TPMs, p.settings.T0Ms
 	}
 	return place
 }
 
 // Accepts reports whether a region with a queue of this length takes one more forwarded request. The limit is twice Tau,
 // because the region that forwards the request has decided by an older length.
-func (s *Settings) Accepts(queue int) bool { return queue <= 2*s.Tau }
+func (s *Settings) AcceptsForward(queue int) bool { return queue <= 2*s.Tau }

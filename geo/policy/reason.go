@@ -7,22 +7,22 @@ type Reason uint8
 // compared.
 const (
 	Available  Reason = iota
-	Queued            // peer: its arrival queue is longer than tau
+	QueueTooLong            // peer: its arrival queue is longer than tau
 	NoReplica         // peer: none of its replicas takes a request
 	Full              // no more requests may be sent: the replica has enough, or the peer's offer or window is used up
 	Pending           // replica: the engine has requests that it has not begun
 	NoRoom            // replica: its KV gate is closed, but is predicted to open
 	Unhealthy         // replica
 	GateClosed        // replica: its KV gate is closed, or the decode side has no room, for an unknown time
-	Never             // peer: no good probe yet
+	NeverProbed             // peer: no good probe yet
 	Down              // peer: missed too many probes
 	Stale             // peer: the last good probe is too old
-	Version           // peer: speaks another major version
+	OtherVersion           // peer: speaks another major version
 	Draining          // peer
-	Model             // peer: does not offer the model
+	NotOffered             // peer: does not offer the model
 	Nonsense          // peer: its answer has impossible numbers
-	Circuit           // peer: too many forwards fell back
-	Budget            // peer: the egress budget of the day is used up
+	CircuitOpen           // peer: too many forwards fell back
+	BudgetSpent            // peer: the egress budget of the day is used up
 )
 
 var reasonWords = [...]string{

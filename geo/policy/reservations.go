@@ -18,12 +18,12 @@ type forward struct {
 }
 
 // Booked adds a forward that is not written to the peer yet. tokens is its new tokens.
-func (r *Reservations) Booked(number uint64, tokens float64) {
+func (r *Reservations) Book(number uint64, tokens float64) {
 	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
 }
 
 // Written records that a booked forward is written to the peer now. A probe that is sent later counts it.
-func (r *Reservations) Written(number uint64, nowAt float64) {
+func (r *Reservations) MarkWritten(number uint64, nowAt float64) {
 	for i := range r.forwards {
 		if f := &r.forwards[i]; f.number == number && math.IsInf(f.writtenAt, 1) {
 			f.writtenAt = nowAt
@@ -32,23 +32,23 @@ func (r *Reservations) Written(number uint64, nowAt float64) {
 }
 
 // Withdrawn drops a booked forward that will not be written to the peer.
-func (r *Reservations) Withdrawn(number uint64) {
+func (r *Reservations) Withdraw(number uint64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.number == number && math.IsInf(f.writtenAt, 1) })
 }
 
 // Answered drops the forwards that the answer to a probe counts: all that were written before sentAt, when the probe was
 // sent.
-func (r *Reservations) Answered(sentAt float64) {
+func (r *Reservations) DropCounted(sentAt float64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < sentAt })
 }
 
 // Expire drops the forwards for which no probe was answered in two probe intervals and a round trip.
 func (r *Reservations) Expire(nowAt, intervalMs, rttMs float64) {
-	r.Answered(nowAt - 2*intervalMs - rttMs)
+	r.DropCounted(nowAt - 2*intervalMs - rttMs)
 }
 
 // Forget drops all forwards, because the peer has restarted.
-func (r *Reservations) Forget() { r.forwards = r.forwards[:0] }
+func (r *Reservations) Clear() { r.forwards = r.forwards[:0] }
 
 // Reserved returns the number of forwards and the sum of their new tokens.
 func (r *Reservations) Reserved() (n int, tokens float64) {

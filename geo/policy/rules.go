@@ -26,17 +26,17 @@ const (
 func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	switch how {
 	case byRing:
-		return p.rings[side(peers)].find(p, r)
+		return p.rings[sideIndex(peers)].findOpen(p, r)
 	case byTurn:
-		return p.next(r, peers)
+		return p.nextInTurn(r, peers)
 	}
 	best, value := -1, 0.0
-	for i := range p.places {
-		if !p.open(r, i, peers) {
+	for i := range p.candidates {
+		if !p.isOpen(r, i, peers) {
 			continue
 		}
-		v := p.value(r, how, i)
-		if best < 0 || p.goesBefore(r, how, i, v, best, value) {
+		v := p.rankingValue(r, how, i)
+		if best < 0 || p.ranksBefore(r, how, i, v, best, value) {
 			best, value = i, v
 		}
 	}
@@ -44,68 +44,68 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 }
 
 // Takes reports whether place i takes one more request in this round.
-func (p *Policy) Takes(i int) bool { return p.charges[i].left > 0 }
+func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
 // open reports whether place i takes the request, and is a peer if peers is true, a replica otherwise.
-func (p *Policy) open(r *Request, i int, peers bool) bool {
-	return p.places[i].Peer == peers && p.Takes(i) && !r.barred(i)
+func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
+	return p.candidates[i].Peer == peers && p.Takes(i) && !r.barred(i)
 }
 
 // value is the number by which a rule compares places; the lowest is best.
-func (p *Policy) value(r *Request, how chooseBy, i int) float64 {
+func (p *Policy) rankingValue(r *Request, how chooseBy, i int) float64 {
 	switch how {
 	case byCost:
-		return p.terms(r, i).Total() + p.places[i].DistrustMs
+		return p.predictCost(r, i).Total() + p.candidates[i].DistrustMs
 	case byLoad:
-		return p.places[i].Outstanding + p.sent(i)
+		return p.candidates[i].Outstanding + p.sentThisRound(i)
 	}
-	return -r.hit(i)
+	return -r.hitTokens(i)
 }
 
 // sent is how many requests this round has sent to a replica. It is 0 for a peer, whose load is a
 // share and not a number of requests.
-func (p *Policy) sent(i int) float64 {
-	if x := &p.places[i]; !x.Peer {
-		return float64(x.Left - p.charges[i].left)
+func (p *Policy) sentThisRound(i int) float64 {
+	if x := &p.candidates[i]; !x.Peer {
+		return float64(x.MaxSends - p.charges[i].sendsLeft)
 	}
 	return 0
 }
 
 // goesBefore reports whether place i, with its value v, is better than the best place so far. Between equal values the nearer
 // place is better; then, for byHit, the shorter queue; then the hash decides.
-func (p *Policy) goesBefore(r *Request, how chooseBy, i int, v float64, best int, value float64) bool {
+func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best int, value float64) bool {
 	if !sameCost(v, value) {
 		return v < value
 	}
-	a, b := &p.places[i], &p.places[best]
+	a, b := &p.candidates[i], &p.candidates[best]
 	if !sameCost(a.RTTMs, b.RTTMs) {
 		return a.RTTMs < b.RTTMs
 	}
 	if how == byHit {
-		if x, y := p.queue(i), p.queue(best); x != y {
+		if x, y := p.queueLength(i), p.queueLength(best); x != y {
 			return x < y
 		}
 	}
-	return first(r, a, b)
+	return hashesFirst(r, a, b)
 }
 
 // queue is the number of requests that place i serves before a new request.
-func (p *Policy) queue(i int) float64 {
-	if x := &p.places[i]; x.Peer {
+func (p *Policy) queueLength(i int) float64 {
+	if x := &p.candidates[i]; x.Peer {
 		return float64(x.Queue)
 	}
-	return p.places[i].Outstanding + p.sent(i)
+	return p.candidates[i].Outstanding + p.sentThisRound(i)
 }
 
 // first breaks the last tie, by a hash that is the same in every process.
-func first(r *Request, a, b *Place) bool {
+func hashesFirst(r *Request, a, b *Candidate) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
 // next returns the next open place in turn; -1: there is none.
-func (p *Policy) next(r *Request, peers bool) int {
-	for k := range p.places {
-		if i := (p.turn[side(peers)] + k) % len(p.places); p.open(r, i, peers) {
+func (p *Policy) nextInTurn(r *Request, peers bool) int {
+	for k := range p.candidates {
+		if i := (p.nextTurn[sideIndex(peers)] + k) % len(p.candidates); p.isOpen(r, i, peers) {
 			return i
 		}
 	}
@@ -113,10 +113,10 @@ func (p *Policy) next(r *Request, peers bool) int {
 }
 
 // moveTurn makes next begin after place i.
-func (p *Policy) moveTurn(i int, peers bool) { p.turn[side(peers)] = i + 1 }
+func (p *Policy) moveTurn(i int, peers bool) { p.nextTurn[sideIndex(peers)] = i + 1 }
 
 // side is the index in turn and rings for replicas, or for peers.
-func side(peers bool) int {
+func sideIndex(peers bool) int {
 	if peers {
 		return 1
 	}
@@ -124,13 +124,13 @@ func side(peers bool) int {
 }
 
 // refresh rebuilds the ring of the replicas, or that of the peers, if their places have changed.
-func (g *ring) refresh(places []Place, peers bool) {
+func (g *ring) refresh(places []Candidate, peers bool) {
 	same := 0 // the first places of the ring that are still there
 	for i := range places {
 		if places[i].Peer != peers {
 			continue
 		}
-		if same >= len(g.ids) || g.ids[same] != places[i].ID || g.places[same] != i {
+		if same >= len(g.ids) || g.ids[same] != places[i].ID || g.candidates[same] != i {
 			g.rebuild(places, peers)
 			return
 		}
@@ -142,26 +142,26 @@ func (g *ring) refresh(places []Place, peers bool) {
 }
 
 // rebuild makes the ring of the replicas, or of the peers.
-func (g *ring) rebuild(places []Place, peers bool) {
-	g.ids, g.places = nil, nil
+func (g *ring) rebuild(places []Candidate, peers bool) {
+	g.ids, g.candidates = nil, nil
 	for i := range places {
 		if places[i].Peer == peers {
-			g.ids, g.places = append(g.ids, places[i].ID), append(g.places, i)
+			g.ids, g.candidates = append(g.ids, places[i].ID), append(g.candidates, i)
 		}
 	}
 	g.Ring = NewRing(g.ids)
 }
 
 // find is the place of the first owner on the ring, from the request's key on, that takes the request; -1: none does.
-func (g *ring) find(p *Policy, r *Request) int {
+func (g *ring) findOpen(p *Policy, r *Request) int {
 	owner := g.Find(r.Key, func(owner int) bool {
-		i := g.places[owner]
-		return p.open(r, i, p.places[i].Peer)
+		i := g.candidates[owner]
+		return p.isOpen(r, i, p.candidates[i].Peer)
 	})
 	if owner < 0 {
 		return -1
 	}
-	return g.places[owner]
+	return g.candidates[owner]
 }
 
 // vnodes is how many points an owner has on the ring.

@@ -20,10 +20,10 @@ type Settings struct {
 
 // Costs weigh the terms that `finish` and `gorgo` compare.
 type Costs struct {
-	QS        float64 // weight of the wait
-	W         float64 // weight of the prefill
-	Load      float64 // weight of the batch
-	BMs       float64 // ms by which each request in the batch prolongs a decode step
+	WaitWeight        float64 // weight of the wait
+	PrefillWeight         float64 // weight of the prefill
+	BatchWeight      float64 // weight of the batch
+	BatchMs       float64 // ms by which each request in the batch prolongs a decode step
 	MinGainMs float64 // ms by which a peer must be cheaper than a local replica
 	TPMs      float64 // ms of prefill per new token, until this is learned
 	T0Ms      float64 // ms of prefill per prompt, until this is learned
@@ -33,7 +33,7 @@ type Costs struct {
 func Defaults() Settings {
 	return Settings{
 		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,
-		Costs: Costs{QS: 1, W: 1, Load: 50, BMs: 0.06, MinGainMs: 10, TPMs: 0.0938, T0Ms: 150.72},
+		Costs: Costs{WaitWeight: 1, PrefillWeight: 1, BatchWeight: 50, BatchMs: 0.06, MinGainMs: 10, TPMs: 0.0938, T0Ms: 150.72},
 	}
 }
 
@@ -52,10 +52,10 @@ var (
 	}
 	tauKeys  = []setting{namedargs.Whole("tau", 0, unbounded, func(s *Settings) *int { return &s.Tau })}
 	costKeys = []setting{
-		namedargs.Number("qs", 0, unbounded, func(s *Settings) *float64 { return &s.QS }),
-		namedargs.Number("w", 0, unbounded, func(s *Settings) *float64 { return &s.W }),
-		namedargs.Number("load", 0, unbounded, func(s *Settings) *float64 { return &s.Load }),
-		namedargs.Number("b_ms", 0, unbounded, func(s *Settings) *float64 { return &s.BMs }),
+		namedargs.Number("qs", 0, unbounded, func(s *Settings) *float64 { return &s.WaitWeight }),
+		namedargs.Number("w", 0, unbounded, func(s *Settings) *float64 { return &s.PrefillWeight }),
+		namedargs.Number("load", 0, unbounded, func(s *Settings) *float64 { return &s.BatchWeight }),
+		namedargs.Number("b_ms", 0, unbounded, func(s *Settings) *float64 { return &s.BatchMs }),
 		namedargs.Number("min_gain_ms", 0, unbounded, func(s *Settings) *float64 { return &s.MinGainMs }),
 	}
 	patienceKeys = []setting{namedargs.Number("patience", 0, unbounded, func(s *Settings) *float64 { return &s.Patience })}
@@ -80,11 +80,11 @@ func (m Push) String() string { return pushWords[m] }
 type Replica struct {
 	Healthy  bool
 	GateOpen bool // the KV gate is open, and the decode side has room
-	Filled   bool // only the KV gate is closed, and it is predicted to open
+	GateWillOpen   bool // only the KV gate is closed, and it is predicted to open
 
 	Unanswered  int // this region's requests without a first token
 	Outstanding int // this region's unfinished requests
-	Foreign     int // waiting requests of others: the scraped number less this region's requests
+	ForeignWaiting     int // waiting requests of others: the scraped number less this region's requests
 	Pending     int // requests that waited in the engine at the last scrape, without deferred requests
 	Credit      int // for SPP: requests that may still be sent before the next scrape
 }
@@ -93,18 +93,18 @@ type Replica struct {
 const unlimited = math.MaxInt32
 
 // Replica returns how many more requests a replica takes, or the reason why it takes none.
-func (s *Settings) Replica(x *Replica) (left int, why Reason) {
+func (s *Settings) JudgeReplica(x *Replica) (left int, why Reason) {
 	switch {
 	case !x.Healthy:
 		return 0, Unhealthy
-	case !x.GateOpen && x.Filled:
+	case !x.GateOpen && x.GateWillOpen:
 		return 0, NoRoom
 	case !x.GateOpen:
 		return 0, GateClosed
 	}
 	switch s.Push {
 	case SPE:
-		left = s.MaxUnanswered - x.Unanswered - max(0, x.Foreign)
+		left = s.MaxUnanswered - x.Unanswered - max(0, x.ForeignWaiting)
 	case SPP:
 		if x.Pending > 0 {
 			return 0, Pending

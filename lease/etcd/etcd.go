@@ -49,7 +49,7 @@ type Engine struct {
 	terms                       terms // of this dispatcher's acquisitions
 
 	held           clientv3.LeaseID // the etcd lease of this dispatcher's key owner
-	lastRev        int64            // revision of the last write to the key last; 0: the key does not exist
+	lastKeyRev        int64            // revision of the last write to the key last; 0: the key does not exist
 	storeRev       int64            // revision of the store at the last Look
 	base           int64            // terms.Base, as last read or written
 	releaseInDoubt bool             // a failed release may still take effect
@@ -86,7 +86,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	last := response.Responses[1].GetResponseRange().Kvs
 	stored := response.Responses[2].GetResponseRange().Kvs
 	e.storeRev = response.Header.Revision
-	e.lastRev, e.base = 0, 0
+	e.lastKeyRev, e.base = 0, 0
 	var terms terms
 	if len(stored) > 0 {
 		if err := json.Unmarshal(stored[0].Value, &terms); err != nil {
@@ -97,19 +97,19 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	if len(last) == 0 { // the lease was never held, or was deleted
 		return lease.Record{Members: terms.Members}, nil
 	}
-	e.lastRev = last[0].ModRevision
+	e.lastKeyRev = last[0].ModRevision
 	rec := lease.Record{
-		Holder: string(last[0].Value), Epoch: e.base + e.lastRev, Stamp: strconv.FormatInt(e.lastRev, 10),
+		Holder: string(last[0].Value), Epoch: e.base + e.lastKeyRev, Stamp: strconv.FormatInt(e.lastKeyRev, 10),
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
 	case len(owner) > 0:
-		rec.Holder, rec.Epoch, rec.Term = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.Running
+		rec.Holder, rec.Epoch, rec.Expiry = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.NotExpired
 		if rec.Holder == e.identity { // the answer to the acquisition may have been lost, and with it the etcd lease
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
 	case rec.Holder != "": // the key owner has expired, and was not deleted by a release
-		rec.Term = lease.Over
+		rec.Expiry = lease.Expired
 	}
 	return rec, nil
 }
@@ -131,7 +131,7 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 	}
 	response, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", 0),
-			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
+			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)).
 		Then(clientv3.OpPut(e.ownerKey, e.identity, clientv3.WithLease(granted.ID)), clientv3.OpPut(e.lastKey, e.identity),
 			clientv3.OpPut(e.termsKey, string(text))).
 		Commit()
@@ -142,9 +142,9 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, the etcd lease expires
 		return lease.Record{}, lease.ErrTaken
 	}
-	e.held, e.lastRev, e.base, e.releaseInDoubt = granted.ID, response.Header.Revision, terms.Base, false
+	e.held, e.lastKeyRev, e.base, e.releaseInDoubt = granted.ID, response.Header.Revision, terms.Base, false
 	return lease.Record{
-		Holder: e.identity, Epoch: e.base + e.lastRev, Stamp: strconv.FormatInt(e.lastRev, 10), Term: lease.Running,
+		Holder: e.identity, Epoch: e.base + e.lastKeyRev, Stamp: strconv.FormatInt(e.lastKeyRev, 10), Expiry: lease.NotExpired,
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}, nil
 }
@@ -156,7 +156,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	ours := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
 	var writes []clientv3.Op
 	if e.releaseInDoubt { // a release that is still under way fails after this write, because it compares the same revision
-		ours = append(ours, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev))
+		ours = append(ours, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev))
 		writes = []clientv3.Op{clientv3.OpPut(e.lastKey, e.identity)}
 	}
 	response, err := e.client.Txn(ctx).If(ours...).Then(writes...).Commit()
@@ -166,7 +166,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	case !response.Succeeded:
 		return e.explainRefusal(ctx, epoch)
 	case e.releaseInDoubt:
-		e.lastRev, e.releaseInDoubt = response.Header.Revision, false
+		e.lastKeyRev, e.releaseInDoubt = response.Header.Revision, false
 	}
 	if _, err := e.client.KeepAliveOnce(ctx, e.held); errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return lease.ErrLost
@@ -181,7 +181,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	e.releaseInDoubt = true // until a later acquisition or renewal succeeds
 	response, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base),
-			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastRev)).
+			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)).
 		Then(clientv3.OpDelete(e.ownerKey), clientv3.OpPut(e.lastKey, "")).
 		Commit()
 	switch {
@@ -201,7 +201,7 @@ func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	if err != nil {
 		return err
 	}
-	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Term != lease.Running {
+	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Expiry != lease.NotExpired {
 		return lease.ErrLost
 	}
 	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed",

@@ -43,7 +43,7 @@ func look(t *testing.T, e *Engine) lease.Record {
 func acquire(t *testing.T, e *Engine) lease.Record {
 	r, err := e.Acquire(t.Context(), 0)
 	require.NoError(t, err)
-	require.Equal(t, lease.Running, r.Term)
+	require.Equal(t, lease.NotExpired, r.Expiry)
 	return r
 }
 
@@ -62,13 +62,13 @@ func TestKeyGoesFromHandToHand(t *testing.T) {
 	require.NoError(t, us.Release(ctx, first.Epoch))
 	r := look(t, eu)
 	require.Empty(t, r.Holder, "given back")
-	require.Equal(t, lease.Unsaid, r.Term)
+	require.Equal(t, lease.ExpiryUnknown, r.Expiry)
 	require.ErrorIs(t, us.Renew(ctx, first.Epoch), lease.ErrLost)
 	require.ErrorIs(t, us.Release(ctx, first.Epoch), lease.ErrLost)
 
 	second := acquire(t, eu)
 	require.Greater(t, second.Epoch, first.Epoch)
-	require.Eventually(t, func() bool { return look(t, us).Term == lease.Over }, 10*time.Second, 50*time.Millisecond, "nobody renewed")
+	require.Eventually(t, func() bool { return look(t, us).Expiry == lease.Expired }, 10*time.Second, 50*time.Millisecond, "nobody renewed")
 	require.Equal(t, "eu-1_a", look(t, us).Holder, "who died is told from who gave it back")
 	require.ErrorIs(t, eu.Renew(ctx, second.Epoch), lease.ErrLost)
 	require.Greater(t, acquire(t, us).Epoch, second.Epoch)
@@ -90,7 +90,7 @@ func TestCallsWhoseAnswerWasLost(t *testing.T) {
 	require.Error(t, late.Release(ctx, first.Epoch))
 	require.Equal(t, "us-1_a", look(t, us).Holder, "a renewal after it makes it void")
 
-	us.lastRev = 1 // a write of ours came to pass unheard
+	us.lastKeyRev = 1 // a write of ours came to pass unheard
 	require.ErrorContains(t, us.Release(ctx, first.Epoch), "answer was lost")
 	require.NoError(t, us.Release(ctx, first.Epoch), "it was read again")
 }

@@ -115,14 +115,14 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 
 // Renew writes a new renewTime. It also writes the duration again, in case a person edited the object.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	return e.write(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
+	return e.update(ctx, "renew", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.RenewTime, s.LeaseDurationSeconds = new(metav1.NowMicro()), new(int32(e.duration.Seconds()))
 	})
 }
 
 // Release clears the holder, as client-go does.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
-	return e.write(ctx, "release", epoch, func(s *coordinationv1.LeaseSpec) {
+	return e.update(ctx, "release", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.HolderIdentity, s.RenewTime, s.LeaseDurationSeconds = new(""), new(metav1.NowMicro()), new(int32(1))
 	})
 }
@@ -130,7 +130,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 // write changes the object if this dispatcher holds the lease, and otherwise returns ErrLost. If the object was written since
 // it was last read, by a call whose answer was lost or by another writer, write reads the object again and retries once. what
 // names the call in errors.
-func (e *Engine) write(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
+func (e *Engine) update(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
 	for range 2 {
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
 			return lease.ErrLost

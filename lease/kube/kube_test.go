@@ -203,7 +203,7 @@ func TestADeadOwnersLeaseIsTakenOver(t *testing.T) {
 				New(c.CoordinationV1().Leases("ek"), "evenkeel-group-main", self, 15*time.Second, nil),
 				lease.Hooks{OnChange: func(lease.View) {}, AskBack: func(context.Context, string, int64) error { return lease.ErrNotHolder }},
 				zap.NewNop())
-			one.SetStanding(home, rank, true)
+			one.SetRole(home, rank, true)
 			running.Go(func() { one.Run(ctx) })
 			return one
 		}
@@ -217,8 +217,8 @@ func TestADeadOwnersLeaseIsTakenOver(t *testing.T) {
 		kill()
 		killed := time.Now()
 		time.Sleep(1500 * time.Millisecond) // its probes are missed
-		next.SetStanding(true, 0, true)
-		last.SetStanding(false, 1, true)
+		next.SetRole(true, 0, true)
+		last.SetRole(false, 1, true)
 		for !next.View().Admits && time.Since(killed) < time.Minute {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -279,15 +279,15 @@ func TestAFormerHolderAsksForTheEpochOfTheLease(t *testing.T) {
 						return claims[holder].GiveBack(epoch, func() {})
 					},
 				}, zap.NewNop())
-			one.SetStanding(k == 0, k, true)
+			one.SetRole(k == 0, k, true)
 			claims[id] = one
 		}
 		a, b := claims["a"], claims["b"]
 		running.Go(func() { a.Run(ctx) })
 		time.Sleep(time.Minute)
 		require.True(t, a.View().Admits)
-		a.SetStanding(false, 1, true) // b comes, and a hands over
-		b.SetStanding(true, 0, true)
+		a.SetRole(false, 1, true) // b comes, and a hands over
+		b.SetRole(true, 0, true)
 		running.Go(func() { b.Run(ctx) })
 		time.Sleep(time.Minute)
 		require.True(t, b.View().Admits)
@@ -298,14 +298,14 @@ func TestAFormerHolderAsksForTheEpochOfTheLease(t *testing.T) {
 		edited := old.(*coordinationv1.Lease).DeepCopy()
 		edited.Spec.LeaseTransitions = new(int32(0)) // somebody edits it
 		require.NoError(t, c.Tracker().Update(leases, edited, "ek"))
-		b.SetStanding(false, 1, true)
-		a.SetStanding(false, 1, false)
+		b.SetRole(false, 1, true)
+		a.SetRole(false, 1, false)
 		time.Sleep(time.Minute)
 		require.NoError(t, c.Tracker().Delete(leases, "ek", "l"))
 		time.Sleep(2 * time.Minute)
 		require.True(t, b.View().Admits)
 		require.Greater(t, b.View().Epoch, int64(2), "it never goes back")
-		a.SetStanding(true, 0, true)
+		a.SetRole(true, 0, true)
 		time.Sleep(time.Minute)
 		require.True(t, a.View().Admits)
 		require.Greater(t, a.View().Epoch, int64(3))

@@ -161,14 +161,14 @@ func (d *dispatcher) admit(r *request, from *visit) *visit {
 // that it waits at its old place and stays.
 func (d *dispatcher) enqueue(v *visit, stay bool) {
 	prompt := prefill.Prompt{Keys: v.r.keys, BlockTokens: blockTokens}
-	ask := geo.Ask{ID: v.r.id, Model: model, RingKey: geo.RingKeyOf(v.r.key, ""), Stay: stay}
+	ask := geo.Ask{ID: v.r.id, Model: model, RingKey: geo.RingKeyOf(v.r.key, ""), LocalOnly: stay}
 	if v.from != nil { // it has made the one hop that it may
-		ask.Stay, ask.Came = true, &geo.Hop{N: 1, Max: 1, Origin: v.from.d.id, Via: []string{v.from.d.id}}
+		ask.LocalOnly, ask.InboundHop = true, &geo.Hop{N: 1, Max: 1, Origin: v.from.d.id, Via: []string{v.from.d.id}}
 	}
-	if !ask.Stay {
+	if !ask.LocalOnly {
 		ask.Prompt = prompt
 	}
-	v.state, v.query, v.lease, v.refused = queued, d.peers.Question(ask), nil, nil
+	v.state, v.query, v.lease, v.refused = queued, d.peers.NewQuery(ask), nil, nil
 	v.withdraw = d.scheduler.Offer(prefill.Request{
 		ID: v.r.id, Model: model, PromptTokens: v.r.tokens, Counted: true, Prompt: prompt, Session: v.r.key,
 		Arrival: start.Add(time.Duration(v.arrived * float64(time.Millisecond))), Returned: stay, Remote: v.query,
@@ -201,7 +201,7 @@ func (d *dispatcher) settle() {
 func (d *dispatcher) refuse(v *visit) {
 	d.end(v)
 	if from, attempt := v.from, v.attempt; from != nil {
-		d.s.link(d, from.d, func() { from.d.comesBack(from, attempt, geo.Rejected(geo.RejectModel)) })
+		d.s.link(d, from.d, func() { from.d.comesBack(from, attempt, geo.RejectedError(geo.RejectModel)) })
 		return
 	}
 	d.s.after(d.s.scenario.RTTMs[v.r.client.region][d.region]/2, func() { d.s.end(v.r, failed) })
@@ -212,7 +212,7 @@ func (d *dispatcher) unwanted(v *visit) {
 	if v.lease != nil {
 		v.lease.Release()
 	} else if f := v.query.Forward(); f != nil {
-		f.Drop()
+		f.DropUnsent()
 	}
 }
 

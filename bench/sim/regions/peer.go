@@ -78,16 +78,16 @@ type link struct {
 var errSilent = errors.New("no answer in time")
 
 // Ask is geo.Link's. A dead peer is silent, and so is one from which we are parted.
-func (l *link) Ask(_ context.Context, question []byte, limit time.Duration, answered func(geo.Echo)) {
+func (l *link) Ask(_ context.Context, question []byte, limit time.Duration, answered func(geo.ProbeOutcome)) {
 	s, d, sentAt := l.d.s, l.d, l.d.s.now
 	open := true
-	tell := func(e geo.Echo) {
+	tell := func(e geo.ProbeOutcome) {
 		if open && l.alive() {
 			open = false
 			answered(e)
 		}
 	}
-	s.after(float64(limit)/float64(time.Millisecond), func() { tell(geo.Echo{Err: errSilent}) })
+	s.after(float64(limit)/float64(time.Millisecond), func() { tell(geo.ProbeOutcome{Err: errSilent}) })
 	if s.parted(d, l.to) {
 		return
 	}
@@ -96,15 +96,15 @@ func (l *link) Ask(_ context.Context, question []byte, limit time.Duration, answ
 		if l.to.dead {
 			return
 		}
-		text, refusal := l.to.peers.Answer(question, s.time())
+		text, refusal := l.to.peers.AnswerProbe(question, s.time())
 		if refusal != nil {
-			tell(geo.Echo{Err: errors.New(refusal.Message)})
+			tell(geo.ProbeOutcome{Err: errors.New(refusal.Message)})
 			return
 		}
 		text = l.heard(text)
 		s.after(way, func() {
 			if !s.parted(d, l.to) {
-				tell(geo.Echo{Text: text, Trip: l.trip(sentAt)})
+				tell(geo.ProbeOutcome{Text: text, RoundTrip: l.trip(sentAt)})
 			}
 		})
 	})
@@ -153,7 +153,7 @@ func (d *dispatcher) forward(v *visit, f *geo.Forward) {
 	s, to := d.s, d.s.named(f.PeerID())
 	v.state, v.forward, v.movedAt, v.answered = forwarded, f, s.now, false
 	v.r.forwards++
-	f.Carry(v)
+	f.SetCarrier(v)
 	f.Written()
 	s.meter.forward(v.r, s.now)
 	attempt := v.attempt
@@ -165,7 +165,7 @@ func (d *dispatcher) forward(v *visit, f *geo.Forward) {
 		if to.dead {
 			err = &engine.Error{Target: to.id, Phase: engine.PhaseConnect, Err: errSilent}
 		} else if reject := to.receive(v); reject != "" {
-			err = geo.Rejected(reject)
+			err = geo.RejectedError(reject)
 		} else {
 			return
 		}
@@ -208,5 +208,5 @@ func (d *dispatcher) comesBack(v *visit, attempt int, err error) {
 // cache.
 func (d *dispatcher) relayed(v *visit, cached int) {
 	v.answered = true
-	v.forward.Begun(false, cached)
+	v.forward.AnswerBegun(false, cached)
 }
