@@ -9,7 +9,7 @@ import (
 )
 
 // Check calls bad for every setting of the config file that cannot work, with its key below geo. It does not check the address
-// of the listener.
+// of the listener. While geo is off, it checks only values that would be wrong in any mode.
 func (c *Config) Check(bad report) {
 	if !slices.Contains([]string{Off, Distributed, Central}, c.Mode) {
 		bad("mode", "%q is no mode; write off, distributed or central", c.Mode)
@@ -32,18 +32,18 @@ func (c *Config) Check(bad report) {
 	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
 		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
 	}
-	if c.Mode == Central && c.Central != c.Self.ID &&
-		!slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static }) {
+	isPeer := slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static })
+	if c.Mode == Central && c.Central != c.Self.ID && !isPeer {
 		bad("central", "%q is neither geo.self.id nor one of geo.peers", c.Central)
 	}
-	seen := map[string]bool{c.Self.ID: true}
+	usedIDs := map[string]bool{c.Self.ID: true}
 	for i := range c.Peers {
 		p := &c.Peers[i]
 		badPeer := func(key, format string, args ...any) { bad(fmt.Sprintf("peers[%d].%s", i, key), format, args...) }
-		if checkName(badPeer, "id", p.ID, "a dispatcher") && seen[p.ID] {
+		if checkName(badPeer, "id", p.ID, "a dispatcher") && usedIDs[p.ID] {
 			badPeer("id", "%q is the id of another, or of this one; each needs its own", p.ID)
 		}
-		seen[p.ID] = true
+		usedIDs[p.ID] = true
 		c.checkPeer(p, badPeer)
 	}
 }
@@ -75,8 +75,8 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 	}
 }
 
-// leastSnapshot is the smallest useful memory for the index of prompts sent to a peer, in bytes.
-const leastSnapshot = 64 << 10
+// minSnapshotBytes is the smallest useful memory for the index of prompts sent to a peer, in bytes.
+const minSnapshotBytes = 64 << 10
 
 // checkValues calls bad for the mode, the policy, and every number, time and size below geo that is not valid.
 func (c *Config) checkValues(bad report) {
@@ -109,7 +109,7 @@ func (c *Config) checkValues(bad report) {
 			bad(key, "%v; write 0 or more", v)
 		}
 	}
-	if n, ok := c.SnapshotBytes(); !ok || n < leastSnapshot {
+	if n, ok := c.SnapshotBytes(); !ok || n < minSnapshotBytes {
 		bad("snapshot.max_bytes_per_peer", "%q is no size of 64KiB or more; write one such as 32MiB", c.Snapshot.MaxBytesPerPeer)
 	}
 }

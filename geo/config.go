@@ -170,7 +170,7 @@ func (c *Config) Settings() policy.Settings {
 	return s
 }
 
-// unanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for invalid text.
+// maxUnanswered is push.max_unanswered as a number; policy.Auto for auto, -1 for invalid text.
 func (c *Config) maxUnanswered() int {
 	if c.Push.MaxUnanswered == auto {
 		return policy.Auto
@@ -182,12 +182,12 @@ func (c *Config) maxUnanswered() int {
 	return n
 }
 
-// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; false: it is not a size.
-func (c *Config) SnapshotBytes() (int64, bool) {
+// SnapshotBytes is snapshot.max_bytes_per_peer in bytes; ok is false if it is not a size.
+func (c *Config) SnapshotBytes() (bytes int64, ok bool) {
 	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
 	for suffix, n := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
-		if rest, ok := strings.CutSuffix(text, suffix); ok {
-			text, unit = strings.TrimSpace(rest), n
+		if number, has := strings.CutSuffix(text, suffix); has {
+			text, unit = strings.TrimSpace(number), n
 		}
 	}
 	n, err := strconv.ParseInt(text, 10, 32) // 32 bits, so that the product does not overflow

@@ -16,7 +16,8 @@ import (
 // resolveEvery is the time between two look-ups of a peer's name.
 const resolveEvery = 30 * time.Second
 
-// lookup finds the addresses behind a name, each as host:port.
+// lookup finds the addresses behind a name, each as host:port: by SRV records, which have the ports, or by the addresses of host, with
+// the given port.
 func lookup(ctx context.Context, d Discovery, host, port string) ([]string, error) {
 	var found []string
 	if d == BySRV {
@@ -36,7 +37,7 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 	return found, err
 }
 
-// follow looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
+// followName looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
 // address is gone. If the name cannot be resolved, nothing changes.
 func (ps *Peers) followName(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
@@ -61,32 +62,30 @@ func (ps *Peers) followName(c *PeerConfig) {
 	}
 }
 
-// replaceFound replaces the peers of an entry by the dispatchers at these addresses. A peer whose address is still there stays as
-// it is. What was spent on a removed peer is kept for the rest of the day.
+// syncDiscovered makes the peers of an entry those at the addresses that were found. It removes the others, and begins to probe the new
+// ones. A peer whose address is still there stays as it is.
 func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
-	wanted := map[string]bool{}
+	missing := map[string]bool{} // ids of dispatchers that are no peers yet
 	for _, a := range addresses {
-		wanted[c.ID+"@"+a] = true
+		missing[c.ID+"@"+a] = true
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	var gone []*peer
 	ps.peers = slices.DeleteFunc(ps.peers, func(p *peer) bool {
-		if p.conf != c || wanted[p.id] {
-			delete(wanted, p.id) // only new dispatchers remain in wanted
+		if p.conf != c || missing[p.id] { // it belongs to another entry, or its address is still there
+			delete(missing, p.id)
 			return false
 		}
 		ps.stopProbing(p)
 		p.removed, gone = true, append(gone, p)
 		return true
 	})
-	today := ps.clock.Now()
-	maps.DeleteFunc(ps.removedEgress, func(_ string, s *spending) bool { return s.add(0, today) == 0 }) // nothing was spent today
-	for _, p := range gone {
-		ps.removedEgress[p.id] = p.egress
+	keepEgress(ps.removedEgress, gone, ps.clock.Now())
+	for _, p := range gone { // after ps.peers was changed
 		ps.dropRemovedSeries(p)
 	}
-	for _, id := range slices.Sorted(maps.Keys(wanted)) {
+	for _, id := range slices.Sorted(maps.Keys(missing)) {
 		target := *c.Target
 		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
 		p := ps.newPeer(c, id, &target)
@@ -100,5 +99,14 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	}
 	for _, s := range ps.models {
 		s.round = 0 // no round has this number: the next decision begins with the new peers
+	}
+}
+
+// keepEgress adds to kept what was spent on removed peers, for the rest of the day, because their addresses may come back. It first drops
+// peers on which nothing was spent today.
+func keepEgress(kept map[string]*spending, removed []*peer, now time.Time) {
+	maps.DeleteFunc(kept, func(_ string, s *spending) bool { return s.today(now) == 0 })
+	for _, p := range removed {
+		kept[p.id] = p.egress
 	}
 }

@@ -17,33 +17,33 @@ import (
 // Forward is one request that is sent to a peer, with its answer. It is booked when the peer is chosen, sent at most once, and
 // ended once.
 type Forward struct {
-	peers       *Peers
-	peer        *peer // the peer that gets the request
-	number      uint64
-	model       string
-	rid, tenant string       // the request's id at its origin, and the tenant that sent it
-	inboundHop         *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
-	unansweredCount    int          // how many unanswered requests it counts as on the peer; 0 after the first event
-	hitTokens   int          // prompt tokens that are predicted to be cached at the peer
-	predicted   policy.Terms // the predicted cost at the peer
-	localMs     float64      // the predicted cost in this region, in ms; -1: no engine of this region could serve the request
-	prompt      prefill.Prompt
-	blockTokens float64           // tokens per block of the prompt
-	speculation    index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
-	decidedAt     time.Time         // when the peer was chosen
-	queuedAt       time.Time         // when the request entered the arrival queue
+	peers           *Peers
+	peer            *peer  // the peer that gets the request
+	number          uint64 // unique among the forwards of this dispatcher
+	model           string
+	rid, tenant     string       // the request's id at its origin, and the tenant that sent it
+	inboundHop      *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
+	unansweredCount int          // how many unanswered requests it counts as on the peer; 0 after the first event
+	hitTokens       int          // prompt tokens that are predicted to be cached at the peer
+	predicted       policy.Terms // the predicted cost at the peer
+	localMs         float64      // the predicted cost in this region, in ms; -1: no engine of this region could serve the request
+	prompt          prefill.Prompt
+	blockTokens     float64           // tokens per block of the prompt
+	speculation     index.Speculation // the prompt's blocks, which count as cached at the peer from the decision on
+	decidedAt       time.Time         // when the peer was chosen
+	queuedAt        time.Time         // when the request entered the arrival queue
 
-	mu         sync.Mutex
-	carrier    Carrier // nil until the request is sent
-	clientHasAnswer    bool    // the client has, or is about to get, the first byte of its answer
-	clientLeft bool    // the client has closed its connection
-	abandonCause      string  // why abandon was called; empty: it was not
-	ended      bool
+	mu              sync.Mutex
+	carrier         Carrier // nil until the request is sent
+	clientHasAnswer bool    // the client has, or is about to get, the first byte of its answer
+	clientLeft      bool    // the client has closed its connection
+	abandonCause    string  // why abandon was called; empty: it was not
+	ended           bool
 
 	clientDeadline bool             // the client's deadline, which comes before this dispatcher's time limit, applies
 	resp           *engine.Response // the peer's answer
 	cached         int              // prompt tokens that the peer found in a cache; -1: not reported
-	firstAt        time.Time
+	firstAt        time.Time        // when the answer began; zero: it has not
 	reader         *sse.Reader
 	idle           time.Duration // how long the peer may be silent, as last set on the connection
 	unread         []byte        // events that the caller has not read yet
@@ -76,20 +76,20 @@ type Request struct {
 	Headers        []engine.Header
 	Body           [][]byte
 	Stream         bool
-	NewConnection          bool          // the request is sent over a new connection
+	NewConnection  bool          // the request is sent over a new connection
 	Deadline       time.Time     // when the client gives up; zero: unknown
-	ExtraHold           time.Duration // additional time for which the peer may hold the request back, as for batch requests
-	MaxBytes           int64         // size limit of a streamed answer, in bytes; 0: none
+	ExtraHold      time.Duration // additional time for which the peer may hold the request back, as for batch requests
+	MaxBytes       int64         // size limit of a streamed answer, in bytes; 0: none
 }
 
 // Failure is the reason why a forward gave the client no answer.
 type Failure struct {
-	ClientLeft    bool   // the client has left
-	Relay   *Relay // the peer's refusal, which is passed on to the client; nil: none
-	Reason  string // without Gone and Relay: the cause for which the request is served in another way now
-	Sibling bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
-	MayHaveRun     bool   // the peer may still have run the request
-	Err     error
+	ClientLeft bool   // the client has left
+	Relay      *Relay // the peer's refusal, which is passed on to the client; nil: none
+	Reason     string // without Gone and Relay: the cause for which the request is served in another way now
+	Sibling    bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
+	MayHaveRun bool   // the peer may still have run the request
+	Err        error
 }
 
 // Relay is a peer's answer, which the client gets unchanged.
@@ -105,18 +105,20 @@ var ErrPeerLost = errors.New("geo: the other proxy was lost in the middle of an 
 // PeerID is the id of the peer that gets the request.
 func (f *Forward) PeerID() string { return f.peer.id }
 
-// refused is an answer whose status is not a success.
+// refusedError is the error for an answer of the peer whose status is not a success.
 type refusedError struct {
 	status int
-	reject string
-	relay  *Relay
+	reject string // the value of RejectHeader; empty: the peer did not refuse the request itself
+	relay  *Relay // the answer, if the client gets it; nil: the request is served in another way
 }
 
-func (r *refusedError) Error() string { return fmt.Sprintf("the peer answered %d %s", r.status, r.reject) }
+func (r *refusedError) Error() string {
+	return fmt.Sprintf("the peer answered %d %s", r.status, r.reject)
+}
 
-// relayed are the statuses that blame the client's request. They are passed on to the client.
-var clientErrorStatuses = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType,
-	http.StatusUnprocessableEntity}
+// clientErrorStatuses are the statuses that blame the client's request. They are passed on to the client.
+var clientErrorStatuses = []int{http.StatusBadRequest, http.StatusNotFound, http.StatusRequestEntityTooLarge,
+	http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity}
 
 var errLate = errors.New("no first event came in time")
 

@@ -11,8 +11,8 @@ import (
 	"evenkeel/sse"
 )
 
-// Leave records that the client has left, and closes the connection to the peer at once, so that the peer notices it. Leave
-// never blocks.
+// AbortByClient records that the client has left, and closes the connection to the peer at once, so that the peer notices it.
+// AbortByClient never blocks.
 func (f *Forward) AbortByClient() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -22,10 +22,10 @@ func (f *Forward) AbortByClient() {
 	}
 }
 
-// Drop ends a forward that was not sent.
+// DropUnsent ends a forward that was not sent, and takes back what it had booked on the peer.
 func (f *Forward) DropUnsent() { f.End(OutcomeGone) }
 
-// End ends a forward whose client got an answer or left.
+// End ends a forward whose client got an answer or left. Only the first of all calls of DropUnsent, End and Fail has an effect.
 func (f *Forward) End(outcome string) { f.end(outcome, "") }
 
 // Fail ends a forward of which the client got nothing, and returns how to continue with the request.
@@ -36,7 +36,7 @@ func (f *Forward) Fail(err error) *Failure {
 	return fail
 }
 
-// Rejected is the error of a forward that the peer refused. reason is the value of RejectHeader.
+// RejectedError is the error of a forward that the peer refused. reason is the value of RejectHeader.
 func RejectedError(reason string) error {
 	return &refusedError{status: http.StatusServiceUnavailable, reject: reason}
 }
@@ -54,8 +54,8 @@ func (f *Forward) abandon(cause string) {
 	}
 }
 
-// Carry sets the carrier, which is aborted when the client leaves or the peer is lost. It returns false if one of these has
-// happened already. A caller that carries a forward without Send must call Written and Begun, and must end the forward once,
+// SetCarrier sets the carrier, which is aborted when the client leaves or the peer is lost. It returns false if one of these has
+// happened already. A caller that carries a forward without Send must call Written and AnswerBegun, and must end the forward once,
 // by Fail or by End.
 func (f *Forward) SetCarrier(by Carrier) bool {
 	f.mu.Lock()
@@ -72,10 +72,10 @@ func (f *Forward) Written() {
 	f.peer.reserved.MarkWritten(f.number, ps.sinceStartMs(ps.clock.Now()))
 }
 
-// Begun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
+// AnswerBegun records that the client gets the begin of the answer, so that the request cannot be served elsewhere any more. whole
 // says that the answer is not streamed: it is complete, and does not show when the first token was ready. cached is the
-// number of prompt tokens that the peer found in a cache; -1: not known. By the answer, Begun updates the peer's circuit, trust and
-// residual and the index of its prompts. From then on the request does not count as unanswered.
+// number of prompt tokens that the peer found in a cache; -1: not known. By the answer, AnswerBegun updates the peer's circuit, trust,
+// distrust and residual, the index of its prompts, and the metrics. From then on the request does not count as unanswered.
 func (f *Forward) AnswerBegun(whole bool, cached int) {
 	ps, p := f.peers, f.peer
 	f.mu.Lock()
@@ -84,14 +84,14 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	f.firstAt, f.cached = ps.clock.Now(), cached
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.queuedAt).Seconds())
 	ps.mu.Lock()
-	defer f.unlockAndWake(f.releaseUnanswered()) // makesRoom runs now, unlock at the end
+	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
 	at, took, predicted := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
 	p.circuit.Succeed()
 	if whole {
 		p.trust.WholeAnswer(at)
 	} else {
 		p.trust.FirstEvent(at, took, predicted)
-		if predicted > 0 {
+		if predicted > 0 { // a policy has predicted the time
 			p.distrust.Add(at, took-predicted)
 			p.residual.Add(took, f.predicted.WithoutResidual(), f.firstAt)
 			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
@@ -104,20 +104,20 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	p.prompts.Confirm(&f.speculation)
 }
 
-// awaitsWhole starts a timer for a request whose answer is not streamed, so that the time of its first token is not known. The
-// request counts as unanswered only until a first event would be late. Otherwise a peer with a small window would get no
-// other request while it generates the answer. limit is the time limit of the whole answer, which bounds the timer because the
-// peer's numbers may predict any time. stop ends the timer.
+// startUnansweredTimer is for a request whose answer is not streamed, so that the time of its first token is not known. The
+// request counts as unanswered only until a first event would be late, when the timer runs out. Otherwise a peer with a small window
+// would get no other request while it generates the answer. limit is the time limit of the whole answer, which bounds the timer
+// because the peer's numbers may predict any time. stop ends the timer.
 func (f *Forward) startUnansweredTimer(limit time.Duration) (stop func() bool) {
-	late := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
-	return f.peers.clock.After(time.Duration(late*float64(time.Millisecond)), func() {
+	lateMs := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
+	return f.peers.clock.After(time.Duration(lateMs*float64(time.Millisecond)), func() {
 		f.peers.mu.Lock()
 		f.unlockAndWake(f.releaseUnanswered())
 	})
 }
 
-// makesRoom removes the forward from the peer's unanswered requests, unless an earlier call has done so. It reports whether the
-// peer had no room for another request before. It is called with the lock of Peers held.
+// releaseUnanswered removes the forward from the peer's unanswered requests, unless an earlier call has done so. It reports whether the
+// peer's window had no room for another request before, so that it has room again now. It is called with the lock of Peers held.
 func (f *Forward) releaseUnanswered() (wasFull bool) {
 	ps, p := f.peers, f.peer
 	wasFull = f.unansweredCount > 0 && p.unanswered >= p.trust.Window(ps.sinceStartMs(ps.clock.Now()))
@@ -126,7 +126,7 @@ func (f *Forward) releaseUnanswered() (wasFull bool) {
 	return wasFull
 }
 
-// unlock releases the lock of Peers, and then wakes the arrival queue if a peer has room again.
+// unlockAndWake releases the lock of Peers, and then wakes the arrival queue if a peer has room again.
 func (f *Forward) unlockAndWake(roomAgain bool) {
 	f.peers.mu.Unlock()
 	if roomAgain {
@@ -134,7 +134,7 @@ func (f *Forward) unlockAndWake(roomAgain bool) {
 	}
 }
 
-// failure returns how to continue with a request whose forward failed.
+// classifyFailure returns how to continue with a request whose forward failed with err. The cases are in the order of their precedence.
 func (f *Forward) classifyFailure(err error) *Failure {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,17 +146,17 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	switch {
 	case f.clientLeft:
 		return &Failure{ClientLeft: true, Err: err}
-	case f.abandonCause != "":
+	case f.abandonCause != "": // this dispatcher aborted the call, so that err is only a consequence
 		return &Failure{Reason: f.abandonCause, MayHaveRun: true, Err: err}
 	case errors.As(err, &refusal):
 		switch {
-		case refusal.relay != nil:
+		case refusal.relay != nil: // no other dispatcher could answer better
 			return &Failure{Relay: refusal.relay, Err: err}
 		case slices.Contains(causes, refusal.reject): // metrics name the reason, so that it must be a known one
 			return &Failure{Reason: refusal.reject, Err: err}
 		}
 		return &Failure{Reason: causeStatus, Err: err}
-	case isCall && callErr.Phase == engine.PhaseRequest:
+	case isCall && callErr.Phase == engine.PhaseRequest: // it failed before anything was sent
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &Failure{Reason: causeLarge, MayHaveRun: true, Err: err}
@@ -195,7 +195,7 @@ func (f *Forward) end(outcome, cause string) {
 	receipt := &Receipt{At: f.decidedAt, RID: f.rid, Origin: ps.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
 	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
 	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decidedAt)), f.cached
-	if !f.firstAt.IsZero() {
+	if !f.firstAt.IsZero() { // the answer had begun
 		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decidedAt))
 	} else {
 		receipt.Actual.CachedTokens = -1
@@ -224,11 +224,12 @@ func (f *Forward) end(outcome, cause string) {
 func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time) {
 	ps, p := f.peers, f.peer
 	ps.mu.Lock()
-	defer f.unlockAndWake(f.releaseUnanswered()) // makesRoom runs now, unlock at the end
+	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
 	delete(p.inflight, f)
 	p.reserved.Withdraw(f.number)
 	p.egress.add(spent, now)
-	if outcome == OutcomeFallback && cause != RejectDeadline && cause != causeLarge { // a client alone can cause these two
+	clientMayBeCause := cause == RejectDeadline || cause == causeLarge
+	if outcome == OutcomeFallback && !clientMayBeCause {
 		p.assumeNoGroups()
 	}
 	switch {
@@ -236,10 +237,10 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(ps.sinceStartMs(now))
-		if p.circuit.Fail(f.number, now) {
+		if p.circuit.Fail(f.number, now) { // this failure took the peer out of service: look at it again when its time is over
 			ps.clock.After(p.circuit.Out(), ps.cfg.Queue.Wake)
 		}
-	default:
+	default: // the outcome says nothing about the peer
 		p.circuit.Neutral(f.number)
 	}
 	p.prompts.Drop(&f.speculation)

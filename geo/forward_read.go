@@ -12,9 +12,9 @@ import (
 
 var readPool = sync.Pool{New: func() any { return new([8 << 10]byte) }}
 
-// fill reads the bytes that have arrived, and appends whole events to unread. event reports whether one of these is not a
-// comment. Only whole events are passed on, because a client could not separate a broken event from the next one; an event
-// that is too large comes in pieces.
+// readEvents waits until bytes arrive, reads them, and appends whole events to unread. event reports whether one of these is not a
+// comment; an error may come together with an event. Only whole events are passed on, because a client could not separate a broken
+// event from the next one; an event that is too large comes in pieces.
 func (f *Forward) readEvents() (event bool, err error) {
 	buf := readPool.Get().(*[8 << 10]byte)
 	defer readPool.Put(buf)
@@ -26,7 +26,8 @@ func (f *Forward) readEvents() (event bool, err error) {
 	return event, err
 }
 
-// appendEvents appends the events that have arrived to dst.
+// appendEvents appends the events that have arrived to dst, and counts the data events. event reports whether one of them is not a
+// comment.
 func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	for {
 		e, ok := f.reader.Next()
@@ -41,9 +42,9 @@ func (f *Forward) appendEvents(dst []byte) (_ []byte, event bool) {
 	}
 }
 
-// receive waits until bytes arrive, at most as long as the peer may be silent, and reads them.
+// readBytes waits until bytes arrive, at most as long as the peer may be silent, and reads them.
 func (f *Forward) readBytes(buf []byte) error {
-	if wait := f.reader.Wait(time.Now()); wait != f.idle {
+	if wait := f.reader.Wait(time.Now()); wait != f.idle { // the limit is set on the connection only when it changes
 		f.idle = wait
 		f.resp.SetIdle(wait)
 	}
@@ -95,7 +96,7 @@ func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 // Torn says that only a part of the last event was returned.
 func (f *Forward) Torn() bool { return f.reader.Torn() }
 
-// await waits until there are events to return.
+// awaitEvents waits until there are events to return.
 func (f *Forward) awaitEvents() error {
 	for len(f.unread) == 0 {
 		if f.readErr != nil {
@@ -106,7 +107,7 @@ func (f *Forward) awaitEvents() error {
 	return nil
 }
 
-// more reads the bytes that arrive next, or sets readErr at the end of the answer.
+// readMore reads the bytes that arrive next, or sets readErr at the end of the answer.
 func (f *Forward) readMore() {
 	if f.reader.Done() { // the answer is complete, even if the connection fails afterwards
 		f.readErr = io.EOF
@@ -117,13 +118,13 @@ func (f *Forward) readMore() {
 	}
 }
 
-// broke adds an error event for the client, unless the answer is complete.
+// appendLostEvent ends the reading, and adds an error event for the client. If the answer is complete, it does nothing.
 func (f *Forward) appendLostEvent() {
 	if f.reader.Done() {
 		return
 	}
 	f.readErr = ErrPeerLost
-	if f.reader.Torn() {
+	if f.reader.Torn() { // the client has a part of an event, which must end before the error event
 		f.unread = append(f.unread, sse.BlankLine...)
 	}
 	f.unread = sse.ErrorEvent(f.unread, "the region that served the request was lost; send the request again", "server_error", "peer_lost")
@@ -154,14 +155,15 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 // Err is the reason why the peer's answer is not read any further; nil: it may be.
 func (f *Forward) Err() error { return f.reader.Err() }
 
-// GoBack makes Next read the response again. Next first returns the given events.
+// GoBack makes Next read the response again. Next first returns the given events, and an error event if the answer cannot be read any
+// further.
 func (f *Forward) GoBack(events []byte, _ sse.End) {
 	if f.unread = events; f.reader.Err() != nil {
 		f.appendLostEvent()
 	}
 }
 
-// finish closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
+// closeResponse closes the response. If only the end of the body is missing, a goroutine waits for it, because the connection can then
 // be used again. The client does not wait for this.
 func (f *Forward) closeResponse() {
 	ps := f.peers
@@ -182,7 +184,7 @@ func (f *Forward) closeResponse() {
 	}
 }
 
-// Close ends the forward, even if its answer was not read to the end.
+// Close ends the forward and closes the response, even if the answer was not read to the end.
 func (f *Forward) Close() {
 	outcome := OutcomeOK
 	switch {

@@ -27,8 +27,8 @@ func (f *Forward) Send(r *Request) (whole *Relay, fail *Failure) {
 	return nil, f.Fail(err)
 }
 
-// send is Send, but does not end the forward after an error. It returns an answer that is not streamed; the first event of a
-// stream is in unread when send returns.
+// send is Send, but does not end the forward after an error. It returns an answer that is not streamed; of a stream it returns nil, and
+// its first event is in unread when send returns.
 func (f *Forward) send(r *Request) (*Relay, error) {
 	ps, now := f.peers, time.Now()
 	deadline := f.firstEventDeadline(r, now)
@@ -47,8 +47,8 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.SetCarrier(call) {
 		return nil, engine.ErrAborted
 	}
-	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid, now,
-		deadline)
+	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid,
+		now, deadline)
 	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
 		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
@@ -64,25 +64,27 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if c, err := strconv.Atoi(string(resp.Header(CachedHeader))); err == nil && c >= 0 {
 		cached = c
 	}
+	const whole, streamed = true, false
 	if !r.Stream {
-		whole, err := f.readWhole()
+		answer, err := f.readWhole()
 		if err == nil {
-			f.AnswerBegun(true, cached)
+			f.AnswerBegun(whole, cached)
 		}
-		return whole, err
+		return answer, err
 	}
 	limits := sse.Limits{Event: ps.cfg.EventBytes, Bytes: r.MaxBytes, First: max(1, time.Until(deadline)), Gap: ps.cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
 	}
-	f.AnswerBegun(false, cached)
+	f.AnswerBegun(streamed, cached)
 	return nil, nil
 }
 
-// firstBy is the deadline for the first event: the client's own, or the time limit of this dispatcher.
+// firstEventDeadline is the deadline for the first event: the client's own, or the time limit of this dispatcher, whichever is earlier.
+// It notes in clientDeadline if it is the client's.
 func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
-	if f.peer.sibling {
+	if f.peer.sibling { // it serves the request as this dispatcher would
 		limit = f.peers.cfg.Whole
 	}
 	deadline := now.Add(limit + r.ExtraHold)
@@ -93,7 +95,7 @@ func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	return deadline
 }
 
-// readWhole reads an answer that is not streamed.
+// readWhole reads an answer that is not streamed. A body that is no JSON counts as broken off.
 func (f *Forward) readWhole() (*Relay, error) {
 	body, err := f.resp.ReadAll(f.peers.cfg.WholeBytes)
 	if err == nil && !json.Valid(body) {
@@ -105,7 +107,8 @@ func (f *Forward) readWhole() (*Relay, error) {
 	return &Relay{Status: f.resp.StatusCode(), ContentType: string(f.resp.ContentType()), Body: body}, nil
 }
 
-// readFirstEvent begins to read a streamed answer, up to its first event that is not a comment.
+// readFirstEvent begins to read a streamed answer, up to its first event that is not a comment. Comments may come long before the first
+// token.
 func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	if contentType := f.resp.ContentType(); !bytes.HasPrefix(contentType, []byte("text/event-stream")) {
 		return fmt.Errorf("the peer answered a stream with content type %q", contentType)
@@ -114,7 +117,7 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	f.reader.Reset(limits)
 	for {
 		event, err := f.readEvents()
-		if event { // after an error, too, which the next read returns again
+		if event { // an error that came with it is returned again by the next read
 			return nil
 		}
 		if err != nil {
@@ -126,17 +129,18 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 // maxRefusal limits the body of an answer whose status is not a success.
 const maxRefusal = 1 << 20 // bytes
 
-// refusal reads an answer whose status is not a success.
+// readRefusal reads an answer whose status is not a success, and returns it as a refusedError. The client gets the answer itself (relay)
+// if no other dispatcher could answer better.
 func (f *Forward) readRefusal(status int) error {
-	reject := string(f.resp.Header(RejectHeader))
+	reject := string(f.resp.Header(RejectHeader)) // empty: the peer did not refuse the request itself
 	e := &refusedError{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(maxRefusal)
 	// The peer says that the client's own deadline cannot be met, which is true of any region.
-	unmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	// A peer in the same region has tried the engines that this dispatcher would try, so that its answer is final.
+	deadlineUnmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
+	// An error of the client is an error in any region. A sibling has tried the engines that this dispatcher would try.
 	final := reject == "" && (slices.Contains(clientErrorStatuses, status) || f.peer.sibling)
-	if err == nil && (unmet || final) {
+	if err == nil && (deadlineUnmet || final) {
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}
 	}
 	return e

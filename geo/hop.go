@@ -86,6 +86,7 @@ func (h *Hop) String() string {
 		";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
 }
 
+// via is Via as text.
 func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 
 // Sender is the dispatcher that sent the request here.
@@ -142,6 +143,7 @@ type hopParser struct {
 	err  error  // the first error
 }
 
+// fail sets err, unless an earlier field has set it.
 func (p *hopParser) fail(format string, args ...any) {
 	if p.err == nil {
 		p.err = fmt.Errorf("%w: "+format, append([]any{ErrHop}, args...)...)
@@ -169,6 +171,7 @@ func (p *hopParser) number(name string, limit int64) int64 {
 	return n
 }
 
+// name reads a field that must be a ValidName.
 func (p *hopParser) name(name string) string {
 	text := p.field(name)
 	if !ValidName(text) {
@@ -177,6 +180,7 @@ func (p *hopParser) name(name string) string {
 	return text
 }
 
+// digits reads a field of exactly length lower-case hex digits.
 func (p *hopParser) digits(name string, length int) string {
 	text := p.field(name)
 	if len(text) != length || strings.Trim(text, "0123456789abcdef") != "" {

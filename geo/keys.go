@@ -86,10 +86,11 @@ func (k *Keys) Sign(m *Message, h *Hop) string {
 // Signed reports whether the header is a signature by one of the keys. It compares in constant time, so that the time does not
 // show which byte is wrong.
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
-	id, sum, ok := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
+	id, sum, hasSum := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
 	given, err := hex.DecodeString(sum)
-	wellFormed := ok && err == nil && strings.HasPrefix(header, "kid=")
-	if !wellFormed || hex.EncodeToString(given) != sum { // only lower-case digits, so that a signature has one form
+	wellFormed := hasSum && err == nil && strings.HasPrefix(header, "kid=")
+	lowerCase := hex.EncodeToString(given) == sum // so that a signature has only one form
+	if !wellFormed || !lowerCase {
 		return false
 	}
 	for i := range k.all {

@@ -19,14 +19,16 @@ type httpLink struct {
 	client *engine.Client
 }
 
+// linkOverHTTP makes the Link to a peer over HTTP.
 func (ps *Peers) linkOverHTTP(p *peer) Link {
 	return &httpLink{peers: ps, to: p.conf.ID, target: p.target,
 		client: engine.NewClient(engine.Options{MaxIdle: 1, IdleTimeout: max(time.Minute, 4*ps.cfg.Probe.Interval)})}
 }
 
+// Close closes the connection for probes.
 func (l *httpLink) Close() { l.client.Close() }
 
-// warm is the number of idle connections to a peer that are kept ready for requests. Without them a request would wait two or
+// warmConnections is the number of idle connections to a peer that are kept ready for requests. Without them a request would wait two or
 // three round trips for a dial.
 const warmConnections = 2
 
@@ -48,21 +50,22 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 	answered(e)
 }
 
-// ask posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
+// postProbe posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
 // written, without a dial.
 func (l *httpLink) postProbe(ctx context.Context, question []byte) (echo ProbeOutcome) {
-	ps, parts, sent := l.peers, [][]byte{question}, time.Now()
-	call, wrote := l.client.NewCall(l.target), sent
-	call.OnWritten(func() { wrote = time.Now() })
-	defer context.AfterFunc(ctx, call.Abort)()
+	ps, parts, began := l.peers, [][]byte{question}, time.Now()
+	call, writtenAt := l.client.NewCall(l.target), began
+	call.OnWritten(func() { writtenAt = time.Now() })
+	stopAbort := context.AfterFunc(ctx, call.Abort)
+	defer stopAbort()
 	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
-		"probe-"+ps.process.nameAt(sent), sent, sent.Add(ps.cfg.Probe.Interval))
+		"probe-"+ps.process.nameAt(began), began, began.Add(ps.cfg.Probe.Interval))
 	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return ProbeOutcome{Err: err}
 	}
 	defer resp.Close()
-	echo.RoundTrip, echo.Dialled = time.Since(wrote), !resp.Reused()
+	echo.RoundTrip, echo.Dialled = time.Since(writtenAt), !resp.Reused()
 	if echo.Text, echo.Err = resp.ReadAll(maxProbe); echo.Err == nil && resp.StatusCode() != http.StatusOK {
 		echo.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}

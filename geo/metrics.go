@@ -21,8 +21,8 @@ type metrics struct {
 	queue, inflight, available                            *prometheus.GaugeVec
 	ttft, costError                                       *prometheus.HistogramVec
 
-	peers *Peers
-	vectors   []vector
+	peers   *Peers
+	vectors []vector
 }
 
 // vector is a metric with labels.
@@ -127,30 +127,32 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// forget drops the series in which a label has this value: those of a removed peer, or of a model.
+// dropSeries drops the series in which a label has this value: those of a removed peer, or of a model.
 func (m *metrics) dropSeries(label, value string) {
 	for _, v := range m.vectors {
 		v.DeletePartialMatch(prometheus.Labels{label: value}) // no effect on metrics without this label
 	}
 }
 
+// countDecision counts a decision of the policy with this name.
 func (m *metrics) countDecision(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
-// Received counts a request from another dispatcher, by its outcome.
+// CountReceived counts a request from another dispatcher, by its outcome.
 func (ps *Peers) CountReceived(origin, outcome string) {
 	ps.metrics.received.WithLabelValues(origin, outcome).Inc()
 }
 
-// Rejected counts a refusal on the peer listener.
+// CountRejected counts a refusal on the peer listener.
 func (ps *Peers) CountRejected(reason string) { ps.metrics.rejects.WithLabelValues(reason).Inc() }
 
-// Served records the time to the first event of a request that was served in this region.
+// ObserveLocalTTFT records the time to the first event of a request that was served in this region.
 func (ps *Peers) ObserveLocalTTFT(ttft time.Duration) {
 	ps.metrics.ttft.WithLabelValues(routeLocal, "").Observe(ttft.Seconds())
 }
 
+// oneIf is the value of a gauge that is 1 if b is true, and 0 otherwise.
 func oneIf(b bool) float64 {
 	if b {
 		return 1

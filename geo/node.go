@@ -29,7 +29,8 @@ func New(cfg Config) (*Peers, error) {
 	ps.maxPromptBytes, _ = cfg.SnapshotBytes()
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces: newNonces(3 * cfg.HMAC.Skew), certificateNames: ps.certificateNames} // a hop is accepted for 2 skews, and the clock may be set back by 1
+		nonces:           newNonces(3 * cfg.HMAC.Skew), // a hop is accepted for 2 skews, and the clock may be set back by 1
+		certificateNames: ps.certificateNames}
 	ps.verifier.keys.Store(cfg.Keys)
 	ps.metrics = newMetrics(ps)
 	ps.metrics.createSeries()
@@ -65,7 +66,7 @@ func (ps *Peers) Start() {
 	}
 }
 
-// Close ends the probing. Forwards under way continue.
+// Close ends the probing, and waits until all probers and all goroutines of Peers have ended. Forwards under way continue.
 func (ps *Peers) Close() {
 	ps.mu.Lock()
 	ps.stop()
@@ -90,7 +91,7 @@ func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 // ID is the id of this dispatcher.
 func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
-// known returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
+// certificateNames returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
 func (ps *Peers) certificateNames(id string) (sans []string, ok bool) {
 	for i := range ps.cfg.Peers {
 		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID {
@@ -105,22 +106,24 @@ func (ps *Peers) Offered(model string) bool {
 	return ps.anyPeerServes(model, func(*peer) bool { return true })
 }
 
-// OfferedTo is Offered, but counts only peers in regions to which residency lets the tenant's requests go.
+// OfferedTo reports whether any usable peer serves the model in a region to which residency lets the tenant's requests go.
 func (ps *Peers) OfferedTo(tenant, model string) bool {
-	may := ps.RegionFilter(tenant, model)
-	return ps.anyPeerServes(model, func(p *peer) bool { return may == nil || may(p.conf.Region) })
+	allowed := ps.RegionFilter(tenant, model) // nil: all regions are allowed
+	return ps.anyPeerServes(model, func(p *peer) bool { return allowed == nil || allowed(p.conf.Region) })
 }
 
-func (ps *Peers) anyPeerServes(model string, by func(*peer) bool) bool {
+// anyPeerServes reports whether any usable peer for which isAllowed returns true serves the model now.
+func (ps *Peers) anyPeerServes(model string, isAllowed func(*peer) bool) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
-		_, ok := p.offers[model]
-		return ok && p.usable() && !p.draining && p.decodesModel(model) && by(p)
+		_, offersModel := p.offers[model]
+		return offersModel && p.usable() && !p.draining && p.decodesModel(model) && isAllowed(p)
 	})
 }
 
-// AllUp reports whether every peer is usable. If so, a model that no peer offers is served by no region.
+// AllUp reports whether every peer is usable. An address that is this dispatcher's own does not count. If all are usable, a model that
+// no peer offers is served by no region.
 func (ps *Peers) AllUp() bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -152,23 +155,28 @@ type Tuning struct {
 // ErrTuning is the error for an invalid Tuning.
 var ErrTuning = errors.New("geo: nothing was changed")
 
-// Tune changes the policy and its weights from the next round on.
+// Tune changes the policy and its weights from the next round on. If any value is not valid, it changes nothing.
 func (ps *Peers) Tune(t Tuning) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	set, text := ps.settings, ps.policyText
 	for _, v := range []struct {
-		key  string
-		from *float64
-		to   *float64
-	}{{"qs", t.QS, &set.WaitWeight}, {"w", t.W, &set.PrefillWeight}, {"load", t.Load, &set.BatchWeight}, {"min_gain_ms", t.MinGain, &set.MinGainMs}} {
-		if v.from == nil {
+		key string
+		new *float64 // nil: no change
+		set *float64
+	}{
+		{"qs", t.QS, &set.WaitWeight},
+		{"w", t.W, &set.PrefillWeight},
+		{"load", t.Load, &set.BatchWeight},
+		{"min_gain_ms", t.MinGain, &set.MinGainMs},
+	} {
+		if v.new == nil {
 			continue
 		}
-		if !(*v.from >= 0 && *v.from <= 1e6) { // also for NaN
-			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.from)
+		if !(*v.new >= 0 && *v.new <= 1e6) { // also for NaN
+			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.new)
 		}
-		*v.to = *v.from
+		*v.set = *v.new
 	}
 	if t.Policy != nil {
 		text = *t.Policy
@@ -195,7 +203,8 @@ func (ps *Peers) PolicyText() string {
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
 func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
-// Accepts reports whether one more request that the peer from forwards may wait here. waiting requests wait already.
+// Accepts reports whether one more request that the dispatcher from forwards may wait here. waiting is the number of requests that wait
+// already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // this dispatcher has the only queue for such requests
 		return true

@@ -11,7 +11,7 @@ type nonces struct {
 	mu      sync.Mutex
 	keepFor time.Duration
 	known   map[string]*list.Element
-	order   list.List // of spent, the oldest first
+	order   list.List // of usedNonce, the oldest first
 }
 
 type usedNonce struct {
@@ -23,10 +23,10 @@ type usedNonce struct {
 // nonce is then accepted again until it is older than the skew.
 const maxNonces = 100_000
 
-// newNonces returns nonces that remembers each nonce for the time keep, which must be at least the time for which a hop is
+// newNonces returns nonces that remembers each nonce for the time keepFor, which must be at least the time for which a hop is
 // accepted.
-func newNonces(keep time.Duration) *nonces {
-	return &nonces{keepFor: keep, known: map[string]*list.Element{}}
+func newNonces(keepFor time.Duration) *nonces {
+	return &nonces{keepFor: keepFor, known: map[string]*list.Element{}}
 }
 
 // used reports whether a nonce was used. It does not remember the nonce.
@@ -41,7 +41,7 @@ func (n *nonces) used(nonce string) bool {
 func (n *nonces) remember(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for e := n.order.Front(); e != nil; e = n.order.Front() {
+	for e := n.order.Front(); e != nil; e = n.order.Front() { // the oldest, until it is neither too old nor too many
 		old := e.Value.(usedNonce)
 		if now.Sub(old.at) < n.keepFor && len(n.known) < maxNonces {
 			break

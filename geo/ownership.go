@@ -62,6 +62,7 @@ const (
 	HAShard   = "shard"   // each group has its own owner
 )
 
+// defaultOwnership returns the Ownership of an empty config file.
 func defaultOwnership() Ownership {
 	return Ownership{
 		Engine: OwnOff, Waits: lease.DefaultWaits(), MaxShare: 0.5, DeadAfter: lease.DefaultTimes.Duration, Etcd: Etcd{Prefix: "evenkeel/owner"},

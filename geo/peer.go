@@ -10,36 +10,35 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// goodsUp is the number of answered probes in a row after which a peer counts as up again.
+// answersUntilUp is the number of answered probes in a row after which a peer counts as up again.
 const answersUntilUp = 2
 
-// newPeer returns a peer that was not probed yet. conf is its entry in geo.peers.
+// newPeer returns a peer that was not probed yet, and makes its series in the metrics. conf is its entry in geo.peers.
 func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *peer {
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
-		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, major: -1, egress: &spending{},
+		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, egress: &spending{},
+		major:   -1, // not known
 		sibling: ps.cfg.Siblings && conf.Region == ps.cfg.Self.Region,
 	}
-	p.forgetProcessState()
 	p.prompts = index.New(index.Config{MaxBytes: ps.maxPromptBytes, Evict: index.Oldest})
 	p.indexSlot = p.prompts.Add(id, 0)
 	ps.metrics.createPeerSeries(id)
 	return p
 }
 
-// forget drops the state that belongs to the peer's earlier process.
+// forgetProcessState drops the state that belongs to the peer's earlier process: the forwards that it was to count, and the prompts that
+// its engines were to hold.
 func (p *peer) forgetProcessState() {
 	p.reserved.Clear()
-	if p.prompts != nil {
-		p.prompts.Clear(p.indexSlot, index.Removed)
-	}
+	p.prompts.Clear(p.indexSlot, index.Removed)
 }
 
-// answered applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
-// sent. If another process answers than before, answered first drops the state that belongs to the earlier process. It reports
+// applyAnswer applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
+// sent. If another process answers than before, applyAnswer first drops the state that belongs to the earlier process. It reports
 // whether the peer came up by this answer.
-func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs float64) (up bool) {
-	if p.boot != a.Boot {
+func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs float64) (cameUp bool) {
+	if p.boot != a.Boot { // another process answers
 		if p.boot != "" { // else this is the first answer of all
 			p.forgetProcessState()
 			p.answersInRow, p.circuit = 0, circuit.Circuit{}
@@ -58,11 +57,12 @@ func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs floa
 	return false
 }
 
-// missed counts a probe without a valid answer. It reports whether the peer went down by it.
-func (p *peer) countMiss(why string, misses int) (down bool) {
-	p.answersInRow, p.probeError = 0, why
+// countMiss counts a probe without a valid answer. probeError says why it had none. After missesUntilDown such probes in a row the peer
+// goes down; countMiss reports whether it did so now.
+func (p *peer) countMiss(probeError string, missesUntilDown int) (wentDown bool) {
+	p.answersInRow, p.probeError = 0, probeError
 	p.missesInRow++
-	if p.up && p.missesInRow >= misses {
+	if p.up && p.missesInRow >= missesUntilDown {
 		p.up = false
 		return true
 	}
@@ -73,39 +73,43 @@ func (p *peer) countMiss(why string, misses int) (down bool) {
 // probes, but gets no requests.
 func (p *peer) usable() bool { return p.up && p.major == policy.Protocol }
 
-// view returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
+// policyView returns the state of the peer for a policy. The next probe is sent one interval after an answer, so that the time
 // between two answers is the interval plus the round trip.
 func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
-	offer, offers := p.offers[model]
+	offer, hasOffer := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
 	rtt, _ := p.rtt.Ms()
+	budget := ps.cfg.Egress.DailyUSD // 0: no limit
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
-		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt, Draining: p.draining, OffersModel: offers && p.decodesModel(model),
-		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: ps.cfg.Egress.DailyUSD > 0 && p.egress.add(0, now) >= ps.cfg.Egress.DailyUSD,
-		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens, DistrustMs: p.distrust.Ms(ps.sinceStartMs(now)), ResidualMs: p.residual.Ms(now),
+		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt,
+		Draining: p.draining, OffersModel: hasOffer && p.decodesModel(model),
+		CircuitOpen: !p.circuit.Allows(now), BudgetSpent: budget > 0 && p.egress.today(now) >= budget,
+		Offer: offer, RTTMs: rtt, Reserved: reserved, UnseenTokens: tokens,
+		DistrustMs: p.distrust.Ms(ps.sinceStartMs(now)), ResidualMs: p.residual.Ms(now),
 		Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
 	}
 }
 
-// expire drops reservations that are too old: probes have not been answered since.
+// expireReservations drops reservations that are too old: probes have not been answered since.
 func (p *peer) expireReservations(ps *Peers, now time.Time) {
 	rtt, _ := p.rtt.Ms()
 	p.reserved.Expire(ps.sinceStartMs(now), ms(ps.cfg.Probe.Interval), rtt)
 }
 
-// forgetGone drops the metrics of a removed peer without forwards. Otherwise the metrics of old addresses would pile up. It is
-// called with ps.mu held.
+// dropRemovedSeries drops the series of a peer in the metrics, once the peer is removed and no forward is at it any more. Otherwise the
+// series of old addresses would pile up. It is called with ps.mu held.
 func (ps *Peers) dropRemovedSeries(p *peer) {
 	if !p.removed || len(p.inflight) > 0 {
 		return
 	}
-	cameBack := slices.ContainsFunc(ps.peers, func(o *peer) bool { return o != p && o.id == p.id })
-	if cameBack {
+	cameBack := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other != p && other.id == p.id })
+	if cameBack { // the series are those of the new peer now
 		return
 	}
 	ps.metrics.dropSeries("peer", p.id)
-	if !slices.ContainsFunc(ps.peers, func(o *peer) bool { return o.name == p.name }) { // it has no other address
+	hasOtherAddress := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other.name == p.name })
+	if !hasOtherAddress {
 		ps.metrics.dropSeries("origin", p.name)
 	}
 }

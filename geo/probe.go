@@ -17,7 +17,8 @@ import (
 	"evenkeel/prefill"
 )
 
-// probeLoop starts the prober of a peer, which runs until stopProbing or the end of Peers. It is called with ps.mu held.
+// startProber makes the link to a peer and starts the peer's prober, which sends its first probe at once. It runs until stopProbing or
+// the end of Peers. startProber is called with ps.mu held.
 func (ps *Peers) startProber(p *peer) {
 	p.ctx, p.cancel = context.WithCancel(ps.ctx)
 	if ps.cfg.Link != nil {
@@ -25,25 +26,26 @@ func (ps *Peers) startProber(p *peer) {
 	} else {
 		p.link = ps.linkOverHTTP(p)
 	}
-	ps.running.Add(1)
-	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, 1) })
+	ps.running.Add(1) // until proberEnded
+	const firstSeq = 1
+	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, firstSeq) })
 }
 
 // stopProbing ends the prober of a peer, after the question that is under way. It is called with ps.mu held.
 func (ps *Peers) stopProbing(p *peer) {
 	p.cancel()
-	if p.cancelNext() {
+	if p.cancelNext() { // no question is under way; otherwise scheduleProbe ends the prober
 		ps.proberEnded(p)
 	}
 }
 
-// ended is called at the end of a peer's prober. Peers.Close waits for the ends of all probers.
+// proberEnded closes the link to a peer at the end of the peer's prober. Peers.Close waits for the ends of all probers.
 func (ps *Peers) proberEnded(p *peer) {
 	p.link.Close()
 	ps.running.Done()
 }
 
-// plan schedules the next question to a peer in about one interval, unless its prober was stopped.
+// scheduleProbe schedules the next question to a peer in about one interval. If the prober was stopped, it ends the prober instead.
 func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -55,7 +57,8 @@ func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.sendProbe(p, seq) })
 }
 
-// probe sends one question to a peer.
+// sendProbe sends one question, with the number seq, to a peer. When the answer has come, or none came in time, it applies the outcome,
+// wakes the arrival queue and schedules the next question.
 func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	rtt, _ := p.rtt.Ms()
@@ -67,7 +70,7 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 		Version: version, ID: ps.cfg.Self.ID, Boot: ps.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
 	})
 	p.link.Ask(p.ctx, body, limit, func(e ProbeOutcome) {
-		if ps.applyOutcome(p, seq, sent, e) {
+		if isUp := ps.applyOutcome(p, seq, sent, e); isUp {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
 				ps.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
@@ -77,8 +80,8 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	})
 }
 
-// heard applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
-// OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, heard also abandons
+// applyOutcome applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
+// OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, applyOutcome also abandons
 // the forwards that are at the peer.
 func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcome) (up bool) {
 	a, err := answer{}, e.Err
@@ -95,8 +98,8 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcom
 		return false
 	}
 	p.isSelf = errors.Is(err, errSelf)
-	var changed bool
-	var lost []*Forward
+	var changed bool                                                        // the peer came up or went down
+	var lost []*Forward                                                     // in the order in which they were booked
 	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error() // a repeated error is not logged again
 	if err == nil {
 		changed = p.applyAnswer(&a, now, e, ps.sinceStartMs(sent))
@@ -123,9 +126,10 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcom
 	return up
 }
 
+// errSelf is the error for a probe that came back to this dispatcher.
 var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
-// check returns an error unless the answer comes from this peer and belongs to this question.
+// checkAnswer returns an error unless the answer comes from this peer and belongs to this question.
 func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	switch {
 	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID:
@@ -138,7 +142,7 @@ func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// Answer answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
+// AnswerProbe answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
 // peer checks the version in the answer.
 func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
 	var q question
@@ -147,7 +151,7 @@ func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
 	}
 	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(came), Seq: q.Seq,
 		Draining: ps.cfg.Draining(), Models: ps.localOffers()}
-	if ps.cfg.Tenure != nil {
+	if ps.cfg.Tenure != nil { // regions or groups have owners; the round trips tell which peer is nearest and takes a region over
 		a.Tenure = ps.cfg.Tenure()
 		ps.mu.Lock()
 		a.RTTMs = ps.roundTripsMs()
@@ -156,12 +160,13 @@ func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
 	a.ProcUs = us(ps.clock.Now().Sub(came))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {
+		// The sender knows no reason that fits better; the message says what is wrong.
 		return nil, refuse(http.StatusInternalServerError, RejectVersion, "the answer is over %d bytes; serve fewer models here", maxProbe)
 	}
 	return text, nil
 }
 
-// offers returns, by model, the offer of this region for requests of other regions.
+// localOffers returns, by model, the offer of this region for requests of other regions. It also sets the gauges of the metrics.
 func (ps *Peers) localOffers() map[string]policy.Offer {
 	all := map[string]policy.Offer{}
 	ps.cfg.Queue.Offers(func(model string, l *prefill.Local) {
@@ -169,9 +174,9 @@ func (ps *Peers) localOffers() map[string]policy.Offer {
 		ps.mu.Lock()
 		defer ps.mu.Unlock()
 		s := ps.stateOf(model)
-		push := roundSettings(&s.policy, l)
-		places := localCandidates(nil, &push, l, running, seqs > 0)
-		o := policy.NewOffer(places, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), seqs)
+		settings := roundSettings(&s.policy, l)
+		candidates := localCandidates(nil, &settings, l, running, seqs > 0)
+		o := policy.NewOffer(candidates, l.Waiting, float64(l.Tokens), s.departureGap.Ms(), seqs)
 		for i := range l.Prefillers {
 			o.FitN = max(o.FitN, l.Prefillers[i].Samples)
 		}
@@ -182,11 +187,11 @@ func (ps *Peers) localOffers() map[string]policy.Offer {
 	return all
 }
 
-// rtts returns the round trips to the peers in ms, by name. It is called with ps.mu held.
+// roundTripsMs returns the round trips to the peers in ms, by name. It is called with ps.mu held.
 func (ps *Peers) roundTripsMs() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range ps.peers {
-		if ms, ok := p.rtt.Ms(); ok && p.name != "" {
+		if ms, ok := p.rtt.Ms(); ok && p.name != "" { // else it has not answered yet
 			all[p.name] = ms
 		}
 	}

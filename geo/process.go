@@ -9,30 +9,30 @@ import (
 // If the wall clock is set back, the process gets another name. Otherwise a recorded hop could be accepted a second time,
 // because it would not be too old any more, and its nonce may be forgotten.
 type process struct {
-	began time.Time
-	maxSetBack   time.Duration                 // a wall clock that is set back by less does no harm, because nonces are kept for longer
-	wall  func(now time.Time) time.Time // the wall clock
+	began      time.Time
+	maxSetBack time.Duration                 // a wall clock that is set back by less does no harm, because nonces are kept for longer
+	wall       func(now time.Time) time.Time // the wall clock
 
-	mu    sync.Mutex
-	name  string
+	mu                    sync.Mutex
+	name                  string
 	maxWallMinusMonotonic time.Duration // the most by which the wall clock was ahead of the monotonic clock since began, under this name
 }
 
-// newProcess names the process. far is how much the wall clock may be set back before the name changes.
-func newProcess(began time.Time, far time.Duration) *process {
-	return &process{began: began, maxSetBack: far, wall: func(now time.Time) time.Time { return now.Round(0) }, name: randomHex()}
+// newProcess names the process. maxSetBack is how much the wall clock may be set back before the name changes.
+func newProcess(began time.Time, maxSetBack time.Duration) *process {
+	return &process{began: began, maxSetBack: maxSetBack, wall: func(now time.Time) time.Time { return now.Round(0) }, name: randomHex()}
 }
 
-// nameAt returns the present name, which it changes if the wall clock was set back by more than far.
+// nameAt returns the name of the process at the time now. It changes the name if the wall clock was set back by more than maxSetBack.
 func (p *process) nameAt(now time.Time) string {
-	ahead := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // of the wall clock before the monotonic clock
+	wallMinusMonotonic := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // of the times since began
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
-	case ahead > p.maxWallMinusMonotonic:
-		p.maxWallMinusMonotonic = ahead
-	case ahead < p.maxWallMinusMonotonic-p.maxSetBack:
-		p.name, p.maxWallMinusMonotonic = randomHex(), ahead
+	case wallMinusMonotonic > p.maxWallMinusMonotonic:
+		p.maxWallMinusMonotonic = wallMinusMonotonic
+	case wallMinusMonotonic < p.maxWallMinusMonotonic-p.maxSetBack: // the wall clock was set back
+		p.name, p.maxWallMinusMonotonic = randomHex(), wallMinusMonotonic
 	}
 	return p.name
 }

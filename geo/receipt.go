@@ -68,14 +68,15 @@ func (r *receipts) add(receipt *Receipt) {
 	r.next = (r.next + 1) % maxReceipts
 }
 
-// last returns at most n receipts, the latest first.
+// last returns at most n receipts, the latest first. A number below 0 counts as 0.
 func (r *receipts) last(n int) []Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n = max(0, min(n, len(r.ring)))
 	list := make([]Receipt, 0, n)
 	for i := range n {
-		list = append(list, r.ring[(r.next+len(r.ring)-1-i)%len(r.ring)])
+		latest := r.next + len(r.ring) - 1 // its index in the ring, before the modulo
+		list = append(list, r.ring[(latest-i)%len(r.ring)])
 	}
 	return list
 }
@@ -103,3 +104,6 @@ func (s *spending) add(usd float64, now time.Time) float64 {
 	s.usd += usd
 	return s.usd
 }
+
+// today returns the sum of the present day.
+func (s *spending) today(now time.Time) float64 { return s.add(0, now) }

@@ -14,16 +14,16 @@ import (
 
 // RoutingQuery implements prefill.RemoteRegions for one request: it decides whether the request is forwarded to a peer.
 type RoutingQuery struct {
-	peers      *Peers
-	ask        Ask
-	firstLeg   *RoutingQuery            // for a further leg: the first leg's query, which decides for all legs; nil: this is the first
-	waitCounted      bool                     // the request had to wait, which the metrics have counted
-	policyName string                   // the policy that chose an engine of this region
-	regionAllowed        func(region string) bool // whether residency allows a region; nil: it allows all
-	legs       int                      // number of legs for which the query decides
-	roundSettings       *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
-	wakeAt      time.Time                // when the queue is woken for this request
-	booked     *Forward                 // booked by Where; nil: none
+	peers         *Peers
+	ask           Ask
+	firstLeg      *RoutingQuery            // for a further leg: the first leg's query, which decides for all legs; nil: this is the first
+	waitCounted   bool                     // the request had to wait, which the metrics have counted
+	policyName    string                   // the policy that chose an engine of this region
+	regionAllowed func(region string) bool // whether residency allows a region; nil: it allows all
+	legs          int                      // number of legs for which the query decides
+	roundSettings *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
+	wakeAt        time.Time                // when the queue is woken for this request
+	booked        *Forward                 // the forward that Where booked; nil: none
 }
 
 // Ask has the properties of a request by which the Peers decide.
@@ -31,29 +31,31 @@ type Ask struct {
 	ID, Model, Tenant string
 	Prompt            prefill.Prompt
 	RingKey           uint64
-	LocalOnly              bool // the request may not be forwarded
-	RegionOnly              bool // the request may not leave the region
-	PreferForward             bool // the request should be forwarded, because attempts in this region have failed
-	InboundHop              *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
+	LocalOnly         bool // the request may not be forwarded
+	RegionOnly        bool // the request may not leave the region
+	PreferForward     bool // the request should be forwarded, because attempts in this region have failed
+	InboundHop        *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
 }
 
-// Question returns the RoutingQuery of a request, for prefill.Request.Remote.
+// NewQuery returns the RoutingQuery of a request, for prefill.Request.Remote.
 func (ps *Peers) NewQuery(a Ask) *RoutingQuery {
 	a.LocalOnly = a.LocalOnly || ps.cfg.Central == ps.cfg.Self.ID // the central dispatcher has the engines of all regions
 	return &RoutingQuery{peers: ps, ask: a, legs: 1, regionAllowed: ps.RegionFilter(a.Tenant, a.Model)}
 }
 
-// Legs sets the number of legs of the request: a request with several prompts has a leg for each of them.
+// SetLegs sets the number of legs of the request: a request with several prompts has a leg for each of them. Without it, the number is
+// 1.
 func (q *RoutingQuery) SetLegs(n int) { q.legs = n }
 
-// Leg returns the RoutingQuery of another leg of the same request. All legs follow the decision for the first leg.
+// NewLeg returns the RoutingQuery of another leg of the same request. All legs follow the decision for the first leg.
 func (q *RoutingQuery) NewLeg(id string, p prefill.Prompt) *RoutingQuery {
 	leg := &RoutingQuery{peers: q.peers, ask: q.ask, firstLeg: q, regionAllowed: q.regionAllowed}
 	leg.ask.ID, leg.ask.Prompt, leg.ask.LocalOnly = id, p, true
 	return leg
 }
 
-// Stay implements prefill.RemoteRegions, as do Offered, Queued, Where and Takes. The scheduler calls them under its lock.
+// Stay makes the request stay in this region with all its legs, because one leg is served here. It implements prefill.RemoteRegions, as
+// do Offered, Queued, Where and Takes. The scheduler calls them under its lock.
 func (q *RoutingQuery) Stay() {
 	if q.firstLeg != nil {
 		q = q.firstLeg
@@ -104,14 +106,14 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, seqs > 0)
 	}
 	noRanks := seqs == 0
-	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil
+	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another dispatcher sent it, and it may not be forwarded once more
 	if ps.cfg.Siblings && noRanks && maySendBack {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.roundSettings = &s.settings
-	if place := q.prescribedPeer(s, noRanks); place >= 0 {
-		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, place)
-		return q.bookForward(s, place, h, policy.Decision{Candidate: place, LocalMs: math.Inf(1)})
+	if i := q.prescribedPeer(s, noRanks); i >= 0 {
+		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, i)
+		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: math.Inf(1)})
 	}
 	if s.policy.Done() {
 		q.countWait(s)
@@ -124,28 +126,28 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		q.policyName = s.policy.Name()
 		return prefill.ToHere
 	case policy.Forward:
-		return q.bookForward(s, d.Candidate, h, d)
+		return q.bookForward(s, h, d)
 	}
 	q.countWait(s)
-	if d.UntilMs > 0 {
+	if d.UntilMs > 0 { // the policy decides anew then, even if nothing else happens
 		q.wakeAfter(time.Duration((d.UntilMs-r.WaitedMs)*float64(time.Millisecond))+1, h.Now)
 	}
 	return prefill.WaitsAlone
 }
 
-// prescribed is the place of the peer to which the request goes without a decision of the policy; -1: the policy decides. noRanks
-// says that no decode rank here takes requests for the model.
+// prescribedPeer is the index of the candidate to which the request goes without a decision of the policy; -1: the policy decides.
+// noRanks says that no decode rank here takes requests for the model.
 func (q *RoutingQuery) prescribedPeer(s *modelState, noRanks bool) int {
 	ps := q.peers
 	if q.ask.LocalOnly {
 		return -1
 	}
-	if place := q.centralPeer(s); place >= 0 {
-		return place
+	if i := q.centralPeer(s); i >= 0 {
+		return i
 	}
 	if ps.cfg.Siblings && noRanks { // no group that is owned here decodes the model, but a group of a sibling may
-		if place := q.ownerSibling(s); place >= 0 {
-			return place
+		if i := q.ownerSibling(s); i >= 0 {
+			return i
 		}
 	}
 	if q.ask.PreferForward || ps.cfg.Draining() { // the request should not run here even if the policy prefers it
@@ -154,7 +156,7 @@ func (q *RoutingQuery) prescribedPeer(s *modelState, noRanks bool) int {
 	return -1
 }
 
-// wakeAfter wakes the queue after a time, unless it will be woken by then for this request already. At each wake of the queue, all
+// wakeAfter wakes the queue after the time d, unless a timer that runs for this request wakes it by then. At each wake of the queue, all
 // requests that wait are decided again: with a timer for each decision, the number of timers would multiply.
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
@@ -170,13 +172,13 @@ func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 // Takes reports whether the push mode allows one more request on a prefill engine, by the engine's present state. The policy
 // has only seen the state at the begin of the round.
 func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
-	if q.roundSettings == nil {
+	if q.roundSettings == nil { // no policy was asked, so no push mode applies
 		return true
 	}
 	state := policyReplica(p, q.roundSettings)
 	state.Healthy, state.GateOpen = true, true // the scheduler has checked both
-	left, _ := q.roundSettings.JudgeReplica(&state)
-	return left > 0
+	maxSends, _ := q.roundSettings.JudgeReplica(&state)
+	return maxSends > 0
 }
 
 // countWait counts in the metrics that the request has to wait, once per request.
@@ -187,13 +189,14 @@ func (q *RoutingQuery) countWait(s *modelState) {
 	}
 }
 
-// Stayed counts a request that an engine of this region serves.
+// CountLocal counts in the metrics that an engine of this region serves the request.
 func (q *RoutingQuery) CountLocal() {
 	q.peers.metrics.countDecision(q.policyName, policy.Send)
 }
 
-// startRound begins a round with the present state of all places, and records in the metrics which peers are available. It is
-// called with ps.mu held, like the functions below.
+// startRound begins a round with the present state of all candidates, and records in the metrics which peers are available. It is
+// called with ps.mu held, like the functions below. running is the number of requests on the least busy decode rank; decodes says
+// whether any decode rank here takes requests for the model.
 func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, decodes bool) {
 	s.round = h.Round
 	s.settings = roundSettings(&s.policy, &h.Local)
@@ -203,16 +206,16 @@ func (ps *Peers) startRound(s *modelState, h *prefill.Here, running float64, dec
 	for _, p := range ps.peers {
 		p.expireReservations(ps, h.Now)
 		v := p.policyView(ps, h.Model, h.Now)
-		place := s.policy.PeerCandidate(&v)
-		ps.recordReason(p, h.Model, place.Why)
-		s.candidates = append(s.candidates, place)
+		candidate := s.policy.PeerCandidate(&v)
+		ps.recordReason(p, h.Model, candidate.Why)
+		s.candidates = append(s.candidates, candidate)
 		s.peers = append(s.peers, p)
 	}
 	s.policy.Begin(s.candidates, s.departureGap.Ms())
 }
 
-// pushOf returns a policy's settings. If MaxUnanswered is Auto, it is replaced by a number that follows the traffic, see
-// policy.AutoUnanswered.
+// roundSettings returns the settings of a policy for the present round. If MaxUnanswered is Auto, it is replaced by a number that
+// follows the traffic, see policy.AutoUnanswered.
 func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 	set := *p.Settings()
 	if set.MaxUnanswered == policy.Auto {
@@ -227,16 +230,16 @@ func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 	return set
 }
 
-// localPlaces appends the prefill engines of this region as places. They count as unhealthy if no decode rank of this region
-// serves the model.
+// localCandidates appends the prefill engines of this region to dst as candidates. They count as unhealthy if no decode rank of this
+// region serves the model (decodes).
 func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Candidate {
 	for i := range l.Prefillers {
 		f := &l.Prefillers[i]
 		x := policyReplica(f, set)
 		x.Healthy = f.Live && decodes
-		left, why := set.JudgeReplica(&x)
+		maxSends, why := set.JudgeReplica(&x)
 		dst = append(dst, policy.Candidate{
-			ID: f.ID, Why: why, MaxSends: left, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
+			ID: f.ID, Why: why, MaxSends: maxSends, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
 			ResidualMs: f.ResidualMs, KVRoomMs: f.Room.InMs, KVTokenMs: f.Room.TokenMs,
 			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
 		})
@@ -244,8 +247,8 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 	return dst
 }
 
-// replica converts the state of a prefill engine for a policy. Its credit is the number of requests that were allowed at the
-// last scrape without waiting requests, less the requests sent since, plus the requests answered since.
+// policyReplica converts the state of a prefill engine for a policy. Its credit is what Settings.Credit allows by the last scrape
+// without waiting requests, and f.Answered: the requests that were answered since, less those that were sent since.
 func policyReplica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
 		Healthy: f.Live, GateOpen: f.Open, GateWillOpen: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held, ForeignWaiting: f.OthersWaiting,
@@ -253,33 +256,35 @@ func policyReplica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	}
 }
 
-// central is the place of the central dispatcher, if the request may go there, and it is available or may be waited for; -1: this
-// dispatcher decides itself.
+// centralPeer is the index of the central dispatcher's candidate, if the request may go there, and it is available or may be waited
+// for; -1: this dispatcher decides itself.
 func (q *RoutingQuery) centralPeer(s *modelState) int {
 	if !q.peers.cfg.Follows() {
 		return -1
 	}
 	for k, p := range s.peers {
-		if i := s.localCount + k; p.conf.ID == q.peers.cfg.Central && s.candidates[i].Why.Awaitable() && q.mayForwardTo(p) {
+		i := s.localCount + k
+		isCentral := p.conf.ID == q.peers.cfg.Central
+		if isCentral && s.candidates[i].Why.Awaitable() && q.mayForwardTo(p) {
 			return i
 		}
 	}
 	return -1
 }
 
-// nearest is the place of the available peer that will probably answer first; -1: none. It is used for requests that this
-// region sends away because it drains or fails.
+// soonestAvailable is the index of the available peer's candidate that will probably answer first; -1: none. It is used for requests
+// that this region sends away because it drains or fails.
 func (q *RoutingQuery) soonestAvailable(s *modelState) int {
 	return q.soonest(s, s.policy.Takes)
 }
 
-// soonest is the place of the peer that will probably answer first, among the places for which takes returns true and to which
-// the request may go; -1: none. Available peers come before the others.
-func (q *RoutingQuery) soonest(s *modelState, takes func(place int) bool) int {
+// soonest is the index of the peer's candidate that will probably answer first, among those for which isSuitable returns true and to
+// which the request may go; -1: none. Available peers come before the others.
+func (q *RoutingQuery) soonest(s *modelState, isSuitable func(i int) bool) int {
 	best := -1
 	for k, p := range s.peers {
 		i := s.localCount + k
-		if !q.mayForwardTo(p) || !takes(i) {
+		if !q.mayForwardTo(p) || !isSuitable(i) {
 			continue
 		}
 		if best < 0 || sooner(&s.candidates[i], &s.candidates[best]) {
@@ -289,7 +294,7 @@ func (q *RoutingQuery) soonest(s *modelState, takes func(place int) bool) int {
 	return best
 }
 
-// sooner reports whether a request would probably be answered sooner at a than at b. Available places come before the others.
+// sooner reports whether a request would probably be answered sooner at a than at b. Available candidates come before the others.
 func sooner(a, b *policy.Candidate) bool {
 	if aAvailable, bAvailable := a.Why == policy.Available, b.Why == policy.Available; aAvailable != bAvailable {
 		return aAvailable
@@ -297,17 +302,18 @@ func sooner(a, b *policy.Candidate) bool {
 	return a.RTTMs+a.WaitMs < b.RTTMs+b.WaitMs
 }
 
-// request converts the query for a policy.
+// policyRequest converts the query for a policy. The result shares memory of s, and is valid until the next call.
 func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Request {
 	r := policy.Request{
 		ID: q.ask.ID, Key: q.ask.RingKey, Tokens: h.Tokens, LocalOnly: q.ask.LocalOnly || q.ask.RegionOnly,
 		WaitedMs: ms(h.Now.Sub(h.Since)), Legs: q.legs,
 	}
+	// hits and barred have one element for each candidate; the local candidates come first.
 	s.hits = slices.Grow(s.hits[:0], len(s.candidates))[:len(s.candidates)]
 	s.barred = slices.Grow(s.barred[:0], len(s.candidates))[:len(s.candidates)]
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
-		if i < s.localCount && i < len(h.Prefillers) {
+		if i < s.localCount && i < len(h.Prefillers) { // a local candidate and its engine have the same index
 			f := &h.Prefillers[i]
 			s.hits[i] = int32(f.HitTokens)
 			s.barred[i] = f.Region != "" && q.regionAllowed != nil && !q.regionAllowed(f.Region)
@@ -323,21 +329,22 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 	return r
 }
 
-// hit is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
+// hitTokens is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
 func (q *RoutingQuery) hitTokens(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
 	if len(keys) == 0 {
 		return 0
 	}
-	matched := p.prompts.Match(nil, keys)
-	if p.indexSlot.N >= len(matched) {
+	matchedBlocks := p.prompts.Match(nil, keys) // by slot of the index, which has only the peer's slot
+	if p.indexSlot.N >= len(matchedBlocks) {    // no slot matched
 		return 0
 	}
-	matchedTokens := int(float64(matched[p.indexSlot.N]) * q.blockTokens(tokens))
+	matchedTokens := int(float64(matchedBlocks[p.indexSlot.N]) * q.blockTokens(tokens))
 	return min(matchedTokens, max(0, tokens-1)) // an engine always computes at least one token
 }
 
-// blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt.
+// blockTokens is the number of tokens per block of the prompt. tokens is the length of the prompt. A prompt without token ids has blocks
+// of bytes, whose tokens are computed by its mean number of tokens per byte.
 func (q *RoutingQuery) blockTokens(tokens int) float64 {
 	if b := q.ask.Prompt.BlockTokens; b > 0 {
 		return float64(b)
@@ -345,8 +352,8 @@ func (q *RoutingQuery) blockTokens(tokens int) float64 {
 	return index.BlockBytes * float64(tokens) / float64(max(1, q.ask.Prompt.Bytes))
 }
 
-// mayGo reports whether the request may be forwarded to a peer: the request may leave the region or the peer is in it, residency
-// allows it, and the peer has not forwarded the request itself.
+// mayForwardTo reports whether the request may be forwarded to a peer: the request may leave the region or the peer is in it, the peer
+// has not forwarded the request itself, and residency allows it.
 func (q *RoutingQuery) mayForwardTo(p *peer) bool {
 	if q.ask.RegionOnly && p.conf.Region != q.peers.cfg.Self.Region {
 		return false
@@ -357,30 +364,29 @@ func (q *RoutingQuery) mayForwardTo(p *peer) bool {
 	return q.regionAllowed == nil || q.regionAllowed(p.conf.Region)
 }
 
-// May returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
+// RegionFilter returns a function that reports whether a tenant's requests for a model may go to a region: the region must be in the
 // residency lists of the tenant and of the model, as far as they have lists. nil: all regions are allowed.
 func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 	ofTenant, ofModel := ps.cfg.Residency[tenant], ps.cfg.Residency[model]
 	if len(ofTenant)+len(ofModel) == 0 {
 		return nil
 	}
-	return func(region string) bool {
+	return func(region string) bool { // an empty list allows all regions
 		return (len(ofTenant) == 0 || slices.Contains(ofTenant, region)) && (len(ofModel) == 0 || slices.Contains(ofModel, region))
 	}
 }
 
-// forward books the request on a peer, as one request for each leg, and makes the Forward. place is the place of the peer, and d
-// the decision of the policy, with the predicted costs. It returns ToThere.
-func (q *RoutingQuery) bookForward(s *modelState, place int, h *prefill.Here, d policy.Decision) prefill.Where {
-	ps, p := q.peers, s.peers[place-s.localCount]
+// bookForward books the request on the peer that the decision d chose, as one request for each leg, makes the Forward that Forward
+// returns, and counts it in the metrics. It returns ToThere.
+func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Decision) prefill.Where {
+	ps, p := q.peers, s.peers[d.Candidate-s.localCount] // the local candidates come first
 	hitTokens := q.hitTokens(p, h.Tokens)
 	newTokens := max(1, h.Tokens-hitTokens)
 	ps.lastForward++
 	f := &Forward{
 		peers: ps, peer: p, number: ps.lastForward, model: h.Model, rid: q.ask.ID, inboundHop: q.ask.InboundHop, tenant: q.ask.Tenant,
-		hitTokens: hitTokens, predicted: d.Terms,
-		localMs: d.LocalMs,
-		prompt:  q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
+		hitTokens: hitTokens, predicted: d.Terms, localMs: d.LocalMs,
+		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
 	}
 	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
 		f.localMs = -1
@@ -401,14 +407,14 @@ func (q *RoutingQuery) bookForward(s *modelState, place int, h *prefill.Here, d 
 	return prefill.ToThere
 }
 
-// countReason records in the metrics whether a peer is available for a model. When the reason changes, it also counts the new one,
+// recordReason records in the metrics whether a peer is available for a model. When the reason changes, it also counts the new one,
 // unless that is Available. It records and counts only the first maxModels models, because adapters may come and go under ever
 // new names.
 func (ps *Peers) recordReason(p *peer, model string, why policy.Reason) {
 	before, known := p.reasons[model]
 	unchanged := known && before == why
-	noRoom := !known && len(p.reasons) >= maxModels
-	if unchanged || noRoom {
+	tooMany := !known && len(p.reasons) >= maxModels
+	if unchanged || tooMany {
 		return
 	}
 	p.reasons[model] = why
@@ -418,7 +424,7 @@ func (ps *Peers) recordReason(p *peer, model string, why policy.Reason) {
 	}
 }
 
-// judge records in the metrics whether a peer is available, for each model with a state.
+// recordAvailability records in the metrics whether a peer is available, for each model with a state.
 func (ps *Peers) recordAvailability(p *peer, now time.Time) {
 	for model, s := range ps.models {
 		v := p.policyView(ps, model, now)
@@ -434,11 +440,12 @@ func RingKeyOf(session uint64, address string) uint64 {
 	return policy.RingKey("", "", address)
 }
 
-// owner is the place of the sibling that decodes the request's model; -1: none is known. The sibling may be full, because the
-// requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its groups.
+// ownerSibling is the index of the candidate for the sibling that decodes the request's model; -1: none is known. The sibling may be
+// full, because the requests of all siblings wait in its queue. It may be draining, because it continues until another proxy owns its
+// groups.
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
-	return q.soonest(s, func(place int) bool {
-		p, why := s.peers[place-s.localCount], s.candidates[place].Why
+	return q.soonest(s, func(i int) bool {
+		p, why := s.peers[i-s.localCount], s.candidates[i].Why
 		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodesModel(q.ask.Model))
 	})
 }

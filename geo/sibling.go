@@ -9,31 +9,33 @@ import (
 // decodes a request's model, the request goes to a sibling that does, without asking the policy.
 
 // Siblings returns the names of the siblings that are up, and the names of those among them that do not drain.
-func (ps *Peers) Siblings() (live, stay []string) {
+func (ps *Peers) Siblings() (live, staying []string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.peers {
-		if !p.sibling || !p.up || p.name == "" || slices.Contains(live, p.name) {
+		alreadyListed := slices.Contains(live, p.name) // a dispatcher may have several addresses
+		if !p.sibling || !p.up || p.name == "" || alreadyListed {
 			continue
 		}
 		if live = append(live, p.name); !p.draining {
-			stay = append(stay, p.name)
+			staying = append(staying, p.name)
 		}
 	}
-	return live, stay
+	return live, staying
 }
 
-// sibling reports whether a dispatcher with this id may be a sibling.
+// mayBeSibling reports whether a dispatcher with this id may be a sibling, by the config.
 func (ps *Peers) mayBeSibling(id string) bool {
 	return ps.cfg.Siblings &&
 		slices.ContainsFunc(ps.cfg.Peers, func(c PeerConfig) bool { return c.Region == ps.cfg.Self.Region && c.AnswersTo(id) })
 }
 
-// decodes reports whether a peer decodes a model now. A peer of another region decodes every model that it offers.
+// decodesModel reports whether a peer decodes a model now. A sibling decodes the models of the decode groups that it owns; a peer of
+// another region decodes every model that it offers.
 func (p *peer) decodesModel(model string) bool {
 	return !p.sibling || slices.Contains(p.decodedModels, model)
 }
 
-// disown notes that a sibling probably owns no decode group any more, because it did not serve a request. Its next answer to a
-// probe corrects this. disown is called with the lock of Peers held.
+// assumeNoGroups notes that a sibling probably owns no decode group any more, because it did not serve a request. Its next answer to a
+// probe corrects this. assumeNoGroups is called with the lock of Peers held.
 func (p *peer) assumeNoGroups() { p.decodedModels = nil }

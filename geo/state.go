@@ -33,33 +33,35 @@ type Peers struct {
 
 	maxPromptBytes int64 // bound of the memory for the prompts sent to one peer, in bytes
 
-	mu       sync.Mutex
-	policyText     string // the policy, in the form that Parse reads
-	settings policy.Settings
-	policy   *policy.Policy // made of settings and text; each model decides by a copy
-	models   map[string]*modelState
-	peers    []*peer
-	removedEgress    map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
-	lastForward   uint64               // of the last forward
+	mu            sync.Mutex
+	policyText    string // the policy, in the form that Parse reads
+	settings      policy.Settings
+	policy        *policy.Policy // made of settings and policyText; each model decides by a copy
+	models        map[string]*modelState
+	peers         []*peer
+	removedEgress map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
+	lastForward   uint64               // number of the last forward
 }
 
 // Queue is this region's arrival queue.
 type Queue interface {
+	// Offers calls the function for each model that this region serves.
 	Offers(func(model string, l *prefill.Local))
+	// Wake makes the queue decide about its requests again.
 	Wake()
 }
 
 // modelState is the state of the decisions for one model.
 type modelState struct {
-	policy policy.Policy
-	settings   policy.Settings // the settings of the present round
-	departureGap  policy.DepartureGap
-	round  uint64
-	candidates []policy.Candidate
-	peers  []*peer // the peers of the places after the local places
-	localCount  int     // number of local places, which come first in places
-	hits   []int32
-	barred []bool
+	policy       policy.Policy
+	settings     policy.Settings // the settings of the present round
+	departureGap policy.DepartureGap
+	round        uint64 // number of the round for which candidates and settings were made; 0: none
+	candidates   []policy.Candidate
+	peers        []*peer // the peers of the candidates after the local candidates
+	localCount   int     // number of local candidates, which come first in candidates
+	hits         []int32 // by candidate, for policy.Request.Hits
+	barred       []bool  // by candidate, for policy.Request.Barred
 }
 
 // peer is the state of another dispatcher. The Peers' lock guards it.
@@ -75,23 +77,23 @@ type peer struct {
 	cancelNext func() bool // cancels the next question; false: the question was sent already
 
 	sibling bool // a dispatcher of the own region, with the same engines
-	removed    bool // its name no longer resolves to this address; forwards may still be under way
+	removed bool // its name no longer resolves to this address; forwards may still be under way
 
 	// The results of its probes.
-	name       string   // its id, by its last answer
-	boot       string   // names its process
-	isSelf     bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
-	major      int      // major version of its protocol; -1: not known
-	decodedModels    []string // of a sibling: the models that it decodes
-	probed     bool
-	up         bool
-	missesInRow     int
-	answersInRow int
-	probeError      string    // error of the last probe; empty: it was answered
-	lastAnsweredAt       time.Time // when it last answered a probe
-	draining   bool
-	offers     map[string]policy.Offer
-	rtt        policy.RTT
+	name           string   // its id, by its last answer
+	boot           string   // names its process
+	isSelf         bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
+	major          int      // major version of its protocol; -1: not known
+	decodedModels  []string // of a sibling: the models that it decodes
+	probed         bool
+	up             bool
+	missesInRow    int
+	answersInRow   int
+	probeError     string    // error of the last probe; empty: it was answered
+	lastAnsweredAt time.Time // when it last answered a probe
+	draining       bool
+	offers         map[string]policy.Offer
+	rtt            policy.RTT
 
 	// The state of forwards to it.
 	reserved   policy.Reservations
@@ -99,18 +101,18 @@ type peer struct {
 	distrust   policy.Distrust
 	residual   fit.Residual
 	trust      policy.Trust
-	unanswered int // requests without a first event; see awaitsWhole for requests that are not streamed
-	egress      *spending
+	unanswered int       // requests without a first event; see startUnansweredTimer for requests that are not streamed
+	egress     *spending // what forwards to it have cost today
 	inflight   map[*Forward]struct{}
 	prompts    *index.Index // the prompts that were forwarded to it
-	indexSlot       index.Slot
+	indexSlot  index.Slot
 	reasons    map[string]policy.Reason // by model: the last result of Judge
 }
 
-// at converts a time for policies: to ms since Peers was made.
+// sinceStartMs converts a time for policies: to ms since Peers was made.
 func (ps *Peers) sinceStartMs(t time.Time) float64 { return ms(t.Sub(ps.started)) }
 
-// model returns the state of a model, and makes it if there is none. If maxModelStates models have a state, it first drops the
+// stateOf returns the state of a model, and makes it if there is none. If maxModelStates models have a state, it first drops the
 // state of any of them, which is made again when it is needed.
 func (ps *Peers) stateOf(name string) *modelState {
 	s := ps.models[name]
@@ -137,8 +139,10 @@ func (ps *Peers) forgetModel(name string) {
 	}
 }
 
+// ms is a duration in milliseconds.
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
+// us is a duration in microseconds.
 func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
 // Link carries probes to one peer: over HTTP, or in a simulation.
@@ -151,12 +155,12 @@ type Link interface {
 	Close()
 }
 
-// Echo is the outcome of a question.
+// ProbeOutcome is the outcome of a question.
 type ProbeOutcome struct {
-	Text    []byte
-	RoundTrip    time.Duration // from the writing of the question to its answer
-	Dialled bool          // the connection was dialled for this question, so that Trip is longer than a round trip
-	Err     error
+	Text      []byte
+	RoundTrip time.Duration // from the writing of the question to its answer
+	Dialled   bool          // the connection was dialled for this question, so that RoundTrip is longer than a round trip
+	Err       error
 }
 
 // maxModelStates bounds the number of models with a state, because adapters come and go under new names.

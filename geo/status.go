@@ -43,37 +43,37 @@ type PeerStatus struct {
 	Available  map[string]string       `json:"available"` // by model: available, or the reason why not
 }
 
-// Status returns a copy of the state of Peers.
+// Status returns a copy of the state of Peers. It first drops reservations that are too old.
 func (ps *Peers) Status() Status {
 	now := ps.clock.Now()
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	s := Status{
 		ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Central: ps.cfg.Central, Policy: ps.policyText,
-		QS: ps.settings.WaitWeight, W: ps.settings.PrefillWeight, Load: ps.settings.BatchWeight, MinGain: ps.settings.MinGainMs, Peers: []PeerStatus{},
+		QS: ps.settings.WaitWeight, W: ps.settings.PrefillWeight, Load: ps.settings.BatchWeight, MinGain: ps.settings.MinGainMs,
+		Peers: []PeerStatus{},
 	}
 	for _, p := range ps.peers {
 		p.expireReservations(ps, now)
 		rtt, _ := p.rtt.Ms()
 		reserved, _ := p.reserved.Reserved()
-		one := PeerStatus{
+		status := PeerStatus{
 			ID: p.id, Name: p.name, Region: p.conf.Region, URL: p.target.URL.String(), Up: p.up, Draining: p.draining, Version: p.major,
-			Fault: p.probeError,
-			RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.add(0, now),
+			Fault: p.probeError, RTTMs: rtt, AgeMs: -1, Reserved: reserved, InFlight: len(p.inflight), USDToday: p.egress.today(now),
 			MinGainUp: p.distrust.Ms(ps.sinceStartMs(now)), Unanswered: p.unanswered, Window: p.trust.Window(ps.sinceStartMs(now)),
 			Circuit: "closed", Models: maps.Clone(p.offers), Available: map[string]string{},
 		}
 		if p.probed {
-			one.AgeMs = ms(now.Sub(p.lastAnsweredAt))
+			status.AgeMs = ms(now.Sub(p.lastAnsweredAt))
 		}
 		if !p.circuit.Allows(now) {
-			one.Circuit = "open"
+			status.Circuit = "open"
 		}
 		for _, model := range slices.Sorted(maps.Keys(p.offers)) {
 			v := p.policyView(ps, model, now)
-			one.Available[model] = ps.policy.Judge(&v).String()
+			status.Available[model] = ps.policy.Judge(&v).String()
 		}
-		s.Peers = append(s.Peers, one)
+		s.Peers = append(s.Peers, status)
 	}
 	return s
 }

@@ -62,7 +62,8 @@ const maxHandedBack = 4 << 20
 // ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks the peer with this name for a region or group that it holds.
+// AskBack asks the peer with this name to hand over a region or group that it holds. If it returns no error, the peer has stopped to
+// admit requests there.
 func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := ps.post(ctx, name, HandBackPath, ask)
 	if err != nil {
@@ -74,16 +75,16 @@ func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h Hand
 	return h, nil
 }
 
-// AskVote asks the peer with this name for a promise.
+// AskVote asks the peer with this name for a promise not to admit requests itself for a while; nil: the peer has promised it.
 func (ps *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
 	_, err := ps.post(ctx, name, VotePath, ask)
 	return err
 }
 
-// post sends a question to the peer with this name, and returns the answer.
+// post sends a question to the peer with this name, and returns the answer. Any status other than 200 is an error.
 func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
-	t, to := ps.targetOf(name)
-	if t == nil {
+	target, recipient := ps.targetOf(name)
+	if target == nil {
 		return nil, fmt.Errorf("%s is not among the peers that answer", name)
 	}
 	body, err := json.Marshal(ask)
@@ -91,10 +92,12 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 		return nil, err
 	}
 	parts := [][]byte{body}
-	call := ps.traffic.NewCall(t)
-	defer context.AfterFunc(ctx, call.Abort)()
+	call := ps.traffic.NewCall(target)
+	stopAbort := context.AfterFunc(ctx, call.Abort)
+	defer stopAbort()
 	now := time.Now()
-	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, to, nil, "owner-"+randomHex(), now, now.Add(time.Minute))
+	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, recipient, nil, "owner-"+randomHex(),
+		now, now.Add(time.Minute))
 	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
 	if err != nil {
 		return nil, err
@@ -110,7 +113,7 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	return text, nil
 }
 
-// named returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
+// targetOf returns the target and address of the peer that calls itself by this name in its answers to probes; nil: there is none.
 func (ps *Peers) targetOf(name string) (*engine.Target, address) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

@@ -12,13 +12,13 @@ import (
 
 // A Verifier checks that a request on the peer listener comes from another dispatcher.
 type Verifier struct {
-	self    string
-	process *process
-	maxHops int
-	skew    time.Duration
-	keys    atomic.Pointer[Keys] // nil: no signature is required
-	nonces  *nonces
-	certificateNames   func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
+	self             string
+	process          *process
+	maxHops          int
+	skew             time.Duration
+	keys             atomic.Pointer[Keys] // nil: no signature is required
+	nonces           *nonces
+	certificateNames func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
 }
 
 // Refusal is the answer to a request that the Verifier refuses.
@@ -49,18 +49,20 @@ func (d *Verifier) CheckHead(credentials *Credentials, now time.Time) *Refusal {
 }
 
 // Verify checks which dispatcher sent a request, and whether the hop is allowed. The request must have a signature or a
-// certificate. If there are keys, it must have a signature. If it has a certificate, this must contain a name of the peer.
+// certificate. If there are keys, it must have a signature. If it has a certificate, this must contain a name of the peer. The nonce
+// of a signed request that is accepted counts as used from then on.
 func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusal) {
 	h, refusal := d.verifyHead(credentials, now)
 	if refusal != nil {
 		return h, refusal
 	}
-	signed := d.keys.Load() != nil
+	signed := d.keys.Load() != nil // verifyHead has checked the signature
 	sans, _ := d.certificateNames(h.Sender())
+	namesPeer := slices.ContainsFunc(credentials.Names, func(n string) bool { return slices.Contains(sans, n) })
 	switch {
 	case !signed && !credentials.Certified:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "neither a certificate nor a signature; set geo.tls or geo.hmac on both sides")
-	case credentials.Certified && !slices.ContainsFunc(credentials.Names, func(n string) bool { return slices.Contains(sans, n) }):
+	case credentials.Certified && !namesPeer:
 		return h, refuse(http.StatusForbidden, RejectPeer, "the certificate is not that of peer %q; see its san", h.Sender())
 	case DigestOf(credentials.Body) != h.Digest:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the body is not the one that was signed")
@@ -70,7 +72,7 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 	return h, nil
 }
 
-// verifyHead checks everything except the body and the certificate.
+// verifyHead checks everything except the body and the certificate. It does not use up the nonce.
 func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Refusal) {
 	h, err := ParseHop(credentials.Hop)
 	switch {

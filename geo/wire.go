@@ -15,10 +15,10 @@ import (
 const ProbePath = "/evenkeel/peer/v1/probe"
 
 const (
-	version    = "1.0"
-	maxProbe   = 64 << 10 // bytes; a longer question or answer is refused
-	maxModels  = 256      // an answer with more models is refused
-	maxFree = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
+	version   = "1.0"
+	maxProbe  = 64 << 10 // bytes; a longer question or answer is refused
+	maxModels = 256      // an answer with more models is refused
+	maxFree   = 1 << 16  // limit of Offer.Free, which is more than the requests that come between two probes
 )
 
 // question is the body of a probe. Unknown fields are ignored.
@@ -47,8 +47,8 @@ type answer struct {
 // ErrProbe is the error for a wrong answer to a probe.
 var ErrProbe = errors.New("the answer to a probe cannot be believed")
 
-// readAnswer reads an answer. It reduces numbers that are too large to their limit; the policy refuses impossible numbers
-// later.
+// readAnswer reads the answer to a probe. It reduces numbers that are too large, or below 0, to their limit; the policy refuses
+// impossible numbers of an offer later.
 func readAnswer(text []byte) (answer, error) {
 	var a answer
 	if len(text) > maxProbe {

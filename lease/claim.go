@@ -23,13 +23,13 @@ type Claim struct {
 	machine  *Machine
 	lastView View // the view of the last OnChange; under mu
 
-	logOnce    logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
+	logOnce   logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
 	admission atomic.Pointer[admission] // for readers without the lock; nil: the dispatcher does not admit
 
-	origin time.Time
-	wall   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
-	lastWallMinusMonotonic  time.Duration                 // aheadAt of the last observe
-	askedMembers map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
+	origin                 time.Time                     // when the claim was made
+	wall                   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
+	lastWallMinusMonotonic time.Duration                 // wallMinusMonotonic at the last detectSuspension
+	askedMembers           map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
 	wakeUp chan struct{}
 	done   chan struct{}
@@ -43,15 +43,15 @@ type Hooks struct {
 	OnChange func(View)
 	// AskBack asks the holder, which is a dispatcher's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
-	// Vote asks another member for its promise (Machine.Promise) not to admit until a lease duration and a start delay
+	// Vote asks another member for its promise (Machine.GivePromise) not to admit until a lease duration and a start delay
 	// are over. An error means that the member gives no promise. Vote is only called if Config.Members is set.
 	Vote func(ctx context.Context, member string, ask Vote) error
 }
 
 // admission is the time until which a claim admits unless its view changes.
 type admission struct {
-	until time.Time
-	wallMinusMonotonic time.Duration // Claim.ahead when until was set
+	until              time.Time
+	wallMinusMonotonic time.Duration // Claim.lastWallMinusMonotonic when until was set
 }
 
 // NewClaim makes a claim; Run runs it.
@@ -69,11 +69,11 @@ func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
-	calling := false // a call of the store is under way
-	open := 0        // number of calls under way, calls to dispatchers included
-	begin := func(f func() result) {
-		open++
-		go func() { results <- f() }()
+	storeCallRuns := false // a call of the store is under way
+	running := 0           // number of calls under way, calls to dispatchers included
+	begin := func(call func() result) {
+		running++
+		go func() { results <- call() }()
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -83,7 +83,7 @@ func (c *Claim) Run(ctx context.Context) {
 		c.mu.Lock()
 		c.detectSuspension(now)
 		wake := c.machine.nextTimer(now, now.Add(c.retry))
-		if !calling { // the machine makes one call of the store at a time
+		if !storeCallRuns { // the machine makes one call of the store at a time
 			call, wake = c.machine.Next(now)
 		}
 		if ask, ok := c.machine.AskVotes(now); ok {
@@ -92,25 +92,25 @@ func (c *Claim) Run(ctx context.Context) {
 		c.publish(now)
 		c.mu.Unlock()
 		if call != None {
-			calling = calling || call != AskBack // AskBack is a call to a dispatcher, not to the store
+			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a dispatcher, not to the store
 			begin(func() result { return c.makeCall(ctx, call) })
 			continue
 		}
 		timer.Reset(time.Until(wake))
 		select {
 		case r := <-results:
-			open--
+			running--
 			switch {
 			case r.member != "": // the answer of a member to a question for its vote
 				delete(c.askedMembers, r.member)
 			case r.call != AskBack:
-				calling = false
+				storeCallRuns = false
 			}
 			c.handleResult(r)
 		case <-timer.C:
 		case <-c.wakeUp:
 		case <-ctx.Done():
-			for range open { // otherwise the goroutines of begin would wait for ever
+			for range running { // otherwise the goroutines of begin would wait for ever
 				<-results
 			}
 			return
@@ -118,7 +118,8 @@ func (c *Claim) Run(ctx context.Context) {
 	}
 }
 
-// askVotes asks the other members for promises, except members to which a question is still under way.
+// askVotes asks the other members for promises, except members to which a question is still under way. begin runs each question in
+// the background.
 func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result)) {
 	for _, member := range ask.Members {
 		if member == Dispatcher(ask.Holder) || c.askedMembers[member] {
@@ -141,22 +142,23 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 	}
 }
 
-// aheadAt is how far the wall clock has run ahead of the monotonic clock since origin. This grows when the wall clock is
-// set forward, and while the computer is suspended.
+// wallMinusMonotonic is how much more time has passed on the wall clock than on the monotonic clock since origin. It grows when the
+// wall clock is set forward, and while the computer is suspended, because the monotonic clock stands still then.
 func (c *Claim) wallMinusMonotonic(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
-// observe detects whether the computer was suspended since the last call. Renewals from before a suspension no longer
-// prove that the lease is held. observe is called with c.mu held.
+// detectSuspension tells the machine if the computer was suspended since the last call of detectSuspension, and logs it. Renewals from
+// before a suspension no longer prove that the lease is held. Up to c.retry is ignored, because the waits allow for clocks that differ
+// in speed, see Times. detectSuspension is called with c.mu held.
 func (c *Claim) detectSuspension(now time.Time) {
-	ahead := c.wallMinusMonotonic(now)
-	if ahead-c.lastWallMinusMonotonic > c.retry {
+	wallMinusMonotonic := c.wallMinusMonotonic(now)
+	if suspendedFor := wallMinusMonotonic - c.lastWallMinusMonotonic; suspendedFor > c.retry {
 		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
-			zap.Duration("for", ahead-c.lastWallMinusMonotonic))
+			zap.Duration("for", suspendedFor))
 		c.machine.Suspended(now)
 	}
-	c.lastWallMinusMonotonic = ahead
+	c.lastWallMinusMonotonic = wallMinusMonotonic
 }
 
 // publish sets admission, logs a changed view and passes it to OnChange. It is called with c.mu held, so that OnChange gets
@@ -207,11 +209,12 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	return r
 }
 
-// report passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it
+// handleResult passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it
 // passes an error instead of the answer.
 func (c *Claim) handleResult(r result) {
 	now := time.Now()
-	if r.err == nil && c.wallMinusMonotonic(now)-r.wallMinusMonotonic > c.retry {
+	suspendedFor := c.wallMinusMonotonic(now) - r.wallMinusMonotonic // since the call was sent
+	if r.err == nil && suspendedFor > c.retry {
 		r.err = errSuspended
 	}
 	c.logOnce.logResult(c.log, r, now, c.callLimit/2)
@@ -223,10 +226,10 @@ func (c *Claim) handleResult(r result) {
 	r.applyTo(now, r.err)
 }
 
-// errStoodStill replaces the answer to a call during which the computer was suspended, because the answer may be old.
+// errSuspended replaces the answer to a call during which the computer was suspended, because the answer may be old.
 var errSuspended = errors.New("the machine stood still while this was under way")
 
-// tellMachine changes the machine's state and wakes Run.
+// changeMachine changes the machine's state and wakes Run.
 func (c *Claim) changeMachine(change func(*Machine, time.Time)) {
 	c.mu.Lock()
 	change(c.machine, time.Now())
@@ -257,23 +260,26 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// SetStanding calls Machine.SetStanding, and wakes Run after a change.
-func (c *Claim) SetRole(home bool, rank int, fit bool) {
+// SetRole changes this dispatcher's role for the scope as Machine.SetRole does, and wakes Run if anything changed. home: the scope
+// belongs to this dispatcher. takeoverRank is its place among the dispatchers that may take the lease; 0 is the first. canServe: this
+// dispatcher is healthy enough to serve the scope.
+func (c *Claim) SetRole(home bool, takeoverRank int, canServe bool) {
 	c.mu.Lock()
-	changed := c.machine.SetRole(time.Now(), home, rank, fit)
+	changed := c.machine.SetRole(time.Now(), home, takeoverRank, canServe)
 	c.mu.Unlock()
 	if changed {
 		c.wake()
 	}
 }
 
-// Claimed passes an epoch that a peer named to Machine.Claimed.
+// ObserveRivalEpoch records that another dispatcher says that it owns the scope with this epoch. If the epoch is higher than that of
+// this dispatcher's lease, admission stops until a renewal has succeeded.
 func (c *Claim) ObserveRivalEpoch(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.ObserveRivalEpoch(now, epoch) })
 }
 
-// Promise answers an owner that cannot reach the store. If it returns no error, this dispatcher admits nothing for at least
-// the duration of a lease.
+// GivePromise answers an owner that cannot reach the store. If it returns no error, this dispatcher has stopped admission, and admits
+// nothing for at least the duration of a lease.
 func (c *Claim) GivePromise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -328,8 +334,9 @@ func (c *Claim) Admits(now time.Time) bool {
 	if admission == nil || !now.Before(admission.until) {
 		return false
 	}
-	if c.wallMinusMonotonic(now)-admission.wallMinusMonotonic > c.retry { // the computer was suspended, during which its monotonic clock stood still
-		c.wake()
+	suspendedFor := c.wallMinusMonotonic(now) - admission.wallMinusMonotonic
+	if suspendedFor > c.retry { // the lease may have expired, although admission.until is not reached
+		c.wake() // Run then reports the change to OnChange
 		return false
 	}
 	return true
@@ -351,6 +358,7 @@ func (c *Claim) Leave(ctx context.Context) {
 	}
 }
 
+// holds reports whether this dispatcher holds the lease, as far as the machine knows.
 func (c *Claim) holds() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,20 +19,20 @@ type Record struct {
 	Holder string // identity; empty: never held, or given back
 	Epoch  int64  // of the last acquisition; each acquisition has a higher epoch; 0: never held
 	Stamp  string // changes with every acquisition, renewal and release
-	Expiry   Expiry
+	Expiry Expiry
 
 	Duration time.Duration // how long the holder's lease lasts after a renewal; 0: not known
 	Members  []string      // the only dispatchers that may ever take the lease; empty: any dispatcher may
 }
 
-// Term says whether the store itself measures the holder's time, and whether it is over.
+// Expiry says whether the store itself measures the holder's time, and whether it is over.
 type Expiry int
 
-// Terms.
+// Values of Expiry.
 const (
-	ExpiryUnknown  Expiry = iota // the store does not measure it: the holder lives while Stamp changes
-	NotExpired             // by the store, the holder's lease has not expired
-	Expired                // by the store, the holder's lease has expired, and no dispatcher has acquired it since
+	ExpiryUnknown Expiry = iota // the store does not measure it: the holder lives while Stamp changes
+	NotExpired                  // by the store, the holder's lease has not expired
+	Expired                     // by the store, the holder's lease has expired, and no dispatcher has acquired it since
 )
 
 // Engine is one lease in a store with compare-and-swap. Its methods are called one at a time. A call whose context ends may
@@ -42,8 +42,8 @@ type Engine interface {
 	// Look reads the lease.
 	Look(context.Context) (Record, error)
 	// Acquire takes the lease if it was not written since Look. The new epoch is higher than the store's epoch and
-	// higher than above, so that epochs never decrease, even if the store loses its data.
-	Acquire(ctx context.Context, above int64) (Record, error)
+	// higher than seenEpoch, so that epochs never decrease, even if the store loses its data.
+	Acquire(ctx context.Context, seenEpoch int64) (Record, error)
 	// Renew prolongs a lease that is held with this epoch. It may do so even after the lease has expired, as long as no
 	// other holder took it. Otherwise it returns ErrLost.
 	Renew(ctx context.Context, epoch int64) error
@@ -76,7 +76,7 @@ type Times struct {
 	RenewDeadline time.Duration // an owner stops admission if it could not renew for this time
 	Retry         time.Duration // between renewals, and between looks
 	StartDelay    time.Duration // from the expiry of a lease to the first admission of its next owner
-	RankDelay     time.Duration // a dispatcher of rank k waits k times this longer before it takes an expired lease
+	RankDelay     time.Duration // a dispatcher with TakeoverRank k waits k times this longer before it takes an expired lease
 	Step          time.Duration // a step of the hand-back fails after this time
 }
 

@@ -9,17 +9,17 @@ import (
 
 // logOnce logs a failure once, until the same call has succeeded again.
 type logOnce struct {
-	failing  [AskBack + 1]bool // by Call: the last call failed
-	slow     bool              // the last answer of the store came too late
+	failing        [AskBack + 1]bool // by Call: the last call failed
+	slow           bool              // the last answer of the store came too late
 	holderDuration time.Duration     // the duration of another holder's lease at the last look
 	holderMembers  []string          // the members of another holder's lease at the last look
-	membersDiffer   bool              // members are not the same as in this dispatcher's configuration
+	membersDiffer  bool              // holderMembers are not the same as in this dispatcher's configuration
 }
 
-// result logs a call that fails, succeeds again, or is too slow, if this was not so at the last call. soon is the time limit
-// of a fast answer.
-func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, soon time.Duration) {
-	if r.member != "" {
+// logResult logs that a call begins to fail or to be slow, and that it succeeds or is fast again. A further failure in a row is only
+// logged at level debug. An answer that takes longer than fastLimit is slow.
+func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit time.Duration) {
+	if r.member != "" { // a member that gives no promise is nothing that an operator must know
 		if r.err != nil {
 			log.Debug("ownership: a member does not promise not to take over", zap.String("member", r.member), zap.Error(r.err))
 		}
@@ -36,22 +36,22 @@ func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, soon time.
 		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
 	s.failing[r.call] = failed
-	if r.call == AskBack {
+	if r.call == AskBack { // its time depends on the holder, and says nothing about the store
 		return
 	}
 	switch took := now.Sub(r.sent); {
-	case !failed && took > soon && !s.slow:
+	case !failed && took > fastLimit && !s.slow:
 		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next "+
 			"line about it comes when the store is fast again",
-			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", soon))
+			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", fastLimit))
 		s.slow = true
-	case !failed && took <= soon && s.slow:
+	case !failed && took <= fastLimit && s.slow:
 		log.Info("ownership: the lease's store is fast enough again")
 		s.slow = false
 	}
 }
 
-// change logs the difference between two views.
+// logChange logs that admission begins or ceases to depend on votes, and that it ends because no renewal was confirmed.
 func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	switch {
 	case v.Voted && !before.Voted:
@@ -65,15 +65,16 @@ func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	}
 }
 
-// looked logs if the holder of a lease has another duration, or other members, than this dispatcher.
+// logLook logs, once, if the holder of a lease has another duration, or other members, than this dispatcher. It also logs that the
+// members are the same again.
 func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 	if rec.Holder == "" || rec.Holder == cfg.Self {
 		return
 	}
 	differ := !slices.Equal(rec.Members, cfg.Members)
-	logged := s.membersDiffer && slices.Equal(rec.Members, s.holderMembers)
+	alreadyLogged := s.membersDiffer && slices.Equal(rec.Members, s.holderMembers)
 	switch {
-	case differ && !logged:
+	case differ && !alreadyLogged:
 		log.Warn("ownership: the holder's ha.members differ from ours, so no owner can go on while the lease's store is away; write the same "+
 			"list into the config of every proxy",
 			zap.String("holder", rec.Holder), zap.Strings("holders", rec.Members), zap.Strings("ours", cfg.Members))
@@ -81,7 +82,7 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 		log.Info("ownership: the holder's ha.members are the same as ours again")
 	}
 	s.membersDiffer, s.holderMembers = differ, rec.Members
-	if rec.Duration == s.holderDuration || rec.Duration == 0 {
+	if rec.Duration == s.holderDuration || rec.Duration == 0 { // unchanged, or not known
 		return
 	}
 	if s.holderDuration = rec.Duration; rec.Duration != cfg.Duration {
@@ -93,11 +94,11 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 
 // result is the outcome of a call.
 type result struct {
-	call   Call
-	sent   time.Time
-	wallMinusMonotonic  time.Duration // Claim.aheadAt when the call was sent
-	rec    Record
-	err    error
-	member string                         // the member that was asked for a vote; empty: another call
-	applyTo   func(now time.Time, err error) // passes the outcome to the machine
+	call               Call
+	sent               time.Time
+	wallMinusMonotonic time.Duration // Claim.wallMinusMonotonic when the call was sent
+	rec                Record
+	err                error
+	member             string                         // the member that was asked for a vote; empty: another call
+	applyTo            func(now time.Time, err error) // passes the outcome to the machine
 }

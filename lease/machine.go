@@ -40,8 +40,8 @@ const (
 
 // Config describes the dispatcher for which a machine runs, and its times.
 type Config struct {
-	Self string // identity
-	Home bool   // by configuration, the scope belongs to this dispatcher
+	Self         string // identity
+	Home         bool   // by configuration, the scope belongs to this dispatcher
 	TakeoverRank int    // its place among the dispatchers that may take the scope over; 0 is the first
 	Times
 
@@ -55,13 +55,13 @@ type Config struct {
 
 // View is the state of a machine at one time.
 type View struct {
-	Phase   Phase
-	Admits  bool   // may send new requests to the scope's engines
-	Voted   bool   // admits by the promises of the other members alone, because the store does not confirm renewals
-	Differs bool   // the holder lists other members than this dispatcher: neither gives the other a promise
-	StoreAway    bool   // the store fails, or answers too slowly for an owner to renew in time
-	Holder  string // identity, as last read; empty: none
-	Epoch   int64  // of this dispatcher's lease while it holds one, else as last read
+	Phase     Phase
+	Admits    bool   // may send new requests to the scope's engines
+	Voted     bool   // admits by the promises of the other members alone, because the store does not confirm renewals
+	Differs   bool   // the holder lists other members than this dispatcher: neither gives the other a promise
+	StoreAway bool   // the store fails, or answers too slowly for an owner to renew in time
+	Holder    string // identity, as last read; empty: none
+	Epoch     int64  // of this dispatcher's lease while it holds one, else as last read
 }
 
 // ErrNotHolder is the answer to a dispatcher that asks for a scope which this dispatcher does not hold with the epoch that
@@ -75,43 +75,43 @@ var ErrNotHolder = errors.New("not held here with this epoch")
 type Machine struct {
 	cfg Config
 
-	rec           Record    // the lease, as read last
-	hasRead        bool      // rec was read
-	acquireInDoubt         bool      // rec may be out of date, because a failed acquisition may have written the lease
-	changedAt       time.Time // when the Stamp or Term of rec last changed
-	nextCall      time.Time // earliest time of the next call
+	rec                 Record    // the lease, as read last
+	hasRead             bool      // rec was read, and is still valid: it was not dropped when a lease was lost
+	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
+	changedAt           time.Time // when the Stamp or Expiry of rec last changed
+	nextCall            time.Time // earliest time of the next call
 	blindAcquirePending bool      // an acquisition that was sent while the store did not know the last holder may still succeed
-	lastReleased      struct {  // the lease that this dispatcher last released
+	lastReleased        struct {  // the lease that this dispatcher last released
 		epoch int64 // its epoch; 0: none
 		seen  int64 // the field seen at that time
 	}
 
-	held        bool
-	epoch       int64     // the epoch of the lease that is held, or was held last
-	seen        int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
-	renewed     time.Time // when the last successful acquisition or renewal was sent
-	admitsUntil time.Time // nothing is admitted after this time, when the last renewal and the votes run out
+	held            bool      // this dispatcher holds the lease, as far as it knows
+	epoch           int64     // the epoch of the lease that is held, or was held last
+	seen            int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
+	renewed         time.Time // when the last successful acquisition or renewal was sent
+	admitsUntil     time.Time // nothing is admitted after this time, when the last renewal and the votes run out
 	admitsNotBefore time.Time // nothing is admitted before this time
-	storeAway        bool      // the last call of the store failed, or took too long
+	storeAway       bool      // the last call of the store failed, or took too long
 
-	givenPromise   promise              // given to an owner that cannot reach the store
-	votes     map[string]time.Time // promises to this dispatcher: by member, when the last one was requested
-	nextVotes time.Time            // no vote is requested before this time
+	givenPromise promise              // given to an owner that cannot reach the store
+	votes        map[string]time.Time // promises to this dispatcher: by member, when the last one was requested
+	nextVotes    time.Time            // no vote is requested before this time
 	// lostByStore is set while the store has lost the lease that this dispatcher holds. It may acquire the lease again once all
 	// other members have voted for it.
 	lostByStore bool
 
-	rivalEpoch   int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
-	rivalNamedAt time.Time // when it was named
-	disprovenEpoch   int64     // named epochs up to this one do not exist: a later renewal succeeded
-	refusedAt time.Time // when a guard in front of an engine last refused this dispatcher's epoch
+	rivalEpoch     int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
+	rivalNamedAt   time.Time // when it was named
+	disprovenEpoch int64     // named epochs up to this one do not exist: a later renewal succeeded
+	refusedAt      time.Time // when a guard in front of an engine last refused this dispatcher's epoch
 
-	canServe         bool      // this dispatcher could serve the scope
-	stopping     bool      // the process ends
+	canServe    bool      // this dispatcher is healthy enough to serve the scope
+	stopping    bool      // the process ends
 	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
 	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
 	nextAskBack time.Time // before this time, the holder is not asked for the scope again
-	askingBack      bool      // an AskBack is under way
+	askingBack  bool      // an AskBack is under way
 }
 
 // NewMachine returns a machine that has not looked at the lease yet.
@@ -124,46 +124,52 @@ func NewMachine(cfg Config) *Machine {
 	return m
 }
 
-// acquire returns Acquire, and notes if the store does not know the last holder when the acquisition is sent.
+// startAcquire returns Acquire, and notes if the store does not know the last holder when the acquisition is sent.
 func (m *Machine) startAcquire() Call {
 	m.blindAcquirePending = m.blindAcquirePending || m.lastHolderUnknown()
 	return Acquire
 }
 
-// until is the next time at which the view changes or votes are due without any event, or at, whichever is earlier.
-func (m *Machine) nextTimer(now, at time.Time) time.Time {
-	if m.held {
-		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, m.renewed.Add(m.cfg.RenewDeadline), m.votesDueAt()} {
-			if t.After(now) && t.Before(at) {
-				at = t
+// nextTimer returns when the machine must be looked at again although nothing happens: when its view changes, when votes are due,
+// or at latest, whichever comes first.
+func (m *Machine) nextTimer(now, latest time.Time) time.Time {
+	next := latest
+	if m.held { // while nothing is held, only calls change the view
+		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // from then on, only votes let this dispatcher admit
+		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, renewalEnds, m.votesDueAt()} {
+			if t.After(now) && t.Before(next) {
+				next = t
 			}
 		}
 	}
-	return at
+	return next
 }
 
-// released reports whether the last holder gave the lease back. A holder stops admission before it releases the lease.
+// releasedByHolder reports whether the last holder released the lease. A holder stops admission before it releases the lease.
 func (m *Machine) releasedByHolder() bool {
+	released := m.rec.Holder == "" && m.rec.Epoch > 0
 	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since
-	return m.rec.Holder == "" && m.rec.Epoch > 0 && (byThisOne || !m.storeForgotEpochs())
+	return released && (byThisOne || !m.storeForgotEpochs())                          // else a later holder may exist that the store forgot
 }
 
-// absent reports whether the store had no lease. A lease may then have been deleted at an unknown time: another dispatcher
-// may have acquired it between two looks of this dispatcher, and may still admit.
+// storeHasNoLease reports whether the store had no lease at the last look. A lease may have been deleted at an unknown time: another
+// dispatcher may have acquired it between two looks of this dispatcher, and may still admit.
 func (m *Machine) storeHasNoLease() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
 
-// forgotten reports whether the store has a lower epoch than was seen, because the lease was deleted or the store's data
+// storeForgotEpochs reports whether the store has a lower epoch than was seen, because the lease was deleted or the store's data
 // were restored from a copy. The lease in the store then says nothing about the last holder, which may have renewed a
 // moment before.
 func (m *Machine) storeForgotEpochs() bool { return m.rec.Epoch < m.seen }
 
-// vague reports whether the lease in the store says nothing about the last holder.
-func (m *Machine) lastHolderUnknown() bool { return m.storeHasNoLease() || m.storeForgotEpochs() && !m.releasedByHolder() }
+// lastHolderUnknown reports whether the lease in the store says nothing about the last holder.
+func (m *Machine) lastHolderUnknown() bool {
+	return m.storeHasNoLease() || m.storeForgotEpochs() && !m.releasedByHolder()
+}
 
-// untouched reports whether the lease was never held, as far as this dispatcher knows.
+// neverHeld reports whether the lease was never held, as far as this dispatcher knows.
 func (m *Machine) neverHeld() bool { return m.storeHasNoLease() && m.seen == 0 }
 
-// expiry is when the lease of the last known holder ends or ended, by this dispatcher's clock.
+// leaseEnds is when the lease of the last known holder ends or ended, by this dispatcher's clock.
 func (m *Machine) leaseEnds() time.Time {
 	if m.rec.Expiry == Expired || m.releasedByHolder() || m.neverHeld() {
 		return m.changedAt
@@ -171,33 +177,35 @@ func (m *Machine) leaseEnds() time.Time {
 	return m.changedAt.Add(m.longerDuration())
 }
 
-// duration is the longer of this dispatcher's lease duration and the last known holder's: a holder with a longer lease
-// also stops later.
+// longerDuration is the longer of this dispatcher's lease duration and the last known holder's: a holder with a longer lease also
+// stops later.
 func (m *Machine) longerDuration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
 
 // startDelay is the wait from the end of the last holder's lease to this dispatcher's first admission.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
-// mayAcquire is the time from which this dispatcher may take the lease; ok is false if it may not take the lease at all.
+// acquirableFrom is the time from which this dispatcher may take the lease; ok is false if it may not take the lease at all.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
-	if !m.hasRead || m.acquireInDoubt || !m.canServe || m.stopping || m.rec.Expiry == NotExpired || m.excluded() {
+	recordIsKnown := m.hasRead && !m.acquireInDoubt
+	mayOwn := m.canServe && !m.stopping && !m.excluded()
+	if !recordIsKnown || !mayOwn || m.rec.Expiry == NotExpired {
 		return time.Time{}, false
 	}
 	at = m.leaseEnds()
 	if !m.cfg.Home {
-		if m.releasedByHolder() || m.neverHeld() { // the scope's home has precedence
+		if m.releasedByHolder() || m.neverHeld() { // the lease is free at once, but the scope's home has precedence
 			at = at.Add(m.cfg.Step)
 		}
-		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay)
+		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all dispatchers try at the same time
 	}
 	return later(at, m.givenPromise.until), true
 }
 
-// mayAdmit is when this dispatcher may admit if it acquires the lease now. If the store does not know the last holder, this
-// is after a whole lease and a start delay: the last holder may just have renewed a lease that the store then lost.
+// admitsFromIfAcquired is when this dispatcher may begin to admit if it acquires the lease now. If the store does not know the last
+// holder, this is after a whole lease and a start delay: the last holder may just have renewed a lease that the store then lost.
 func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	switch {
-	case m.releasedByHolder():
+	case m.releasedByHolder(): // the last holder stopped admission before it released the lease
 		return m.changedAt
 	case m.lastHolderUnknown():
 		return now.Add(m.longerDuration() + m.startDelay())
@@ -205,9 +213,10 @@ func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	return m.leaseEnds().Add(m.startDelay())
 }
 
-// admitsFrom is when the holder of the lease may begin to admit.
+// admitsFrom is when this dispatcher may begin to admit by the lease that it holds. If it has promised another owner not to admit, it
+// also waits until the promise is over, and a start delay longer, as after a lease that has expired: the clocks may differ in speed.
 func (m *Machine) admitsFrom() time.Time {
-	if m.givenPromise.until.IsZero() {
+	if m.givenPromise.until.IsZero() { // no promise was given
 		return m.admitsNotBefore
 	}
 	return later(m.admitsNotBefore, m.givenPromise.until.Add(m.startDelay()))
@@ -221,24 +230,27 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wantsBack reports whether this dispatcher should get the scope back from its holder.
+// wantsBack reports whether this dispatcher should get the scope back from its holder: it is the scope's home, it could take the
+// lease and serve the scope, and another dispatcher holds the lease.
 func (m *Machine) wantsBack() bool {
-	if !m.cfg.Home || !m.canServe || m.stopping || m.storeAway || m.excluded() {
+	couldOwn := m.canServe && !m.stopping && !m.storeAway && !m.excluded() // otherwise no dispatcher would own the scope after the hand-back
+	if !m.cfg.Home || !couldOwn {
 		return false
 	}
-	return m.hasRead && m.rec.Holder != "" && m.rec.Expiry != Expired && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+	isHeld := m.hasRead && m.rec.Holder != "" && m.rec.Expiry != Expired
+	return isHeld && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
 }
 
-// mayAsk reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from
+// mayAskBack reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from
 // admitting. A promise that an earlier process may have given does not count here, because it ends when the holder
 // releases the lease.
 func (m *Machine) mayAskBack(now time.Time) bool {
-	return m.wantsBack() && !m.askingBack && !now.Before(m.nextAskBack) &&
-		(m.givenPromise.to == "" || !now.Before(m.givenPromise.until.Add(m.startDelay())))
+	promiseIsOver := m.givenPromise.to == "" || !now.Before(m.givenPromise.until.Add(m.startDelay()))
+	return m.wantsBack() && !m.askingBack && !now.Before(m.nextAskBack) && promiseIsOver
 }
 
-// GiveBack stops admission and begins the release, for a dispatcher that names the lease's epoch. If the release is not
-// done within Step, this dispatcher remains the owner.
+// GiveBack stops admission and begins to release the lease, for a dispatcher that asks for the scope and names the lease's epoch. If
+// the release is not done within Step, this dispatcher remains the owner.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
@@ -249,7 +261,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if m.storeAway { // no other dispatcher could take the lease then
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
-	if m.releaseBy.IsZero() {
+	if m.releaseBy.IsZero() { // a repeated question does not prolong the time
 		m.releaseBy = now.Add(m.cfg.Step)
 	}
 	m.nextCall = now
@@ -261,32 +273,34 @@ func (m *Machine) Leave(now time.Time) {
 	m.stopping, m.nextCall = true, now
 }
 
-// SetStanding changes this dispatcher's role for the scope, and reports whether anything changed. home: the scope belongs to
-// this dispatcher, which takes the lease first and asks for it back. rank is its place among the dispatchers that may take
-// the lease. fit: this dispatcher could serve the scope.
-func (m *Machine) SetRole(now time.Time, home bool, rank int, fit bool) (changed bool) {
-	changed = m.cfg.Home != home || m.cfg.TakeoverRank != rank || m.canServe != fit
+// SetRole changes this dispatcher's role for the scope, and reports whether anything changed. home: the scope belongs to
+// this dispatcher, which takes the lease first and asks for it back. takeoverRank is its place among the dispatchers that may take
+// the lease; 0 is the first. canServe: this dispatcher is healthy enough to serve the scope; otherwise it does not take the lease.
+func (m *Machine) SetRole(now time.Time, home bool, takeoverRank int, canServe bool) (changed bool) {
+	changed = m.cfg.Home != home || m.cfg.TakeoverRank != takeoverRank || m.canServe != canServe
 	if home && !m.cfg.Home { // the home does not wait for the next look before it takes the lease or asks for it
 		m.nextCall = now
 	}
-	m.cfg.Home, m.cfg.TakeoverRank, m.canServe = home, rank, fit
+	m.cfg.Home, m.cfg.TakeoverRank, m.canServe = home, takeoverRank, canServe
 	return changed
 }
 
-// Claimed records that another dispatcher named an epoch. An epoch above this dispatcher's own stops admission at once. A
-// renewal that is sent later and succeeds proves that the named epoch does not exist, and admission continues.
+// ObserveRivalEpoch records that another dispatcher says that it owns the scope with this epoch. An epoch above this dispatcher's own
+// stops admission at once. A renewal that is sent later and succeeds proves that the named epoch does not exist, and admission
+// continues.
 func (m *Machine) ObserveRivalEpoch(now time.Time, epoch int64) {
 	m.ObserveEpoch(epoch)
-	if m.held && epoch > m.epoch && epoch > m.disprovenEpoch && epoch > m.rivalEpoch {
+	isNews := epoch > m.disprovenEpoch && epoch > m.rivalEpoch // otherwise a repeated claim would stop admission again and again
+	if m.held && epoch > m.epoch && isNews {
 		m.stopUntilRenewed(now, epoch)
 	}
 }
 
-// doubt stops admission until a renewal succeeds, because another dispatcher named an epoch above this one's.
+// stopUntilRenewed stops admission until a renewal succeeds, because another dispatcher named an epoch above this dispatcher's.
 func (m *Machine) stopUntilRenewed(now time.Time, epoch int64) {
 	m.forgetProofs()
 	m.rivalEpoch, m.rivalNamedAt = epoch, now
-	m.nextCall = now.Add(1) // 1 ns later, because only a renewal that is sent after claimedAt disproves the claim
+	m.nextCall = now.Add(1) // 1 ns later, because only a renewal that is sent after rivalNamedAt disproves the epoch
 }
 
 // forgetProofs drops the last renewal and all votes, because they no longer prove that the lease is held.
@@ -309,7 +323,8 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // for the same reasons as in GiveBack
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
-	if !mayRelease || tooSoon || epoch <= m.epoch || epoch > m.cfg.MaxEpoch {
+	isHigher := epoch > m.epoch && epoch <= m.cfg.MaxEpoch // the store could not count on from an epoch above MaxEpoch
+	if !mayRelease || tooSoon || !isHigher {
 		return
 	}
 	m.ObserveEpoch(epoch)
@@ -317,7 +332,8 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 	m.releaseBy = later(m.releaseBy, now.Add(m.cfg.Step))
 }
 
-// Jumped records that the computer was suspended: more time has passed than its monotonic clock shows.
+// Suspended records that the computer was suspended: more time has passed than its monotonic clock shows. Nothing is admitted until
+// the lease is renewed.
 func (m *Machine) Suspended(now time.Time) {
 	if m.held {
 		m.forgetProofs()

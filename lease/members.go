@@ -11,18 +11,19 @@ import (
 // Members orders the live dispatchers of one region for each scope: the first should own it. Each dispatcher has its own
 // view of the members. If views differ, scopes move more often than necessary, but never have two owners.
 type Members struct {
-	self   string
-	spread bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
-	settleTime time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
-	memberSince  map[string]time.Time // by member: when it was first seen
+	self        string
+	spread      bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
+	settleTime  time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
+	memberSince map[string]time.Time // by member: when it was first seen
 }
 
-// NewMembers returns the view of the dispatcher self before it has seen any member. See Members for spread and settle.
-func NewMembers(self string, spread bool, settle time.Duration) *Members {
-	return &Members{self: self, spread: spread, settleTime: settle, memberSince: map[string]time.Time{}}
+// NewMembers returns the view of the dispatcher self before it has seen any member. spread: each scope has its own
+// order; otherwise one member gets all scopes. A dispatcher must be a member for settleTime before it asks a live holder for a scope.
+func NewMembers(self string, spread bool, settleTime time.Duration) *Members {
+	return &Members{self: self, spread: spread, settleTime: settleTime, memberSince: map[string]time.Time{}}
 }
 
-// See sets the members that are alive and not about to leave. This dispatcher must be in the list.
+// See sets the members: the dispatchers that are alive and not about to leave. This dispatcher must be in the list.
 func (m *Members) See(live []string, now time.Time) {
 	maps.DeleteFunc(m.memberSince, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
@@ -35,12 +36,13 @@ func (m *Members) See(live []string, now time.Time) {
 // Order returns the members that may own a scope, the preferred one first: the live members that are on every list. An
 // empty list excludes no member.
 func (m *Members) Order(scope string, lists ...[]string) []string {
-	ids := slices.AppendSeq(make([]string, 0, len(m.memberSince)), maps.Keys(m.memberSince)) // not nil, so that a status shows an empty list as []
+	ids := make([]string, 0, len(m.memberSince)) // not nil, so that a status shows an empty list as []
+	ids = slices.AppendSeq(ids, maps.Keys(m.memberSince))
 	ids = slices.DeleteFunc(ids, func(id string) bool {
 		return slices.ContainsFunc(lists, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
 	})
 	slices.SortFunc(ids, func(a, b string) int {
-		if m.spread {
+		if m.spread { // by a hash of scope and member; otherwise, and between equal hashes, by id
 			if order := cmp.Compare(weight(scope, b), weight(scope, a)); order != 0 {
 				return order
 			}
@@ -50,15 +52,15 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 	return ids
 }
 
-// here reports whether a member was first seen at least so long ago.
+// isMemberFor reports whether a dispatcher has been a member for at least this long.
 func (m *Members) isMemberFor(id string, least time.Duration, now time.Time) bool {
 	since, ok := m.memberSince[id]
 	return ok && now.Sub(since) >= least
 }
 
-// Place returns this dispatcher's rank in the order of a scope. asks reports whether it should ask the holder to hand the
-// scope over. Only the first in the order asks, and only after it was a member for settle, so that a dispatcher that comes
-// and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settle is
+// TakeoverRank returns this dispatcher's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
+// hand the scope over. Only the first in the order asks, and only after it was a member for settleTime, so that a dispatcher that
+// comes and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settleTime is
 // enough: in this time the dispatcher sees the other members. A dispatcher that is not in the order ranks after all that
 // are.
 func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
@@ -73,14 +75,15 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 	return rank, rank == 0 && m.isMemberFor(m.self, least, now)
 }
 
-// Yields reports whether this dispatcher hands a scope over to the dispatcher asker.
+// ShouldHandOver reports whether this dispatcher, which holds a scope, should hand it over to the dispatcher asker: asker comes before
+// this dispatcher in the order of the scope.
 func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
 	if ours < 0 { // this dispatcher may not own the scope at all, so it does not wait
 		return theirs >= 0
 	}
-	// Half of settle is enough here, because the asker counted settle from an earlier time than this dispatcher saw it.
+	// Half of settleTime is enough here: the asker itself waited for all of it, and this dispatcher may have seen the asker later.
 	return theirs >= 0 && theirs < ours && m.isMemberFor(asker, m.settleTime/2, now)
 }
 

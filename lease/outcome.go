@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// setAway sets away after a call of the store: whether the store fails, or answers more slowly than a quarter of
+// setStoreAway sets storeAway after a call of the store: whether the store fails, or answers more slowly than a quarter of
 // RenewDeadline. An owner stops after RenewDeadline without a renewal, and must get several answers in this time.
 func (m *Machine) setStoreAway(sent, now time.Time, err error) {
 	refused := errors.Is(err, ErrLost) || errors.Is(err, ErrTaken) // the store works, and says that the lease has changed
@@ -24,15 +24,15 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setRecord(now, rec)
 	m.scheduleNextCall(sent, now)
 	switch {
-	case m.lostByStore && m.noOtherHeld():
+	case m.lostByStore && m.noOtherHeld(): // this dispatcher may acquire the lease again, once all members have voted for it
 		if m.hasVotes(now) {
-			m.nextCall = now // to acquire the lease again
+			m.nextCall = now
 		}
 	case m.lostByStore: // another dispatcher has held the lease since
 		m.stopHolding(now)
-	case m.acquiredUnknowingly():
+	case m.acquiredUnknowingly(): // it is not known any more when the last holder's lease ended
 		start := now.Add(m.startDelay())
-		if m.blindAcquirePending { // the store may not have known the last holder when the acquisition took effect
+		if m.blindAcquirePending { // wait for a whole lease, too: the store may not have known the last holder when the acquisition took effect
 			start = start.Add(m.longerDuration())
 		}
 		m.startHolding(sent, start, rec.Epoch)
@@ -44,34 +44,35 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 // acquiredUnknowingly reports whether the lease that was just read is held by this dispatcher although it does not know
 // this: the answer to its acquisition was lost.
 func (m *Machine) acquiredUnknowingly() bool {
+	isOurs := m.rec.Holder == m.cfg.Self && m.rec.Expiry != Expired
 	isNew := m.rec.Epoch > m.epoch // not the lease that this dispatcher held last, which it may have let go without a release
-	return !m.held && m.rec.Holder == m.cfg.Self && m.rec.Expiry != Expired && isNew && !m.storeForgotEpochs()
+	return !m.held && isOurs && isNew && !m.storeForgotEpochs()
 }
 
-// record stores the lease that a look or an acquisition returned. It also ends this dispatcher's promise if the lease shows
-// that the owner with the promise has stopped.
+// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this dispatcher's
+// promise if the lease shows that the owner with the promise has stopped.
 func (m *Machine) setRecord(now time.Time, rec Record) {
 	changed := !m.hasRead || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
 	if changed || rec.Expiry == NotExpired { // if the store itself measures the holder's time, a renewal need not change Stamp
 		m.changedAt = now
 	}
-	wasHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // at the last look: a release with this epoch came since
+	wasHeld := m.hasRead && m.rec.Holder != "" && m.rec.Epoch == rec.Epoch // the last look saw a holder with this epoch
 	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
 	switch {
-	case !m.releasedByHolder():
+	case !m.releasedByHolder(): // the owner may still admit, so the promise stands
 	case rec.Epoch == m.givenPromise.epoch: // released by the owner with the promise
 		m.givenPromise = promise{}
-	case m.givenPromise.to == "" && wasHeld: // an earlier process promised it to this holder or to one before, and all of them have stopped
+	case m.givenPromise.to == "" && wasHeld: // an earlier process gave it to this holder or to one before, and all of them have stopped
 		m.givenPromise = promise{}
 	}
 }
 
-// schedule sets the time of the next call: now if a Release or an AskBack is due, otherwise one interval after the last call
-// was sent, or earlier if the lease may be acquired earlier.
+// scheduleNextCall sets the time of the next call: now if a Release or an AskBack is due, otherwise one interval after the last call
+// was sent, or earlier if the lease may be acquired earlier. sent is when the last call was sent.
 func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	interval := m.cfg.Retry
-	if now.Before(m.hurryUntil) {
+	if now.Before(m.hurryUntil) { // the holder is about to release the lease
 		interval /= 10
 	}
 	m.nextCall = sent.Add(interval)
@@ -87,12 +88,12 @@ func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	}
 }
 
-// releaseDue reports whether to release the lease now: the process ends, or the hand-back has time left.
+// releaseDue reports whether to release the lease now: the process ends, or a hand-back has begun and its time is not over.
 func (m *Machine) releaseDue(now time.Time) bool {
 	return m.held && (m.stopping || now.Before(m.releaseBy))
 }
 
-// Acquired records the outcome of Acquire.
+// Acquired records the outcome of Acquire. sent is when the call was sent; the lease counts from then on.
 func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.setStoreAway(sent, now, err)
 	if err != nil {
@@ -112,10 +113,10 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.scheduleNextCall(sent, now)
 }
 
-// hold records that this dispatcher holds the lease with an epoch, by the answer to a call that was sent at sent. Nothing is
-// admitted before start. Votes, claims and a hand-back that concern an earlier epoch are dropped.
-func (m *Machine) startHolding(sent, start time.Time, epoch int64) {
-	m.held, m.epoch, m.admitsNotBefore = true, epoch, start
+// startHolding records that this dispatcher holds the lease with an epoch, by the answer to a call that was sent at sent. Nothing is
+// admitted before admitsNotBefore. Votes, rival epochs and a hand-back that concern an earlier epoch are dropped.
+func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
+	m.held, m.epoch, m.admitsNotBefore = true, epoch, admitsNotBefore
 	m.lostByStore, m.blindAcquirePending = false, false
 	m.renewed, m.admitsUntil = sent, sent.Add(m.cfg.RenewDeadline)
 	m.releaseBy, m.rivalEpoch = time.Time{}, 0
@@ -134,7 +135,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		m.nextCall, m.nextVotes = now, now
 	case errors.Is(err, ErrLost):
 		m.stopHolding(now)
-	case err == nil && m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt): // a renewal that was sent before the claim does not disprove it
+	case err == nil && m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt): // sent before the rival epoch was named, so it disproves nothing
 		m.nextCall = now
 	case err == nil:
 		m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline))
@@ -146,7 +147,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 	}
 }
 
-// Released records the outcome of Release.
+// Released records the outcome of Release. sent is when the call was sent.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
 	if err == nil {
@@ -160,7 +161,8 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 	m.nextCall = sent.Add(m.cfg.Retry / 2) // earlier than after other calls, because no dispatcher admits until the release is done
 }
 
-// letGo records that this dispatcher no longer holds the lease, whether or not it released it. The next call is a Look.
+// stopHolding records that this dispatcher no longer holds the lease, whether or not it released it. The last look is dropped, so that
+// the next call is a Look.
 func (m *Machine) stopHolding(now time.Time) {
 	m.held, m.lostByStore = false, false
 	m.releaseBy, m.admitsUntil = time.Time{}, time.Time{}
@@ -168,7 +170,7 @@ func (m *Machine) stopHolding(now time.Time) {
 	m.nextCall = now
 }
 
-// Asked records the answer to AskBack. err is nil if the holder has agreed to give the scope back.
+// AskedBack records the answer to AskBack. err is nil if the holder has agreed to give the scope back.
 func (m *Machine) AskedBack(now time.Time, err error) {
 	m.askingBack, m.nextAskBack = false, now.Add(m.cfg.Step)
 	if err == nil {
@@ -177,15 +179,16 @@ func (m *Machine) AskedBack(now time.Time, err error) {
 	m.nextCall = now
 }
 
-// Next returns the call to make now, or None and when to call Next again.
+// Next returns the call to make now, or None and when to call Next again. It also lets a lease go that cannot be held any longer, and
+// notes that an acquisition or an AskBack begins: the caller must make the call.
 func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	if now.Before(m.nextCall) {
 		return None, m.nextTimer(now, m.nextCall)
 	}
 	if m.lostByStore && !now.Before(m.admitsUntil) { // the members did not vote in time
-		looked := m.hasRead
+		hadRead := m.hasRead
 		m.stopHolding(now)
-		m.hasRead = looked // the last look remains valid
+		m.hasRead = hadRead // the last look remains valid
 	}
 	if m.held && m.stopping && now.Before(m.admitsFrom()) {
 		m.stopHolding(now) // not released: after a release the next holder admits at once, but the earlier owner may still admit
@@ -194,7 +197,8 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	case m.releaseDue(now):
 		return Release, now
 	case m.lostByStore:
-		if m.hasRead && !m.acquireInDoubt && m.noOtherHeld() && m.hasVotes(now) {
+		storeAgrees := m.hasRead && !m.acquireInDoubt && m.noOtherHeld()
+		if storeAgrees && m.hasVotes(now) {
 			return m.startAcquire(), now
 		}
 		return Look, now

@@ -7,16 +7,16 @@ import "time"
 // the scope, so that there are two owners. An owner other than the home therefore uses only a share of the slots.
 type Static struct {
 	home, self string
-	order      []string // the dispatchers that may take the scope over, the first one preferred
-	deadAfter       time.Duration
-	lastSeen       map[string]time.Time
-	startedAt      time.Time
+	order      []string             // the dispatchers that may take the scope over, the first one preferred
+	deadAfter  time.Duration        // a dispatcher counts as dead if it was not seen for this time
+	lastSeen   map[string]time.Time // by dispatcher
+	startedAt  time.Time            // a dispatcher that was never seen counts as seen then
 }
 
-// NewStatic begins to watch the other dispatchers. A dispatcher counts as alive until it was not seen for the time dead; at
-// the start, all count as just seen.
-func NewStatic(self, home string, order []string, dead time.Duration, now time.Time) *Static {
-	return &Static{home: home, self: self, order: order, deadAfter: dead, lastSeen: map[string]time.Time{}, startedAt: now}
+// NewStatic begins to watch the other dispatchers. A dispatcher counts as alive until it was not seen for the time deadAfter; at
+// the start, all count as just seen. order lists the dispatchers that may take the scope over from home, the preferred one first.
+func NewStatic(self, home string, order []string, deadAfter time.Duration, now time.Time) *Static {
+	return &Static{home: home, self: self, order: order, deadAfter: deadAfter, lastSeen: map[string]time.Time{}, startedAt: now}
 }
 
 // Saw records that a dispatcher answered a probe.

@@ -8,7 +8,7 @@ import (
 )
 
 // An owner that cannot reach the store continues as long as every other member promises not to admit. Each promise lasts
-// longer than the time until the next one. This is only safe if the membership is closed: all members have the same list,
+// longer than the time until the next one. This is only safe if the members are fixed: all members have the same list,
 // the lease contains the list, and a dispatcher that is not on the list never takes the lease. A dispatcher that is on the
 // list, but is configured with another list or none, gives no promise. Without its promise the owner stops before that
 // dispatcher may take the lease.
@@ -44,7 +44,7 @@ type Vote struct {
 // ErrNoVote is the answer to an owner if a member gives no promise.
 var ErrNoVote = errors.New("no promise not to take the scope")
 
-// closed reports whether only the listed members may ever own the scope.
+// hasFixedMembers reports whether only the members on the configured list may ever own the scope.
 func (m *Machine) hasFixedMembers() bool { return len(m.cfg.Members) > 0 }
 
 // excluded reports whether this dispatcher must never take the lease, because it is missing on its own list or on the list
@@ -56,16 +56,17 @@ func (m *Machine) excluded() bool {
 	return missingOn(m.cfg.Members) || missingOn(m.rec.Members)
 }
 
-// givesUp reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
+// isReleasing reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
 func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero() }
 
-// differs reports whether the last known holder lists other members than this dispatcher.
+// membersDiffer reports whether the last known holder lists other members than this dispatcher.
 func (m *Machine) membersDiffer() bool {
 	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// Promise answers an owner that cannot reach the store. If it returns no error, this dispatcher admits nothing until
-// Duration and a start delay have passed.
+// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this dispatcher has given a
+// promise: it does not take the lease for the time Duration, and admits nothing for a start delay more. If it holds a lease with a
+// lower epoch itself, it stops admission until it has renewed that lease.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
@@ -87,8 +88,8 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	return nil
 }
 
-// askAt is when to ask the other members for votes; zero: not before something changes. They are asked if the store has not
-// confirmed a renewal for two Retry, or has lost this dispatcher's lease.
+// votesDueAt is when to ask the other members for votes; zero: not before something changes. They are asked if the store has not
+// confirmed a renewal for twice the time Retry, or has lost this dispatcher's lease.
 func (m *Machine) votesDueAt() time.Time {
 	switch {
 	case !m.hasFixedMembers(): // a dispatcher that was not asked could take the lease
@@ -105,29 +106,31 @@ func (m *Machine) votesDueAt() time.Time {
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 	at := m.votesDueAt()
 	due := !at.IsZero() && !now.Before(at)
-	if !due || !isAdmissionTime(m, now) { // votes prolong this time, but do not begin it again
+	if !due || !isAdmissionTime(m, now) { // votes prolong the time of admission, but do not begin it again
 		return Vote{}, false
 	}
 	m.nextVotes = now.Add(m.cfg.Retry)
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
-// Votes records that a member gave the promise for which this dispatcher asked at sent. A promise that comes after the time
-// that it was to prolong, or that is for another epoch, does not count.
+// RecordVote records that a member gave the promise for which this dispatcher asked at the time sent. The promise does not count if
+// it is for another epoch, or if it comes only after this dispatcher had to stop admission.
 func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
-	if !m.held || epoch != m.epoch || !now.Before(m.admitsUntil) || m.isReleasing() {
+	tooLate := !now.Before(m.admitsUntil)
+	if !m.held || epoch != m.epoch || tooLate || m.isReleasing() {
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
 	m.admitsUntil = later(m.admitsUntil, m.votedUntil())
-	if m.lostByStore && m.hasVotes(now) { // the lease may be acquired again
+	if m.lostByStore && m.hasVotes(now) { // this was the last vote that was missing to acquire the lost lease again
 		m.nextCall = now
 	}
 }
 
-// votedUntil is the time until which the promises of all other members count; zero: a promise is missing.
+// votedUntil is the time until which the promises of all other members let this dispatcher admit; zero: a promise is missing, or there
+// is no other member.
 func (m *Machine) votedUntil() time.Time {
-	var oldest time.Time
+	var oldest time.Time // when the oldest of these promises was requested
 	for _, id := range m.cfg.Members {
 		if id == Dispatcher(m.cfg.Self) {
 			continue
@@ -146,7 +149,7 @@ func (m *Machine) votedUntil() time.Time {
 	return oldest.Add(m.cfg.RenewDeadline)
 }
 
-// hasVotes reports whether promises of all other members, not to admit, are in force.
+// hasVotes reports whether all other members have promised not to admit, and these promises are in force.
 func (m *Machine) hasVotes(now time.Time) bool {
 	return m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
 }
@@ -158,12 +161,13 @@ func (m *Machine) mayReclaim(now time.Time) bool {
 	return canVote && isAdmissionTime(m, now) && !m.isReleasing()
 }
 
-// inTime reports whether now lies in the time in which the holder may admit.
+// isAdmissionTime reports whether now lies in the time in which this dispatcher, as the holder of the lease, may admit.
 func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
-// mine reports whether no other dispatcher has held the lease since this one did, by the last look.
+// noOtherHeld reports whether no other dispatcher has held the lease since this one did, by the last look. It is asked after the store
+// has lost this dispatcher's lease: a lease that has not expired by the store's clock is therefore a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
 	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)

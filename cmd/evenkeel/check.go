@@ -83,7 +83,7 @@ func (c *checkCmd) Run(std streams) error {
 	return nil
 }
 
-// print writes the results as lines for people.
+// printText writes the results as lines for people.
 func (found *checked) printText(out io.Writer) {
 	for _, change := range found.Changes {
 		fmt.Fprintln(out, change)
@@ -96,17 +96,17 @@ func (found *checked) printText(out io.Writer) {
 	}
 }
 
-// counted returns a text with the number of engines of each role.
+// engineCounts returns a text with the number of engines of each role that occurs.
 func engineCounts(e *config.Engines) string {
-	switch p, d, a := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
-	case a == 0:
-		return fmt.Sprintf("%d prefill and %d decode engines", p, d)
-	case p+d == 0 && a == 1:
+	switch prefill, decode, aggregated := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
+	case aggregated == 0:
+		return fmt.Sprintf("%d prefill and %d decode engines", prefill, decode)
+	case prefill+decode == 0 && aggregated == 1:
 		return "1 aggregated engine"
-	case p+d == 0:
-		return fmt.Sprintf("%d aggregated engines", a)
+	case prefill+decode == 0:
+		return fmt.Sprintf("%d aggregated engines", aggregated)
 	default:
-		return fmt.Sprintf("%d prefill, %d decode and %d aggregated engines", p, d, a)
+		return fmt.Sprintf("%d prefill, %d decode and %d aggregated engines", prefill, decode, aggregated)
 	}
 }
 
@@ -119,7 +119,7 @@ func groupsOf(role string, engines []config.Engine) string {
 			ranks[e.Group] += max(1, e.Ranks)
 		}
 	}
-	if len(ranks) < 2 {
+	if len(ranks) < 2 { // a single group needs no list
 		return ""
 	}
 	var list []string
@@ -129,8 +129,8 @@ func groupsOf(role string, engines []config.Engine) string {
 	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
-// inspect checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a requested check
-// cannot be made.
+// runChecks checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a
+// requested check cannot be made.
 func (c *checkCmd) runChecks(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
@@ -171,7 +171,7 @@ func (c *checkCmd) runChecks(found *checked) error {
 	return nil
 }
 
-// discoveryFiles reads the files that list engines. A problem with them is only a warning, because serve starts without them.
+// checkDiscoveryFiles reads the files that list engines. A problem with them is only a warning, because serve starts without them.
 func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
@@ -185,7 +185,7 @@ func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	return found
 }
 
-// problemsOf returns the parts of a joined error.
+// problemsOf returns the parts of a joined error, each with its place in the config file if it has one. Another error is one problem.
 func problemsOf(err error) (list []problem) {
 	if err == nil {
 		return nil
@@ -200,9 +200,9 @@ func problemsOf(err error) (list []problem) {
 			return list
 		}
 	}
-	var at *config.Error
-	if errors.As(err, &at) {
-		return []problem{{File: at.File, Line: at.Line, Column: at.Column, Key: at.Path, Msg: at.Msg}}
+	var configErr *config.Error
+	if errors.As(err, &configErr) {
+		return []problem{{File: configErr.File, Line: configErr.Line, Column: configErr.Column, Key: configErr.Path, Msg: configErr.Msg}}
 	}
 	return []problem{{Msg: err.Error() + relativePathHint(err)}}
 }

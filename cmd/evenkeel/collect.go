@@ -7,25 +7,26 @@ import (
 	"runtime/metrics"
 )
 
-// garbageRoom is the least amount of garbage, in bytes, that the heap may have before it is collected. A larger heap may have a quarter
+// minGarbage is the least amount of garbage, in bytes, that the heap may have before it is collected. A larger heap may have a quarter
 // of the memory in use.
 const minGarbage = 16 << 20
 
-// boundGarbage makes the collector run earlier on a large heap than Go's own rule, which lets the heap double. A running stream allocates
-// nothing, so under Go's rule the garbage of a burst of new streams would stay as long as they run. A small heap is collected more
-// rarely than under Go's rule, which makes requests cheaper. If the operator has set GOGC, boundGarbage changes nothing.
+// startGCTuning makes the garbage collector run earlier on a large heap than Go's own rule, which lets the heap double. A running stream
+// allocates nothing, so under Go's rule the garbage of a burst of new streams would stay as long as they run. A small heap is collected
+// more rarely than under Go's rule, which makes requests cheaper. If the operator has set GOGC, startGCTuning changes nothing.
 func startGCTuning() {
 	if os.Getenv("GOGC") == "" {
 		(&gcTuner{percent: 100}).adjustAfterEachGC()
 	}
 }
 
+// gcTuner sets Go's GC percent after each collection.
 type gcTuner struct {
 	percent int // the current GC percent, as debug.SetGCPercent defines it
 }
 
-// follow calls adjust after each collection from now on. For this it makes an object that is garbage at once: the next collection runs
-// the object's cleanup.
+// adjustAfterEachGC calls setGCPercent after each collection from now on. For this it makes an object that is garbage at once: the next
+// collection runs the object's cleanup, which makes another one.
 func (c *gcTuner) adjustAfterEachGC() {
 	runtime.AddCleanup(&struct{ _ *gcTuner }{}, func(c *gcTuner) {
 		c.setGCPercent()
@@ -33,7 +34,7 @@ func (c *gcTuner) adjustAfterEachGC() {
 	}, c)
 }
 
-// adjust sets the GC percent for the next collection.
+// setGCPercent sets the GC percent for the next collection, by what the last one left.
 func (c *gcTuner) setGCPercent() {
 	parts := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/globals:bytes"}, {Name: "/gc/scan/stack:bytes"}}
 	metrics.Read(parts)

@@ -26,6 +26,7 @@ func (completionCmd) Help() string {
     fish: evenkeel completion fish | source        or into ~/.config/fish/completions/evenkeel.fish`
 }
 
+// Run prints the script.
 func (c completionCmd) Run(std streams) error {
 	_, err := fmt.Fprint(std.out, completionScripts[c.Shell])
 	return err
@@ -87,6 +88,7 @@ type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
 }
 
+// Run prints the words that the last word can become. The scripts write -- before the words.
 func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -100,7 +102,7 @@ func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	return nil
 }
 
-// askFiles is the line by which complete asks the shell for names of files.
+// completeFiles is the line by which complete asks the shell for names of files.
 const completeFiles = ":files"
 
 // complete returns the words that the last of words can become. node is the program's command line.
@@ -109,24 +111,24 @@ func complete(node *kong.Node, words []string) []string {
 		words = []string{""}
 	}
 	unfinished := words[len(words)-1]
-	var open *kong.Flag // the flag to which the next word belongs as a value; nil: there is none
+	var awaiting *kong.Flag // the flag to which the next word belongs as a value; nil: there is none
 	for _, w := range words[:len(words)-1] {
 		switch {
 		case strings.HasPrefix(w, "-"):
 			name, _, hasValue := strings.Cut(w, "=")
 			// A command line may begin with a flag of serve instead of a command: see isServeFlag.
-			if open = findFlag(node, name); open == nil && node.Parent == nil {
+			if awaiting = findFlag(node, name); awaiting == nil && node.Parent == nil {
 				if f := findFlag(subcommandOf(node, "serve"), name); f != nil {
-					node, open = subcommandOf(node, "serve"), f
+					node, awaiting = subcommandOf(node, "serve"), f
 				}
 			}
-			isSwitch := open != nil && open.IsBool()
+			isSwitch := awaiting != nil && awaiting.IsBool()
 			if hasValue || isSwitch { // the next word is no value of this flag
-				open = nil
+				awaiting = nil
 			}
-		case open != nil:
-			if !open.IsSlice() { // a list of values ends only at the next flag
-				open = nil
+		case awaiting != nil:
+			if !awaiting.IsSlice() { // a list of values ends only at the next flag
+				awaiting = nil
 			}
 		default:
 			if child := subcommandOf(node, w); child != nil {
@@ -139,30 +141,32 @@ func complete(node *kong.Node, words []string) []string {
 		return prependToAll(name+"=", valuesOf(findFlag(node, name), value))
 	case strings.HasPrefix(unfinished, "-"):
 		return withPrefix(unfinished, flagNames(node))
-	case open != nil:
-		return valuesOf(open, unfinished)
+	case awaiting != nil:
+		return valuesOf(awaiting, unfinished)
 	default:
 		return completionsFor(node, unfinished)
 	}
 }
 
-// placesOf returns the commands below a node that begin with begun or, if there is no such command, the values of its argument.
-func completionsFor(at *kong.Node, begun string) []string {
+// completionsFor returns the commands below a node that begin with unfinished or, if there is no such command, the values of the node's
+// argument.
+func completionsFor(at *kong.Node, unfinished string) []string {
 	var list []string
 	for _, c := range at.Children {
 		if c.Type == kong.CommandNode && !c.Hidden {
 			list = append(list, c.Name)
 		}
 	}
-	if list = withPrefix(begun, list); len(list) > 0 || len(at.Positional) == 0 {
+	if list = withPrefix(unfinished, list); len(list) > 0 || len(at.Positional) == 0 {
 		return list
 	}
 	if enum := at.Positional[0].Enum; enum != "" {
-		return withPrefix(begun, strings.Split(enum, ","))
+		return withPrefix(unfinished, strings.Split(enum, ","))
 	}
-	return []string{completeFiles}
+	return []string{completeFiles} // an argument without a list of values is a file
 }
 
+// subcommandOf returns the command with this name, or alias, directly below a node; nil: there is none.
 func subcommandOf(at *kong.Node, name string) *kong.Node {
 	for _, c := range at.Children {
 		if c.Name == name || slices.Contains(c.Aliases, name) {
@@ -172,12 +176,14 @@ func subcommandOf(at *kong.Node, name string) *kong.Node {
 	return nil
 }
 
-// flagOf returns the flag that a word such as --name or -n means; nil: there is none. A node with a default command
+// findFlag returns the flag that a word such as --name or -n means; nil: there is none. A node with a default command
 // also has the flags of this command.
 func findFlag(at *kong.Node, word string) *kong.Flag {
 	for _, group := range at.AllFlags(false) {
 		for _, f := range group {
-			if word == "--"+f.Name || f.Short != 0 && word == "-"+string(f.Short) || slices.Contains(f.Aliases, strings.TrimPrefix(word, "--")) {
+			isShort := f.Short != 0 && word == "-"+string(f.Short)
+			isAlias := slices.Contains(f.Aliases, strings.TrimPrefix(word, "--"))
+			if word == "--"+f.Name || isShort || isAlias {
 				return f
 			}
 		}
@@ -196,7 +202,8 @@ func flagNames(at *kong.Node) (names []string) {
 	for _, group := range at.AllFlags(true) {
 		for _, f := range group {
 			names = append(names, "--"+f.Name)
-			if f.Negated || f.Tag != nil && f.Tag.Negatable != "" {
+			isNegatable := f.Negated || f.Tag != nil && f.Tag.Negatable != ""
+			if isNegatable {
 				names = append(names, "--no-"+f.Name)
 			}
 		}
@@ -204,21 +211,21 @@ func flagNames(at *kong.Node) (names []string) {
 	return names
 }
 
-// valuesOf returns the values of a flag that begin with begun, as far as they can be listed.
-func valuesOf(f *kong.Flag, begun string) []string {
-	if f == nil {
+// valuesOf returns the values of a flag that begin with unfinished, as far as they can be listed.
+func valuesOf(f *kong.Flag, unfinished string) []string {
+	if f == nil { // an unknown flag
 		return nil
 	}
 	if f.Enum != "" {
-		return withPrefix(begun, strings.Split(f.Enum, ","))
+		return withPrefix(unfinished, strings.Split(f.Enum, ","))
 	}
 	var list []string
 	switch f.Name {
 	case "policy":
 		list = policy.Names()
-	case "policies":
-		done := begun[:strings.LastIndexByte(begun, ',')+1]
-		return prependToAll(done, withPrefix(begun[len(done):], policy.Names()))
+	case "policies": // a list with commas, of which only the last item is unfinished
+		finished := unfinished[:strings.LastIndexByte(unfinished, ',')+1]
+		return prependToAll(finished, withPrefix(unfinished[len(finished):], policy.Names()))
 	case "connector":
 		list = mooncake.Connectors()
 	case "log-level":
@@ -226,14 +233,14 @@ func valuesOf(f *kong.Flag, begun string) []string {
 	case "preset":
 		list = regions.Presets()
 	}
-	list = withPrefix(begun, list)
-	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" {
+	list = withPrefix(unfinished, list)
+	if p := f.PlaceHolder; strings.HasPrefix(p, "FILE") || p == "DIR" { // the value may also be a path
 		list = append(list, completeFiles)
 	}
 	return list
 }
 
-// starting returns the words of a list that start with a prefix.
+// withPrefix returns the words of a list that start with a prefix.
 func withPrefix(prefix string, list []string) (matching []string) {
 	for _, s := range list {
 		if strings.HasPrefix(s, prefix) {
@@ -243,7 +250,7 @@ func withPrefix(prefix string, list []string) (matching []string) {
 	return matching
 }
 
-// under puts a prefix before every word of a list, except askFiles.
+// prependToAll puts a prefix before every word of a list, except completeFiles.
 func prependToAll(prefix string, list []string) []string {
 	for i, s := range list {
 		if s != completeFiles {

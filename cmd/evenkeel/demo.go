@@ -73,8 +73,8 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	return c.run(ctx, std)
 }
 
-// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts it, or if a stream or the
-// books of a trial are wrong.
+// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts it, if a stream is wrong,
+// or if the audit of a trial has an error.
 func (c *demoCmd) run(ctx context.Context, std streams) error {
 	policies, err := c.checkFlags()
 	if err != nil {
@@ -96,12 +96,13 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if c.Aggregated {
 		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
 	}
-	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.describeStep())
+	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(),
+		c.describeStep())
 
-	if least := c.concurrency() + c.warmUpRequests(); c.Requests <= least { // all are sent before measuring begins
+	if sentWhileWarming := c.concurrency() + c.warmUpRequests(); c.Requests <= sentWhileWarming { // all are sent before measuring begins
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
 			"--slots or --extra\n",
-			c.Requests, least)
+			c.Requests, sentWhileWarming)
 	}
 	began := time.Now()
 	trials, err := c.runTrials(ctx, policies, func(p demoPolicy, title string, sent func()) (*trial, error) {
@@ -134,7 +135,7 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// folder creates the folder for the report. Without --out its name is new, so that several demos do not overwrite each
+// createFolder creates the folder for the report. Without --out its name is new, so that several demos do not overwrite each
 // other's files.
 func (c *demoCmd) createFolder() (string, error) {
 	if c.Out == "" {
@@ -143,8 +144,8 @@ func (c *demoCmd) createFolder() (string, error) {
 	return c.Out, ensureWritableFolder(c.Out)
 }
 
-// makeFolder creates the folder of --out if it does not exist. It also tries whether files can be written there, before a run that
-// takes minutes.
+// ensureWritableFolder creates the folder of --out if it does not exist. It also tries whether files can be written there, before a run
+// that takes minutes.
 func ensureWritableFolder(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
@@ -156,7 +157,7 @@ func ensureWritableFolder(dir string) error {
 	return nil
 }
 
-// plan checks the flags and returns the policies.
+// checkFlags checks the flags and returns the policies.
 func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
 		if n < 1 {
@@ -183,11 +184,11 @@ func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// policy reads one policy of --policies. It adds --max-age, and with --aggregated --max-hold, if the policy has the setting and names no
-// value for it.
+// parsePolicy reads one policy of --policies. It adds --max-age, and with --aggregated --max-hold, if the policy has the setting and
+// names no value for it. The name delayer, which stands for what engines do, becomes the policy jsq-kv.
 func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 	if c.Aggregated && text == delayerPolicy { // the engines hold prompts, and the proxy places requests as under jsq-kv
-		return demoPolicy{text, "jsq-kv"}, nil
+		return demoPolicy{name: text, spec: "jsq-kv"}, nil
 	}
 	spec, err := policy.ParseSpec(text)
 	if err != nil {
@@ -203,11 +204,11 @@ func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 			return demoPolicy{}, fmt.Errorf("--max-age: %w", err)
 		}
 	}
-	return demoPolicy{text, spec.String()}, nil
+	return demoPolicy{name: text, spec: spec.String()}, nil
 }
 
-// requests reads the trace and returns its name. The requests to send are a part of the trace that the seed chooses. The history is the
-// part right before it, at most 2,000 requests and a quarter of the trace, from which predictors may learn.
+// readRequests reads the trace and returns its name as source. The requests to send are a part of the trace that the seed chooses. The
+// history is the part right before it, at most 2,000 requests and a quarter of the trace, from which predictors may learn.
 func (c *demoCmd) readRequests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
@@ -218,17 +219,17 @@ func (c *demoCmd) readRequests() (send, history []trace.Request, source string, 
 		source = filepath.Base(c.Trace)
 	}
 	n := uint64(len(t.Requests))
-	before := min(demoHistory, n/4)                             // requests of the history
-	first := (before + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
+	historyLength := min(demoHistory, n/4)
+	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
 		send[i] = t.Requests[(first+uint64(i))%n] // after the last request of the trace comes the first
 	}
-	return send, t.Requests[first-min(first, before) : first], source, nil
+	return send, t.Requests[first-min(first, historyLength) : first], source, nil
 }
 
-// warm returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also prefill,
-// it is more, so that the proxy has learned how long a prompt takes.
+// warmUpRequests returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also
+// prefill, it is more, so that the proxy has learned how long a prompt takes.
 func (c *demoCmd) warmUpRequests() int {
 	if c.Aggregated {
 		return 5 * c.Workers * c.Slots / 2
@@ -239,7 +240,7 @@ func (c *demoCmd) warmUpRequests() int {
 // concurrency returns how many requests are in the system at the same time.
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
-// perToken returns the time of a step per KV token as text, in a unit that suits it.
+// perTokenText returns the time of a step per KV token as text, in a unit that suits it.
 func (c *demoCmd) perTokenText() string {
 	if c.Aggregated {
 		return micros(c.C1)
@@ -247,6 +248,7 @@ func (c *demoCmd) perTokenText() string {
 	return millis(c.C1)
 }
 
+// stepModel returns the times of the engines' steps as the report shows them.
 func (c *demoCmd) stepModel() report.StepModel {
 	if c.deployment != nil {
 		return levelStepModel(c.scaledLaw())
@@ -258,7 +260,7 @@ func (c *demoCmd) stepModel() report.StepModel {
 	return m
 }
 
-// show prints the result as JSON for programs or as text for people.
+// printResult prints the result as JSON for programs or as text for people.
 func (c *demoCmd) printResult(r *report.Report, std streams) error {
 	if c.JSON {
 		return r.JSON(std.out)
@@ -283,7 +285,7 @@ func (c *demoCmd) printResult(r *report.Report, std streams) error {
 // writeWrapped writes an item of a list in lines of about 100 characters, which fit into a terminal.
 func writeWrapped(b *bytes.Buffer, text string) {
 	const width = 100
-	if text == "" {
+	if text == "" { // a note that does not apply
 		return
 	}
 	column := 0

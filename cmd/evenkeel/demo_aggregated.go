@@ -28,9 +28,9 @@ type demoAggregated struct {
 }
 
 const (
-	// aggregatedFactor is how many times faster these engines are than at full scale.
-	demoSpeedup   = 5
-	demoSteps          = 1 << 20 // how many steps the log of an engine keeps: an hour and a half of 5 ms steps
+	// demoSpeedup is how many times faster these engines are than at full scale.
+	demoSpeedup            = 5
+	demoSteps              = 1 << 20 // how many steps the log of an engine keeps: an hour and a half of 5 ms steps
 	demoAggregatedPolicies = "rr,jsq-kv," + delayerPolicy + ",evenkeel"
 )
 
@@ -50,14 +50,14 @@ func aggregatedDefaults() string {
 		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
 }
 
-// defaults sets the defaults that depend on --aggregated and --law. It refuses flags that would have no effect.
+// setDefaults sets the defaults that depend on --aggregated and --law. It refuses flags that would have no effect.
 func (c *demoCmd) setDefaults(k *kong.Context) error {
 	given := namesOf(given(k))
-	idle, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
+	useless, why := []string{"token-budget", "prefill-shared", "jitter", "max-hold"}, "without --aggregated: these ranks only decode"
 	if c.Aggregated {
-		idle, why = []string{"connector", "prefills"}, "with --aggregated: ranks compute their prompts themselves"
+		useless, why = []string{"connector", "prefills"}, "with --aggregated: ranks compute their prompts themselves"
 	}
-	for _, flag := range idle {
+	for _, flag := range useless {
 		if slices.Contains(given, flag) {
 			return usageError{fmt.Errorf("--%s %s; leave it out", flag, why)}
 		}
@@ -92,7 +92,7 @@ func (c *demoCmd) setAggregatedDefaults(given []string) {
 	}
 }
 
-// checkAggregated checks the flags of --aggregated.
+// checkAggregated returns an error if flags of --aggregated have values that cannot work.
 func (c *demoCmd) checkAggregated() error {
 	switch {
 	case c.TokenBudget < c.Slots:
@@ -142,14 +142,14 @@ func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 	cfg.Prefill.Index.Tokenize = "engine"
 }
 
-// unknownLaw is the text of learned for a proxy that has learned nothing.
+// nothingLearned is the text of learnedPromptTimes for a proxy that has learned nothing.
 const nothingLearned = "nothing"
 
-// learned returns a text with the times of prompts that the proxy has learned, or unknownLaw.
+// learnedPromptTimes returns a text with the times of prompts that the proxy has learned, or nothingLearned.
 func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.OwnMs+s.SharedMs > 0 {
+			if s := group.Step; s != nil && s.OwnMs+s.SharedMs > 0 { // the first group that has learned anything
 				return fmt.Sprintf("%.3g µs per prompt token and %.2g ms for a step with any", 1e3*(s.OwnMs+s.SharedMs), s.PrefillMs)
 			}
 		}
@@ -157,7 +157,7 @@ func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	return nothingLearned
 }
 
-// aggregatedLine returns the command line that makes the same report again.
+// aggregatedCommandLine returns the command line that makes the same report again.
 func (c *demoCmd) aggregatedCommandLine() string {
 	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
 		c.Extra, c.Policies, c.Seed)
@@ -171,7 +171,7 @@ func (c *demoCmd) aggregatedCommandLine() string {
 	return line
 }
 
-// prefillFact returns a text with the times of prompts.
+// describePrefill returns the value of the fact "prefill" in the report: which ranks compute prompts, and how long that takes.
 func (c *demoCmd) describePrefill() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",

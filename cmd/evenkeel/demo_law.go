@@ -11,13 +11,13 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// factor returns how many times faster than at full scale the engines of a deployment run here. It is less for many ranks, because all
+// speedup returns how many times faster than at full scale the engines of a deployment run here. It is less for many ranks, because all
 // of them share a laptop's cores with the proxy and the load.
 func (c *demoCmd) speedup() float64 {
 	return min(demoSpeedup, max(1, 8*demoSpeedup/float64(c.deployment.Ranks)))
 }
 
-// nameLaw finds the law that --law names and sets the number of ranks to that of its deployment. It refuses flags whose values the
+// lookUpLaw finds the law that --law names and sets the number of ranks to that of its deployment. It refuses flags whose values the
 // law has.
 func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	if c.Law == "" {
@@ -47,10 +47,10 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 
 // setLawDefaults gives flags that were not given their default with --law.
 func (c *demoCmd) setLawDefaults(given []string) {
-	own, m := c.deployment.Balances(), c.stepModel()
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // only so that they pass the checks of flags: the engines step by the law
+	enginesOwn, m := c.deployment.Balances(), c.stepModel() // the policy that is nearest to the engine's own balancing
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1))          // only so that they pass the checks of flags: the engines step by the law
 	defaults := map[string]func(){
-		"policies": func() { c.Policies = own + ",jsq-kv,br0,brh,evenkeel" },
+		"policies": func() { c.Policies = enginesOwn + ",jsq-kv,br0,brh,evenkeel" },
 		// Prefill is so fast that the result depends only on the decode ranks.
 		"prefills":          func() { c.Prefills = 4 },
 		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
@@ -58,9 +58,9 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 	if c.Aggregated {
 		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has these times
-		slower := demoSpeedup / c.speedup()                     // --jitter and --max-hold have defaults for aggregatedFactor
+		slower := demoSpeedup / c.speedup()                         // --jitter and --max-hold have defaults for demoSpeedup
 		defaults = map[string]func(){
-			"policies": func() { c.Policies = own + ",jsq-kv," + delayerPolicy + ",evenkeel" },
+			"policies": func() { c.Policies = enginesOwn + ",jsq-kv," + delayerPolicy + ",evenkeel" },
 			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
 			"max-hold": func() { c.MaxHold = time.Duration(slower * float64(c.MaxHold)) },
 		}
@@ -73,7 +73,7 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 }
 
-// law returns the deployment's law with all times divided by factor.
+// scaledLaw returns the deployment's law with all times divided by speedup.
 func (c *demoCmd) scaledLaw() step.Law {
 	l := c.deployment.Served()
 	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs,
@@ -83,7 +83,7 @@ func (c *demoCmd) scaledLaw() step.Law {
 	return l
 }
 
-// step gives an engine the law, if --law names one, for the times of its steps and its padding.
+// setStepLaw gives an engine the law, if --law names one, for the times of its steps and its padding.
 func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.scaledLaw()
@@ -91,7 +91,7 @@ func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	}
 }
 
-// stepWords returns a text that says how long a step takes.
+// describeStep returns a text that says how long a step takes.
 func (c *demoCmd) describeStep() string {
 	if c.deployment != nil {
 		return fmt.Sprintf("%s, and all of it is %.3g times as fast", describeLaw(c.deployment), c.speedup())
@@ -109,25 +109,26 @@ func (c *demoCmd) lawFlags(flags string) string {
 
 // lawNotes returns notes on the result, and on how far it applies to real engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
-	which, load, made := "decode", "", stepTimesNote
+	ranksThat, loadNote, dataNote := "decode", "", stepTimesNote
 	if c.Aggregated {
-		which, made = "prefill and decode", stepTimesNote+promptTimesNote
+		ranksThat, dataNote = "prefill and decode", stepTimesNote+promptTimesNote
 		if c.Extra < 0 {
-			load = ", which leaves slots free, so that a prompt that is held comes later than without"
+			loadNote = ", which leaves slots free, so that a prompt that is held comes later than without"
 		}
 	}
-	what := describeGain(c.deployment, which, runs)
-	if what != "" {
-		what += " This is one run of one load" + load + ". docs/results/deployments.md has many loads."
+	result := describeGain(c.deployment, ranksThat, runs)
+	if result != "" {
+		result += " This is one run of one load" + loadNote + ". docs/results/deployments.md has many loads."
 	}
 	for _, run := range runs {
-		if late := run.Metrics[report.StepLateP99].Mean; late > run.Metrics[report.StepMean].Mean {
-			what = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what evenkeel gains.",
-				c.speedup())
+		lateByMoreThanAStep := run.Metrics[report.StepLateP99].Mean > run.Metrics[report.StepMean].Mean
+		if lateByMoreThanAStep {
+			result = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what "+
+				"evenkeel gains.", c.speedup())
 		}
 	}
 	return []string{
-		what, made,
+		result, dataNote,
 		fmt.Sprintf("Engines are %.3g times as fast here, so that the demo is short, and their ranks have %d slots, because they share the "+
 			"cores of "+
 			"this machine with the proxy and the load. The time of HTTP and of the proxy is not scaled.", c.speedup(), c.Slots),

@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway"
 )
 
-// readGateway reads the time of a tick from the proxy's metrics. drift is by how much the proxy's accounts of slots and KV tokens do
-// not balance; it should be 0.
+// readGateway reads the time of a tick from the proxy's metrics into a sample. drift is by how much the proxy's accounts of slots and KV
+// tokens do not balance; it should be 0.
 func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (drift int64, err error) {
 	families, err := g.Registry().Gather()
 	if err != nil {

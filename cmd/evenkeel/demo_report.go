@@ -17,11 +17,11 @@ import (
 // fullScale has the times of the engines at full scale, which are slower than those of the demo.
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
-// mooncakeResident is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
+// mooncakeKVPerRequest is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
 // trace.Resident computes it.
 const mooncakeKVPerRequest = 13_125
 
-// report makes the report of all trials, with notes on how far the numbers apply to real engines.
+// makeReport makes the report of all trials, with notes on how far the numbers apply to real engines.
 func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source string, began time.Time) *report.Report {
 	r := &report.Report{Title: "evenkeel demo", Command: c.commandLine(), Model: c.stepModel()}
 	bounds := make([]report.Sample, 0, len(trials))
@@ -104,11 +104,12 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	}
 }
 
+// describeTokens returns a text with the distribution of a number of tokens.
 func describeTokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
-// machine describes the machine, with the name of the processor if the system reports it.
+// describeMachine describes the machine, with the name of the processor if the system reports it.
 func describeMachine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -134,7 +135,7 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	}
 	if level, ok := r.Bound[report.KVShare]; ok { // level: the loads of the first run, spread evenly over the ranks
 		first := r.Runs[0]
-		sameLoads := atFullScale.KVShare(c.meanRankLoad(r))
+		sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // KV's share of a step with the loads of this run
 		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
 		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
@@ -170,7 +171,7 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	return notes
 }
 
-// measuredNotes returns notes on what was measured, and how accurately.
+// measuredNotes returns notes on what was measured, and on how accurately the engines kept their times.
 func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	ended := "as many requests had ended as there are slots"
 	if c.Aggregated {
@@ -178,7 +179,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	}
 	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load " +
 		"is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
-	late, step := 0.0, 0.0
+	late, step := 0.0, 0.0 // ms; the largest of all runs
 	for _, run := range r.Runs {
 		late, step = max(late, run.Metrics[report.StepLateP99].Mean), max(step, run.Metrics[report.StepMean].Mean)
 	}
@@ -193,7 +194,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
 
-// meanLoad returns the mean load of a rank over all runs, in KV tokens.
+// meanRankLoad returns the mean load of a rank over all runs, in KV tokens.
 func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {
@@ -202,7 +203,7 @@ func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	return sum / float64(len(r.Runs)*c.Workers)
 }
 
-// rescaled returns how long a step of this run, in ms, would take at full scale.
+// atFullScaleMs returns how long a step of this run, in ms, would take at full scale.
 func (c *demoCmd) atFullScaleMs(step float64) float64 {
 	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
 }

@@ -30,25 +30,29 @@ import (
 
 // trial is the result of one policy.
 type trial struct {
-	policy demoPolicy
-	load   *load.Result
-	run    report.Run
-	bound  report.Sample // the result if all ranks had the same load in each of the same steps
-	learnedTimes    string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
-	audit  audit
+	policy       demoPolicy
+	load         *load.Result
+	run          report.Run
+	bound        report.Sample // the result if all ranks had the same load in each of the same steps
+	learnedTimes string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
+	audit        audit
 }
 
 // audit has counts of engines and proxy after a run. Those that show an error must be 0.
 type audit struct {
-	pulls, writes      int64 // hand-offs pulled, and parts of KV that prefill engines wrote; these are no errors
+	pulls, writes           int64 // hand-offs pulled, and parts of KV that prefill engines wrote; these are no errors
 	leaks, pins, wrongReads int64 // KV that no decode engine pulled; KV that is still pinned; pulls that read wrong KV
-	drift              int64 // difference between what the proxy charged and what it released or still holds
+	drift                   int64 // difference between what the proxy charged and what it released or still holds
 }
 
-func (a audit) hasErrors() bool { return a.leaks != 0 || a.pins != 0 || a.wrongReads != 0 || a.drift != 0 }
+// hasErrors reports whether KV leaked, is still pinned or was read wrongly, or the proxy's accounts do not balance.
+func (a audit) hasErrors() bool {
+	return a.leaks != 0 || a.pins != 0 || a.wrongReads != 0 || a.drift != 0
+}
 
-// tryAll runs one policy after another. A policy starts when all requests of the policy before it have been sent. The last answers of the
-// earlier policy then come while the later one fills its slots. This overlap does no harm, because neither time is measured.
+// runTrials runs one policy after another by calling try. A policy starts when all requests of the policy before it have been sent. The
+// last answers of the earlier policy then come while the later one fills its slots. This overlap does no harm, because neither time is
+// measured. After a failure or the end of ctx it starts no further policy.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
@@ -78,7 +82,8 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	return trials, errors.Join(errs...)
 }
 
-// try runs one policy on new engines and a new proxy. It calls sent once its last request was sent.
+// runTrial runs one policy on new engines and a new proxy, stops both, and returns what was measured. It calls sent once its last request
+// was sent. If ctx ends, what it returns is not complete.
 func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
 	sent func()) (*trial, error) {
 	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // an old file must go, because the proxy appends to it
@@ -109,12 +114,12 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 		}
 		t.audit.drift, err = readGateway(ctx, g, sample)
 	}
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if ctx.Err() != nil { // the user interrupted the demo, so do not wait for streams
 		cancel()
 	}
-	if shutdownErr := g.Shutdown(ending); shutdownErr != nil && ctx.Err() == nil {
+	if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil && ctx.Err() == nil {
 		err = errors.Join(err, shutdownErr)
 	}
 	if err != nil || ctx.Err() != nil {
@@ -129,8 +134,8 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	return t, nil
 }
 
-// send sends the requests to the proxy, shows the progress, and calls sent once the last request was sent. known is what the proxy knows of
-// the times of prompts when measuring begins; empty: measuring never began, or the ranks only decode.
+// sendRequests sends the requests to the proxy, shows the progress, and calls sent once the last request was sent. known is what the
+// proxy knows of the times of prompts when measuring begins; empty: measuring never began, or the ranks only decode.
 func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
 	sent func()) (result *load.Result, known string, err error) {
 	show := newProgress(progress)
@@ -139,7 +144,7 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 		sent()
 	})
 	defer allSent() // also if the load fails before
-	tell := func(now load.Progress) {
+	onProgress := func(now load.Progress) {
 		if now.Sent < now.Total {
 			show.showLoad(now)
 		} else {
@@ -148,7 +153,7 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 	}
 	result, err = load.Run(ctx, load.Config{
 		URLs: []string{"http://" + g.Addr()}, Requests: requests, Concurrency: c.concurrency(),
-		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: tell,
+		Chat: 0.5, Stream: 1, Usage: 0.5, Seed: c.Seed, OnProgress: onProgress,
 		Warm: func(p load.Progress) bool {
 			warm := p.Ended >= c.warmUpRequests()
 			if warm && c.Aggregated {
@@ -160,7 +165,8 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 	return result, known, err
 }
 
-// engines starts the engines.
+// startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and decode also prefills. After an error
+// it returns the engines that were started, which the caller must close.
 func (c *demoCmd) startEngines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	if c.Aggregated {
 		decode, err = refengine.Start(c.aggregatedEngine(p))
@@ -187,7 +193,7 @@ func (c *demoCmd) startEngines(p demoPolicy) (prefills []*refengine.Engine, deco
 	return prefills, decode, err
 }
 
-// gateway starts the proxy and waits until it is ready to serve.
+// startProxy starts the proxy and waits until it is ready to serve.
 func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refengine.Engine, decode *refengine.Engine, fitFile,
 	logFile string) (*gateway.Gateway, error) {
 	cfg := config.Default()
@@ -229,9 +235,9 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 		return nil, err
 	}
 	if err := awaitReady(ctx, g, engines, patience); err != nil {
-		ending, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		shutdownCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 		cancel() // no request is running, so there is nothing to wait for
-		if shutdownErr := g.Shutdown(ending); shutdownErr != nil {
+		if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil {
 			log.Debug("shutdown", zap.Error(shutdownErr))
 		}
 		return nil, err
@@ -283,7 +289,7 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 	}
 }
 
-// read adds up the counts of the engines.
+// addCounts adds the counts of the engines.
 func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
@@ -296,7 +302,7 @@ func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine
 	}
 }
 
-// readRequestLog finds the longest wait in the pool in the request log, because the histogram in the metrics has no maximum.
+// readLongestWait reads the longest wait in the pool from the request log into a sample. The histogram in the metrics has no maximum.
 func readLongestWait(path string, into report.Sample) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -317,11 +323,10 @@ func readLongestWait(path string, into report.Sample) error {
 	return lines.Err()
 }
 
-// readLoad copies the results that clients saw. The latencies are of requests that were sent while
-// measuring.
+// copyClientResults copies the results that clients saw into a sample. The latencies are of requests that were sent while measuring.
 func copyClientResults(r *load.Result, into report.Sample) {
 	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
-	if r.Window == nil {
+	if r.Window == nil { // measuring never began
 		return
 	}
 	if t := r.Window.TTFT; t.N > 0 {
@@ -333,7 +338,8 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measure computes the results from the engine's log of steps. prefills says that its ranks also prefill.
+// measureSteps computes the results from the engine's log of steps, adds them to the sample, and sets run and bound. prefills says that
+// the engine's ranks also prefill.
 func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -358,7 +364,7 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bo
 	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
 }
 
-// complain prints the errors of a trial.
+// printErrors prints the errors of a trial: streams that failed, accounts of KV that do not balance, and that nothing was measured.
 func (t *trial) printErrors(out io.Writer) {
 	r := t.load
 	if r.Failed > 0 || r.Stopped > 0 {

@@ -125,6 +125,7 @@ func (c *engineCmd) Run(std streams) (err error) {
 	return nil
 }
 
+// config makes the engine's config from the flags, and validates it. Each of its errors is a usageError.
 func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
 		Role: refengine.Role(c.Role), Connector: refengine.Connector(c.Connector), Version: c.Version, Group: c.Group,

@@ -115,6 +115,7 @@ func failWithout(config string, err error) error {
 	return err
 }
 
+// printFit prints a fit as JSON for programs or as text for people.
 func printFit(out io.Writer, result interface{ WriteText(io.Writer) error }, asJSON bool) error {
 	if !asJSON {
 		return result.WriteText(out)

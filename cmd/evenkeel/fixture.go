@@ -19,8 +19,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A fixture is a file with a list of cases. Each case describes some prefill engines, and says which of them a policy should choose
-// for a request.
+// fixtureCase is one case of a fixture, a file with a list of cases. Each case describes some prefill engines, and says which of them a
+// policy should choose for a request.
 type fixtureCase struct {
 	Name       string             `json:"name"`
 	Policy     string             `json:"policy"` // empty: the policy of the config
@@ -39,7 +39,7 @@ type fixtureRequest struct {
 // fixtureCandidate has the id of a candidate and numbers. Their keys are the variables of policy expressions, and those of extra.
 type fixtureCandidate map[string]any
 
-// extra are the numbers of a candidate that are not variables of expressions.
+// extraNumbers are the numbers of a candidate that are not variables of expressions.
 var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"block_tokens":     func(e *policy.Engine) *float64 { return &e.BlockTokens },
 	"beta2_ms":         func(e *policy.Engine) *float64 { return &e.Beta2 },
@@ -48,7 +48,7 @@ var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"kv_work":          func(e *policy.Engine) *float64 { return &e.KVWork },
 }
 
-// matched is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
+// matchedKey is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
 const matchedKey = "matched_tokens"
 
 // verdict is the result of a case.
@@ -61,6 +61,7 @@ type verdict struct {
 	Scores []policy.Row `json:"scores"`
 }
 
+// String returns the line about a case. If the policy chose another candidate than the case wants, the line has all scores.
 func (v verdict) String() string {
 	if v.OK {
 		return fmt.Sprintf("ok   %s: %s chooses %s", v.Name, v.Policy, v.Chosen)
@@ -142,8 +143,8 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// read sets the indicators of a candidate. Those that the case does not give are the indicators of an idle engine with the times of the
-// config.
+// setIndicators sets the indicators of a candidate. Those that the case does not give are the indicators of an idle engine with the
+// times of the config.
 func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
@@ -182,7 +183,7 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 	return nil
 }
 
-// derived are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
+// derivedIndicators are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
 var derivedIndicators = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
 
 // indicatorsOf returns the indicators that a case may give, by name.

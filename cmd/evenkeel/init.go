@@ -81,7 +81,8 @@ func (c *initCmd) Run(std streams) error {
 		fmt.Fprintf(std.err, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries),
 			shortList(dead))
 	}
-	if !slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" }) {
+	anyRole := slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" })
+	if !anyRole {
 		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before "+
 			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(roleless))
 	}
@@ -116,7 +117,7 @@ func (c *initCmd) write(text []byte, std streams) error {
 	return nil
 }
 
-// unanswered returns the addresses of engines that could not be asked, each with the reason.
+// deadEngines returns the addresses of engines that could not be asked, each with the reason.
 func deadEngines(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Dead != "" {
@@ -145,10 +146,12 @@ func shortList(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// entries returns the engines that flags list, or those of --probe.
+// entries returns the engines that flags list, or those of --probe. With --probe, it also sets the retry delay of cfg to evenkeel's
+// default, unless --retry-delay is given.
 func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	if len(c.Probe) > 0 {
-		return c.probeEntries(cfg)
+		c.setRetryDelay(cfg)
+		return c.probeEntries()
 	}
 	var list []draft.Entry
 	roles := c.engineRoles()
@@ -163,23 +166,25 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	return list, nil
 }
 
-// probed returns the engines of --probe, which were not asked yet. It sets the retry delay of cfg to evenkeel's default, unless it was
-// given.
-func (c *initCmd) probeEntries(cfg *config.Config) (list []draft.Entry, err error) {
+// setRetryDelay sets the retry delay to evenkeel's own default, unless --retry-delay is given. cfg has the delay of vllm-ascend's
+// example proxy, which is only for users who replace this proxy and keep its flags.
+func (c *initCmd) setRetryDelay(cfg *config.Config) {
+	if c.RetryDelay == nil {
+		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
+	}
+}
+
+// probeEntries returns the engines of --probe, which were not asked yet.
+func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	if slices.ContainsFunc(c.engineRoles(), func(l engineFlags) bool { return l.isGiven() }) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
 			"two; --probe prefill=HOST:PORT gives the role, too")}
 	}
-	// cfg has the retry delay of vllm-ascend's example proxy, for users who replace this proxy and keep its flags. With --probe, the config
-	// gets evenkeel's own default, unless --retry-delay is given.
-	if c.RetryDelay == nil {
-		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
-	}
 	known := map[string]bool{}
 	for _, text := range c.Probe {
-		role, addr, ok := strings.Cut(text, "=")
+		role, addr, hasRole := strings.Cut(text, "=")
 		switch {
-		case !ok:
+		case !hasRole:
 			role, addr = "", text
 		case !slices.Contains(config.Roles, role):
 			return nil, usageError{fmt.Errorf("--probe %s: %q is no role; write prefill, decode or aggregated, or the address alone", text, role)}
@@ -203,7 +208,7 @@ func (c *initCmd) probeEntries(cfg *config.Config) (list []draft.Entry, err erro
 	return list, nil
 }
 
-// writeNew writes a new file. It fails if the file exists, and leaves no part of a file.
+// createFile writes a new file. It fails if the file exists, and leaves no part of a file.
 func createFile(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
@@ -220,6 +225,7 @@ func createFile(path string, text []byte) error {
 	return nil
 }
 
+// existsError returns the error for a file of --out that exists already.
 func existsError(path string) error {
 	return fmt.Errorf("--out: %s exists already, and is not overwritten; name another file, or move it away", path)
 }

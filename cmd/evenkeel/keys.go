@@ -11,4 +11,5 @@ type keysNewCmd struct {
 	Trusted bool   `help:"Let the caller send x-evenkeel-* headers."`
 }
 
+// Run prints a new key with its entry for keys_file.
 func (c *keysNewCmd) Run(std streams) error { return keys.WriteNew(std.out, c.Name, c.Trusted) }

@@ -26,7 +26,7 @@ func spreadLists(args []string, lists map[string]bool) []string {
 				continue
 			}
 			out = append(out, word)
-		case flag == "" && strings.HasPrefix(word, "-") && i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "="):
+		case flag == "" && strings.HasPrefix(word, "-") && followsFlag(args, i):
 			out[len(out)-1] += "=" + word // a negative number after its flag, which kong would refuse as an unknown flag
 		case flag != "":
 			out = append(out, flag+"="+word)
@@ -35,6 +35,11 @@ func spreadLists(args []string, lists map[string]bool) []string {
 		}
 	}
 	return out
+}
+
+// followsFlag reports whether the word before word i is a flag without a value.
+func followsFlag(args []string, i int) bool {
+	return i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "=")
 }
 
 // isFlag says whether a word is a flag, and not a value such as a negative number.
@@ -46,8 +51,8 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
-// listsOf returns the flags, with their aliases, that take lists in the command of a command line. The placeholder of such a flag ends in
-// three dots.
+// listFlags returns the flags, with their aliases, that take lists in the command of a command line. The placeholder of such a flag ends
+// in three dots.
 func listFlags(root *kong.Node, args []string) map[string]bool {
 	lists := map[string]bool{}
 	if len(args) == 0 {

@@ -118,11 +118,11 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 	return cfg, t.Notes(), cfg.Validate()
 }
 
-// conflicts returns an error that names a pair of flags that cannot be combined; nil: there is none.
+// checkConflicts returns an error that names flags that cannot be combined, or that need another flag; nil: there are none.
 func (c *loadCmd) checkConflicts() error {
-	for _, pair := range []struct {
-		both bool
-		why  string
+	for _, conflict := range []struct {
+		applies bool
+		why     string
 	}{
 		{c.Rate > 0 && c.Concurrency > 0, "--rate and --concurrency: open loop or closed loop, take one"},
 		{c.MaxOutstanding > 0 && c.Concurrency > 0, "--max-outstanding and --concurrency: a closed loop is bounded by its concurrency"},
@@ -133,13 +133,14 @@ func (c *loadCmd) checkConflicts() error {
 		{c.Trace == "" && c.SharePrefixes, "--share-prefixes without --trace: only a file can have hash ids"},
 		{len(c.CancelPhases) > 0 && c.Cancel == 0, "--cancel-phases without --cancel: say which share of clients leaves"},
 	} {
-		if pair.both {
-			return errors.New(pair.why)
+		if conflict.applies {
+			return errors.New(conflict.why)
 		}
 	}
 	return nil
 }
 
+// apiKey returns the API key from the variable of --api-key-env; empty: the flag was not given.
 func (c *loadCmd) apiKey() (string, error) {
 	if c.APIKeyEnv == "" {
 		return "", nil

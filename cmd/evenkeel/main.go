@@ -47,13 +47,13 @@ func main() {
 // run parses and executes a command line. It returns the exit status: 1 if the work failed, 2 if the command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
-	helped := false // kong has printed a help text, after which it calls the function of kong.Exit
+	helpPrinted := false // kong has printed a help text, after which it calls the function of kong.Exit
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
 		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+
 			"demo` shows this on a real trace, `evenkeel help COMMAND` explains a command, and `evenkeel --version` prints the version."),
 		kong.Writers(std.out, std.err),
-		kong.Exit(func(int) { helped = true }),
+		kong.Exit(func(int) { helpPrinted = true }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "ascend", Title: "In place of a file, the flags of vllm-ascend's example proxy (lists are separated by spaces):"},
@@ -67,14 +67,14 @@ func run(args []string, std streams) int {
 	}
 	args = expandShortForms(parser.Model.Node, args)
 	ctx, err := parser.Parse(spreadLists(args, listFlags(parser.Model.Node, args)))
-	if helped {
+	if helpPrinted {
 		return 0
 	}
 	if err != nil {
 		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(parser.Model.Node, args))
-		var failed *kong.ParseError
-		if errors.As(err, &failed) && failed.Context != nil && failed.Context.Command() != "" { // the line is wrong after its command
-			printHelpHint(std.err, failed.Context.Command())
+		var parseErr *kong.ParseError
+		if errors.As(err, &parseErr) && parseErr.Context != nil && parseErr.Context.Command() != "" { // the line is wrong after its command
+			printHelpHint(std.err, parseErr.Context.Command())
 		} else {
 			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
 		}
@@ -95,7 +95,8 @@ func run(args []string, std streams) int {
 	return 1
 }
 
-// inFull returns a command line that begins with a command or asks for help, in place of its short forms. It leaves args as they are.
+// expandShortForms returns a command line without short forms: -v becomes version, help COMMAND becomes COMMAND --help, an empty line
+// becomes --help, and a line that begins with a flag of serve gets the command serve. It does not change args.
 func expandShortForms(root *kong.Node, args []string) []string {
 	switch {
 	case len(args) == 0:
@@ -110,7 +111,7 @@ func expandShortForms(root *kong.Node, args []string) []string {
 	return args
 }
 
-// meantAsConfig returns a hint for a user who gives a config file without --config; empty: it does not apply.
+// configFlagHint returns a hint for a user who gives a config file without --config; empty: it does not apply.
 func configFlagHint(args []string) string {
 	takesConfig := len(args) == 2 && (args[0] == "serve" || args[0] == "check")
 	if !takesConfig || strings.HasPrefix(args[1], "-") {
@@ -119,7 +120,7 @@ func configFlagHint(args []string) string {
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
 }
 
-// meantAsLong returns a hint for a user who writes a long flag with one dash, as Go's own programs allow. The parser here reads such a
+// longFlagHint returns a hint for a user who writes a long flag with one dash, as Go's own programs allow. The parser here reads such a
 // word as several flags of one letter. Empty: it does not apply.
 func longFlagHint(root *kong.Node, args []string) string {
 	command := subcommandOf(root, args[0])
@@ -142,6 +143,7 @@ func isServeFlag(root *kong.Node, word string) bool {
 	return strings.HasPrefix(name, "--") && findFlag(root, name) == nil && findFlag(subcommandOf(root, "serve"), name) != nil
 }
 
+// printHelpHint prints how to see what a command takes.
 func printHelpHint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
 }
@@ -152,7 +154,7 @@ func commandName(command string) string {
 	return name
 }
 
-// helpWords returns the values of the variables in help texts, such as ${policies}.
+// helpVariables returns the values of the variables in help texts, such as ${policies}.
 func helpVariables() kong.Vars {
 	return kong.Vars{"policies": policyNames(), "decodepolicies": defaultDecodePolicies,
 		"aggregatedpolicies": defaultAggregatedPolicies, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(demoSpeedup), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),

@@ -12,6 +12,7 @@ import (
 // manCmd writes the manual page. It uses the help texts of the commands, so that the page cannot differ from --help.
 type manCmd struct{}
 
+// Run writes the page.
 func (manCmd) Run(ctx *kong.Context, std streams) error {
 	var b bytes.Buffer
 	root := ctx.Model.Node
@@ -30,7 +31,7 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 	return err
 }
 
-// manCommand writes the section of one command.
+// writeManSection writes the section of one command.
 func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", escapeRoff(c.Summary()), escapeRoff(c.Help))
 	if c.Detail != "" {
@@ -47,10 +48,10 @@ func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// examples matches lines that begin with a space, whose line breaks must not change.
+// indentedLines matches lines that begin with a space, whose line breaks must not change.
 var indentedLines = regexp.MustCompile(`(?m)(^ .*\n)+`)
 
-// roff escapes a text so that the formatter of manual pages shows it unchanged.
+// escapeRoff escapes a text so that the formatter of manual pages shows it unchanged.
 func escapeRoff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`).Replace(strings.TrimSpace(text))
 	lines := strings.Split(text, "\n")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetProgram saves memory: it makes the kernel drop the pages of the program file from this process. A page that is used again comes
+// dropProgramPages saves memory: it makes the kernel drop the pages of the program file from this process. A page that is used again comes
 // back from the page cache. At the start, most of the file is read, because every package prepares its tables, even for other
 // subcommands. serve needs only a third of it afterwards.
 //

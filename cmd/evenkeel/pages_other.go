@@ -2,5 +2,5 @@
 
 package main
 
-// forgetProgram does nothing on this system.
+// dropProgramPages does nothing on this system.
 func forgetProgram() error { return nil }

@@ -14,10 +14,10 @@ import (
 
 // progress shows the progress of a long run: as a bar, or as a line every five seconds.
 type progress struct {
-	out   io.Writer
-	bar   *progressbar.ProgressBar // nil: lines are written
-	lastLineAt  time.Time                // when the last line was written
-	total int
+	out        io.Writer
+	bar        *progressbar.ProgressBar // nil: lines are written
+	lastLineAt time.Time                // when the last line was written
+	total      int
 }
 
 // newProgress returns a progress that shows a bar if out is a terminal, else lines.
@@ -30,6 +30,7 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
+// newLineProgress returns a progress that writes lines.
 func newLineProgress(out io.Writer) *progress { return &progress{out: out, lastLineAt: time.Now()} }
 
 // update shows that done of total steps are complete; total <= 0: not known. line is the text if lines are written.
@@ -48,7 +49,7 @@ func (p *progress) update(done, total int, line string) {
 	_ = p.bar.Set(done) // an error of the terminal must not end the run
 }
 
-// load shows the progress of requests that are sent.
+// showLoad shows the progress of requests that are sent.
 func (p *progress) showLoad(now load.Progress) {
 	of := ""
 	if now.Total > 0 {
@@ -61,7 +62,7 @@ func (p *progress) showLoad(now load.Progress) {
 		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
 }
 
-// trial shows the progress of requests of a block; what is the name of the block.
+// showTrial shows the progress of requests of a block; what is the name of the block.
 func (p *progress) showTrial(now load.Progress, what string) {
 	if p.bar != nil {
 		p.bar.Describe(what)
@@ -69,6 +70,7 @@ func (p *progress) showTrial(now load.Progress, what string) {
 	p.update(now.Ended, now.Total, fmt.Sprintf("%s: %d of %d requests ended, %d failed", what, now.Ended, now.Total, now.Failed))
 }
 
+// finish removes the bar.
 func (p *progress) finish() {
 	if p.bar != nil {
 		_ = p.bar.Finish()

@@ -103,8 +103,8 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
-	grace := g.Service().End()
-	if s == syscall.SIGINT { // a user waits at a terminal
+	grace := g.Service().End() // the proxy drains from now on, and accepts requests for this time
+	if s == syscall.SIGINT {   // a user waits at a terminal, and no load balancer has to notice the end
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {
@@ -115,16 +115,16 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntil waits for a signal in signals and returns it. Until then it reloads the config on each signal in reloads, and calls
-// forgetProgram at once and then once per forgetEvery. It does not wait for a reload that hangs, for example on a disk that does not
+// reloadUntilSignal waits for a signal in signals and returns it. Until then it reloads the config on each signal in reloads, and calls
+// dropProgramPages at once and then once per dropPagesEvery. It does not wait for a reload that hangs, for example on a disk that does not
 // answer.
 func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
-	forget := func() {
+	dropPages := func() {
 		if err := dropProgramPages(); err != nil {
 			log.Debug("memory that only the start needed could not be given back to the system", zap.Error(err))
 		}
 	}
-	forget()
+	dropPages()
 	again := time.NewTicker(dropPagesEvery)
 	defer again.Stop()
 	ended := make(chan struct{})
@@ -133,7 +133,7 @@ func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, lo
 	for {
 		select {
 		case <-again.C:
-			forget()
+			dropPages()
 		case s := <-signals:
 			return s
 		}
@@ -159,8 +159,8 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 	}
 }
 
-// forgetEvery is the time between two calls of forgetProgram. It bounds how long a page of the program stays in memory that was needed
-// only once, for example for the self-test or a burst of requests.
+// dropPagesEvery is the time between two calls of dropProgramPages. It bounds how long a page of the program stays in memory that was
+// needed only once, for example for the self-test or a burst of requests.
 const dropPagesEvery = 10 * time.Second
 
 // shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to finish.
@@ -169,14 +169,14 @@ const dropPagesEvery = 10 * time.Second
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
-	atOnce := func(s os.Signal) {
+	cutStreams := func(s os.Signal) {
 		log.Warn("the proxy ends at once and cuts its streams", zap.Stringer("signal", s))
 		cancel()
 	}
 	select {
 	case <-time.After(grace):
 	case s := <-signals:
-		atOnce(s)
+		cutStreams(s)
 	}
 	done := make(chan error, 1)
 	go func() { done <- g.Shutdown(ctx) }()
@@ -185,7 +185,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 		return err
 	case <-ctx.Done():
 	case s := <-signals:
-		atOnce(s)
+		cutStreams(s)
 	}
 	select {
 	case err := <-done:
@@ -197,8 +197,8 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	}
 }
 
-// config reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the flags
-// of dialect, whose values the file has.
+// loadConfig reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the
+// flags of exampleProxyFlags, whose values the file has.
 func (c *serveCmd) loadConfig() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
@@ -222,12 +222,13 @@ func (c *serveCmd) loadConfig() (*config.Config, error) {
 	return cfg, cfg.Validate()
 }
 
+// applyFlags sets the values of a config for which flags were given.
 func (c *serveCmd) applyFlags(cfg *config.Config) {
 	c.applyOverrides(cfg)
-	cfg.SelfTest = cfg.SelfTest && c.SelfTest
+	cfg.SelfTest = cfg.SelfTest && c.SelfTest // --no-self-test can only switch it off
 }
 
-// override sets the values of a config for which flags were given, and records the flags, so that errors about the values name them.
+// applyOverrides sets the values of a config for which flags were given, and records the flags, so that errors about the values name them.
 func (c *overrides) applyOverrides(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
@@ -246,7 +247,7 @@ func (c *overrides) applyOverrides(cfg *config.Config) {
 	}
 }
 
-// pythonLevel translates the names of log levels that vllm-ascend's proxy uses.
+// translateLogLevel translates the names of log levels that vllm-ascend's proxy uses. Other names only become lower case.
 func translateLogLevel(level string) string {
 	switch l := strings.ToLower(level); l {
 	case "warning":
@@ -258,4 +259,5 @@ func translateLogLevel(level string) string {
 	}
 }
 
+// policyNames lists the policies for help texts.
 func policyNames() string { return strings.Join(policy.Names(), ", ") }

@@ -15,8 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// dialect has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks.
-// A flag that was not given is zero, so that used can tell whether it was given.
+// exampleProxyFlags has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks.
+// A flag that was not given is zero, so that usedFlags can tell whether it was given.
 type exampleProxyFlags struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Listen at this address (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Listen at this port (default: 8000)."`
@@ -87,10 +87,10 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	return cfg, nil
 }
 
-// profiles sets the profiles of the engines that flags list.
+// setProfiles sets the two default profiles, one for pairs of engines and one for aggregated engines, by --connector and the API key.
 func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
-	if d.Connector == mooncake.SGLang { // although they hand nothing over, because it also says which API they have
+	if d.Connector == mooncake.SGLang { // aggregated engines hand nothing over, but the connector also says which API they have
 		aggregated.Connector = d.Connector
 	}
 	if os.Getenv(engineKeyEnv) != "" {
@@ -100,15 +100,15 @@ func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 	cfg.Flag("profiles."+config.DefaultProfile, "--connector")
 }
 
-// listed are the flags that list the engines of one role.
+// engineFlags are the flags that list the engines of one role.
 type engineFlags struct {
 	role, flags  string // the flags are --FLAGS-hosts and --FLAGS-ports
 	hosts, ports []string
 	port, ranks  int // port is the default of ports; ranks is the number of DP ranks behind one address
 }
 
-// roles returns the roles that have engines. If no flag lists engines, these are prefill and decode, each with one engine on this
-// machine.
+// engineRoles returns the roles that have engines, with the flags that list them. If no flag lists engines, these are prefill and
+// decode, each with one engine on this machine.
 func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	all := []engineFlags{
 		{"prefill", "prefiller", d.PrefillerHosts, d.PrefillerPorts, 8001, d.PrefillDataParallelSize},
@@ -125,6 +125,7 @@ func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	return all
 }
 
+// isGiven reports whether any flag lists engines of the role.
 func (l *engineFlags) isGiven() bool { return len(l.hosts)+len(l.ports) > 0 }
 
 // addEngines adds the engines of a role to the config.
@@ -176,7 +177,7 @@ func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, 
 	return nil
 }
 
-// engineList returns the engines at pairs of a host and a port, which the flags --SIDE-hosts and --SIDE-ports give.
+// parseEngineList returns the engines at pairs of a host and a port, which the flags --SIDE-hosts and --SIDE-ports give.
 func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
@@ -188,13 +189,14 @@ func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]con
 			return nil, usageError{fmt.Errorf("--%s-ports: %q %s", side, port, problem)}
 		}
 	}
-	length := func(list []string) string {
+	describeLength := func(list []string) string {
 		if len(list) == 0 {
 			return "is not given, which is 1"
 		}
 		return fmt.Sprintf("has %d", len(list))
 	}
-	lengths := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, length(hosts), side, length(ports)) // before the defaults fill the lists
+	// Before the defaults fill the lists.
+	lengths := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, describeLength(hosts), side, describeLength(ports))
 	if len(hosts) == 0 {
 		hosts = []string{"localhost"}
 	}
@@ -223,6 +225,7 @@ func hostProblem(host string) string {
 	return problem + "; write a name or an address alone, and its port with the flag for ports"
 }
 
+// portProblem says what is wrong with a port of the command line, and what to write instead; empty: it is right.
 func portProblem(port string) string {
 	if strings.Contains(port, ",") {
 		return "is a list separated by commas; separate ports by spaces"
@@ -233,7 +236,7 @@ func portProblem(port string) string {
 	return ""
 }
 
-// used returns the flags that were given and that cannot be combined with --config. Hidden flags can, because they are ignored anyway.
+// usedFlags returns the flags that were given and that cannot be combined with --config. Hidden flags can, because they are ignored anyway.
 func (d *exampleProxyFlags) usedFlags() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {

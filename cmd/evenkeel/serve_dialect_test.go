@@ -142,7 +142,8 @@ func TestOtherFlagsOfServe(t *testing.T) {
 
 func TestEnginesThatPrefillAndDecodeAreListedAlone(t *testing.T) {
 	t.Setenv(engineKeyEnv, "secret")
-	cfg, err := flags(t, "serve --aggregated-hosts a0 a1 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64").loadConfig()
+	cmd := flags(t, "serve --aggregated-hosts a0 a1 --aggregated-ports 8000 8000 --aggregated-data-parallel-size 8 --slots 64")
+	cfg, err := cmd.loadConfig()
 	require.NoError(t, err)
 	require.Empty(t, cfg.Engines.Prefill)
 	require.Empty(t, cfg.Engines.Decode)

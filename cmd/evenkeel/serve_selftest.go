@@ -71,22 +71,24 @@ func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	}
 }
 
-// atHome returns a config without the engines of other regions, which are tested by the proxies of their own region.
+// withOwnRegionOnly returns a config without the engines of other regions, which are tested by the proxies of their own region.
 func withOwnRegionOnly(cfg *config.Config) *config.Config {
-	own := *cfg
-	ours := func(list []config.Engine) (home []config.Engine) {
+	reduced := *cfg
+	ofOwnRegion := func(list []config.Engine) (own []config.Engine) {
 		for _, e := range list {
-			if e.Region == "" || e.Region == cfg.Geo.Self.Region {
-				home = append(home, e)
+			if e.Region == "" || e.Region == cfg.Geo.Self.Region { // an engine without a region is in the own one
+				own = append(own, e)
 			}
 		}
-		return home
+		return own
 	}
-	own.Engines.Prefill, own.Engines.Decode, own.Engines.Aggregated = ours(cfg.Engines.Prefill), ours(cfg.Engines.Decode),
-		ours(cfg.Engines.Aggregated)
-	return &own
+	reduced.Engines.Prefill = ofOwnRegion(cfg.Engines.Prefill)
+	reduced.Engines.Decode = ofOwnRegion(cfg.Engines.Decode)
+	reduced.Engines.Aggregated = ofOwnRegion(cfg.Engines.Aggregated)
+	return &reduced
 }
 
+// allUp reports whether all engines are up.
 func allUp(s *gateway.Status) bool {
 	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
 }
@@ -96,6 +98,7 @@ func anyHalted(s *gateway.Status) bool {
 	return slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return e.State == "halted" })
 }
 
+// logFindings logs each finding, at the level of its severity, and how many there are of each level.
 func logFindings(log *zap.Logger, findings []selftest.Finding) {
 	count := map[selftest.Level]int{}
 	for _, f := range findings {

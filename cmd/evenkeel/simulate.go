@@ -121,10 +121,10 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	return err
 }
 
-// decodePolicies is the default of --policies for the decode tier without --law.
+// defaultDecodePolicies is the default of --policies for the decode tier without --law.
 const defaultDecodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
-// ended reports a signal of the user instead of the error that the signal caused.
+// errorOrSignal returns err. If a signal of the user caused it, it prints that instead, and returns errFailed.
 func errorOrSignal(ctx context.Context, std streams, err error) error {
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
@@ -137,10 +137,11 @@ func errorOrSignal(ctx context.Context, std streams, err error) error {
 var (
 	simulatedColumns = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
 		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
-	replayedColumns = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement, report.SamePairs}
+	replayedColumns = []report.Metric{report.Imbalance, report.MaxMinusMin, report.IdleShare, report.Placed, report.Agreement,
+		report.SamePairs}
 )
 
-// report runs the simulation of the decode tier, or replays a decision log. It returns the report and the columns of its table.
+// makeReport runs the simulation of the decode tier, or replays a decision log. It returns the report and the columns of its table.
 func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
 	if c.Log != "" {
 		r, err := c.replayLog(ctx, progress)
@@ -168,7 +169,7 @@ func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*repo
 	return r, simulatedColumns, nil
 }
 
-// plan makes the plan of the simulation from the flags, and returns it with the name of the trace.
+// makePlan makes the plan of the simulation from the flags, validates it, and returns it with the name of the trace.
 func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
@@ -184,7 +185,8 @@ func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 		}
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
-	plan.Window, plan.TellLaw = c.Window, c.TellLaw
+	plan.Window = c.Window
+	plan.TellLaw = c.TellLaw // policies are told how long a step takes, and need not learn it
 	if plan.Load, err = c.parseLoad(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
@@ -201,10 +203,10 @@ func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	return plan, source, plan.Validate()
 }
 
-// uniform returns the fleet that the flags describe: one group of equal ranks.
+// uniformFleet returns the fleet that the flags describe: one group of equal ranks.
 func (c *simulateCmd) uniformFleet() decode.Fleet {
 	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity) // bounded, because Validate refuses a huge number only later
-	g := &f.Groups[0]
+	g := &f.Groups[0]                                                       // the only one
 	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
 	if c.deployment != nil {
 		law := c.deployment.Law()
@@ -214,15 +216,15 @@ func (c *simulateCmd) uniformFleet() decode.Fleet {
 	return f
 }
 
-// load reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve. f is only used for a closed
-// loop.
+// parseLoad reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve. f is only used for a
+// closed loop.
 func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
-		l := decode.Load{Pool: 4 * f.Ranks()} // the default that the help of --pool names
+		pool := 4 * f.Ranks() // the default that the help of --pool names
 		if c.Pool != nil {
-			l.Pool = *c.Pool
+			pool = *c.Pool
 		}
-		return l, nil
+		return decode.Load{Pool: pool}, nil
 	}
 	rho, err := strconv.ParseFloat(c.Load, 64)
 	switch {
@@ -238,7 +240,7 @@ func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	return decode.Load{Rho: rho}, nil
 }
 
-// bind reads the flags that say when requests get their ranks, and how long a prefill takes.
+// setBinding sets when requests get their ranks, before or after the prefill, and how long a prefill takes, by the flags.
 func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
@@ -259,9 +261,10 @@ func (c *simulateCmd) setBinding(l *decode.Load) error {
 	return nil
 }
 
+// bindArrival is the value of --bind for requests that get their rank before the prefill.
 const bindArrival = "arrival"
 
-// predictor reads --predictor: a kind, or a file that evenkeel fit wrote.
+// setPredictor sets the predictor of the plan by --predictor: a kind, or a file that evenkeel fit wrote. Without the flag it sets none.
 func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
@@ -290,7 +293,7 @@ func synthNames() string {
 	return strings.Join(names, ", ")
 }
 
-// source sets the trace of the plan and returns its name.
+// setTrace sets the trace of the plan and returns its name.
 func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
@@ -319,7 +322,7 @@ func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 	return t, filepath.Base(c.Trace), err
 }
 
-// replay runs the policies on the snapshots of a decision log.
+// replayLog runs the policies on the snapshots of a decision log.
 func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*report.Report, error) {
 	f, err := os.Open(c.Log)
 	if err != nil {
@@ -349,7 +352,7 @@ func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*repor
 	}, nil
 }
 
-// fleetWords describes the decode ranks.
+// describeFleet describes the decode ranks.
 func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
@@ -428,7 +431,7 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	}
 }
 
-// prefillWords describes the prefill engines, and says when requests get their ranks.
+// describePrefill describes the prefill engines, and says when requests get their ranks.
 func (c *simulateCmd) describePrefill(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {
@@ -456,9 +459,9 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 	if c.Load != "closed" {
 		notes = append(notes, "In an open loop tokens per second follow the arrivals, unless a policy cannot keep up with them.")
 	}
-	short := ""
+	enoughPrefill := ""
 	if c.Prefills == nil {
-		short = ", and prefill is never short"
+		enoughPrefill = ", and prefill is never short"
 	}
 	if c.Bind == bindArrival {
 		notes = append(notes, "Ranks are bound before the prefill: slots stand empty meanwhile, and the first token waits for the prefill in a "+
@@ -471,5 +474,5 @@ func (c *simulateCmd) notes(r *report.Report) []string {
 		"Measured once an eighth of the requests and as many as there are slots were done, until the last one arrived. ± is the deviation "+
 			"between seeds.",
 		"A simulator: the server's own board decides, and learns what a step takes and how long outputs are unless it is told; engines step as "+
-			"the model says and never fail"+short+".")
+			"the model says and never fail"+enoughPrefill+".")
 }

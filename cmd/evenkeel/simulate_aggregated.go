@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -19,10 +20,10 @@ const (
 	tierAggregated = "aggregated"
 
 	defaultAggregatedPolicies = enginePolicy + ",jsq-kv," + delayerPolicy + ",evenkeel"
-	aggregatedBudget    = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
-	freeSlotShare      = 0.15   // share of the slots that stay free in a closed loop
-	drawnRequests          = 20_000 // requests of a drawn trace
-	maxAggregated      = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
+	aggregatedBudget          = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
+	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
+	drawnRequests             = 20_000 // requests of a drawn trace
+	maxAggregated             = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
 )
 
 // aggregatedColumns are the columns of the table.
@@ -71,6 +72,11 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	if c.JSON {
 		return r.JSON(std.out)
 	}
+	return printAggregated(std.out, &r, began)
+}
+
+// printAggregated prints the table, the notes, how long it took since began, and the command line.
+func printAggregated(out io.Writer, r *report.Report, began time.Time) error {
 	var b bytes.Buffer
 	if err := r.Lines(&b, aggregatedColumns...); err != nil {
 		return err
@@ -80,22 +86,24 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 		writeWrapped(&b, note)
 	}
 	fmt.Fprintf(&b, "%.0f s in all. Again: %s\n", time.Since(began).Seconds(), r.Command)
-	_, err = b.WriteTo(std.out)
+	_, err := b.WriteTo(out)
 	return err
 }
 
-// contenders returns the policies to compare. It sets --policies to its default if it is not given.
+// parseAggregatedPolicies returns the policies to compare: evenkeel's, and what engines do by themselves. It sets --policies to its
+// default if it is not given.
 func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
 		c.Policies = defaultAggregatedPolicies
 	}
 	for _, name := range namedargs.List(c.Policies) {
-		p := mixed.Contender{Name: name, Spec: name, Learn: true}
+		p := mixed.Contender{Name: name, Spec: name, Learn: true} // learns what a step takes, as the server does
 		switch {
 		case name == delayerPolicy:
+			// The engines hold prompts, and requests go to the rank with the fewest tokens.
 			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerMaxSteps
 		case name == enginePolicy:
-			p = mixed.Own(c.deployment.Engine)
+			p = mixed.Own(c.deployment.Engine) // the engine's own balancing
 			p.Name = name
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
@@ -107,7 +115,7 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 	return all, nil
 }
 
-// mixedLoad makes the load and its trace from the flags. forSeed varies them for each seed.
+// aggregatedLoad makes the load and its trace from the flags. loadForSeed varies them for each seed.
 func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if c.deployment.Prompt.Fit.Steps == 0 {
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
@@ -165,16 +173,16 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 	return nil
 }
 
-// forSeed returns the load of a seed. Each seed begins at another place of the trace and draws other arrivals.
+// loadForSeed returns a copy of the load for a seed. Each seed begins at another place of the trace and draws other arrivals.
 func (c *simulateCmd) loadForSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
 	load, part := *l, *texts
 	part.From = int(seed-1) * len(texts.Requests) / c.Seeds
 	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
-	load.Measure(0)
+	load.Measure(0) // how many requests the ranks can serve; 0: Room stays as it is
 	return &load
 }
 
-// outcome runs a load under one policy and returns the results.
+// runAggregated runs a load under one policy and returns the results.
 func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
 	o, err := mixed.Serve(ctx, l, p)
 	return report.Sample{
@@ -183,7 +191,7 @@ func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (repor
 	}, err
 }
 
-// aggregatedLine returns the command line that makes the same numbers again.
+// aggregatedCommandLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) aggregatedCommandLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)

@@ -11,8 +11,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// refuseIdle refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces, and flags
-// that need another flag.
+// refuseUselessFlags refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces,
+// and flags that need another flag.
 func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	given := given(k)
 	if err := c.refuseForeign(given); err != nil {
@@ -25,9 +25,10 @@ func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 	var foreign, tiers []string
 	for _, f := range given {
-		if own := f.Tag.Get("tier"); own != "" && !slices.Contains(strings.Split(own, ","), c.Tier) {
+		ofTiers := f.Tag.Get("tier")
+		if ofTiers != "" && !slices.Contains(strings.Split(ofTiers, ","), c.Tier) {
 			foreign = append(foreign, "--"+f.Name)
-			tiers = append(tiers, strings.Split(own, ",")...)
+			tiers = append(tiers, strings.Split(ofTiers, ",")...)
 		}
 	}
 	if len(foreign) == 0 {
@@ -36,12 +37,12 @@ func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 	slices.Sort(tiers)
 	tiers = slices.Compact(tiers)
 	last := len(tiers) - 1
-	only := tiers[last]
+	tierList := tiers[last]
 	if last > 0 {
-		only = strings.Join(tiers[:last], ", ") + " and " + only
+		tierList = strings.Join(tiers[:last], ", ") + " and " + tierList
 	}
 	return usageError{fmt.Errorf("%s: --tier %s has no such flag, only --tier %s; leave it out, or choose another tier",
-		strings.Join(foreign, ", "), c.Tier, only)}
+		strings.Join(foreign, ", "), c.Tier, tierList)}
 }
 
 // refuseReplaced refuses flags of the tier that another flag replaces, and flags that need another flag.

@@ -15,7 +15,7 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// geoPolicies is the default of --policies for the tier geo.
+// defaultGeoPolicies is the default of --policies for the tier geo.
 const defaultGeoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
 // simulateGeo compares policies for regions on a scenario.
@@ -82,7 +82,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	}
 }
 
-// geoLine returns the command line that makes the same numbers again.
+// geoCommandLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) geoCommandLine() string {
 	line := "evenkeel simulate --tier geo --scenario " + c.Scenario
 	if c.Geo.Preset != "" {

@@ -19,18 +19,18 @@ const (
 	lawSlots = 64     // default of --slots with --law
 
 	// Names in --policies that are no policies of evenkeel, but what engines do by themselves.
-	enginePolicy = "engine"  // the engine balances its ranks
-	delayerPolicy      = "delayer" // ranks hold prompts until each rank has one
+	enginePolicy    = "engine"  // the engine balances its ranks
+	delayerPolicy   = "delayer" // ranks hold prompts until each rank has one
 	delayerMaxSteps = 30        // the most steps for which the delayer holds a prompt
 )
 
-// pricedBy is a note on the data from which the laws were made.
-const stepTimesNote = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its ranks. " +
-	"Nobody has measured whole steps of uneven ranks for it."
+// stepTimesNote is a note on the data from which the laws were made.
+const stepTimesNote = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its " +
+	"ranks. Nobody has measured whole steps of uneven ranks for it."
 
-// priced is a further note, for ranks that also compute prompts.
-var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were published.",
-	laws.Published)
+// promptTimesNote is a further note, for ranks that also compute prompts.
+var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were "+
+	"published.", laws.Published)
 
 // listLaws prints all laws. It refuses other flags, which would have no effect.
 func listLaws(std streams, k *kong.Context) error {
@@ -40,7 +40,7 @@ func listLaws(std streams, k *kong.Context) error {
 	return laws.List(std.out)
 }
 
-// applyLaw looks up the law that --law names, and takes the number of ranks from it. Without --slots, it also sets the slots to lawSlots.
+// lookUpLaw looks up the law that --law names, and takes the number of ranks from it. Without --slots, it also sets the slots to lawSlots.
 func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"):
@@ -60,7 +60,7 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// namedLaw returns the law with the name that --law gives.
+// findLaw returns the law with the name that --law gives.
 func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
@@ -69,7 +69,7 @@ func findLaw(name string) (*laws.Entry, error) {
 	return e, nil
 }
 
-// model returns the times of a step, for plots.
+// stepModel returns the times of a step, for plots.
 func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
@@ -77,7 +77,7 @@ func (c *simulateCmd) stepModel() report.StepModel {
 	return levelStepModel(c.deployment.Law())
 }
 
-// modelOf returns how long a step takes by a law if all ranks have the same load, in the form that reports use.
+// levelStepModel returns how long a step takes by a law if all ranks have the same load, in the form that reports use.
 func levelStepModel(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
@@ -87,7 +87,7 @@ func levelStepModel(law step.Law) report.StepModel {
 	}
 }
 
-// decodePolicies returns the default of --policies for the decode tier. With --law, the engine's own balancing comes first.
+// defaultPolicies returns the default of --policies for the decode tier. With --law, the engine's own balancing comes first.
 func (c *simulateCmd) defaultPolicies() string {
 	if c.deployment == nil {
 		return defaultDecodePolicies
@@ -95,7 +95,7 @@ func (c *simulateCmd) defaultPolicies() string {
 	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
-// lawWords returns a text with the name of a law and the times of a step if all ranks have the same load.
+// describeLaw returns a text with the name of a law and the times of a step if all ranks have the same load.
 func describeLaw(e *laws.Entry) string {
 	law := e.Law()
 	l := law.Level()
@@ -103,27 +103,29 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// gain returns a sentence that compares the last policy with the first one; empty: too little was measured.
-func describeGain(e *laws.Entry, which string, runs []report.Run) string {
-	a, b := runs[0], runs[len(runs)-1]
+// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat says what
+// the ranks do, such as "decode".
+func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
+	first, last := runs[0], runs[len(runs)-1]
 	var parts []string
 	for _, m := range []struct {
 		words  string
 		metric report.Metric
 	}{{"tokens/s", report.TokensPerS}, {"mean TTFT", report.TTFTMean}, {"TPOT p95", report.TPOTP95}} {
-		if x, y := a.Metrics[m.metric].Mean, b.Metrics[m.metric].Mean; x > 0 && y > 0 {
-			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(y/x-1)))
+		before, after := first.Metrics[m.metric].Mean, last.Metrics[m.metric].Mean
+		if before > 0 && after > 0 { // both were measured
+			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(after/before-1)))
 		}
 	}
 	if len(runs) < 2 || len(parts) == 0 {
 		return ""
 	}
-	than := a.Policy
-	switch than {
+	reference := first.Policy
+	switch reference {
 	case enginePolicy:
-		than += ", which is " + e.EngineTitle() + "'s own balancing"
+		reference += ", which is " + e.EngineTitle() + "'s own balancing"
 	case e.Balances():
-		than += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
+		reference += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
 	}
-	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), which, b.Policy, than, strings.Join(parts, ", "))
+	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), ranksThat, last.Policy, reference, strings.Join(parts, ", "))
 }

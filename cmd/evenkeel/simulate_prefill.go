@@ -21,7 +21,7 @@ import (
 // defaultCapacity is how many KV tokens a prefill engine has room for by default.
 const defaultCapacity = 1_000_000
 
-// prefilled are the columns of the table. JSON has all metrics.
+// prefillColumns are the columns of the table. JSON has all metrics.
 var prefillColumns = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
@@ -67,7 +67,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	return err
 }
 
-// prefills returns how many engines prefill with --tier prefill.
+// prefillEngines returns how many engines prefill with --tier prefill.
 func (c *simulateCmd) prefillEngines() int {
 	if c.Prefills == nil {
 		return 8
@@ -110,7 +110,7 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 	return plan, source, plan.Validate()
 }
 
-// loads returns the loads that --load lists, or the default of this tier.
+// parseLoads returns the loads that --load lists, or the default of this tier.
 func (c *simulateCmd) parseLoads() ([]float64, error) {
 	if c.Load == "closed" { // the default of the flag, which is for the other tiers
 		return []float64{0.7}, nil
@@ -126,11 +126,11 @@ func (c *simulateCmd) parseLoads() ([]float64, error) {
 	return loads, nil
 }
 
-// enginesWords describes the engines that prefill.
+// describePrefillEngines describes the engines that prefill.
 func (c *simulateCmd) describePrefillEngines() string {
 	f := &c.Prefill
-	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(), cmp.Or(c.Capacity, defaultCapacity),
-		f.T0, f.Tp)
+	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(),
+		cmp.Or(c.Capacity, defaultCapacity), f.T0, f.Tp)
 	if f.Beta2 > 0 {
 		words += fmt.Sprintf(" + %g·N·(H+N/2)", f.Beta2)
 	}
@@ -144,7 +144,7 @@ func (c *simulateCmd) describePrefillEngines() string {
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
 
-// prefillLine returns the command line that makes the same numbers again.
+// prefillCommandLine returns the command line that makes the same numbers again.
 func (c *simulateCmd) prefillCommandLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}

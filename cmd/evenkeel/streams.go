@@ -27,11 +27,11 @@ func writeJSON(w io.Writer, document any) error {
 	return enc.Encode(document)
 }
 
-// relativeTo returns a hint that names the working directory, if err is about a missing file with a relative path. Otherwise it returns an
-// empty text.
+// relativePathHint returns a hint that names the working directory, to be appended to the text of err, if err is about a missing file
+// with a relative path. Otherwise it returns an empty text.
 func relativePathHint(err error) string {
-	var at *fs.PathError
-	if !errors.As(err, &at) || !errors.Is(at, fs.ErrNotExist) || filepath.IsAbs(at.Path) {
+	var pathErr *fs.PathError
+	if !errors.As(err, &pathErr) || !errors.Is(pathErr, fs.ErrNotExist) || filepath.IsAbs(pathErr.Path) {
 		return ""
 	}
 	dir, err := os.Getwd()

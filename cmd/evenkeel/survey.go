@@ -70,7 +70,8 @@ func (c *surveyCmd) Run(std streams) error {
 	return withNewFile(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
-// writesTo creates a new file and then calls work. If work fails, writesTo removes the file, unless the error is a keepsFile.
+// withNewFile creates a new file, calls work with it and closes it. If work fails, withNewFile removes the file, unless the error is a
+// keepFileError. It fails if the file exists.
 func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
@@ -89,9 +90,10 @@ func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	return work(f)
 }
 
-// keepsFile is an error after which the file is still useful.
+// keepFileError is an error after which the file is still useful.
 type keepFileError struct{ error }
 
+// Unwrap returns the error itself.
 func (k keepFileError) Unwrap() error { return k.error }
 
 // watch watches the engines and writes the report.
@@ -137,7 +139,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	return nil
 }
 
-// targets returns the engines of --engines. It fails if one is given twice.
+// parseTargets returns the engines at the addresses of --engines. It fails if one is given twice.
 func (c *surveyCmd) parseTargets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
 	if os.Getenv(engineKeyEnv) != "" {

@@ -88,7 +88,7 @@ func untilSignal() (ctx context.Context, stop func()) {
 	}
 }
 
-// trial prints the plan, sends the loads and reports the results. With --plan, it only prints the plan, and file is nil.
+// planAndPlay prints the plan, sends the loads and reports the results. With --plan, it only prints the plan, and file is nil.
 func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
@@ -103,18 +103,18 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 	e.Count(entry.Ranks, entry.Slots)
 	e.Budget, e.Interval = entry.Budget, entry.Interval
 	loads := trials.Loads(&e, c.Short)
-	x, err := c.simulateLoads(ctx, std, &e, loads)
+	expected, err := c.simulateLoads(ctx, std, &e, loads)
 	if err != nil {
 		return err
 	}
-	r := trials.New(&e, loads, x)
+	r := trials.New(&e, loads, expected)
 	r.Short, r.Each = c.Short, c.timePerWay().Seconds()
 	v, commit := buildInfo()
 	r.Program = trials.Program{
 		Version: v, Commit: commit, Go: runtime.Version(), System: runtime.GOOS + "/" + runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0),
 	}
 	_, leastPairs := c.blockPairs()
-	r.Plan(std.out, trials.Costs(loads, x, c.timePerWay(), leastPairs))
+	r.Plan(std.out, trials.Costs(loads, expected, c.timePerWay(), leastPairs))
 	if c.Plan {
 		return nil
 	}
@@ -122,21 +122,21 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 	if err != nil {
 		return err
 	}
-	end := func() error {
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	stopProxy := func() error {
+		shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		return g.Shutdown(ending)
+		return g.Shutdown(shutdownCtx)
 	}
 	if err := c.sendLoads(ctx, std, r, g, entry.URL, client, target); err != nil {
-		_ = end() // err is the error that the user should see
+		_ = stopProxy() // err is the error that the user should see
 		return err
 	}
-	return c.writeResults(std, r, file, end)
+	return c.writeResults(std, r, file, stopProxy)
 }
 
-// tell writes the report to the file and to the terminal, and then calls end to stop the proxy. The file comes first, because the
-// terminal may not exist any more. Each error of tell is a keepsFile.
-func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, end func() error) error {
+// writeResults writes the report to the file and to the terminal, and then calls stopProxy. The file comes first, because the
+// terminal may not exist any more. Each error of writeResults is a keepFileError.
+func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, stopProxy func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
 	if err == nil {
@@ -144,8 +144,8 @@ func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, 
 	} else {
 		err = fmt.Errorf("%s is not whole: %w", c.Out, err)
 	}
-	if late := end(); late != nil {
-		err = errors.Join(err, fmt.Errorf("the trial was played, but evenkeel did not end as it should: %w", late))
+	if stopErr := stopProxy(); stopErr != nil {
+		err = errors.Join(err, fmt.Errorf("the trial was played, but evenkeel did not end as it should: %w", stopErr))
 	}
 	switch {
 	case err != nil:
@@ -156,7 +156,7 @@ func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, 
 	return nil
 }
 
-// pairs returns how many pairs of blocks a load has at most, and at least.
+// blockPairs returns how many pairs of blocks a load has at most, and at least.
 func (c *surveyCmd) blockPairs() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
@@ -164,7 +164,7 @@ func (c *surveyCmd) blockPairs() (most, least int) {
 	return trialPairs, leastTrialPairs
 }
 
-// each returns how long each load is sent each way.
+// timePerWay returns how long each load is sent each way.
 func (c *surveyCmd) timePerWay() time.Duration {
 	if c.Short {
 		return shortEach
@@ -172,8 +172,8 @@ func (c *surveyCmd) timePerWay() time.Duration {
 	return c.Each
 }
 
-// detect asks the engine for its role and settings, as init does. Values of flags take the place of what the engine tells. It fails if the
-// engine is not fit for a trial.
+// askEngine asks the engine for its role and settings, as init does. Values of flags take the place of what the engine tells. It fails if
+// a trial with this engine is not possible, and says what would have to change.
 func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	address := c.Engines[0]
 	if !strings.Contains(address, "://") {
@@ -221,34 +221,34 @@ func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	return e, nil
 }
 
-// expect simulates the loads, and returns the results to expect.
+// simulateLoads simulates the loads by the law of --law, or by all laws that may apply, and returns the results to expect.
 func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
-	by, err := trials.Find(c.Law, e)
+	laws, err := trials.Find(c.Law, e)
 	if err != nil {
 		return nil, usageError{err}
 	}
-	if len(by) > 0 && by[0].Ranks != e.Ranks {
+	if len(laws) > 0 && laws[0].Ranks != e.Ranks {
 		return nil, usageError{
-			fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, by[0].Ranks, e.Ranks),
+			fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, laws[0].Ranks, e.Ranks),
 		}
 	}
-	lasts := c.Each
+	duration := c.Each
 	if c.Short {
-		lasts = shortSimulated
+		duration = shortSimulated
 	}
 	fmt.Fprintln(std.err, "simulating the loads, for up to some minutes; Ctrl-C ends it")
 	bar := newProgress(std.err)
-	x, err := trials.Expect(ctx, e, loads, by, lasts, func(done, of int) {
+	expected, err := trials.Expect(ctx, e, loads, laws, duration, func(done, of int) {
 		bar.update(done, of, fmt.Sprintf("simulated %d of %d", done, of))
 	})
 	bar.finish()
 	if ctx.Err() != nil {
 		return nil, errors.New("ended by a signal; nothing was played")
 	}
-	return &x, err
+	return &expected, err
 }
 
-// play sends all loads, straight to the engine and through evenkeel, and writes the results into r. Meanwhile it follows the engine's
+// sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results into r. Meanwhile it follows the engine's
 // metrics.
 func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
@@ -259,12 +259,13 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 		Engine: *r.Engine, APIKey: os.Getenv(engineKeyEnv),
 		URLs: map[trials.Way]string{trials.Straight: straight, trials.Ours: "http://" + g.Addr()},
 		Each: c.timePerWay(), Bound: trials.Patience,
-		Told: func(now load.Progress, what string) { bar.showTrial(now, what) }, Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },
+		Told:    func(now load.Progress, what string) { bar.showTrial(now, what) },
+		Learned: func() *trials.Learned { return learnedStepTimes(ctx, g) },
 	}
 	p.Pairs, p.Least = c.blockPairs()
-	every := time.Second
+	scrapeEvery := time.Second
 	if c.Short {
-		every = 200 * time.Millisecond
+		scrapeEvery = 200 * time.Millisecond
 	}
 	if err := p.Measure(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -273,20 +274,20 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 		return err
 	}
 	r.Engine.Tokens = p.Engine.Tokens
-	watched, over := context.WithCancel(ctx)
-	defer over()
+	followCtx, stopFollowing := context.WithCancel(ctx)
+	defer stopFollowing()
 	var pages []*survey.Series
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		pages = survey.Follow(watched, client, []*engine.Target{target}, every) // if the metrics cannot be read, r.Law says so
+		pages = survey.Follow(followCtx, client, []*engine.Target{target}, scrapeEvery) // if the metrics cannot be read, r.Law says so
 	}()
 	began := time.Now()
 	r.Began = began.UTC()
 	r.Play(ctx, p)
 	r.Seconds = time.Since(began).Seconds()
-	over()
-	<-done
+	stopFollowing()
+	<-done // then pages is complete
 	if !r.Any() {
 		return fmt.Errorf("no pair of blocks was played: %w", r.Ended())
 	}
@@ -294,10 +295,10 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	return nil
 }
 
-// proxy starts evenkeel on a free port, with the config that init would write for this engine. It records the policy in the report.
+// startProxy starts evenkeel on a free port, with the config that init would write for this engine. It records the policy in the report.
 func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
 	base := config.Default()
-	(&exampleProxyFlags{}).setProfiles(base)
+	(&exampleProxyFlags{}).setProfiles(base) // the default profiles, as without any flag
 	text, err := draft.File(base, []draft.Entry{*entry})
 	if err != nil {
 		return nil, err
@@ -314,10 +315,10 @@ func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *dra
 	return startGateway(ctx, cfg, 1, trialStartTimeout)
 }
 
-// trialStarts is how long evenkeel may take until it is ready and the engine is up.
+// trialStartTimeout is how long evenkeel may take until it is ready and the engine is up.
 const trialStartTimeout = time.Minute
 
-// lawOf returns what evenkeel has learned about the times of steps; nil: nothing.
+// learnedStepTimes returns what evenkeel has learned about the times of steps; nil: nothing.
 func learnedStepTimes(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

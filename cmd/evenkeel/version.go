@@ -13,13 +13,14 @@ var version, commit = "dev", ""
 
 type versionCmd struct{}
 
+// Run prints the version.
 func (versionCmd) Run(std streams) error {
 	v, c := buildInfo()
 	_, err := fmt.Fprintf(std.out, "evenkeel %s, commit %s, %s %s/%s\n", v, c, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }
 
-// program returns the version and the first 12 characters of the commit.
+// versionText returns the version and the first 12 characters of the commit.
 func versionText() string {
 	v, c := buildInfo()
 	return v + " " + c[:min(len(c), 12)]

@@ -126,8 +126,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for name, a := range *m.set.all.Load() {
 		v := a.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
-			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.StoreAway], m.takeover: bit[v.Admits && !a.home], m.pledged: bit[v.Voted],
-			m.differs: bit[v.Differs],
+			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.away: bit[v.StoreAway], m.takeover: bit[v.Admits && !a.home],
+			m.pledged: bit[v.Voted], m.differs: bit[v.Differs],
 		} {
 			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)

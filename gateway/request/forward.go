@@ -128,7 +128,8 @@ func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
 	}
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups) // then a request that stays in this region may still go to another proxy of it
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.Tried(), LocalOnly: stay || j.incoming.Stays && !groupsHaveOwners,
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.Tried(),
+		LocalOnly:  stay || j.incoming.Stays && !groupsHaveOwners,
 		RegionOnly: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from := j.incoming.From; from != nil {

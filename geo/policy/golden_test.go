@@ -94,7 +94,8 @@ func TestGorgoGoesOnlyWhereItGains(t *testing.T) {
 func TestLocalFirst(t *testing.T) {
 	for _, name := range []string{"skylb", "gorgo", "skylb-ch", "least-load", "round-robin"} {
 		p := must(t, name)
-		d := next(p, &Request{ID: "r", Tokens: 8000, Hits: []int32{0, 7936}}, 0, replica("l"), with(peer("p", 20), func(x *Candidate) { x.MaxSends = 5 }))
+		d := next(p, &Request{ID: "r", Tokens: 8000, Hits: []int32{0, 7936}}, 0, replica("l"),
+			with(peer("p", 20), func(x *Candidate) { x.MaxSends = 5 }))
 		require.Equal(t, Send, d.Act, "%s takes a local replica that is available, whatever a peer has cached", name)
 		require.Zero(t, d.Candidate, name)
 	}

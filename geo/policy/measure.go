@@ -9,7 +9,7 @@ type RTT struct {
 	known bool
 }
 
-// leastRTT is a lower bound of round trips, in ms: a smaller one would come from a wrong procUs.
+// minRTTMs is a lower bound of round trips, in ms: a smaller one would come from a wrong procUs.
 const minRTTMs = 0.05
 
 // NewRTT returns an average in which a new sample has the weight alpha, 0 to 1.
@@ -32,18 +32,19 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 // Ms is the average in ms; known is false before the first sample.
 func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 
-// Drain is the average time between two departures from an arrival queue, while
-// requests wait in it.
+// DepartureGap is the average time between two departures from an arrival queue, while requests wait in it. It shows how fast the
+// queue empties.
 type DepartureGap struct {
 	ms     float64
-	lastAt float64
-	known  bool
-	busy   bool // requests have waited since lastAt
+	lastAt float64 // of the last departure, or when the first request entered the empty queue
+	known  bool    // ms has at least one sample
+	busy   bool    // requests have waited since lastAt
 }
 
 const departureGapAlpha = 0.2 // weight of a new gap in the average
 
-// Departed adds a departure. waiting is the number of requests that remain in the queue.
+// Departed adds a departure. waiting is the number of requests that remain in the queue. A gap in which the queue was empty does not
+// count, because it shows how rarely requests come.
 func (d *DepartureGap) Departed(nowAt float64, waiting int) {
 	if d.busy {
 		gap := nowAt - d.lastAt
@@ -56,7 +57,8 @@ func (d *DepartureGap) Departed(nowAt float64, waiting int) {
 	d.lastAt, d.busy = nowAt, waiting > 0
 }
 
-// Began records that a request entered the queue, because it could not be sent at its arrival.
+// Entered records that a request entered the queue, because it could not be sent at its arrival. If the queue was empty, the gap to
+// the next departure counts from now on.
 func (d *DepartureGap) Entered(nowAt float64) {
 	if !d.busy {
 		d.lastAt, d.busy = nowAt, true
@@ -78,10 +80,10 @@ type Distrust struct {
 }
 
 const (
-	distrustStepMs  = 10.0     // ms by which a sample moves the median
-	distrustMinMs  = 100.0    // ms from which the median has an effect
+	distrustStepMs     = 10.0     // ms by which a sample moves the median
+	distrustMinMs      = 100.0    // ms from which the median has an effect
 	distrustMinSamples = 20       // samples from which the median has an effect
-	halfLifeMs  = 60_000.0 // ms in which the median halves
+	halfLifeMs         = 60_000.0 // ms in which the median halves
 )
 
 // Add adds one forward. errorMs is its actual less its predicted time to first token, in ms.
@@ -107,45 +109,47 @@ func (d *Distrust) Ms(nowAt float64) float64 {
 	return d.median
 }
 
+// halve halves the median for each minute that has passed since lastAt.
 func (d *Distrust) halve(nowAt float64) {
-	if part := halvedShare(nowAt, &d.lastAt); d.samples > 0 {
+	if part := halvedShare(nowAt, &d.lastAt); d.samples > 0 { // without a sample there is no median
 		d.median *= part
 	}
 }
 
-// fade returns which part of a value, from 0 to 1, is left at the time nowAt: the value halves every distrustHalf. lastAt is
-// when the value last changed; fade advances it by the whole half-lives that have passed.
+// halvedShare returns which part of a value, from 0 to 1, is left at the time nowAt: the value halves once per halfLifeMs. lastAt is
+// when the value last changed; halvedShare advances it by the whole half-lives that have passed.
 func halvedShare(nowAt float64, lastAt *float64) (part float64) {
 	halvings := max(0, math.Floor((nowAt-*lastAt)/halfLifeMs))
 	*lastAt += halvings * halfLifeMs
 	return math.Pow(0.5, halvings)
 }
 
-// Trust bounds how many requests may be unanswered at a peer, whatever its probes offer. This window begins at trustFirst. It
+// Trust bounds how many requests may be unanswered at a peer, whatever its probes offer. This window begins at initialWindow. It
 // grows by one with each first event of an answer that comes in time, and shrinks by two with each that is late. A peer
 // that offers more than it can serve gets fewer and fewer requests, in the end one at a time. So few requests hardly show
 // whether the peer has improved. Each minute without a first event therefore halves the amount by which the window has
 // shrunk.
 type Trust struct {
-	shrunkBy   int     // by how many requests the window is smaller than trustFirst; negative: larger
-	lastAt float64 // when the last first event or failure came, or less was last halved
+	shrunkBy int     // by how many requests the window is smaller than initialWindow; negative: larger
+	lastAt   float64 // when the last first event or failure came, or shrunkBy was last halved
 }
 
 const (
-	initialWindow = 64      // requests
-	maxWindow  = 1 << 16 // requests
+	initialWindow       = 64      // unanswered requests at a peer of which nothing is known yet
+	maxWindow           = 1 << 16 // unanswered requests at most
 	assumedFirstEventMs = 5000.0  // ms to a first event that are assumed without a prediction
 )
 
 // LateMs is the time in ms after which a first event is late. predictedMs is its predicted time; 0: no prediction.
 func LateMs(predictedMs float64) float64 {
-	if predictedMs <= 0 {
+	if predictedMs <= 0 { // no prediction
 		predictedMs = assumedFirstEventMs
 	}
 	return 2*predictedMs + distrustMinMs
 }
 
-// Answered adds the time to the first event of a stream, and its predicted time; 0: no prediction.
+// FirstEvent grows the window if the first event of a stream came in time, and shrinks it if the event was late. tookMs is the time to
+// the event, predictedMs its predicted time; 0: no prediction.
 func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 	if tookMs > LateMs(predictedMs) {
 		t.Failed(nowAt)
@@ -156,8 +160,8 @@ func (t *Trust) FirstEvent(nowAt, tookMs, predictedMs float64) {
 	t.shrunkBy = max(t.shrunkBy-1, initialWindow-maxWindow)
 }
 
-// Whole adds an answer that was not a stream. It does not show when the first token was ready, and therefore only restores
-// the window up to trustFirst.
+// WholeAnswer adds an answer that was not a stream. It does not show when the first token was ready, and therefore only restores
+// the window up to initialWindow.
 func (t *Trust) WholeAnswer(nowAt float64) {
 	t.halve(nowAt)
 	if t.shrunkBy > 0 {
@@ -165,7 +169,7 @@ func (t *Trust) WholeAnswer(nowAt float64) {
 	}
 }
 
-// Failed adds a request that the peer did not serve.
+// Failed shrinks the window, because the peer did not serve a request, or served it late.
 func (t *Trust) Failed(nowAt float64) {
 	t.halve(nowAt)
 	t.lastAt = nowAt
@@ -178,7 +182,7 @@ func (t *Trust) Window(nowAt float64) int {
 	return initialWindow - t.shrunkBy
 }
 
-// fade halves less for each minute without a first event. It does not reduce a window that is larger than trustFirst.
+// halve halves shrunkBy for each minute without a first event. It does not reduce a window that is larger than initialWindow.
 func (t *Trust) halve(nowAt float64) {
 	if part := halvedShare(nowAt, &t.lastAt); t.shrunkBy > 0 {
 		t.shrunkBy = int(float64(t.shrunkBy) * part)

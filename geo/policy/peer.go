@@ -16,17 +16,18 @@ type Offer struct {
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
-	// RoomMs is the time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
+	// KVRoomMs is the time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
 	KVRoomMs  float64 `json:"room_ms,omitempty"`
 	KVTokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }
 
-// NewOffer sums up the local replicas. The arrival queue has waiting requests with waitingTokens new tokens, and lets one
-// request go every drainMs; seqs is the number of requests that the replicas can decode at once.
-func NewOffer(local []Candidate, waiting int, waitingTokens, drainMs float64, seqs int) Offer {
+// NewOffer sums up the local replicas; it skips peers. waiting is the number of requests in the arrival queue, and waitingTokens the
+// sum of their new tokens. The queue lets one request go per departureGapMs. seqs is the number of requests that the replicas can
+// decode at once.
+func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs float64, seqs int) Offer {
 	o := Offer{Queue: waiting}
-	var sum, outstanding float64
-	least, best := math.Inf(1), -1
+	var queuedTokens, outstanding float64
+	leastQueued, best := math.Inf(1), -1 // best is the replica that the next request would probably get
 	for i := range local {
 		replica := &local[i]
 		if replica.Peer {
@@ -37,12 +38,12 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, drainMs float64, se
 			continue
 		}
 		o.Replicas++
-		sum += replica.QueuedTokens
+		queuedTokens += replica.QueuedTokens
 		if replica.Why == Available {
 			o.NAvail++
 			o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum stays within unlimited
 		}
-		least = min(least, replica.QueuedTokens)
+		leastQueued = min(leastQueued, replica.QueuedTokens)
 		if best < 0 || preferred(replica, &local[best]) {
 			best = i
 		}
@@ -51,43 +52,44 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, drainMs float64, se
 		return o
 	}
 	o.TPMs, o.T0Ms, o.Running = local[best].TPMs, local[best].T0Ms, local[best].Running
-	o.QueuedTokens = least
-	wait := 0.0
+	o.QueuedTokens = leastQueued
+	queueWaitMs := 0.0
 	if o.NAvail == 0 { // a new request waits behind the arrival queue, which the replicas empty together
-		o.QueuedTokens = (sum + waitingTokens) / float64(o.Replicas)
-		wait = float64(waiting+1) * drainMs
+		o.QueuedTokens = (queuedTokens + waitingTokens) / float64(o.Replicas)
+		queueWaitMs = float64(waiting+1) * departureGapMs
 	}
-	o.QueueWaitMs = max(o.TPMs*o.QueuedTokens, wait)
+	o.QueueWaitMs = max(o.TPMs*o.QueuedTokens, queueWaitMs)
 	o.setKVRoom(local, waitingTokens)
 	o.Load = (outstanding + float64(waiting)) / float64(max(1, seqs))
 	return o
 }
 
-// room sets RoomMs and TokenMs: when there is KV memory for the next request. This is on an available replica; if none is
-// available, on the first replica that has memory after the requests in the arrival queue are served.
+// setKVRoom sets KVRoomMs and KVTokenMs: when there is KV memory for the next request. It considers the available replicas; if there
+// are none, it considers all to which a request may wait, and counts the requests in the arrival queue before the next request.
 func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
-	perMs := 0.0
+	freedPerMs := 0.0 // KV tokens that these replicas free per ms, together
 	o.KVRoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
 		passedOver := o.NAvail > 0 && replica.Why != Available
-		if replica.Peer || replica.KVTokenMs == 0 || !replica.Why.Awaitable() || passedOver {
+		kvUnknown := replica.KVTokenMs == 0
+		if replica.Peer || kvUnknown || !replica.Why.Awaitable() || passedOver {
 			continue
 		}
-		perMs += 1 / replica.KVTokenMs
+		freedPerMs += 1 / replica.KVTokenMs
 		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs)
 	}
-	if perMs == 0 {
+	if freedPerMs == 0 { // of no replica it is known how fast it frees KV
 		o.KVRoomMs = 0
 		return
 	}
-	o.KVTokenMs = 1 / perMs
+	o.KVTokenMs = 1 / freedPerMs
 	if o.NAvail == 0 {
 		o.KVRoomMs += waitingTokens * o.KVTokenMs
 	}
 }
 
-// better reports whether the next request would rather go to a than to b. Available replicas come first, then replicas with
+// preferred reports whether the next request would rather go to a than to b. Available replicas come first, then replicas with
 // a smaller batch.
 func preferred(a, b *Candidate) bool {
 	if aAvailable, bAvailable := a.Why == Available, b.Why == Available; aAvailable != bAvailable {
@@ -96,11 +98,11 @@ func preferred(a, b *Candidate) bool {
 	return a.Running < b.Running
 }
 
-// mostOffered is a limit that no number of a real offer reaches, be it of ms or of tokens. Products of two numbers up to this
+// maxOffered is a limit that no number of a real offer reaches, be it of ms or of tokens. Products of two numbers up to this
 // limit are finite. An infinite cost would count as equal to every other cost, and would not be a number when its weight is 0.
 const maxOffered = 1e15
 
-// sane reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
+// plausible reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) plausible() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, max(0, o.KVRoomMs)} {
 		if !(v >= 0 && v <= maxOffered) { // also if v is NaN
@@ -121,7 +123,7 @@ type Peer struct {
 	IntervalMs float64 // time from one answer to the next
 
 	Draining    bool // it takes no new requests
-	OffersModel      bool // it offers the model
+	OffersModel bool // it offers the model
 	CircuitOpen bool
 	BudgetSpent bool // the egress budget of the day is used up
 
@@ -135,13 +137,14 @@ type Peer struct {
 	Window       int // bound of Unanswered; 0: none
 }
 
-// left is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows.
+// maxSends is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows. A number of 0
+// or below means none.
 func (x *Peer) maxSends() int {
-	left := x.Offer.Free - x.Reserved
-	if x.Window > 0 {
-		left = min(left, x.Window-x.Unanswered)
+	sends := x.Offer.Free - x.Reserved
+	if x.Window > 0 { // 0: there is no window
+		sends = min(sends, x.Window-x.Unanswered)
 	}
-	return left
+	return sends
 }
 
 // Protocol is the major version of the protocol between dispatchers.
@@ -182,25 +185,26 @@ func (p *Policy) Judge(x *Peer) Reason {
 	return Available
 }
 
-// PeerPlace converts a peer to a Place.
+// PeerCandidate converts a peer to a Candidate, with the reason why it takes no request. If the peer has not learned yet how long a
+// prefill takes, the times of the settings stand in.
 func (p *Policy) PeerCandidate(x *Peer) Candidate {
 	o := &x.Offer
-	place := Candidate{
+	candidate := Candidate{
 		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
 		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
 		KVRoomMs: o.KVRoomMs + x.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
 		ResidualMs: x.ResidualMs,
 	}
-	if place.Why == Available {
-		place.MaxSends = x.maxSends()
+	if candidate.Why == Available {
+		candidate.MaxSends = x.maxSends()
 	}
-	if place.TPMs == 0 {
-		place.TPMs, place.T0Ms = p.settings.TPMs, p.settings.T0Ms
+	if candidate.TPMs == 0 {
+		candidate.TPMs, candidate.T0Ms = p.settings.TPMs, p.settings.T0Ms
 	}
-	return place
+	return candidate
 }
 
-// Accepts reports whether a region with a queue of this length takes one more forwarded request. The limit is twice Tau,
+// AcceptsForward reports whether a region with a queue of this length takes one more forwarded request. The limit is twice Tau,
 // because the region that forwards the request has decided by an older length.
 func (s *Settings) AcceptsForward(queue int) bool { return queue <= 2*s.Tau }

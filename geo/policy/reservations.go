@@ -17,12 +17,12 @@ type forward struct {
 	tokens    float64 // new tokens
 }
 
-// Booked adds a forward that is not written to the peer yet. tokens is its new tokens.
+// Book adds a forward that is not written to the peer yet. tokens is its new tokens.
 func (r *Reservations) Book(number uint64, tokens float64) {
 	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
 }
 
-// Written records that a booked forward is written to the peer now. A probe that is sent later counts it.
+// MarkWritten records that a booked forward is written to the peer now. A probe that is sent later counts it.
 func (r *Reservations) MarkWritten(number uint64, nowAt float64) {
 	for i := range r.forwards {
 		if f := &r.forwards[i]; f.number == number && math.IsInf(f.writtenAt, 1) {
@@ -31,12 +31,12 @@ func (r *Reservations) MarkWritten(number uint64, nowAt float64) {
 	}
 }
 
-// Withdrawn drops a booked forward that will not be written to the peer.
+// Withdraw drops a booked forward that will not be written to the peer.
 func (r *Reservations) Withdraw(number uint64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.number == number && math.IsInf(f.writtenAt, 1) })
 }
 
-// Answered drops the forwards that the answer to a probe counts: all that were written before sentAt, when the probe was
+// DropCounted drops the forwards that the answer to a probe counts: all that were written before sentAt, when the probe was
 // sent.
 func (r *Reservations) DropCounted(sentAt float64) {
 	r.forwards = slices.DeleteFunc(r.forwards, func(f forward) bool { return f.writtenAt < sentAt })
@@ -47,7 +47,7 @@ func (r *Reservations) Expire(nowAt, intervalMs, rttMs float64) {
 	r.DropCounted(nowAt - 2*intervalMs - rttMs)
 }
 
-// Forget drops all forwards, because the peer has restarted.
+// Clear drops all forwards, because the peer has restarted.
 func (r *Reservations) Clear() { r.forwards = r.forwards[:0] }
 
 // Reserved returns the number of forwards and the sum of their new tokens.

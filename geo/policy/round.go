@@ -33,21 +33,21 @@ func (a Act) String() string { return actWords[a] }
 
 // Decision is a policy's decision for one request.
 type Decision struct {
-	Act     Act
-	Candidate   int     // index of the chosen place; for Hold: of the place for which it waits, or -1
-	Terms   Terms   // predicted cost at Place
-	LocalMs float64 // predicted cost at the best local replica, +Inf if there is none; set for forwards and by policies that compare
-	UntilMs float64 // for a Hold by patience: decide again when the request has waited for this time; 0: at the next event
+	Act       Act
+	Candidate int     // index of the chosen candidate; for Hold: of the candidate for which it waits, or -1
+	Terms     Terms   // predicted cost at Candidate
+	LocalMs   float64 // predicted cost at the best local replica, +Inf if there is none; set for forwards and by policies that compare
+	UntilMs   float64 // for a Hold by waitForHit: decide again when the request has waited for this time; 0: at the next event
 }
 
-// Begin begins a round with the state of all local replicas and peers. The caller must not change places until the round is
-// over. drainMs is the average time between two departures from the region's arrival queue; see Drain.
-func (p *Policy) Begin(places []Candidate, drainMs float64) {
-	p.candidates, p.departureGapMs = places, drainMs
+// Begin begins a round with the state of all local replicas and peers. The caller must not change candidates until the round is
+// over. departureGapMs is the average time between two departures from the region's arrival queue; see DepartureGap.
+func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
+	p.candidates, p.departureGapMs = candidates, departureGapMs
 	p.openReplicas, p.openPeers, p.waitingAhead, p.peersBlocked = 0, 0, 0, false
 	p.charges = p.charges[:0]
-	for i := range places {
-		x := &places[i]
+	for i := range candidates {
+		x := &candidates[i]
 		c := charge{}
 		if x.Why == Available && x.MaxSends > 0 {
 			c.sendsLeft = x.MaxSends
@@ -60,8 +60,9 @@ func (p *Policy) Begin(places []Candidate, drainMs float64) {
 		p.charges = append(p.charges, c)
 	}
 	if p.rule.chooseLocal == byRing {
-		p.rings[0].refresh(places, false)
-		p.rings[1].refresh(places, true)
+		for _, peers := range []bool{false, true} {
+			p.rings[sideIndex(peers)].refresh(candidates, peers)
+		}
 	}
 }
 
@@ -70,8 +71,8 @@ func (p *Policy) Done() bool {
 	return p.openReplicas == 0 && (p.openPeers == 0 || p.peersBlocked || p.rule.neverForwards)
 }
 
-// Next decides for the next request in the order of arrival, and counts the request at the chosen place. A request that waits
-// counts as ahead of later requests and, if the policy compares, also at the place for which it waits.
+// Next decides for the next request in the order of arrival, and counts the request at the chosen candidate. A request that waits
+// counts as ahead of later requests and, if the policy compares, also at the candidate for which it waits.
 func (p *Policy) Next(r *Request) Decision {
 	d := p.decide(r)
 	if d.Act == Hold {
@@ -86,22 +87,23 @@ func (p *Policy) Next(r *Request) Decision {
 	return d
 }
 
-// Sent counts a request that is sent to place i. Next calls it; a caller that sends a request without Next must call it, too.
+// CountSent counts a request that is sent to candidate i. Next calls it; a caller that sends a request without Next must call it, too.
 func (p *Policy) CountSent(r *Request, i int) {
 	c := p.addCharge(r, i)
 	requests := 1
-	sideLeft := &p.openReplicas
+	stillOpen := &p.openReplicas
 	if p.candidates[i].Peer { // all legs of the request go there
 		requests = max(1, r.Legs)
-		sideLeft = &p.openPeers
+		stillOpen = &p.openPeers
 	}
-	if c.sendsLeft > 0 && c.sendsLeft <= requests { // from now on the place takes no request
-		*sideLeft--
+	closesNow := c.sendsLeft > 0 && c.sendsLeft <= requests // from now on the candidate takes no request
+	if closesNow {
+		*stillOpen--
 	}
 	c.sendsLeft = max(0, c.sendsLeft-requests)
 }
 
-// charge counts a request at place i for the rest of the round.
+// addCharge counts the tokens of a request at candidate i for the rest of the round. It returns the candidate's charge.
 func (p *Policy) addCharge(r *Request, i int) *charge {
 	c := &p.charges[i]
 	c.newTokens += r.newTokens(i)
@@ -109,14 +111,14 @@ func (p *Policy) addCharge(r *Request, i int) *charge {
 	return c
 }
 
-// decide makes the decision for a request, and counts nothing. Policies that compare consider all places. Other policies take
+// decide makes the decision for a request, and counts nothing. Policies that compare consider all candidates. Other policies take
 // an available replica, and a peer only if no replica is available. A Decision below without an Act is a Hold.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.comparesAll {
 		return p.decideByCost(r)
 	}
 	if i := p.choose(r, p.rule.chooseLocal, false); i >= 0 {
-		if until, holder := p.waitForHit(r, i); until > r.WaitedMs {
+		if until, holder := p.waitForHit(r, i); until > r.WaitedMs { // its patience for a cache hit is not used up
 			return Decision{Candidate: holder, UntilMs: until}
 		}
 		p.moveTurn(i, false)
@@ -136,16 +138,17 @@ func (p *Policy) decide(r *Request) Decision {
 	local := p.cheapestLocalMs(r)
 	cheaper := p.predictCost(r, i).Total()+p.settings.MinGainMs+p.candidates[i].DistrustMs < local
 	if p.rule.peerMustBeCheaper && !cheaper {
-		p.peersBlocked = true
+		p.peersBlocked = true // no later request is forwarded before this one
 		return Decision{Candidate: -1, LocalMs: local}
 	}
 	p.moveTurn(i, true)
 	return Decision{Act: Forward, Candidate: i, LocalMs: local}
 }
 
-// finish compares all places, available or busy, and chooses the best, even if the request has to wait for it.
+// decideByCost compares all candidates, available or busy, and chooses the cheapest, even if the request has to wait for it. A peer is
+// chosen only if it is cheaper than each local replica by MinGainMs.
 func (p *Policy) decideByCost(r *Request) Decision {
-	local, peer := -1, -1
+	local, peer := -1, -1 // the best replica and the best peer so far; -1: none
 	var localTerms, peerTerms Terms
 	localMs, peerMs := math.Inf(1), math.Inf(1)
 	for i := range p.candidates {
@@ -160,7 +163,7 @@ func (p *Policy) decideByCost(r *Request) Decision {
 			}
 			continue
 		}
-		if p.rule.neverForwards || r.LocalOnly || x.Replicas == 0 {
+		if p.rule.neverForwards || r.LocalOnly || x.Replicas == 0 { // the peer is out of the question
 			continue
 		}
 		terms := p.predictCost(r, i)
@@ -173,7 +176,7 @@ func (p *Policy) decideByCost(r *Request) Decision {
 	if peer >= 0 && peerMs+p.settings.MinGainMs < localMs {
 		d.Candidate, d.Terms, act = peer, peerTerms, Forward
 	}
-	switch { // without a case, the request waits for the best place
+	switch { // without a case, the request waits for the best candidate
 	case d.Candidate >= 0 && p.Takes(d.Candidate):
 		d.Act = act
 	case act == Forward && r.WaitedMs >= max(localMs, maxPeerWaitMs) && p.Takes(local): // the peer has been full for too long
@@ -182,11 +185,11 @@ func (p *Policy) decideByCost(r *Request) Decision {
 	return d
 }
 
-// mostHeldMs is how long a request waits for a peer that says that it is full, while a local replica takes the request. It waits longer if
-// the local replica would need longer.
+// maxPeerWaitMs is how long a request waits for a peer that says that it is full, while a local replica would take the request. It
+// waits longer if the local replica would need longer.
 const maxPeerWaitMs = 10_000
 
-// beats reports whether place i, with its cost, is better than the best place so far: cheaper; or equally cheap and nearer; or
+// beats reports whether candidate i, with its cost, is better than the best candidate so far: cheaper; or equally cheap and nearer; or
 // equally near and first by the hash.
 func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float64) bool {
 	if !sameCost(cost, bestCost) {
@@ -199,7 +202,7 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 	return hashesFirst(r, a, b)
 }
 
-// leastLocalMs returns the cost of the request, in ms, at the cheapest local replica; +Inf: there is none. A busy replica
+// cheapestLocalMs returns the cost of the request, in ms, at the cheapest local replica; +Inf: there is none. A busy replica
 // counts, too, if the request may wait for it.
 func (p *Policy) cheapestLocalMs(r *Request) float64 {
 	least := math.Inf(1)
@@ -211,9 +214,9 @@ func (p *Policy) cheapestLocalMs(r *Request) float64 {
 	return least
 }
 
-// patience is how long a request waits for a busy replica that holds more of its prompt, instead of going to the available
-// replica i. untilMs counts from when some place could first have taken the request; 0: it does not wait. holder is the
-// busy replica.
+// waitForHit is how long a request waits for a busy replica whose cache has more of its prompt, instead of going to the available
+// replica i: Patience times the prefill time that the longer hit saves. untilMs counts from when some candidate could first have taken
+// the request; 0: the request does not wait. holder is the busy replica; if there is none, it is i, or -1 without Patience.
 func (p *Policy) waitForHit(r *Request, i int) (untilMs float64, holder int) {
 	if p.settings.Patience == 0 {
 		return 0, -1
@@ -260,19 +263,20 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	return p, nil
 }
 
-// form describes a policy: its rule, the keys of its settings, and the change of the default settings that it needs.
+// policyForm describes a policy: its rule, the keys of its settings, and the change of the default settings that it needs.
 type policyForm struct {
-	name string
-	rule rule
-	keys []setting
+	name           string
+	rule           rule
+	keys           []setting
 	changeDefaults func(s *Settings)
 }
 
-// forms are listed to users in this order.
+// policyForms are listed to users in this order.
 var policyForms = []policyForm{
 	{name: "finish", rule: rule{comparesAll: true}, keys: slices.Concat(pushKeys, costKeys)},
 	{
-		name: "gorgo", rule: rule{chooseLocal: byCost, choosePeer: byCost, peerMustBeCheaper: true}, keys: slices.Concat(pushKeys, costKeys, patienceKeys),
+		name: "gorgo", rule: rule{chooseLocal: byCost, choosePeer: byCost, peerMustBeCheaper: true},
+		keys:           slices.Concat(pushKeys, costKeys, patienceKeys),
 		changeDefaults: func(s *Settings) { s.BatchWeight = 0 },
 	},
 	{name: "skylb", rule: rule{chooseLocal: byHit, choosePeer: byHit, limitsPeerQueue: true}, keys: slices.Concat(pushKeys, tauKeys)},

@@ -240,7 +240,9 @@ func TestAnOfferSaysWhatANextRequestWouldMeet(t *testing.T) {
 }
 
 func TestAnOfferCountsOnlyReplicasForWhichARequestMayWait(t *testing.T) {
-	dead := func(id string) Candidate { return with(replica(id), func(x *Candidate) { x.MaxSends, x.Why = 0, Unhealthy }) }
+	dead := func(id string) Candidate {
+		return with(replica(id), func(x *Candidate) { x.MaxSends, x.Why = 0, Unhealthy })
+	}
 	busy := with(replica("a"), func(x *Candidate) { x.QueuedTokens, x.Outstanding = 50_000, 5 })
 	o := NewOffer([]Candidate{busy, dead("b")}, 0, 0, 50, 100)
 	require.Equal(t, []float64{1, 1, 50_000}, []float64{float64(o.Replicas), float64(o.NAvail), o.QueuedTokens}, "of the live one")
@@ -276,7 +278,8 @@ func TestMemoryIsWaitedForWhereThatIsSooner(t *testing.T) {
 		{"a prompt that fits waits for nothing", []Candidate{with(replica("a"), func(x *Candidate) { x.KVRoomMs, x.KVTokenMs = -1000, 1 }), replica("b")}, []*Request{r}, []string{"local a"}},
 		{
 			"a peer's memory is waited for like ours",
-			[]Candidate{filled("a", 300), with(peer("p", 10), func(x *Candidate) { x.KVRoomMs, x.KVTokenMs = 0, 1 })}, []*Request{r}, []string{"wait a"},
+			[]Candidate{filled("a", 300), with(peer("p", 10), func(x *Candidate) { x.KVRoomMs, x.KVTokenMs = 0, 1 })}, []*Request{r},
+			[]string{"wait a"},
 		},
 	} {
 		require.Equal(t, row.want, acts(must(t, "finish"), 5000, row.places, row.requests...), row.name)
@@ -309,7 +312,8 @@ func TestAPeerWithHugeNumbersIsNotUsed(t *testing.T) {
 		p := must(t, policy)
 		huge := fresh("huge")
 		huge.RTTMs, huge.Offer.TPMs, huge.Offer.QueuedTokens, huge.Offer.Replicas = 1, 1e200, 1e200, 4
-		places := []Candidate{full(with(replica("l"), func(x *Candidate) { x.QueuedTokens = 1e5 })), p.PeerCandidate(&huge), p.PeerCandidate(&honest)}
+		local := full(with(replica("l"), func(x *Candidate) { x.QueuedTokens = 1e5 }))
+		places := []Candidate{local, p.PeerCandidate(&huge), p.PeerCandidate(&honest)}
 		p.Begin(places, 1000)
 		d := p.Next(&Request{ID: "r", Tokens: 1000})
 		require.Equal(t, Forward, d.Act, policy)

@@ -10,19 +10,19 @@ import (
 	prefill "evenkeel/prefill/policy"
 )
 
-// chooseBy is the rule by which one of the available places is chosen.
+// chooseBy is the rule by which one of the available candidates is chosen.
 type chooseBy uint8
 
 const (
 	byHit  chooseBy = iota // the most cached tokens of the prompt, then the nearest, then the shortest queue
 	byCost                 // the lowest cost, then the nearest
 	byLoad                 // the fewest unfinished requests, then the nearest
-	byTurn                 // each place in turn
-	byRing                 // the next open place on the ring
+	byTurn                 // each candidate in turn
+	byRing                 // the next open candidate on the ring
 )
 
-// choose returns the index of a replica, or of a peer, that still takes the request; -1: none does, or data residency forbids
-// them.
+// choose returns the index of the best open replica, or of the best open peer if peers is true, by the rule how; -1: none is open to
+// the request.
 func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	switch how {
 	case byRing:
@@ -30,28 +30,29 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	case byTurn:
 		return p.nextInTurn(r, peers)
 	}
-	best, value := -1, 0.0
+	best, bestValue := -1, 0.0
 	for i := range p.candidates {
 		if !p.isOpen(r, i, peers) {
 			continue
 		}
 		v := p.rankingValue(r, how, i)
-		if best < 0 || p.ranksBefore(r, how, i, v, best, value) {
-			best, value = i, v
+		if best < 0 || p.ranksBefore(r, how, i, v, best, bestValue) {
+			best, bestValue = i, v
 		}
 	}
 	return best
 }
 
-// Takes reports whether place i takes one more request in this round.
+// Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// open reports whether place i takes the request, and is a peer if peers is true, a replica otherwise.
+// isOpen reports whether candidate i takes the request now, and is on the side in question: a peer if peers is true, a replica
+// otherwise. Data residency may forbid it.
 func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
 	return p.candidates[i].Peer == peers && p.Takes(i) && !r.barred(i)
 }
 
-// value is the number by which a rule compares places; the lowest is best.
+// rankingValue is the number by which a rule compares candidates; the lowest is best.
 func (p *Policy) rankingValue(r *Request, how chooseBy, i int) float64 {
 	switch how {
 	case byCost:
@@ -62,8 +63,8 @@ func (p *Policy) rankingValue(r *Request, how chooseBy, i int) float64 {
 	return -r.hitTokens(i)
 }
 
-// sent is how many requests this round has sent to a replica. It is 0 for a peer, whose load is a
-// share and not a number of requests.
+// sentThisRound is how many requests this round has sent to a replica. It is 0 for a peer, whose load is a share and not a number of
+// requests.
 func (p *Policy) sentThisRound(i int) float64 {
 	if x := &p.candidates[i]; !x.Peer {
 		return float64(x.MaxSends - p.charges[i].sendsLeft)
@@ -71,11 +72,11 @@ func (p *Policy) sentThisRound(i int) float64 {
 	return 0
 }
 
-// goesBefore reports whether place i, with its value v, is better than the best place so far. Between equal values the nearer
-// place is better; then, for byHit, the shorter queue; then the hash decides.
-func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best int, value float64) bool {
-	if !sameCost(v, value) {
-		return v < value
+// ranksBefore reports whether candidate i, with its value v, is better than the best candidate so far, with bestValue. Between equal
+// values the nearer candidate is better; then, for byHit, the shorter queue; then the hash decides.
+func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best int, bestValue float64) bool {
+	if !sameCost(v, bestValue) {
+		return v < bestValue
 	}
 	a, b := &p.candidates[i], &p.candidates[best]
 	if !sameCost(a.RTTMs, b.RTTMs) {
@@ -89,7 +90,7 @@ func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best in
 	return hashesFirst(r, a, b)
 }
 
-// queue is the number of requests that place i serves before a new request.
+// queueLength is the number of requests that candidate i serves before a new request.
 func (p *Policy) queueLength(i int) float64 {
 	if x := &p.candidates[i]; x.Peer {
 		return float64(x.Queue)
@@ -97,12 +98,12 @@ func (p *Policy) queueLength(i int) float64 {
 	return p.candidates[i].Outstanding + p.sentThisRound(i)
 }
 
-// first breaks the last tie, by a hash that is the same in every process.
+// hashesFirst reports whether a comes before b for this request, by a hash that is the same in every process. It breaks the last tie.
 func hashesFirst(r *Request, a, b *Candidate) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
-// next returns the next open place in turn; -1: there is none.
+// nextInTurn returns the index of the next open candidate after the one that was chosen last; -1: there is none.
 func (p *Policy) nextInTurn(r *Request, peers bool) int {
 	for k := range p.candidates {
 		if i := (p.nextTurn[sideIndex(peers)] + k) % len(p.candidates); p.isOpen(r, i, peers) {
@@ -112,10 +113,10 @@ func (p *Policy) nextInTurn(r *Request, peers bool) int {
 	return -1
 }
 
-// moveTurn makes next begin after place i.
+// moveTurn makes nextInTurn begin after candidate i.
 func (p *Policy) moveTurn(i int, peers bool) { p.nextTurn[sideIndex(peers)] = i + 1 }
 
-// side is the index in turn and rings for replicas, or for peers.
+// sideIndex is the index into nextTurn and rings: 0 for replicas, 1 for peers.
 func sideIndex(peers bool) int {
 	if peers {
 		return 1
@@ -123,45 +124,46 @@ func sideIndex(peers bool) int {
 	return 0
 }
 
-// refresh rebuilds the ring of the replicas, or that of the peers, if their places have changed.
-func (g *ring) refresh(places []Candidate, peers bool) {
-	same := 0 // the first places of the ring that are still there
-	for i := range places {
-		if places[i].Peer != peers {
+// refresh rebuilds the ring of the replicas, or that of the peers, if their candidates have changed.
+func (g *ring) refresh(candidates []Candidate, peers bool) {
+	same := 0 // how many of the ring's candidates, from the first on, are unchanged
+	for i := range candidates {
+		if candidates[i].Peer != peers {
 			continue
 		}
-		if same >= len(g.ids) || g.ids[same] != places[i].ID || g.candidates[same] != i {
-			g.rebuild(places, peers)
+		isNew := same >= len(g.ids)
+		if isNew || g.ids[same] != candidates[i].ID || g.indexes[same] != i {
+			g.rebuild(candidates, peers)
 			return
 		}
 		same++
 	}
-	if same != len(g.ids) {
-		g.rebuild(places, peers)
+	if same != len(g.ids) { // the last candidates of the ring are gone
+		g.rebuild(candidates, peers)
 	}
 }
 
 // rebuild makes the ring of the replicas, or of the peers.
-func (g *ring) rebuild(places []Candidate, peers bool) {
-	g.ids, g.candidates = nil, nil
-	for i := range places {
-		if places[i].Peer == peers {
-			g.ids, g.candidates = append(g.ids, places[i].ID), append(g.candidates, i)
+func (g *ring) rebuild(candidates []Candidate, peers bool) {
+	g.ids, g.indexes = nil, nil
+	for i := range candidates {
+		if candidates[i].Peer == peers {
+			g.ids, g.indexes = append(g.ids, candidates[i].ID), append(g.indexes, i)
 		}
 	}
 	g.Ring = NewRing(g.ids)
 }
 
-// find is the place of the first owner on the ring, from the request's key on, that takes the request; -1: none does.
+// findOpen is the index of the first candidate on the ring, from the request's key on, that takes the request; -1: none does.
 func (g *ring) findOpen(p *Policy, r *Request) int {
 	owner := g.Find(r.Key, func(owner int) bool {
-		i := g.candidates[owner]
+		i := g.indexes[owner]
 		return p.isOpen(r, i, p.candidates[i].Peer)
 	})
 	if owner < 0 {
 		return -1
 	}
-	return g.candidates[owner]
+	return g.indexes[owner]
 }
 
 // vnodes is how many points an owner has on the ring.
@@ -189,6 +191,7 @@ func NewRing(ids []string) Ring {
 	return newRing(points)
 }
 
+// newRing sorts the points, which it keeps. The order of points with the same position does not depend on their order in the list.
 func newRing(points []point) Ring {
 	slices.SortFunc(points, func(a, b point) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.owner, b.owner))

@@ -20,13 +20,13 @@ type Settings struct {
 
 // Costs weigh the terms that `finish` and `gorgo` compare.
 type Costs struct {
-	WaitWeight        float64 // weight of the wait
-	PrefillWeight         float64 // weight of the prefill
-	BatchWeight      float64 // weight of the batch
+	WaitWeight    float64 // weight of the wait
+	PrefillWeight float64 // weight of the prefill
+	BatchWeight   float64 // weight of the batch
 	BatchMs       float64 // ms by which each request in the batch prolongs a decode step
-	MinGainMs float64 // ms by which a peer must be cheaper than a local replica
-	TPMs      float64 // ms of prefill per new token, until this is learned
-	T0Ms      float64 // ms of prefill per prompt, until this is learned
+	MinGainMs     float64 // ms by which a peer must be cheaper than a local replica
+	TPMs          float64 // ms of prefill per new token, until this is learned
+	T0Ms          float64 // ms of prefill per prompt, until this is learned
 }
 
 // Defaults returns the default settings; Load is for `finish`.
@@ -66,7 +66,7 @@ type Push uint8
 
 // The rules.
 const (
-	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, those of others (Foreign) included
+	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, those of others (ForeignWaiting) included
 	SPP               // if no request waited in the engine at the last scrape, as long as the credit since then is not used up
 	SPO               // while fewer than MaxOutstanding requests of this region are unfinished
 	Blind             // always
@@ -78,22 +78,22 @@ func (m Push) String() string { return pushWords[m] }
 
 // Replica is the state of a local replica when a round begins.
 type Replica struct {
-	Healthy  bool
-	GateOpen bool // the KV gate is open, and the decode side has room
-	GateWillOpen   bool // only the KV gate is closed, and it is predicted to open
+	Healthy      bool
+	GateOpen     bool // the KV gate is open, and the decode side has room
+	GateWillOpen bool // only the KV gate is closed, and it is predicted to open
 
-	Unanswered  int // this region's requests without a first token
-	Outstanding int // this region's unfinished requests
-	ForeignWaiting     int // waiting requests of others: the scraped number less this region's requests
-	Pending     int // requests that waited in the engine at the last scrape, without deferred requests
-	Credit      int // for SPP: requests that may still be sent before the next scrape
+	Unanswered     int // this region's requests without a first token
+	Outstanding    int // this region's unfinished requests
+	ForeignWaiting int // waiting requests of others: the scraped number less this region's requests
+	Pending        int // requests that waited in the engine at the last scrape, without deferred requests
+	Credit         int // for SPP: requests that may still be sent before the next scrape
 }
 
 // unlimited stands for no bound: it is more than any replica takes.
 const unlimited = math.MaxInt32
 
-// Replica returns how many more requests a replica takes, or the reason why it takes none.
-func (s *Settings) JudgeReplica(x *Replica) (left int, why Reason) {
+// JudgeReplica returns how many more requests may be sent to a replica, and Available; or 0 and the reason why it takes none.
+func (s *Settings) JudgeReplica(x *Replica) (maxSends int, why Reason) {
 	switch {
 	case !x.Healthy:
 		return 0, Unhealthy
@@ -104,33 +104,34 @@ func (s *Settings) JudgeReplica(x *Replica) (left int, why Reason) {
 	}
 	switch s.Push {
 	case SPE:
-		left = s.MaxUnanswered - x.Unanswered - max(0, x.ForeignWaiting)
+		maxSends = s.MaxUnanswered - x.Unanswered - max(0, x.ForeignWaiting)
 	case SPP:
 		if x.Pending > 0 {
 			return 0, Pending
 		}
-		left = x.Credit
+		maxSends = x.Credit
 	case SPO:
-		left = s.MaxOutstanding - x.Outstanding
+		maxSends = s.MaxOutstanding - x.Outstanding
 	case Blind:
-		left = unlimited
+		maxSends = unlimited
 	}
-	if left <= 0 {
+	if maxSends <= 0 {
 		return 0, Full
 	}
-	return left, Available
+	return maxSends, Available
 }
 
-// Credit is how many requests SPP may send from one scrape to the next. Each request that is sent uses one up, and each
-// first token returns one.
+// Credit is how many requests SPP may send to a replica from one scrape to the next. running and pending are the requests that ran and
+// waited in the engine at the scrape; maxNumSeqs is how many it runs at once. Each request that is sent uses one up, and each first
+// token returns one.
 func (s *Settings) Credit(running, pending, maxNumSeqs int) int {
-	if pending > 0 {
+	if pending > 0 { // the engine has more requests than it can begin
 		return 0
 	}
 	return min(max(maxNumSeqs-running, 1), s.CreditMax)
 }
 
-// Auto is a value of MaxUnanswered, which the caller must replace by AutoUnanswered before it calls Replica.
+// Auto is a value of MaxUnanswered, which the caller must replace by AutoUnanswered before it calls JudgeReplica.
 const Auto = 0
 
 // AutoUnanswered is the value of `max_unanswered: auto`: 1.5 times the requests that arrive at a replica during the time to

@@ -46,10 +46,10 @@ type Engine struct {
 	client                      *clientv3.Client
 	ownerKey, lastKey, termsKey string
 	identity                    string
-	terms                       terms // of this dispatcher's acquisitions
+	terms                       terms // written by this dispatcher's acquisitions; without the base
 
 	held           clientv3.LeaseID // the etcd lease of this dispatcher's key owner
-	lastKeyRev        int64            // revision of the last write to the key last; 0: the key does not exist
+	lastKeyRev     int64            // revision of the last write to the key last; 0: the key does not exist
 	storeRev       int64            // revision of the store at the last Look
 	base           int64            // terms.Base, as last read or written
 	releaseInDoubt bool             // a failed release may still take effect
@@ -61,8 +61,8 @@ const MaxEpoch = 1 << 62
 
 // terms is the value of the key terms, which an acquisition writes.
 type terms struct {
-	Base    int64    `json:"base,omitempty"`
-	Seconds int64    `json:"seconds"`
+	Base    int64    `json:"base,omitempty"` // an epoch is a revision of the store plus this number
+	Seconds int64    `json:"seconds"`        // how long the holder's lease lasts after a renewal
 	Members []string `json:"members,omitempty"`
 }
 
@@ -76,7 +76,8 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 	}
 }
 
-// Look reads all three keys at one revision.
+// Look reads all three keys at one revision. It keeps what the next write compares with: the revisions, the base, and the etcd lease
+// if this process is the holder.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
@@ -103,7 +104,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
-	case len(owner) > 0:
+	case len(owner) > 0: // the holder's time runs
 		rec.Holder, rec.Epoch, rec.Expiry = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.NotExpired
 		if rec.Holder == e.identity { // the answer to the acquisition may have been lost, and with it the etcd lease
 			e.held = clientv3.LeaseID(owner[0].Lease)
@@ -114,12 +115,13 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all three keys, if no other dispatcher has written them since Look.
-func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
+// Acquire writes all three keys, if no other dispatcher has written them since Look. The new epoch is the revision of this write plus
+// the base. The base stays as it is, unless the epoch could then be below seenEpoch.
+func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base
-	if above > e.base+e.storeRev { // the store lost its data, or an engine's guard saw a higher epoch
-		terms.Base = above
+	if seenEpoch > e.base+e.storeRev { // the store lost its data, or an engine's guard saw a higher epoch
+		terms.Base = seenEpoch
 	}
 	text, err := json.Marshal(terms)
 	if err != nil {
@@ -153,13 +155,13 @@ func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error)
 // own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed
 // release, the call with the check also writes the key last.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	ours := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
+	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
 	var writes []clientv3.Op
 	if e.releaseInDoubt { // a release that is still under way fails after this write, because it compares the same revision
-		ours = append(ours, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev))
+		conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev))
 		writes = []clientv3.Op{clientv3.OpPut(e.lastKey, e.identity)}
 	}
-	response, err := e.client.Txn(ctx).If(ours...).Then(writes...).Commit()
+	response, err := e.client.Txn(ctx).If(conditions...).Then(writes...).Commit()
 	switch {
 	case err != nil:
 		return fmt.Errorf("renew etcd key %s: %w", e.ownerKey, err)

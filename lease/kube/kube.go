@@ -77,16 +77,17 @@ func (e *Engine) record() lease.Record {
 
 // Acquire replaces the object that was last read. The API server refuses this if the object was written since: it then has
 // another resourceVersion.
-func (e *Engine) Acquire(ctx context.Context, above int64) (lease.Record, error) {
+func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
+	highest := seenEpoch
 	next := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: e.name,
 		Labels: map[string]string{"app.kubernetes.io/managed-by": "evenkeel"}}}
 	if e.last != nil {
 		next = e.last.DeepCopy()
-		above = max(above, e.record().Epoch)
+		highest = max(highest, e.record().Epoch)
 	}
-	epoch := above + 1
+	epoch := highest + 1
 	if epoch > math.MaxInt32 {
-		return lease.Record{}, fmt.Errorf("acquire Lease %s: its leaseTransitions cannot count beyond %d", e.name, above)
+		return lease.Record{}, fmt.Errorf("acquire Lease %s: its leaseTransitions cannot count beyond %d", e.name, highest)
 	}
 	delete(next.Annotations, membersKey)
 	if len(e.members) > 0 {
@@ -120,18 +121,18 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	})
 }
 
-// Release clears the holder, as client-go does.
+// Release clears the holder, and sets the duration to one second, as client-go does.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	return e.update(ctx, "release", epoch, func(s *coordinationv1.LeaseSpec) {
 		s.HolderIdentity, s.RenewTime, s.LeaseDurationSeconds = new(""), new(metav1.NowMicro()), new(int32(1))
 	})
 }
 
-// write changes the object if this dispatcher holds the lease, and otherwise returns ErrLost. If the object was written since
-// it was last read, by a call whose answer was lost or by another writer, write reads the object again and retries once. what
-// names the call in errors.
-func (e *Engine) update(ctx context.Context, what string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
-	for range 2 {
+// update changes the object if this dispatcher holds the lease, and otherwise returns ErrLost. If the object was written since
+// it was last read, by a call whose answer was lost or by another writer, update reads the object again and retries once. callName
+// stands in errors.
+func (e *Engine) update(ctx context.Context, callName string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
+	for range 2 { // the second time with the object that was read again
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
 			return lease.ErrLost
 		}
@@ -146,11 +147,11 @@ func (e *Engine) update(ctx context.Context, what string, epoch int64, change fu
 			e.last = nil
 			return lease.ErrLost
 		case !errors.IsConflict(err):
-			return fmt.Errorf("%s Lease %s: %w", what, e.name, err)
+			return fmt.Errorf("%s Lease %s: %w", callName, e.name, err)
 		}
 		if _, err := e.Look(ctx); err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("%s Lease %s: another writer keeps changing it", what, e.name)
+	return fmt.Errorf("%s Lease %s: another writer keeps changing it", callName, e.name)
 }

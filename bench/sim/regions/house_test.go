@@ -23,9 +23,9 @@ import (
 // policy decides on is none of it. A prefill.Candidate is an engine of the config.
 var mayName = map[string][]string{
 	"evenkeel/geo": {
-		"Ask", "Central", "Config", "Default", "Echo", "Forward", "Hop", "Link", "New", "OutcomeGone", "OutcomeLost", "OutcomeOK",
-		"PeerConfig", "Peers", "RoutingQuery",
-		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "Rejected", "RingKeyOf",
+		"Ask", "Central", "Config", "Default", "Forward", "Hop", "Link", "New", "OutcomeGone", "OutcomeLost", "OutcomeOK",
+		"PeerConfig", "Peers", "ProbeOutcome", "RoutingQuery",
+		"RejectBusy", "RejectDraining", "RejectModel", "RejectVersion", "RejectedError", "RingKeyOf",
 	},
 	"evenkeel/geo/policy":         {"Blind", "Defaults", "Names", "Push", "SPE", "SPP"},
 	"evenkeel/prefill":            {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Scheduler", "Usage"},
@@ -50,7 +50,7 @@ func TestNothingIsDecidedHere(t *testing.T) {
 			}
 		}
 	}
-	require.Subset(t, asks, []string{"Begin", "Next", "Judge", "PeerPlace", "Choose"})
+	require.Subset(t, asks, []string{"Begin", "Next", "Judge", "PeerCandidate", "Choose"})
 	files, err := os.ReadDir(".")
 	require.NoError(t, err)
 	for _, f := range files {

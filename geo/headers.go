@@ -20,15 +20,18 @@ func (ps *Peers) addressOf(p *peer) address {
 }
 
 // hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
-// at its origin. came is the hop of the dispatcher that sent the request here; nil: a client sent it.
-func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *Hop, rid string, now, deadline time.Time) []engine.Header {
+// at its origin. inbound is the hop of the dispatcher that sent the request here; nil: a client sent it, or the request is this
+// dispatcher's own.
+func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inbound *Hop, rid string,
+	now, deadline time.Time,
+) []engine.Header {
 	hop := Hop{
 		N: 1, Max: ps.cfg.MaxHops, Origin: ps.cfg.Self.ID, Via: []string{ps.cfg.Self.ID}, RID: rid,
 		Time: now.UnixMilli(), Nonce: randomHex(), Deadline: deadline.UnixMilli(),
 		To: recipient.to, Boot: recipient.boot, Digest: DigestOf(body...),
 	}
-	if came != nil {
-		hop.N, hop.Max, hop.Origin, hop.Via = came.N+1, came.Max, came.Origin, append(slices.Clone(came.Via), ps.cfg.Self.ID)
+	if inbound != nil { // this hop continues the way of the request
+		hop.N, hop.Max, hop.Origin, hop.Via = inbound.N+1, inbound.Max, inbound.Origin, append(slices.Clone(inbound.Via), ps.cfg.Self.ID)
 	}
 	headers := []engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: TenantHeader, Value: m.Tenant},
 		{Name: "Content-Type", Value: "application/json"}}
@@ -38,7 +41,7 @@ func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, came *
 	return headers
 }
 
-// newBoot returns 32 random hex digits, as the name of this process or as a nonce.
+// randomHex returns 32 random hex digits, as the name of this process or as a nonce.
 func randomHex() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its documentation

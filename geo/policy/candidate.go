@@ -1,0 +1,168 @@
+package policy
+
+import "math"
+
+// Candidate is a local replica or a peer with all its replicas, to which a request may be sent. Its state is that of the begin of
+// the round.
+type Candidate struct {
+	ID   string
+	Peer bool
+	Why  Reason // why it takes no request now; Available: it takes requests
+
+	MaxSends   int     // how many requests may be sent to it in this round
+	RTTMs      float64 // round trip to a peer, or to a replica that is not on this site
+	TPMs, T0Ms float64 // prefill time: ms per new token, and ms per prompt
+
+	QueuedTokens float64 // new tokens that are prefilled before a request that is sent now
+	Running      float64 // decode requests per replica
+	ResidualMs   float64 // ms by which its recent first tokens came later than predicted; negative: earlier
+	KVRoomMs     float64 // ms until its KV cache has room for a prompt of 0 tokens; negative: it has room already
+	KVTokenMs    float64 // ms in which its KV cache frees one token; 0: not known
+	Outstanding  float64 // of a replica: unfinished requests; of a peer: Offer.Load, a share of the requests that it can decode at once
+
+	// The fields below are only used for a peer.
+	Replicas     int     // number of its replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for it
+	Queue        int     // requests in its arrival queue
+	WaitMs       float64 // ms that a request waits in this queue, as the peer reports
+	UnseenTokens float64 // new tokens of forwards to the peer that its last probe did not count yet
+	DistrustMs   float64 // ms by which its predicted costs were too low; added to min_gain_ms
+}
+
+// Request is a request that waits.
+type Request struct {
+	ID        string
+	Key       uint64  // its position on a ring, from RingKey
+	Tokens    int     // tokens of the prompt
+	Hits      []int32 // cached tokens, by candidate; 0 for candidates beyond its end
+	LocalOnly bool    // it may not be forwarded: no hops left, a forward failed, the client asked for it, or residency forbids it
+	Barred    []bool  // by candidate: data residency forbids it; false for candidates beyond its end
+	WaitedMs  float64 // ms since some candidate could first have taken it, for patience
+	Legs      int     // number of requests as which it counts at a peer, because all its prompts go there; 0: one
+}
+
+// hitTokens is how many tokens of the prompt are cached at a candidate.
+func (r *Request) hitTokens(candidate int) float64 {
+	if candidate < len(r.Hits) {
+		return float64(r.Hits[candidate])
+	}
+	return 0
+}
+
+// barred reports whether data residency forbids a candidate.
+func (r *Request) barred(candidate int) bool { return candidate < len(r.Barred) && r.Barred[candidate] }
+
+// newTokens is how many tokens of the prompt a candidate would have to compute. An engine always computes at least one.
+func (r *Request) newTokens(candidate int) float64 {
+	return max(1, float64(r.Tokens)-r.hitTokens(candidate))
+}
+
+// Terms are the parts of the predicted cost of a request at a candidate, in ms.
+type Terms struct {
+	RTT      float64 `json:"rtt"`
+	T0       float64 `json:"t0"`
+	Prefill  float64 `json:"prefill"`
+	Wait     float64 `json:"wait"`
+	Residual float64 `json:"residual,omitempty"` // correction of the sum of the terms above
+	Batch    float64 `json:"-"`                  // cost of a larger decode batch, for this request and for the others
+}
+
+// Total is the whole cost.
+func (t Terms) Total() float64 { return t.TTFT() + t.Batch }
+
+// TTFT is the part of the cost that delays the first token.
+func (t Terms) TTFT() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait + t.Residual }
+
+// WithoutResidual is TTFT without the correction by the residual.
+func (t Terms) WithoutResidual() float64 { return t.RTT + t.T0 + t.Prefill + t.Wait }
+
+// residualFloor is the smallest share of a prediction that remains after a negative residual is added.
+const residualFloor = 0.25
+
+// predictCost predicts the cost of a request at candidate i, after the requests that this round has already counted at the candidate.
+func (p *Policy) predictCost(r *Request, i int) Terms {
+	x, s := &p.candidates[i], &p.settings
+	t := Terms{
+		RTT: x.RTTMs, T0: x.T0Ms, Prefill: s.PrefillWeight * x.TPMs * r.newTokens(i),
+		Wait: s.WaitWeight * p.waitMs(r, i), Batch: s.BatchWeight * s.BatchMs * x.Running,
+	}
+	t.Residual = max(x.ResidualMs, (residualFloor-1)*t.WithoutResidual())
+	return t
+}
+
+// waitMs is how long, in ms, a request waits at candidate i until its prefill begins: for the prefills before it, for KV memory, and
+// in an arrival queue, which overlap.
+func (p *Policy) waitMs(r *Request, i int) float64 {
+	x, c := &p.candidates[i], &p.charges[i]
+	if x.Peer {
+		waitMs := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.kvWaitMs(r, i))
+		unseen := x.UnseenTokens + c.newTokens // come after all that the peer has counted; its replicas share them
+		return waitMs + x.TPMs*unseen/float64(max(1, x.Replicas))
+	}
+	waitMs := x.TPMs * (x.QueuedTokens + c.newTokens)
+	if p.openReplicas == 0 && x.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
+		waitMs = max(waitMs, float64(p.waitingAhead+1)*p.departureGapMs) // the queue lets one request go at a time
+	}
+	return max(waitMs, p.kvWaitMs(r, i))
+}
+
+// kvWaitMs is how long, in ms, a request waits for KV memory at candidate i, after the requests that this round has counted at the
+// candidate. Its own tokens do not count while the KV gate is closed: the gate opens when there is room for any prompt.
+func (p *Policy) kvWaitMs(r *Request, i int) float64 {
+	x := &p.candidates[i]
+	tokens := p.charges[i].promptTokens
+	gateIsClosed := x.Why == NoRoom || x.Why == NoReplica
+	if !gateIsClosed {
+		tokens += float64(r.Tokens)
+	}
+	return max(0, x.KVRoomMs+x.KVTokenMs*tokens)
+}
+
+// near is the relative difference up to which two costs count as equal.
+const near = 1e-9
+
+// sameCost reports whether two numbers differ by no more than a rounding error.
+func sameCost(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
+
+// Policy decides for one region and one model. It reuses its memory, so that only one goroutine at a time may use it. Each
+// Parse makes another Policy.
+type Policy struct {
+	name, spec string
+	rule       rule
+	settings   Settings
+
+	// The state of the present round:
+	candidates     []Candidate
+	charges        []charge // by candidate
+	openReplicas   int      // replicas that still take a request
+	openPeers      int      // peers that still take a request
+	waitingAhead   int      // requests for which Next returned Hold
+	departureGapMs float64  // the average time between two departures from the arrival queue; 0: unknown
+	peersBlocked   bool     // a request that could be forwarded found no candidate: later requests are not forwarded either
+
+	nextTurn [2]int  // for byTurn: the index after the last chosen candidate; indexed by sideIndex
+	rings    [2]ring // for byRing; indexed by sideIndex
+}
+
+// charge is the sum of the requests that this round has counted at a candidate. A request that waits for the candidate also counts.
+type charge struct {
+	sendsLeft    int     // how many more requests may be sent to the candidate in this round
+	newTokens    float64 // new tokens of the requests that were sent to the candidate or held for it
+	promptTokens float64 // prompt tokens of these requests
+}
+
+// ring is a Ring, with the candidates from which it was made.
+type ring struct {
+	Ring
+	ids     []string
+	indexes []int // by owner: the index of its candidate in the round
+}
+
+// rule describes how a policy chooses.
+type rule struct {
+	comparesAll       bool     // compare all candidates, and wait for the best; otherwise an available local replica is taken first
+	chooseLocal       chooseBy // how an available replica is chosen
+	choosePeer        chooseBy // how an available peer is chosen
+	peerMustBeCheaper bool     // a request does not go to a peer that costs more than a local replica
+	neverForwards     bool     // a request never goes to a peer
+	limitsPeerQueue   bool     // a peer with a queue longer than tau is not available
+}
