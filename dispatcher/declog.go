@@ -77,11 +77,11 @@ func (l *decisionLog) open() error {
 	begin, rest := logfile.Rest(l.cfg.File) // the part of a line at the end of the file, and where it begins
 	l.file, l.size = f, info.Size()
 	l.regular = info.Mode().IsRegular()
-	l.out = logfile.Writer{Log: f, Torn: len(rest) > 0}
+	l.out = logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}
 	// The rest may be shorter than lineBegin.
 	isOwnLine := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
-	if l.out.Torn && isOwnLine && f.Truncate(begin) == nil { // Truncate fails if the file may only grow
-		l.size, l.out.Torn = begin, false
+	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails if the file may only grow
+		l.size, l.out.EndsMidLine = begin, false
 	}
 	return nil
 }

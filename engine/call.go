@@ -232,7 +232,7 @@ func (k *Call) Expire() {
 // limit, the caller can still read what the engine sends, so that an answer on its way is not lost. An engine that notices the
 // disconnection closes its own half, and the stream ends. If there is no connection yet, Leave does the same as Abort. It never
 // blocks and may be called from any goroutine.
-func (k *Call) Leave(limit time.Duration) {
+func (k *Call) Disconnect(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true

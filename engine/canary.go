@@ -23,16 +23,16 @@ const (
 func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
-	w.traffic.Beyond(1) // a canary does not wait for a free slot of its rank
-	defer w.traffic.Beyond(-1)
+	w.traffic.AddSentWithoutSlot(1) // a canary does not wait for a free slot of its rank
+	defer w.traffic.AddSentWithoutSlot(-1)
 	failures := make(chan error, len(ranks))
 	for _, rank := range ranks {
-		w.traffic.Sends(canaryTokens)
+		w.traffic.ExpectComputed(canaryTokens)
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
 			if computed { // the core of this rank was alive after the request was sent
-				w.traffic.Signs(rank.Rank).Seen(sentAt)
+				w.traffic.Liveness(rank.Rank).RecordSign(sentAt)
 			}
 			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
 				err = nil
@@ -43,7 +43,7 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 	var errs []error
 	for range ranks {
 		errs = append(errs, <-failures)
-		w.traffic.Settles(canaryTokens, canaryTokens)
+		w.traffic.SettleComputed(canaryTokens, canaryTokens)
 	}
 	return errors.Join(errs...)
 }
@@ -90,10 +90,10 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, PausedBy(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
+		return false, EngineRefusal(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
-			Why: PausedBy(resp.StatusCode(), body, to)}
+			Why: EngineRefusal(resp.StatusCode(), body, to)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", t.ID)
 	}

@@ -51,7 +51,7 @@ func checkFrozen(w *watch, s *Sample) {
 	}
 	w.m.cfg.Log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell "+
 		"whether it computes", zap.String("engine", w.in.ID))
-	if w.suspect.circuit.In() { // an engine that is out of service gets a canary anyway
+	if w.suspect.circuit.InService() { // an engine that is out of service gets a canary anyway
 		w.suspect.doubted = true
 		w.publishSuspicion()
 	}
@@ -88,10 +88,10 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		gauges := vitalsOf(s, t.Rank)
-		liveness := w.traffic.Signs(t.Rank)
+		liveness := w.traffic.Liveness(t.Rank)
 		liveness.gauge.Store(gauges != noVitals)
 		if old, known := before[t.Rank]; known && gauges != old {
-			liveness.Seen(scrapes.at)
+			liveness.RecordSign(scrapes.at)
 		}
 		scrapes.ranks[t.Rank] = gauges
 	}

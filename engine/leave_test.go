@@ -68,8 +68,8 @@ func TestLeave(t *testing.T) {
 			}
 			go func() {
 				<-asked
-				k.Leave(limit)
-				k.Leave(time.Hour) // changes nothing
+				k.Disconnect(limit)
+				k.Disconnect(time.Hour) // changes nothing
 			}()
 			r, err := post(k, "{}")
 			var body []byte
@@ -108,10 +108,10 @@ func TestLeaveOnceMoreAfterTheEngineHasClosed(t *testing.T) {
 	k := c.NewCall(tg)
 	r, err := post(k, "{}")
 	require.NoError(t, err)
-	k.Leave(time.Minute)
+	k.Disconnect(time.Minute)
 	close(left)
 	<-closed
-	k.Leave(time.Minute)
+	k.Disconnect(time.Minute)
 	body, err := r.ReadAll(1 << 20)
 	require.NoError(t, err)
 	require.Equal(t, answer, string(body))
@@ -130,12 +130,12 @@ func TestLeaveWithoutHalves(t *testing.T) {
 	k := c.NewCall(tg)
 	go func() {
 		<-asked
-		k.Leave(time.Hour)
+		k.Disconnect(time.Hour)
 	}()
 	_, err := post(k, "{}")
 	require.ErrorIs(t, err, ErrAborted)
 	k = c.NewCall(tg)
-	k.Leave(time.Hour)
+	k.Disconnect(time.Hour)
 	_, err = post(k, "{}")
 	require.ErrorIs(t, err, ErrAborted, "left before it was made")
 }
@@ -148,7 +148,7 @@ func TestACallEndedBeforehandSendsNothing(t *testing.T) {
 		end  func(*Call)
 	}{
 		{"aborted", (*Call).Abort},
-		{"left", func(k *Call) { k.Leave(time.Hour) }},
+		{"left", func(k *Call) { k.Disconnect(time.Hour) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var requests atomic.Int32

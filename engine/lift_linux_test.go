@@ -135,7 +135,7 @@ func TestALiftedCallIsTouched(t *testing.T) {
 		want  func(t *testing.T, err *Error)
 	}{
 		{"aborted", (*Call).Abort, func(t *testing.T, err *Error) { require.True(t, err.Aborted) }},
-		{"left", func(k *Call) { k.Leave(50 * time.Millisecond) }, func(t *testing.T, err *Error) { require.True(t, err.Aborted) }},
+		{"left", func(k *Call) { k.Disconnect(50 * time.Millisecond) }, func(t *testing.T, err *Error) { require.True(t, err.Aborted) }},
 		{"its time is over", (*Call).Expire, func(t *testing.T, err *Error) { require.True(t, err.Timeout) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

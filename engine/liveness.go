@@ -38,10 +38,10 @@ func (l *Liveness) since(t time.Time) int64 { return int64(t.Sub(l.begin)) }
 func (l *Liveness) at(ns int64) time.Time { return l.begin.Add(time.Duration(ns)) }
 
 // Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
-func (l *Liveness) Last() time.Time { return l.at(l.last.Load()) }
+func (l *Liveness) LastSign() time.Time { return l.at(l.last.Load()) }
 
 // Seen records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
-func (l *Liveness) Seen(at time.Time) {
+func (l *Liveness) RecordSign(at time.Time) {
 	to := l.since(at)
 	for {
 		from := l.last.Load()
@@ -105,7 +105,7 @@ const enough = 2 << 10
 // Came records that bytes were read now. If the previous read emptied the socket, the engine sent these bytes after that read:
 // made is its time, and ok is true. The time is right even if a slow client made evenkeel read late. left says that not
 // all bytes that have arrived were read.
-func (r *LastRead) Came(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
+func (r *LastRead) Record(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
 	if left { // this read has not emptied the socket
 		bytes += enough
 	}
@@ -131,7 +131,7 @@ type PendingPull struct {
 }
 
 // Await begins the wait of a request. It must be called before the request is written.
-func (l *Liveness) Await(now time.Time, hold mooncake.Hold) *PendingPull {
+func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	pull := &PendingPull{liveness: l, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +149,7 @@ func (p *PendingPull) Salt() string { return p.salt }
 
 // Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before. When the
 // timer fires, signs of life may have renewed the hold. In this case the timer is set again.
-func (p *PendingPull) Limit(expire func()) {
+func (p *PendingPull) OnExpiry(expire func()) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
 	p.timer = time.AfterFunc(time.Until(p.until()), func() {
@@ -176,14 +176,14 @@ func (p *PendingPull) until() time.Time {
 }
 
 // Gauged says whether the engine's gauges show if the rank's core works, so that they give signs even without streams.
-func (l *Liveness) Gauged() bool { return l.gauge.Load() }
+func (l *Liveness) HasGauges() bool { return l.gauge.Load() }
 
 // Renewed says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
-func (p *PendingPull) Renewed(at time.Time) bool { return at.After(p.keptUntil) }
+func (p *PendingPull) KeptByRenewal(at time.Time) bool { return at.After(p.keptUntil) }
 
 // Over says whether the prefill engine may have freed the KV by now. If so, later requests get another salt, so that they do not
 // use this KV in the rank's prefix cache.
-func (p *PendingPull) Over(now time.Time) bool {
+func (p *PendingPull) CheckExpired(now time.Time) bool {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
 	if !now.Before(p.until()) {
@@ -201,7 +201,7 @@ func (l *Liveness) mayNeedSalt() bool {
 
 // Lose records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
 // the rank's prefix cache.
-func (p *PendingPull) Lose() {
+func (p *PendingPull) MarkLost() {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
 	p.lose()
@@ -217,7 +217,7 @@ func (p *PendingPull) lose() {
 
 // Arrived records that the first event came at the time at. held says whether the KV was certainly kept until the rank had
 // read it.
-func (p *PendingPull) Arrived(at time.Time) (held bool) {
+func (p *PendingPull) RecordFirstEvent(at time.Time) (held bool) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
 	p.liveness.endGap(max(p.liveness.since(at), p.liveness.last.Load()+1)) // +1 ns, because endGap ignores a time that is not later

@@ -25,9 +25,9 @@ func kept() mooncake.Hold {
 // seen gives signs of life for so long, and returns with the last one.
 func seen(l *Liveness, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-		l.Seen(time.Now())
+		l.RecordSign(time.Now())
 	}
-	l.Seen(time.Now())
+	l.RecordSign(time.Now())
 }
 
 func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
@@ -43,17 +43,17 @@ func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := NewLiveness()
 				began, expired := time.Now(), make(chan struct{})
-				p := l.Await(began, kept())
-				p.Limit(func() { close(expired) })
+				p := l.AddPull(began, kept())
+				p.OnExpiry(func() { close(expired) })
 				if row.alive > 0 {
 					seen(l, row.alive)
 				}
 				<-expired
 				require.GreaterOrEqual(t, time.Since(began), row.after)
 				require.LessOrEqual(t, time.Since(began), row.limit)
-				require.True(t, p.Over(time.Now()))
+				require.True(t, p.CheckExpired(time.Now()))
 				p.End()
-				require.NotEmpty(t, l.Await(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
+				require.NotEmpty(t, l.AddPull(time.Now(), kept()).Salt(), "what it may have left in the prefix cache is not found again")
 			})
 		})
 	}
@@ -62,12 +62,12 @@ func TestAWaitEndsWhenTheCoreHasBeenQuietForTooLong(t *testing.T) {
 func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLiveness()
-		p := l.Await(time.Now(), kept())
-		p.Limit(func() { t.Error("it was given up") })
+		p := l.AddPull(time.Now(), kept())
+		p.OnExpiry(func() { t.Error("it was given up") })
 		seen(l, 5*time.Minute)
-		require.True(t, p.Arrived(time.Now()))
+		require.True(t, p.RecordFirstEvent(time.Now()))
 		p.End()
-		require.Empty(t, l.Await(time.Now(), kept()).Salt())
+		require.Empty(t, l.AddPull(time.Now(), kept()).Salt())
 	})
 }
 
@@ -76,15 +76,15 @@ func TestAnAnswerIsBelievedIfTheCoreWasAlive(t *testing.T) {
 func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLiveness()
-		first := l.Await(time.Now(), kept())
+		first := l.AddPull(time.Now(), kept())
 		time.Sleep(20 * time.Second)
-		second := l.Await(time.Now(), kept())
+		second := l.AddPull(time.Now(), kept())
 		time.Sleep(10 * time.Second)
-		require.False(t, first.Arrived(time.Now()), "its hold is over")
-		third := l.Await(time.Now(), kept())
+		require.False(t, first.RecordFirstEvent(time.Now()), "its hold is over")
+		third := l.AddPull(time.Now(), kept())
 		require.NotEqual(t, first.Salt(), third.Salt())
-		require.False(t, second.Arrived(time.Now()), "its own hold is not over")
-		require.True(t, third.Arrived(time.Now()))
+		require.False(t, second.RecordFirstEvent(time.Now()), "its own hold is not over")
+		require.True(t, third.RecordFirstEvent(time.Now()))
 		for _, p := range []*PendingPull{first, second, third, third} {
 			p.End()
 		}
@@ -94,13 +94,13 @@ func TestOneLossIsThatOfAllThatWait(t *testing.T) {
 
 func TestASignOfLifeAllocatesNothing(t *testing.T) {
 	l := NewLiveness()
-	p := l.Await(time.Now(), kept())
+	p := l.AddPull(time.Now(), kept())
 	defer p.End()
 	at := time.Now()
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		at = at.Add(20 * time.Millisecond)
-		l.Seen(at)
-		l.Seen(at.Add(time.Second)) // a gap
+		l.RecordSign(at)
+		l.RecordSign(at.Add(time.Second)) // a gap
 	}))
 }
 
@@ -112,8 +112,8 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 		f := decodes()
 		f.set("/v1/completions", "") // the canary is not answered
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			l := m.Traffic("d0").Signs(-1)
-			p := l.Await(time.Now(), kept())
+			l := m.Traffic("d0").Liveness(-1)
+			p := l.AddPull(time.Now(), kept())
 			time.Sleep(7 * time.Second)
 			require.False(t, quiet(m))
 			time.Sleep(2 * time.Second)
@@ -122,7 +122,7 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 			p.End()
 			time.Sleep(3 * time.Second)
 			require.True(t, quiet(m), "nothing waits there any more, and nothing has spoken for it")
-			l.Seen(time.Now())
+			l.RecordSign(time.Now())
 			time.Sleep(2 * time.Second)
 			require.False(t, quiet(m))
 		})
@@ -130,10 +130,10 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 	t.Run("until the canary passes", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
-			p.Limit(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
+			p.OnExpiry(func() { t.Error("it was given up") })
 			time.Sleep(time.Minute)
-			require.True(t, p.Arrived(time.Now()), "its canaries were answered all the time")
+			require.True(t, p.RecordFirstEvent(time.Now()), "its canaries were answered all the time")
 			p.End()
 			require.Greater(t, f.count("/v1/completions"), 3)
 		})
@@ -142,9 +142,9 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 		f := decodes()
 		f.set("/v1/completions", "HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
 			expired := make(chan struct{})
-			p.Limit(func() { close(expired) })
+			p.OnExpiry(func() { close(expired) })
 			began := time.Now()
 			<-expired
 			require.LessOrEqual(t, time.Since(began), 27*time.Second)
@@ -155,15 +155,15 @@ func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
 	t.Run("and not while gauges move", func(t *testing.T) {
 		f := decodes()
 		doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
-			p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
-			p.Limit(func() { t.Error("it was given up") })
+			p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
+			p.OnExpiry(func() { t.Error("it was given up") })
 			for n := range 60 {
 				f.set("/metrics", ok(gauges(n, 1)))
 				time.Sleep(time.Second)
 				require.False(t, quiet(m))
 			}
-			require.True(t, m.Traffic("d0").Signs(-1).Gauged())
-			require.True(t, p.Arrived(time.Now()))
+			require.True(t, m.Traffic("d0").Liveness(-1).HasGauges())
+			require.True(t, p.RecordFirstEvent(time.Now()))
 			p.End()
 			require.Zero(t, f.count("/v1/completions"))
 		})
@@ -178,12 +178,12 @@ func TestAChangedSampleIsASignOfLifeBeforeItIsRead(t *testing.T) {
 		c := NewClient(Options{Dial: f.dial})
 		m := NewMonitor(MonitorConfig{Client: c, Registerer: prometheus.NewPedanticRegistry(), Log: zap.NewNop(), Canary: time.Hour})
 		signs := make(chan time.Time, 1000)
-		m.OnSample(func(string, *Sample, time.Time) { signs <- m.Traffic("d0").Signs(-1).Last() })
+		m.OnSample(func(string, *Sample, time.Time) { signs <- m.Traffic("d0").Liveness(-1).LastSign() })
 		d0 := target(t, "http://d0:8000")
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		<-signs
 		still := <-signs
 		f.set("/metrics", ok(gauges(2, 1)))

@@ -43,7 +43,7 @@ func TestTheListOfAnEngineIsReadAgain(t *testing.T) {
 		before := f.count("/v1/models")
 		f.set("/v1/models", ok(`{"data":[{"id":"m"}]}`))
 		for range 40 {
-			m.Report("p0", fmt.Errorf("prefill p0 answered 404: %w", ErrUnlisted))
+			m.ReportFailure("p0", fmt.Errorf("prefill p0 answered 404: %w", ErrUnlisted))
 			time.Sleep(time.Millisecond)
 		}
 		require.Equal(t, []Model{{ID: "m"}}, m.Status("p0").Models, "within a moment")
@@ -53,7 +53,7 @@ func TestTheListOfAnEngineIsReadAgain(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		require.Len(t, m.Status("p0").Models, 2, "a later refusal was looked into, too")
 		for range 100 {
-			m.Report("p0", ErrUnlisted)
+			m.ReportFailure("p0", ErrUnlisted)
 			time.Sleep(100 * time.Millisecond)
 		}
 		time.Sleep(2 * time.Second)
@@ -64,8 +64,8 @@ func TestTheListOfAnEngineIsReadAgain(t *testing.T) {
 		require.LessOrEqual(t, f.count("/v1/models")-asked, 8, "nobody has refused anything since")
 		f.set("/health", refusing(http.StatusInternalServerError, ""))
 		time.Sleep(5 * time.Second)
-		m.Report("p0", ErrUnlisted)
-		m.Report("nobody", ErrUnlisted)
+		m.ReportFailure("p0", ErrUnlisted)
+		m.ReportFailure("nobody", ErrUnlisted)
 		require.False(t, m.Status("p0").Up, "one that is down is not asked")
 	})
 }

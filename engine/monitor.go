@@ -25,7 +25,7 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 
 // Start watches the instances until ctx ends, and returns when the last request of a check has ended. It calls the function set by
 // OnChange in this goroutine.
-func (m *Monitor) Start(ctx context.Context) {
+func (m *Monitor) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
 	for _, w := range m.watches {
@@ -109,7 +109,7 @@ func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.on
 //   - A connection was refused: the instance is down from now on until its next good check, which begins at once.
 //   - A connection broke: the instance is checked at once, and is down if that check cannot connect.
 //   - Any other failure (a timeout, bytes that are no answer) may be the request's own fault: the regular checks will find out.
-func (m *Monitor) Report(id string, err error) {
+func (m *Monitor) ReportFailure(id string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.watches[id]

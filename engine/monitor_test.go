@@ -206,7 +206,7 @@ func TestAnEngineThatNeverAnsweredIsLoggedOnceForEachReason(t *testing.T) {
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		time.Sleep(10 * time.Minute)
 		require.Len(t, logs.All(), 1)
 		first := logs.All()[0]
@@ -311,8 +311,8 @@ func TestReport(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFake()
 			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
-				m.Report("unknown", refused)
-				m.Report("p0", tt.err)
+				m.ReportFailure("unknown", refused)
+				m.ReportFailure("p0", tt.err)
 				require.Equal(t, !tt.down, m.Status("p0").Up)
 				time.Sleep(3 * time.Second)
 				require.True(t, m.Status("p0").Up, "the next good check takes it up")
@@ -338,7 +338,7 @@ func TestABrokenConnectionIsLookedIntoAtOnce(t *testing.T) {
 				tt.fail(f)
 				m.cfg.Client.idle.drop(target(t, "http://p0:8000").key())
 				before := f.count("/health")
-				m.Report("p0", &Error{Phase: PhaseBody, Sent: true, Err: io.ErrUnexpectedEOF})
+				m.ReportFailure("p0", &Error{Phase: PhaseBody, Sent: true, Err: io.ErrUnexpectedEOF})
 				synctest.Wait() // no time passes
 				require.Equal(t, !tt.down, m.Status("p0").Up)
 				if !tt.down {
@@ -357,7 +357,7 @@ func TestACheckBegunBeforeAReportDoesNotOverruleIt(t *testing.T) {
 		for n := f.count("/health"); f.count("/health") == n; {
 			time.Sleep(10 * time.Millisecond)
 		}
-		m.Report("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		m.ReportFailure("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
 		for n := f.count("/health"); f.count("/health") == n; { // until the next check, the first that counts
 			require.False(t, m.Status("p0").Up)
 			time.Sleep(10 * time.Millisecond)
@@ -404,7 +404,7 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 		})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		synctest.Wait()
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0")}})
 		time.Sleep(25 * time.Second)
@@ -412,7 +412,7 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 		require.Equal(t, []string{"p0 true"}, seen, "no change, no call")
 		f.refuseAll(true)
 		c.idle.drop(target(t, "http://p0").key())
-		m.Report("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		m.ReportFailure("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.Equal(t, "p0 false", seen[1])

@@ -59,7 +59,7 @@ func moves(t *testing.T, h *hosts, body func(t *testing.T, m *Monitor, c *Client
 		m.Set([]Instance{{ID: "p0", Role: "prefill", Target: target(t, "http://p0:8000")}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		defer func() {
 			stop()
 			<-done
@@ -93,7 +93,7 @@ func TestANameThatMovesToAHostThatIsDead(t *testing.T) {
 					ctx, stop := context.WithTimeout(t.Context(), 5*time.Second)
 					_, _, err := c.Get(ctx, target(t, "http://p0:8000"), "/health", 100)
 					stop()
-					m.Report("p0", err)
+					m.ReportFailure("p0", err)
 					m.Answered("p0")
 					time.Sleep(100 * time.Millisecond)
 				}
@@ -162,7 +162,7 @@ func TestAnEngineIsUpOnlyByANewConnection(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, _ *prometheus.Registry) {
 		f.refuseAll(true)
-		m.Report("p0", &Error{Target: "e0", Phase: PhaseConnect, Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}})
+		m.ReportFailure("p0", &Error{Target: "e0", Phase: PhaseConnect, Err: &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}})
 		require.False(t, m.Status("p0").Up)
 		for range 600 {
 			time.Sleep(100 * time.Millisecond)

@@ -71,7 +71,7 @@ func (l Limits) of(name string) (most float64, wanted bool) {
 // Named reads the series in limits, the start time and the cache config from a page in the Prometheus text format. All series of the
 // result are untyped. A value must be NaN, which means unknown, or between 0 and the limit of its name. If any value is wrong,
 // Named returns a PageError and no values, because the other values cannot be trusted either.
-func Named(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
+func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))
 	if err != nil {

@@ -65,7 +65,7 @@ var noRank = sync.OnceValue(func() *regexp.Regexp {
 
 // PausedBy finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
 // ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request.
-func PausedBy(status int, body []byte, t *Target) error {
+func EngineRefusal(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
 		return refusalOfAll(body)

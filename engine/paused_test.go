@@ -46,7 +46,7 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 			if row.rank >= 10 {
 				at.First, at.Rank = 10, row.rank-10
 			}
-			require.Equal(t, row.want, PausedBy(row.status, []byte(row.body), at))
+			require.Equal(t, row.want, EngineRefusal(row.status, []byte(row.body), at))
 		})
 	}
 }
@@ -102,7 +102,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		since := m.Status("p0").Since
 		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
 		f.set("/metrics", refusing(503, `{"error":"`+saysScaling+`"}`))
-		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
+		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
 		s := m.Status("p0")
 		require.True(t, s.Halted())
 		require.Equal(t, "halted", s.State())
@@ -120,7 +120,7 @@ func TestAnEngineThatReformsIsHalted(t *testing.T) {
 		require.Equal(t, since, s.Since, "it was up all the while")
 		require.WithinRange(t, s.Changed, time.Now().Add(-2*time.Second), time.Now(), "and takes requests since a moment ago")
 		require.Len(t, logs.FilterMessage("an engine takes no requests for now, and its requests wait").All(), 1)
-		m.Report("nobody", ErrReforming)
+		m.ReportFailure("nobody", ErrReforming)
 	})
 }
 
@@ -143,7 +143,7 @@ func TestAChangeOfRanksThatFailedIsNotWaitedFor(t *testing.T) {
 		for _, p := range []string{"/v1/models", "/metrics"} {
 			f.set(p, refusing(503, `{"error":"`+saysScaling+`"}`))
 		}
-		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
+		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrReforming))
 		s := says(phase("committing", 8, "null"))
 		require.Equal(t, "halted", s.State())
 		require.ErrorContains(t, s.Halt, "its group re-forms, because vLLM changes the number of its ranks (elastic EP); it is to have 8")
@@ -186,7 +186,7 @@ func TestAnEngineThatTellsOnlyRequestsThatItReforms(t *testing.T) {
 		for range circuit.Limit {
 			synctest.Wait() // for a check of the same instant
 			require.NoError(t, m.Status("d0").Out)
-			m.Report("d0", ErrReforming)
+			m.ReportFailure("d0", ErrReforming)
 			require.True(t, m.Status("d0").Halted())
 			time.Sleep(2 * time.Second)
 			require.NoError(t, m.Status("d0").Halt)
@@ -217,7 +217,7 @@ func TestNothingButAListOfModelsEndsWhatAnEngineSaid(t *testing.T) {
 			for asked := f.count("/health"); f.count("/health") == asked; {
 				time.Sleep(10 * time.Millisecond)
 			}
-			m.Report("p0", row.why)
+			m.ReportFailure("p0", row.why)
 			f.set("/v1/models", refusing(503, `{"error":"`+row.says+`"}`))
 			for range 100 {
 				time.Sleep(100 * time.Millisecond)
@@ -247,7 +247,7 @@ func TestAHaltThatDoesNotEndIsAnOutage(t *testing.T) {
 		watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, reg *prometheus.Registry) {
 			before := f.answers[path]
 			f.set(path, scaling)
-			m.Report("p0", ErrReforming)
+			m.ReportFailure("p0", ErrReforming)
 			time.Sleep(LongestHalt - time.Second)
 			require.Equal(t, "halted", m.Status("p0").State())
 			for range 60 {
@@ -260,7 +260,7 @@ func TestAHaltThatDoesNotEndIsAnOutage(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			require.Equal(t, "up", m.Status("p0").State())
 			f.set(path, scaling)
-			m.Report("p0", ErrReforming)
+			m.ReportFailure("p0", ErrReforming)
 			time.Sleep(LongestHalt - time.Second)
 			require.Equal(t, "halted", m.Status("p0").State(), "it counts anew")
 		})
@@ -324,9 +324,9 @@ func TestRanksThatAnEngineDoesNotHave(t *testing.T) {
 		}
 		m.Set([]Instance{in})
 		time.Sleep(2 * time.Second)
-		m.Report("d0", errors.Join(errors.New("decode d0"), &RankError{Rank: 2, Ranks: 2}))
+		m.ReportFailure("d0", errors.Join(errors.New("decode d0"), &RankError{Rank: 2, Ranks: 2}))
 		require.Equal(t, map[int]string{2: "the engine has only 2 ranks now (elastic EP)"}, m.Status("d0").Lost)
-		m.Report("d0", &RankError{Rank: 1, Ranks: 1})
+		m.ReportFailure("d0", &RankError{Rank: 1, Ranks: 1})
 		require.Len(t, m.Status("d0").Lost, 2)
 		require.NoError(t, m.Status("d0").Err)
 		time.Sleep(time.Minute)
@@ -349,7 +349,7 @@ func TestATryOfALostRankHoldsNoCheckUp(t *testing.T) {
 		one.Rank = 1
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: base, Ranks: 2, Canaries: []*Target{base, &one}}})
 		time.Sleep(2 * time.Second)
-		m.Report("d0", &RankError{Rank: 1, Ranks: 1})
+		m.ReportFailure("d0", &RankError{Rank: 1, Ranks: 1})
 		for _, says := range []string{"", status(500), status(404), refusing(400, `{"error":"no such model"}`)} {
 			f.set(completionsPath, says)
 			before, tries := f.count("/health"), f.count(completionsPath)
@@ -368,7 +368,7 @@ func TestALostRankThatOnlyClientsTry(t *testing.T) {
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 		m.Set([]Instance{{ID: "q0", Role: "prefill", Target: target(t, "http://p0:8000"), Ranks: 4}})
 		time.Sleep(2 * time.Second)
-		m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+		m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
 		tries := 0
 		for range 3600 {
 			time.Sleep(time.Second)
@@ -376,8 +376,8 @@ func TestALostRankThatOnlyClientsTry(t *testing.T) {
 			require.NotEmpty(t, lost[3], "one rank at a time")
 			if lost[2] == "" {
 				tries++
-				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
-				m.Report("q0", &RankError{Rank: 2, Ranks: 2})
+				m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
+				m.ReportFailure("q0", &RankError{Rank: 2, Ranks: 2})
 			}
 		}
 		require.InDelta(t, 16, tries, 2, "after 10, 20, 40 s and so on, at most five minutes")
@@ -407,7 +407,7 @@ func TestACanaryThatIsWithheldProvesNothing(t *testing.T) {
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 		refusesTokens(t, m, f)
 		f.set("/v1/models", refusing(503, `{"error":"`+saysScaling+`"}`))
-		m.Judge("d0", Silent, context.DeadlineExceeded)
+		m.RecordOutcome("d0", Silent, context.DeadlineExceeded)
 		time.Sleep(2 * time.Second)
 		s := m.Status("d0")
 		require.True(t, s.Halted())
@@ -434,7 +434,7 @@ func TestAnEngineThatSaysThatItIsPausedIsHalted(t *testing.T) {
 		require.Equal(t, "up", m.Status("p0").State())
 
 		f.set("/is_paused", ok(`{"is_paused":true}`))
-		m.Report("p0", fmt.Errorf("prefill p0: %w", ErrPaused))
+		m.ReportFailure("p0", fmt.Errorf("prefill p0: %w", ErrPaused))
 		require.True(t, m.Status("p0").Halted(), "at once")
 		f.set("/is_paused", ok(`{"is_paused":false}`))
 		time.Sleep(3 * time.Second)
@@ -455,14 +455,14 @@ func TestAnEngineThatIsHeldIsNotJudged(t *testing.T) {
 		since := m.Status("d0").Since
 		f.set(completionsPath, "") // it never answers, and nothing is to be asked
 		for range circuit.Limit - 1 {
-			m.Judge("d0", Faulted, errors.New("500"))
+			m.RecordOutcome("d0", Faulted, errors.New("500"))
 		}
 		set(&Held{"paused at noon"})
 		require.EqualError(t, m.Status("d0").Halt, "paused at noon", "at once")
 		for range circuit.Limit {
-			m.Judge("d0", Faulted, errors.New("500"))
-			m.Judge("d0", Silent, errors.New("silent"))
-			m.Report("d0", fmt.Errorf("decode d0: %w", ErrPaused))
+			m.RecordOutcome("d0", Faulted, errors.New("500"))
+			m.RecordOutcome("d0", Silent, errors.New("silent"))
+			m.ReportFailure("d0", fmt.Errorf("decode d0: %w", ErrPaused))
 		}
 		f.set("/health", status(503))
 		time.Sleep(time.Minute)
@@ -480,12 +480,12 @@ func TestAnEngineThatIsHeldIsNotJudged(t *testing.T) {
 		set(nil)
 		s = m.Status("d0")
 		require.True(t, s.Up && !s.Halted(), "%+v", s)
-		m.Judge("d0", Faulted, errors.New("500"))
+		m.RecordOutcome("d0", Faulted, errors.New("500"))
 		require.NoError(t, m.Status("d0").Out, "what failed before counts no more")
 
 		set(&Held{"paused again"})
 		f.refuseAll(true)
-		m.Report("d0", &Error{Phase: PhaseConnect, Err: errors.New("refused")})
+		m.ReportFailure("d0", &Error{Phase: PhaseConnect, Err: errors.New("refused")})
 		require.False(t, m.Status("d0").Up)
 	})
 }

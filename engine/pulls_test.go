@@ -23,16 +23,16 @@ vllm:external_prefix_cache_hits_total{engine="1"} 100
 		require.NoError(t, err)
 		return p.newlyNotPulled(s, &traffic)
 	}
-	traffic.Sends(500) // it is not known yet whether the engine has counted this one
+	traffic.ExpectComputed(500) // it is not known yet whether the engine has counted this one
 	p.before(&traffic)
 	require.Zero(t, scraped(1, 9000, 4000), "what was there before is nobody's")
 	require.Zero(t, scraped(1, 9500, 4000), "it was to compute these")
-	traffic.Settles(500, 400)
+	traffic.SettleComputed(500, 400)
 	require.EqualValues(t, 100, scraped(1, 9500, 4000), "more than its answer says")
 	require.Zero(t, scraped(1, 9500, 4000), "told once")
-	traffic.Sends(128)
+	traffic.ExpectComputed(128)
 	require.EqualValues(t, 872, scraped(1, 10_500, 4000), "a hand-off of 1,000 tokens, and nothing was pulled")
-	traffic.Settles(128, 128)
+	traffic.SettleComputed(128, 128)
 	require.Zero(t, scraped(1, 11_500, 5000), "all of it came")
 	p.before(&traffic)
 	require.Zero(t, scraped(2, 300, 0), "another process begins anew")

@@ -38,29 +38,29 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 			"the core goes on for a second": func(*rapid.T) {
 				for range 10 {
 					now = now.Add(100 * time.Millisecond)
-					l.Seen(now)
+					l.RecordSign(now)
 				}
 			},
 			"a request is sent": func(t *rapid.T) {
-				pull := l.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
+				pull := l.AddPull(now, p.Hold(now, now.Add(p.PulledWithin())))
 				require.False(t, spoiled[pull.Salt()], "it is sent under a salt that lost KV")
 				pulls = append(pulls, pull)
 			},
 			"an answer begins": func(t *rapid.T) {
 				i := one(t)
 				p := pulls[i]
-				held := p.Arrived(now)
+				held := p.RecordFirstEvent(now)
 				require.False(t, held && spoiled[p.Salt()], "it is believed, and others with its salt had lost their KV")
 				spoiled[p.Salt()] = spoiled[p.Salt()] || !held
 				end(i)
 			},
 			"a wait is looked at": func(t *rapid.T) {
 				p := pulls[one(t)]
-				spoiled[p.Salt()] = p.Over(now) || spoiled[p.Salt()]
+				spoiled[p.Salt()] = p.CheckExpired(now) || spoiled[p.Salt()]
 			},
 			"KV is known to be lost": func(t *rapid.T) {
 				p := pulls[one(t)]
-				p.Lose()
+				p.MarkLost()
 				spoiled[p.Salt()] = true
 			},
 			"a client leaves": func(t *rapid.T) { end(one(t)) },

@@ -88,7 +88,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
-	families, err := Named(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
+	families, err := ParseSeries(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	clocks, err := Named(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
+	clocks, err := ParseSeries(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
 	if err != nil {
 		clocks = nil // no decision depends on these clocks, so the rest of the page is still used
 	}

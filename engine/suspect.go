@@ -28,7 +28,7 @@ const (
 // Judge records how a request on an instance ended. After several failures in a row the instance gets no new requests until a canary
 // passes. An instance that may hang gets a canary at once. Judge ignores failures of the proxy itself, and instances without
 // canaries, whose callers detect failures in other ways.
-func (m *Monitor) Judge(id string, v Verdict, why error) {
+func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 && w.in.Held == nil && !isOwnFault(why) {
@@ -94,10 +94,10 @@ func (w *watch) listen(now time.Time) {
 		s.quiet = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
 	case wasQuiet && !overdue: // no request waits any more, so only a canary can show whether the core works
-		s.doubted = s.circuit.In()
+		s.doubted = s.circuit.InService()
 	case !wasQuiet && overdue:
 		s.quiet = now
-		s.doubted = s.circuit.In() // an engine that is out of service gets a canary anyway
+		s.doubted = s.circuit.InService() // an engine that is out of service gets a canary anyway
 		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes",
 			zap.String("engine", w.in.ID), zap.Error(errQuiet))
 	}
@@ -113,7 +113,7 @@ func (w *watch) judge(v Verdict, why error) {
 		s.doubted, s.wedged = false, false
 	case v != Unclear && s.circuit.Fail(0, now): // this failure took it out; 0, because only canaries are trials
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v != Faulted && s.circuit.In(): // Silent or Unclear
+	case v != Faulted && s.circuit.InService(): // Silent or Unclear
 		s.doubted = true
 	}
 	w.publishSuspicion()
@@ -140,7 +140,7 @@ func (w *watch) takeOut(reason string, why error) {
 		says = "an engine is out of service, because requests and its last health check failed"
 	}
 	w.m.cfg.Log.Warn(says,
-		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.Out()), zap.Error(why))
+		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.OutageLength()), zap.Error(why))
 }
 
 // publishSuspicion updates the status to whether the instance is out of service, and wakes tryOut if a canary may be due.
@@ -148,11 +148,11 @@ func (w *watch) takeOut(reason string, why error) {
 func (w *watch) publishSuspicion() {
 	next := w.status
 	next.Out, next.Wedged = nil, w.suspect.wedged
-	if !w.suspect.circuit.In() {
+	if !w.suspect.circuit.InService() {
 		next.Out = w.suspect.why
 	}
 	w.setStatus(next)
-	if w.suspect.doubted || !w.suspect.circuit.In() {
+	if w.suspect.doubted || !w.suspect.circuit.InService() {
 		select {
 		case w.canaryDue <- struct{}{}:
 		default: // a wake-up is pending already
@@ -193,8 +193,8 @@ func (w *watch) canaryAt() (time.Time, bool) {
 	switch s := &w.suspect; {
 	case w.gone || !w.status.Up || w.absent.halt != nil || w.in.Held != nil:
 		return time.Time{}, false
-	case !s.circuit.In():
-		return s.circuit.Until(), true
+	case !s.circuit.InService():
+		return s.circuit.TrialAt(), true
 	default:
 		return s.tried.Add(canaryRest), s.doubted
 	}
@@ -246,7 +246,7 @@ func afterCanary(w *watch, outcome string, err error) {
 		return
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
-		s.doubted = s.circuit.In()
+		s.doubted = s.circuit.InService()
 		if !s.doubted {
 			s.circuit.Trip(time.Now())
 		}
@@ -257,7 +257,7 @@ func afterCanary(w *watch, outcome string, err error) {
 	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // if canaries are off, the outcome is canaryPassed without one
 		s.quiet = time.Time{}
 	}
-	switch in := s.circuit.In(); {
+	switch in := s.circuit.InService(); {
 	case outcome == canaryFailed:
 		s.circuit.Trip(time.Now())
 		s.wedged = true

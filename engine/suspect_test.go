@@ -33,7 +33,7 @@ func doubted(t *testing.T, f *fake, body func(t *testing.T, m *Monitor, reg *pro
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Slots: 4, Canaries: []*Target{d0}}})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		synctest.Wait()
 		body(t, m, reg)
 		stop()
@@ -50,7 +50,7 @@ func decodes() *fake {
 
 func judge(m *Monitor, v Verdict, times int) {
 	for range times {
-		m.Judge("d0", v, errBroke)
+		m.RecordOutcome("d0", v, errBroke)
 	}
 	synctest.Wait()
 }
@@ -104,7 +104,7 @@ func TestWhatTheLogSaysOfAnEngineThatIsOut(t *testing.T) {
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Canaries: []*Target{d0}}})
 		m.watches["d0"].failed = tt.failed
 		for range 5 {
-			m.Judge("d0", Faulted, tt.why)
+			m.RecordOutcome("d0", Faulted, tt.why)
 		}
 		require.Equal(t, tt.want, logs.All()[len(logs.All())-1].Message)
 		m.cfg.Client.Close()
@@ -198,10 +198,10 @@ func TestAProxyWithoutFreeDescriptorsBlamesNoEngine(t *testing.T) {
 	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
 		f.failDials(own)
 		m.cfg.Client.idle.drop(target(t, "http://d0:8000").key())
-		m.Judge("d0", Silent, errBroke) // so that canaries are due
+		m.RecordOutcome("d0", Silent, errBroke) // so that canaries are due
 		for range 60 {
-			m.Report("d0", failed)
-			m.Judge("d0", Faulted, failed)
+			m.ReportFailure("d0", failed)
+			m.RecordOutcome("d0", Faulted, failed)
 			time.Sleep(time.Second)
 			s := m.Status("d0")
 			require.True(t, s.Up)
@@ -215,7 +215,7 @@ func TestAProxyWithoutFreeDescriptorsBlamesNoEngine(t *testing.T) {
 		require.NoError(t, m.Status("d0").Err)
 		require.Equal(t, 1, f.count("/v1/completions"), "the canary that was due is sent")
 		f.refuseAll(true)
-		m.Report("d0", &Error{Target: "d0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
+		m.ReportFailure("d0", &Error{Target: "d0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
 		require.False(t, m.Status("d0").Up, "nobody listens there now")
 	})
 }
@@ -314,10 +314,10 @@ func TestRequestsSentBeyondTheSlotsAreNoAlarm(t *testing.T) {
 			return int(series(t, reg, "evenkeel_engine_over_slots", "d0"))
 		}
 		ours := m.Traffic("d0")
-		ours.Beyond(3)
+		ours.AddSentWithoutSlot(3)
 		require.Zero(t, over(7))
 		require.Equal(t, 1, over(8))
-		ours.Beyond(-1)
+		ours.AddSentWithoutSlot(-1)
 		require.Equal(t, 1, over(7), "one of ours has gone, and yet as many run")
 		require.Zero(t, over(6))
 	})
@@ -394,10 +394,10 @@ func TestAnInstanceWithoutCanariesIsNotJudged(t *testing.T) {
 	f := newFake()
 	watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 		for range 9 {
-			m.Judge("p0", Faulted, errBroke)
+			m.RecordOutcome("p0", Faulted, errBroke)
 		}
 		require.NoError(t, m.Status("p0").Out)
-		m.Judge("nobody", Faulted, errBroke)
+		m.RecordOutcome("nobody", Faulted, errBroke)
 	})
 }
 
@@ -420,18 +420,18 @@ func TestALossOnAnEngineThatIsNotListedIsRemembered(t *testing.T) {
 	m := NewMonitor(MonitorConfig{})
 	in := Instance{ID: "d0", Role: "decode", Target: &Target{}}
 	m.Set([]Instance{in})
-	p := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+	p := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
 	m.Set(nil)
 	m.Set([]Instance{in})
-	p.Lose()
+	p.MarkLost()
 	p.End()
-	later := m.Traffic("d0").Signs(-1).Await(time.Now(), kept())
+	later := m.Traffic("d0").Liveness(-1).AddPull(time.Now(), kept())
 	require.NotEmpty(t, later.Salt(), "it could find the KV that the first request read")
 	later.End()
 
 	other := Instance{ID: "d1", Role: "decode", Target: &Target{}}
 	m.Set([]Instance{other})
-	p = m.Traffic("d1").Signs(-1).Await(time.Now(), kept())
+	p = m.Traffic("d1").Liveness(-1).AddPull(time.Now(), kept())
 	m.Set(nil)
 	p.End() // and nothing was lost
 	m.Set(nil)

@@ -30,10 +30,10 @@ func (t *Traffic) OnEvent() { t.events.Add(1) }
 
 // Beyond reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended. In
 // between, the engine may run more requests than the rank has slots.
-func (t *Traffic) Beyond(n int64) { t.beyond.Add(n) }
+func (t *Traffic) AddSentWithoutSlot(n int64) { t.beyond.Add(n) }
 
 // Signs returns the Liveness of a rank, and creates it if there is none.
-func (t *Traffic) Signs(rank int) *Liveness {
+func (t *Traffic) Liveness(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := t.liveness[rank]
@@ -48,7 +48,7 @@ func (t *Traffic) Signs(rank int) *Liveness {
 }
 
 // Lose records that some rank may have read KV too late. It is not known which rank, so later requests to all ranks get a new salt.
-func (t *Traffic) Lose() {
+func (t *Traffic) ResaltAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.liveness {
@@ -93,11 +93,11 @@ func (t *Traffic) seenSince(at time.Time) bool {
 }
 
 // Sends reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute.
-func (t *Traffic) Sends(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
+func (t *Traffic) ExpectComputed(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
 
 // Settles reports that a request got its first event, or will get none. tokens is the argument of Sends, and
 // computed is an upper bound of the prompt tokens that the engine really computed.
-func (t *Traffic) Settles(tokens, computed int64) {
+func (t *Traffic) SettleComputed(tokens, computed int64) {
 	t.open.Add(-tokens)
 	t.computes.Add(computed - tokens)
 }

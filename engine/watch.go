@@ -168,7 +168,7 @@ func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.
 	defer stop()
 	status, body, err := call.ask(ctx, http.MethodGet, path, limit)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: PausedBy(status, body, w.in.Target.Unranked())}
+		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: EngineRefusal(status, body, w.in.Target.Unranked())}
 	}
 	return body, err
 }

@@ -136,7 +136,7 @@ func watchedAs(t *testing.T, f *fake, in Instance,
 		m.Set([]Instance{in})
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { defer close(done); m.Start(ctx) }()
+		go func() { defer close(done); m.Run(ctx) }()
 		synctest.Wait()
 		body(t, m, logs, reg)
 		stop()

@@ -279,7 +279,7 @@ func openListeners(g *Gateway) (err error) {
 
 // runParts starts the goroutines of the parts that work until g.ctx ends.
 func runParts(g *Gateway) {
-	g.background.Go(func() { g.monitor.Start(g.ctx) })
+	g.background.Go(func() { g.monitor.Run(g.ctx) })
 	g.background.Go(func() { g.scheduler.Run(g.ctx) })
 	g.background.Go(func() {
 		<-g.ctx.Done()

@@ -238,7 +238,7 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(ps.sinceStartMs(now))
 		if p.circuit.Fail(f.number, now) { // this failure took the peer out of service: look at it again when its time is over
-			ps.clock.After(p.circuit.Out(), ps.cfg.Queue.Wake)
+			ps.clock.After(p.circuit.OutageLength(), ps.cfg.Queue.Wake)
 		}
 	default: // the outcome says nothing about the peer
 		p.circuit.Neutral(f.number)

@@ -149,7 +149,7 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	if dst, _ = f.appendEvents(dst); f.reader.Done() {
 		return dst, sse.Complete
 	}
-	return dst, sse.Runs
+	return dst, sse.NotEnded
 }
 
 // Err is the reason why the peer's answer is not read any further; nil: it may be.

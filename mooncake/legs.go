@@ -37,7 +37,7 @@ func (e Endpoint) Path() string { return paths[e] }
 func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
 // GoesOn says whether another engine can continue an interrupted answer of the endpoint.
-func (e Endpoint) GoesOn() bool { return e.Assembles() || e == Generate }
+func (e Endpoint) CanResume() bool { return e.Assembles() || e == Generate }
 
 // Assembles says whether evenkeel can join a stream's events into an answer in one piece for this endpoint.
 func (e Endpoint) Assembles() bool { return e.IsChatOrCompletions() || e == Tokens }

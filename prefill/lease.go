@@ -34,9 +34,9 @@ func (l *Lease) MarkSent() {
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
-	wasOut := !l.c.circuit.In()
+	wasOut := !l.c.circuit.InService()
 	suspected := l.bookAnswer(u, expires)
-	cameBack := wasOut && l.c.circuit.In()
+	cameBack := wasOut && l.c.circuit.InService()
 	s.unlock()
 	if suspected != nil {
 		logSuspicion(s.cfg.Log, l.Candidate.ID, suspected)
@@ -167,8 +167,8 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 		l.inFlight.Orphan(l.holdTimeout(), s.now)
 		return 0
 	}
-	if wasIn := l.c.circuit.In(); l.c.circuit.Fail(l.number, s.now) && wasIn {
-		outFor = l.c.circuit.Out()
+	if wasIn := l.c.circuit.InService(); l.c.circuit.Fail(l.number, s.now) && wasIn {
+		outFor = l.c.circuit.OutageLength()
 	}
 	if written { // the engine may have computed the prompt and hold its KV
 		l.recordProbeEnd(probeLost)

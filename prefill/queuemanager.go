@@ -264,7 +264,7 @@ func (qm *queueManager) nextWake() (next time.Time) {
 		consider(at)
 	}
 	for _, c := range qm.candidates {
-		consider(c.circuit.Until())
+		consider(c.circuit.TrialAt())
 		if at, ok := c.load.MayPassAt(); ok {
 			consider(at)
 		}

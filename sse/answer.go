@@ -42,7 +42,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		return dst, total
 	}
 	a.Reader.Feed(p, now) // after [DONE] it only counts the bytes
-	for total.End == Runs {
+	for total.End == NotEnded {
 		e, ok := a.Reader.Next()
 		if !ok {
 			break
@@ -52,7 +52,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		total.Events += effects.Events
 		total.Tokens, total.End = max(total.Tokens, effects.Tokens), effects.End
 	}
-	a.ended = a.ended || total.End != Runs
+	a.ended = a.ended || total.End != NotEnded
 	return dst, total
 }
 
@@ -76,7 +76,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		a.reported = tokens
 		effects.Events, effects.Tokens = 1, tokens
 	}
-	isPart := len(edited) > 0 && e.Kind != KindComment && (end == Runs || end == Preempted) // the event belongs to the answer
+	isPart := len(edited) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted) // the event belongs to the answer
 	if a.Assembler != nil && isPart {
 		if err := a.Assembler.Add(edited); err != nil {
 			a.err, effects.End = err, Broken
@@ -84,7 +84,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		}
 	}
 	switch end {
-	case Runs:
+	case NotEnded:
 		switch {
 		case a.Filter.over: // no [DONE] comes after this event
 			a.Reader.finish()

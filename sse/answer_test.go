@@ -26,11 +26,11 @@ func answered(options Options, arrivals [][]byte) (client string, tokens int, en
 		for i := range memory { // the next arrival overwrites it
 			memory[i] = 'X'
 		}
-		if end == Runs {
+		if end == NotEnded {
 			end = fx.End
 		}
 	}
-	if end == Runs {
+	if end == NotEnded {
 		end = a.Closed()
 	}
 	return string(dst), tokens, end
@@ -112,7 +112,7 @@ func TestAnArrivalCostsNoAllocation(t *testing.T) {
 		one := func() {
 			a.Reader.Wait(now)
 			now = now.Add(time.Millisecond)
-			if _, fx := a.Feed(dst[:0], arrival, now); fx.End != Runs {
+			if _, fx := a.Feed(dst[:0], arrival, now); fx.End != NotEnded {
 				t.Fatal("it ended")
 			}
 		}
@@ -162,7 +162,7 @@ func TestAnEngineThatOnlySendsEventsWithoutContentIsSilent(t *testing.T) {
 				a.Reader.Wait(now)
 				now = now.Add(time.Second)
 				_, effects := a.Feed(nil, []byte(row.idle), now)
-				require.Equal(t, Runs, effects.End)
+				require.Equal(t, NotEnded, effects.End)
 			}
 			require.ErrorIs(t, a.Err(), ErrSilent)
 			require.Equal(t, 5, arrivals)
@@ -207,8 +207,8 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 		{"two objects", `{}{}`, Chunks, token, Garbled},
 		{"no JSON in a message", `x`, Messages, "", Garbled},
 		{"no JSON in a response", `{"type":`, Responses, "", Garbled},
-		{"nothing", ` `, Chunks, token, Runs},
-		{"no JSON behind the end of the answer", `{"choices":`, Chunks, finish, Runs},
+		{"nothing", ` `, Chunks, token, NotEnded},
+		{"no JSON behind the end of the answer", `{"choices":`, Chunks, finish, NotEnded},
 	} {
 		for _, whole := range []bool{false, true} {
 			t.Run(row.name, func(t *testing.T) {
@@ -224,13 +224,13 @@ func TestAnEventThatIsNoObjectBreaksTheAnswer(t *testing.T) {
 				}
 				if row.before != "" {
 					_, fx := a.Feed(nil, []byte("data: "+row.before+BlankLine), time.Unix(1, 0))
-					require.Equal(t, Runs, fx.End)
+					require.Equal(t, NotEnded, fx.End)
 				}
 				exact := transcript.Exact()
 				out, fx := a.Feed(nil, []byte("data: "+row.bad+BlankLine+Done), time.Unix(1, 0))
 				require.NotContains(t, string(out), strings.TrimSpace(row.bad)+"\n")
 				require.Equal(t, exact, transcript.Exact())
-				if row.end == Runs {
+				if row.end == NotEnded {
 					require.Equal(t, row.before == finish, fx.End == Complete)
 					return
 				}

@@ -45,7 +45,7 @@ type Options struct {
 
 // Found sets Options.Cached, in tokens, for a decode stream that begins before the prefill engine has reported how much of the prompt
 // it found in its prefix cache.
-func (f *Filter) Found(cached int) { f.options.Cached = cached }
+func (f *Filter) SetCached(cached int) { f.options.Cached = cached }
 
 // OwnCached as the value of Options.Cached leaves the decode engine's cached_tokens unchanged.
 const OwnCached = -2
@@ -57,7 +57,7 @@ type End uint8
 
 // The possible ends of an answer.
 const (
-	Runs      End = iota // the answer has not ended
+	NotEnded      End = iota // the answer has not ended
 	Complete             // the answer is complete
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
@@ -108,7 +108,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	f.facts.idle = false
 	switch e.Kind {
 	case KindComment:
-		return e.Raw, Runs
+		return e.Raw, NotEnded
 	case KindDone:
 		end = Short
 		if f.Finished() {
@@ -136,7 +136,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		if f.options.Transcript != nil {
 			f.options.Transcript.Unread = true
 		}
-		return e.Raw, Runs
+		return e.Raw, NotEnded
 	}
 	if !f.read(e.Data) {
 		return f.unreadable(e.Data)
@@ -163,7 +163,7 @@ func (f *Filter) unreadable(data []byte) ([]byte, End) {
 	empty := rawjson.Space(data, 0) == len(data)
 	f.facts.idle = empty
 	if empty || f.finish != "" {
-		return nil, Runs
+		return nil, NotEnded
 	}
 	f.fault = ErrNotJSON
 	return nil, Garbled
@@ -282,11 +282,11 @@ func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
 		f.owe(e.Data)
 	}
 	if isUnwanted(f, finish) {
-		return nil, Runs
+		return nil, NotEnded
 	}
 	keepsUsage := facts.choices == 0 || f.continuous // edit removes the usage from all other events, or sets it to null
 	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
-	return f.edit(e, dst), Runs
+	return f.edit(e, dst), NotEnded
 }
 
 // isUnwanted says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what

@@ -96,7 +96,7 @@ func TestMirrorEditsWhatTheClientDidNotAskFor(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			e := event(t, tt.data)
 			out, end := NewFilter(tt.options).Event(e, []byte("kept"))
-			require.Equal(t, Runs, end)
+			require.Equal(t, NotEnded, end)
 			if tt.want == "" {
 				require.Nil(t, out)
 				return
@@ -132,17 +132,17 @@ func TestMirrorJudges(t *testing.T) {
 		started  bool
 		finished string
 	}{
-		{"a comment says nothing about the KV", ": keep-alive\n\n", Runs, false, ""},
-		{"a data event says that decode has the KV", "data: {\"choices\":[]}\n\n", Runs, true, ""},
-		{"a finish is a finish", "data: {\"choices\":[{\"finish_reason\":\"length\"}]}\n\n", Runs, true, "length"},
-		{"an unknown finish too", "data: {\"choices\":[{\"finish_reason\":\"tired\"}]}\n\n", Runs, true, "tired"},
+		{"a comment says nothing about the KV", ": keep-alive\n\n", NotEnded, false, ""},
+		{"a data event says that decode has the KV", "data: {\"choices\":[]}\n\n", NotEnded, true, ""},
+		{"a finish is a finish", "data: {\"choices\":[{\"finish_reason\":\"length\"}]}\n\n", NotEnded, true, "length"},
+		{"an unknown finish too", "data: {\"choices\":[{\"finish_reason\":\"tired\"}]}\n\n", NotEnded, true, "tired"},
 		{"an error as the finish is a failure", "data: {\"choices\":[{\"finish_reason\":\"error\"}]}\n\n", Refused, false, ""},
 		{"an abort nobody asked for is a failure", "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n", Refused, false, ""},
 		{"recomputed is no finish, whatever stands beside it", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":\"recomputed\"}]}\n\n", Preempted, true, ""},
-		{"a stop string and a stop token are a stop", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":17}]}\n\n", Runs, true, "stop"},
+		{"a stop string and a stop token are a stop", "data: {\"choices\":[{\"finish_reason\":\"stop\",\"stop_reason\":17}]}\n\n", NotEnded, true, "stop"},
 		{"[DONE] alone is an end, not a finish", Done, Short, false, ""},
-		{"a null error is none", "data: {\"error\":null,\"choices\":[]}\n\n", Runs, true, ""},
-		{"text that looks like an error is text", "data: {\"choices\":[{\"text\":\"\\\"error\\\":1\"}]}\n\n", Runs, true, ""},
+		{"a null error is none", "data: {\"error\":null,\"choices\":[]}\n\n", NotEnded, true, ""},
+		{"text that looks like an error is text", "data: {\"choices\":[{\"text\":\"\\\"error\\\":1\"}]}\n\n", NotEnded, true, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := NewFilter(nothing)
@@ -417,7 +417,7 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 
 // A list of the prompt's token ids is a count, too.
 func TestAPromptHasNoMoreTokenIDsThanItsContext(t *testing.T) {
-	for n, want := range map[int]End{14 + spareTokens: Runs, 15 + spareTokens: Broken} {
+	for n, want := range map[int]End{14 + spareTokens: NotEnded, 15 + spareTokens: Broken} {
 		f := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Transcript: &Transcript{}})
 		_, end := f.Event(event(t, `{"choices":[{"text":"a"}],"prompt_token_ids":[1`+strings.Repeat(",1", n-1)+`]}`), nil)
 		require.Equal(t, want, end)
@@ -492,7 +492,7 @@ func TestWhatAnEngineKeepsIsSeenAtTheEnd(t *testing.T) {
 			e, ok := f.Next()
 			require.True(t, ok)
 			out, end := filter.Event(e, nil)
-			require.Equal(t, Runs, end)
+			require.Equal(t, NotEnded, end)
 			require.NotNil(t, out)
 			require.Equal(t, row.kept, filter.Kept())
 		})
@@ -515,7 +515,7 @@ func TestALargeEventOfOneOfSeveralAnswersIsRefused(t *testing.T) {
 			require.Equal(t, KindOpaque, e.Kind)
 			out, end := filter.Event(e, nil)
 			if !leg {
-				require.Equal(t, Runs, end)
+				require.Equal(t, NotEnded, end)
 				require.NotNil(t, out, "its client gets it all the same")
 				continue
 			}

@@ -69,7 +69,7 @@ func (f *Filter) verbatim(e Event) ([]byte, End) {
 	f.started = true
 	f.over = e.Kind == KindDone
 	f.finish = "stop" // the body may end at any event, so the answer always counts as finished
-	return e.Raw, Runs
+	return e.Raw, NotEnded
 }
 
 // ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error; its usage is then
@@ -134,7 +134,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 		f.fault = said.fault
 		return nil, Broken
 	case said.idle && !f.started && noPlace: // a ping says nothing of the answer, so it may be dropped
-		return nil, Runs
+		return nil, NotEnded
 	case said.over && !said.last && f.finish == "": // the stream ends without a finish_reason
 		return nil, Short
 	}
@@ -161,7 +161,7 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 		}
 		f.count(e.Data)
 		f.held = f.cut(e, said.cuts, f.held)
-		return nil, Runs
+		return nil, NotEnded
 	}
 	f.count(e.Data)
 	f.started = true
@@ -173,11 +173,11 @@ func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
 	}
 	f.over = said.over && f.finish != ""
 	if len(said.cuts) == 0 {
-		return f.release(e.Raw, dst), Runs
+		return f.release(e.Raw, dst), NotEnded
 	}
 	dst = append(dst, f.held...)
 	f.held = f.held[:0]
-	return f.cut(e, said.cuts, dst), Runs
+	return f.cut(e, said.cuts, dst), NotEnded
 }
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
@@ -190,7 +190,7 @@ func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	if f.options.Transcript != nil {
 		f.options.Transcript.Unread = true
 	}
-	return f.release(e.Raw, dst), Runs
+	return f.release(e.Raw, dst), NotEnded
 }
 
 // release appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.

@@ -68,7 +68,7 @@ func relayed(t require.TestingT, events []string, continuation *Continuation, ke
 	for _, e := range events {
 		raw := []byte("data: " + e + "\n\n")
 		got, end := f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
-		require.Equal(t, Runs, end, e)
+		require.Equal(t, NotEnded, end, e)
 		require.NotNil(t, got, e)
 		out = append(out, strings.TrimSuffix(strings.TrimPrefix(string(got), "data: "), "\n\n"))
 	}

@@ -36,13 +36,13 @@ func feed(stream string, form Form, options Options, pieces int) (out string, en
 	a.Reset(options)
 	a.Reader.Reset(Limits{})
 	var dst []byte
-	for len(stream) > 0 && end == Runs {
+	for len(stream) > 0 && end == NotEnded {
 		n := min(pieces, len(stream))
 		var fx Effects
 		dst, fx = a.Feed(dst, []byte(stream[:n]), time.Time{})
 		stream, end = stream[n:], fx.End
 	}
-	if end == Runs {
+	if end == NotEnded {
 		end = a.Closed()
 	}
 	return string(dst), end, a
@@ -106,7 +106,7 @@ func TestEventsThatOpenAResponseDoNotEndTheWaitForItsFirst(t *testing.T) {
 	step := func(d time.Duration, sent string) time.Duration {
 		now = now.Add(d)
 		_, fx := a.Feed(nil, []byte(sent), now)
-		require.Equal(t, Runs, fx.End)
+		require.Equal(t, NotEnded, fx.End)
 		return a.Reader.Wait(now)
 	}
 	require.Equal(t, first, a.Reader.Wait(now))
@@ -138,7 +138,7 @@ func TestAnEventOfAResponseThatIsTooLargeIsAFault(t *testing.T) {
 			a.Reader.Reset(Limits{Event: 1 << 10})
 			var out []byte
 			var fx Effects
-			for rest := row.stream; fx.End == Runs; {
+			for rest := row.stream; fx.End == NotEnded; {
 				n := min(pieces, len(rest))
 				require.NotZero(t, n, name)
 				out, fx = a.Feed(out, []byte(rest[:n]), time.Time{})

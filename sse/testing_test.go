@@ -54,9 +54,9 @@ func relay(f *Filter, events []Event) (client []byte, verdicts []string) {
 
 // verdict says in a word what a filter made of an event. The golden files have these words.
 func verdict(out []byte, end End) string {
-	if end == Runs && out == nil {
+	if end == NotEnded && out == nil {
 		return "drop"
 	}
-	return [...]string{Runs: "forward", Complete: "ended", Short: "ended", Refused: "failed", Preempted: "recomputed", Broken: "overrun",
+	return [...]string{NotEnded: "forward", Complete: "ended", Short: "ended", Refused: "failed", Preempted: "recomputed", Broken: "overrun",
 		Garbled: "unreadable"}[end]
 }

@@ -24,7 +24,7 @@ func TestAnAnswerOfTokensIsPutTogetherAsVLLMDoes(t *testing.T) {
 	a := NewAssembler(false, 0).ByTokens("m", 7)
 	f := NewFilter(Options{Form: Tokens, Usage: true, TokenIDs: true, Cached: OwnCached, Choice: -1})
 	for _, e := range frames(t, tokensStream) {
-		if out, end := f.Event(e, nil); end == Runs {
+		if out, end := f.Event(e, nil); end == NotEnded {
 			require.NoError(t, a.Add(out))
 		}
 	}
@@ -144,7 +144,7 @@ func FuzzTokensMirror(f *testing.F) {
 			options.Continuation = &Continuation{Head: Head{ID: []byte(`"mine"`)}, Tokens: 3}
 		}
 		out, end := NewFilter(options).Event(e, nil)
-		if end != Runs || len(out) == 0 {
+		if end != NotEnded || len(out) == 0 {
 			return
 		}
 		again := NewFramer(0)

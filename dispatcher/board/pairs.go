@@ -74,7 +74,7 @@ func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time)
 
 // emitQuarantine emits that a pair is avoided from now on.
 func (b *board) emitQuarantine(link Link, health *linkHealth) {
-	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.Out()})
+	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.OutageLength()})
 }
 
 // recordWorkingPair records that a hand-off between the engines of a pair has worked, so the pair is not suspected any more. This also
@@ -102,7 +102,7 @@ func (p *pairs) dropQuiet(now time.Time) {
 	for link, health := range p.suspected {
 		quietSince := health.lastFailure
 		if health.quarantined() { // pairMemory then counts from the end of the quarantine
-			quietSince = health.circuit.Until()
+			quietSince = health.circuit.TrialAt()
 		}
 		if now.Sub(quietSince) > pairMemory {
 			delete(p.suspected, link)
@@ -259,7 +259,7 @@ func (b *board) promptOf(entry uint64) int32 {
 // wakeAtQuarantineEnd makes the board decide again when the first quarantine ends.
 func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
 	for _, health := range p.suspected {
-		if at := health.circuit.Until(); at.After(now) {
+		if at := health.circuit.TrialAt(); at.After(now) {
 			p.quarantineEndsAt = earlier(p.quarantineEndsAt, at)
 		}
 	}
@@ -281,7 +281,7 @@ func (p *pairs) status() []PairStatus {
 		health := p.suspected[link]
 		all = append(all, PairStatus{
 			Prefiller: link.Prefiller, Engine: link.Engine, Failures: health.failures, Quarantined: health.quarantined(),
-			Until: health.circuit.Until(),
+			Until: health.circuit.TrialAt(),
 		})
 	}
 	return all

@@ -16,7 +16,7 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	case refused:
 		if nowSpared := r.refusals.Fail(s.id, now); nowSpared {
 			b.decideNow = true
-			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.Out()})
+			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
 		b.updateFirstEventWatch()
 	case s.started: // the engine had begun the request, so it did not refuse it
@@ -30,11 +30,11 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 // If the rank is spared, a request that it got before it was spared proves nothing.
 func (b *board) recordAccepted(s *slotRecord) {
 	r := s.rank
-	inService := r.refusals.In()
+	inService := r.refusals.InService()
 	if inService && r.refusals.Failures() == 0 { // there is no row of refusals to end
 		return
 	}
-	if sparedSince := r.refusals.Until().Add(-r.refusals.Out()); !inService && s.boundAt.Before(sparedSince) {
+	if sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()); !inService && s.boundAt.Before(sparedSince) {
 		return
 	}
 	if !inService {
@@ -51,7 +51,7 @@ func (b *board) recordAccepted(s *slotRecord) {
 func (b *board) updateFirstEventWatch() {
 	b.refusingRanks = 0
 	for _, r := range b.ranks {
-		if !r.refusals.In() || r.refusals.Failures() > 0 {
+		if !r.refusals.InService() || r.refusals.Failures() > 0 {
 			b.refusingRanks++
 		}
 	}
@@ -70,7 +70,7 @@ func (b *board) updateSpared(now time.Time) {
 		for _, r := range g.steppingRanks {
 			r.spared = !r.refusals.Allows(now)
 			anyTakes = anyTakes || r.takesRequests() && r.usableSlots() > 0
-			if at := r.refusals.Until(); at.After(now) {
+			if at := r.refusals.TrialAt(); at.After(now) {
 				b.retrySparedAt = earlier(b.retrySparedAt, at)
 			}
 		}
@@ -99,4 +99,4 @@ func (b *board) recordSend(r *rank, id uint64, now time.Time) {
 func (r *rank) takesRequests() bool { return r.Up && !r.spared }
 
 // onTrial says whether a rank that was spared may get one request, which shows whether the rank still refuses requests.
-func (r *rank) onTrial(now time.Time) bool { return !r.refusals.In() && r.refusals.Allows(now) }
+func (r *rank) onTrial(now time.Time) bool { return !r.refusals.InService() && r.refusals.Allows(now) }

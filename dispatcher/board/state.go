@@ -241,7 +241,7 @@ type linkHealth struct {
 }
 
 // quarantined says whether hand-offs avoid the pair. The circuit is in service (In) as long as it lets hand-offs through.
-func (h *linkHealth) quarantined() bool { return !h.circuit.In() }
+func (h *linkHealth) quarantined() bool { return !h.circuit.InService() }
 
 // Link is a prefill engine and a decode engine.
 type Link struct{ Prefiller, Engine string }

@@ -29,16 +29,16 @@ type Circuit struct {
 }
 
 // In says whether the circuit is in service.
-func (c *Circuit) In() bool { return c.until.IsZero() }
+func (c *Circuit) InService() bool { return c.until.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
 func (c *Circuit) Allows(now time.Time) bool {
-	return c.In() || c.trial == 0 && !now.Before(c.until)
+	return c.InService() || c.trial == 0 && !now.Before(c.until)
 }
 
 // Send records that a request is sent; its id is not 0. If a trial is due, this request becomes the trial.
 func (c *Circuit) Send(request uint64, now time.Time) {
-	if !c.In() && c.Allows(now) {
+	if !c.InService() && c.Allows(now) {
 		c.trial = request
 	}
 }
@@ -54,7 +54,7 @@ func (c *Circuit) Return() { c.failures, c.until, c.trial = 0, time.Time{}, 0 }
 // trial counts, because the other requests were sent before the outage.
 func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 	switch {
-	case c.In():
+	case c.InService():
 		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
@@ -67,7 +67,7 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 
 // Forgive takes back one counted failure. It does not end an outage.
 func (c *Circuit) Forgive() {
-	if c.In() {
+	if c.InService() {
 		c.failures = max(0, c.failures-1)
 	}
 }
@@ -91,7 +91,7 @@ func (c *Circuit) Neutral(request uint64) {
 func (c *Circuit) Failures() int { return c.failures }
 
 // Out returns the length of the current outage, from its begin to the next trial.
-func (c *Circuit) Out() time.Duration { return c.out }
+func (c *Circuit) OutageLength() time.Duration { return c.out }
 
 // Until returns when the next trial may be sent; zero: the circuit is in service.
-func (c *Circuit) Until() time.Time { return c.until }
+func (c *Circuit) TrialAt() time.Time { return c.until }

@@ -15,17 +15,17 @@ func TestAReturnIsNoSuccess(t *testing.T) {
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
 		require.False(t, c.Fail(1, now))
 		require.True(t, c.Fail(2, now))
-		require.Equal(t, want*time.Second, c.Out())
-		require.False(t, c.Allows(c.Until().Add(-1)))
-		now = c.Until()
+		require.Equal(t, want*time.Second, c.OutageLength())
+		require.False(t, c.Allows(c.TrialAt().Add(-1)))
+		now = c.TrialAt()
 		require.True(t, c.Allows(now))
 		c.Return()
-		require.True(t, c.In())
+		require.True(t, c.InService())
 	}
 	c.Succeed()
 	c.Fail(1, now)
 	c.Fail(2, now)
-	require.Equal(t, FirstOut, c.Out(), "a success forgets the past")
+	require.Equal(t, FirstOut, c.OutageLength(), "a success forgets the past")
 	require.Equal(t, 2, c.Limit, "but not the limit")
 }
 
@@ -44,12 +44,12 @@ func TestCircuit(t *testing.T) {
 			},
 			"send": func(*rapid.T) {
 				sent++
-				trial := !c.In() && c.Allows(now)
+				trial := !c.InService() && c.Allows(now)
 				c.Send(sent, now)
 				require.False(t, trial && c.Allows(now), "one trial at a time")
 			},
 			"fail": func(t *rapid.T) {
-				in := c.In()
+				in := c.InService()
 				out := c.Fail(rapid.Uint64Range(0, sent).Draw(t, "request"), now)
 				if in {
 					row++
@@ -64,9 +64,9 @@ func TestCircuit(t *testing.T) {
 			"return":  func(*rapid.T) { c.Return(); row = 0 },
 			"succeed": func(*rapid.T) { c.Succeed(); row = 0 },
 			"": func(t *rapid.T) {
-				require.False(t, c.Until().After(now.Add(MaxOut)))
-				require.Equal(t, c.In(), c.Until().IsZero())
-				if c.In() {
+				require.False(t, c.TrialAt().After(now.Add(MaxOut)))
+				require.Equal(t, c.InService(), c.TrialAt().IsZero())
+				if c.InService() {
 					require.True(t, c.Allows(now))
 				}
 			},

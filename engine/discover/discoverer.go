@@ -259,7 +259,7 @@ func (d *Discoverer) settle(now time.Time) {
 			r.want = e
 			r.err, r.tries, r.next = nil, 0, time.Time{}
 		}
-		if r.listed = d.cfg.Fleet.Listed(e); r.listed {
+		if r.listed = d.cfg.Fleet.InConfig(e); r.listed {
 			r.inFleet, r.passed = nil, false // the fleet now has the engine from the config, so it is not discovery's
 			continue
 		}
@@ -283,7 +283,7 @@ func (d *Discoverer) report(r *record, now time.Time) {
 	}
 	switch change {
 	case away, back:
-		d.cfg.Fleet.Turn(r.want)
+		d.cfg.Fleet.SetAway(r.want)
 	default:
 		if err := d.cfg.Fleet.Put(r.want); err != nil {
 			d.turnOnly(r)
@@ -303,7 +303,7 @@ func (d *Discoverer) turnOnly(r *record) {
 	}
 	turned := *r.inFleet
 	turned.Away = r.want.Away
-	d.cfg.Fleet.Turn(turned)
+	d.cfg.Fleet.SetAway(turned)
 	r.inFleet = &turned
 }
 

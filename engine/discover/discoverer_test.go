@@ -71,7 +71,7 @@ func (l *ledger) Put(e Engine) error {
 	return nil
 }
 
-func (l *ledger) Turn(e Engine) {
+func (l *ledger) SetAway(e Engine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.note(e)
@@ -93,7 +93,7 @@ func (l *ledger) Remove(e Engine) {
 	delete(l.has, e.Key())
 }
 
-func (l *ledger) Listed(e Engine) bool {
+func (l *ledger) InConfig(e Engine) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked++

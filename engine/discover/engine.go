@@ -61,11 +61,11 @@ type Fleet interface {
 	// again with the same engine.
 	Put(Engine) error
 	// Turn replaces the description of an engine that the fleet has, if only its field Away has changed.
-	Turn(Engine)
+	SetAway(Engine)
 	// Remove removes an engine that no source lists any more, or whose address now belongs to another incarnation.
 	Remove(Engine)
 	// Listed says that the engine is in the config, so that discovery ignores it.
-	Listed(Engine) bool
+	InConfig(Engine) bool
 }
 
 // merge joins the lists of all sources. If several sources list an engine, the first one counts.

@@ -32,7 +32,7 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 // toAbort reads from the body which requests are to end. matches says whether a request with the given name is one of them.
 func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
 	packed, reservation := edge.AcquireBody(ctx)
-	defer reservation.Give()
+	defer reservation.Release()
 	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, reservation, d.deps.Config.Settings().Limits.Body)
 	if refusal != nil {
 		return nil, &openai.Error{Status: refusal.Status, Code: refusal.Code, Message: refusal.Message}

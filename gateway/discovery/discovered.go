@@ -39,14 +39,14 @@ type discovered struct{ *Deps }
 func (d discovered) Put(e discover.Engine) error { return d.Fleet.Put(e.Role, engineOf(e), foundOf(e)) }
 
 // Turn starts or stops new work for an engine.
-func (d discovered) Turn(e discover.Engine) { d.Fleet.Turn(e.Key(), foundOf(e)) }
+func (d discovered) SetAway(e discover.Engine) { d.Fleet.Turn(e.Key(), foundOf(e)) }
 
 // Remove removes an engine that is gone, unless the config lists it.
 func (d discovered) Remove(e discover.Engine) {
-	if !d.Listed(e) {
+	if !d.InConfig(e) {
 		d.Fleet.Leave(e.Key(), e.Incarnation)
 	}
 }
 
 // Listed says whether the config lists an engine.
-func (d discovered) Listed(e discover.Engine) bool { return d.Settings().Listed[e.Key()] }
+func (d discovered) InConfig(e discover.Engine) bool { return d.Settings().Listed[e.Key()] }

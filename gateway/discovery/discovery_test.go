@@ -55,7 +55,7 @@ func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
 	require.NoError(t, d.Put(pod))
 	require.Equal(t, "s", deps.Fleet.Now().Engine(pod.Key()).Source)
 	pod.Away = discover.NotReady
-	d.Turn(pod)
+	d.SetAway(pod)
 	require.Equal(t, discover.NotReady, deps.Fleet.Now().Engine(pod.Key()).Away)
 	listed := discover.Engine{Role: discover.Decode, Address: "127.0.0.1:3"}
 	d.Remove(listed)

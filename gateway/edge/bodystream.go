@@ -63,7 +63,7 @@ func (p *BodyStream) ended() bool { return p.ends != nil && p.ends.Ended() }
 
 // Answer makes p the body of ctx's answer. It returns at once, except for the clients of writePlain.
 func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
-	h, opened := headConnOf(ctx), EndWait(ctx)
+	h, opened := headConnOf(ctx), StopKeepAlive(ctx)
 	if h != nil {
 		p.keep = h.alive
 	}
@@ -152,8 +152,8 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	if p.head {
 		p.keep.wrote()
 		if p.torn == nil || !p.torn.Torn() { // a comment inside an event would spoil the event
-			p.keep.Wait()
-			defer p.keep.Over()
+			p.keep.StartTimer()
+			defer p.keep.StopTimer()
 		}
 	}
 	n, err = p.src.Read(b)

@@ -56,7 +56,7 @@ func (d *CloseNotifier) OnGone(f func()) {
 }
 
 // Leave closes Gone and calls the callback of OnGone. Only the first call does so.
-func (d *CloseNotifier) Leave() {
+func (d *CloseNotifier) MarkGone() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.left {

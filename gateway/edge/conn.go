@@ -89,7 +89,7 @@ func (c *Conn) observe(err error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.readTimedOut.Store(true)
 	default:
-		c.Leave()
+		c.MarkGone()
 	}
 }
 
@@ -179,7 +179,7 @@ func (c *Conn) abandon() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // an error means that the socket is closed, and has no bytes to drop
 	}
-	c.Leave()
+	c.MarkGone()
 }
 
 // SetDeadline sets the deadlines of reads and writes. Afterwards Write does not renew the write deadline.
@@ -213,7 +213,7 @@ func (c *Conn) Close() error {
 		c.drainInput()
 	}
 	err := c.Conn.Close()
-	c.Leave()
+	c.MarkGone()
 	c.ln.forget(c)
 	return err
 }
@@ -230,5 +230,5 @@ func (c *Conn) drainInput() {
 // cut closes the socket while another goroutine may use it. The owner of the connection still calls Close.
 func (c *Conn) cut() {
 	_ = c.Conn.Close() // an error means that it was closed before
-	c.Leave()
+	c.MarkGone()
 }

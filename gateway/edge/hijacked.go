@@ -40,7 +40,7 @@ type Hijacked struct {
 // Release makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
 // to which it passes the connection, writes the body and calls End. Release returns false if fasthttp must write the answer itself: to a
 // client of HTTP/1.0, to a HEAD request, over TLS, or to a connection that did not come through a Listener.
-func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
+func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
 	conn := headConnOf(ctx)
 	fromListener := conn != nil && conn.client != nil && conn.server != nil
 	takesChunks := ctx.Request.Header.IsHTTP11() && !ctx.IsHead()
@@ -57,7 +57,7 @@ func Release(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) boo
 	}
 	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keep: conn.alive}
 	o.attempt = o.write
-	if EndWait(ctx) { // the head is sent, and has said whether the connection closes
+	if StopKeepAlive(ctx) { // the head is sent, and has said whether the connection closes
 		o.closes = o.keep.closes
 	} else {
 		h := &ctx.Response.Header
@@ -129,21 +129,21 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 }
 
 // Finish writes the bytes that Try has not written. It waits until the client has taken them.
-func (o *Hijacked) Finish(rest []byte) error {
+func (o *Hijacked) WriteRest(rest []byte) error {
 	o.unblocked(time.Now())
 	_, err := o.client.Write(rest)
 	return err
 }
 
 // Smooth removes the write deadline, in place of which Patience bounds how long the client may be blocked. It must be called before Try.
-func (o *Hijacked) Smooth() error {
+func (o *Hijacked) ClearWriteDeadline() error {
 	o.client.writeBy.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})
 }
 
 // Try writes as much of p as the client takes now. If that is not all of p, the client counts as blocked until
 // another Try writes the rest.
-func (o *Hijacked) Try(p []byte, now time.Time) (int, error) {
+func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	o.p, o.n, o.err = p, 0, nil
 	err := o.raw.Control(o.attempt) // raw.Write would prepare to wait for room, but here the event loop waits
 	o.p = nil
@@ -178,7 +178,7 @@ func (o *Hijacked) unblocked(now time.Time) {
 func (o *Hijacked) write(fd uintptr) { o.n, o.err = socket.Write(fd, o.p) }
 
 // Patience returns when a blocked client is given up; zero: never.
-func (o *Hijacked) Patience() time.Time {
+func (o *Hijacked) GiveUpAt() time.Time {
 	timeout := o.client.ln.opt.WriteTimeout
 	if timeout <= 0 {
 		return time.Time{}
@@ -187,7 +187,7 @@ func (o *Hijacked) Patience() time.Time {
 }
 
 // Cut gives up a blocked client whose Patience has passed.
-func (o *Hijacked) Cut(now time.Time) {
+func (o *Hijacked) GiveUp(now time.Time) {
 	o.client.logCut(os.ErrDeadlineExceeded, now.Sub(o.blocked))
 	o.client.abandon()
 }

@@ -46,19 +46,19 @@ func TestABlockedClientIsChargedForItsTime(t *testing.T) {
 	}{
 		{"on a loop", func(t *testing.T, o *Hijacked, rest []byte) {
 			require.Eventually(t, func() bool {
-				n, err := o.Try(rest, time.Now())
+				n, err := o.TryWrite(rest, time.Now())
 				require.NoError(t, err)
 				rest = rest[n:]
 				return len(rest) == 0
 			}, patience, time.Millisecond)
 		}},
-		{"on a goroutine", func(t *testing.T, o *Hijacked, rest []byte) { require.NoError(t, o.Finish(rest)) }},
+		{"on a goroutine", func(t *testing.T, o *Hijacked, rest []byte) { require.NoError(t, o.WriteRest(rest)) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			reads := make(chan struct{})
 			o := outlet(t, reads)
 			answer := make([]byte, 32<<20)
-			n, err := o.Try(answer, time.Now().Add(-time.Hour))
+			n, err := o.TryWrite(answer, time.Now().Add(-time.Hour))
 			require.NoError(t, err)
 			require.Less(t, n, len(answer))
 			close(reads)
@@ -74,20 +74,20 @@ func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 	o := outlet(t, reads)
 	rest := make([]byte, 64<<20)
 	began := time.Now()
-	n, err := o.Try(rest, began)
+	n, err := o.TryWrite(rest, began)
 	require.NoError(t, err)
-	require.Equal(t, began.Add(o.client.ln.opt.WriteTimeout), o.Patience())
+	require.Equal(t, began.Add(o.client.ln.opt.WriteTimeout), o.GiveUpAt())
 	close(reads)
 	taken, later := 0, began.Add(10*time.Second)
 	require.Eventually(t, func() bool {
 		rest = rest[n:]
-		n, err = o.Try(rest, later)
+		n, err = o.TryWrite(rest, later)
 		require.NoError(t, err)
 		require.Less(t, n, len(rest))
 		taken += n
 		return taken >= writePiece
 	}, patience, time.Millisecond)
-	require.Equal(t, later.Add(o.client.ln.opt.WriteTimeout), o.Patience())
+	require.Equal(t, later.Add(o.client.ln.opt.WriteTimeout), o.GiveUpAt())
 	require.Equal(t, 10*time.Second, time.Duration(o.client.lagged.Load()))
 }
 
@@ -98,7 +98,7 @@ func TestAnAnswerOnAConnectionThatWasCutIsEnded(t *testing.T) {
 	ended := make(chan error, 1)
 	s = serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		s.ln.CloseConns()
-		released := Release(ctx, zap.NewNop(), func(o *Hijacked) {
+		released := Hijack(ctx, zap.NewNop(), func(o *Hijacked) {
 			err := o.Send([]byte("data: 1\n\n"), true)
 			o.End(err == nil)
 			ended <- err
@@ -120,7 +120,7 @@ func TestAChunkToAClientCostsNoAllocation(t *testing.T) {
 	now := time.Now()
 	require.Zero(t, testing.AllocsPerRun(200, func() {
 		frame := o.Frame(append(buf, "data: {\"text\":\"some words\"}\n\n"...))
-		if n, err := o.Try(frame, now); n < len(frame) || err != nil {
+		if n, err := o.TryWrite(frame, now); n < len(frame) || err != nil {
 			t.Fatalf("%d of %d bytes, %v", n, len(frame), err)
 		}
 	}))

@@ -54,7 +54,7 @@ func (s headState) onComment() (head bool, next headState) {
 // KeepClient sends comments to ctx's client until EndWait: the first one at span after the time since. Before EndWait, the handler must not
 // touch ctx's answer. KeepClient sends none if span is 0 or less, if the request is a HEAD, or if the client did not come through a
 // Listener.
-func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
+func StartKeepAlive(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
@@ -71,7 +71,7 @@ func KeepClient(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, c
 
 // EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait, so that only events may
 // follow.
-func EndWait(ctx *fasthttp.RequestCtx) bool {
+func StopKeepAlive(ctx *fasthttp.RequestCtx) bool {
 	h := headConnOf(ctx)
 	return h != nil && h.alive.over() == opened
 }
@@ -91,14 +91,14 @@ func (k *KeepAlive) wait(first time.Duration) {
 }
 
 // Wait begins a wait for the next event, if the head of the answer is out.
-func (k *KeepAlive) Wait() {
+func (k *KeepAlive) StartTimer() {
 	if k != nil && k.head != unopened {
 		k.wait(k.span)
 	}
 }
 
 // Over ends a wait: the client gets no more comments.
-func (k *KeepAlive) Over() { k.over() }
+func (k *KeepAlive) StopTimer() { k.over() }
 
 // over ends a wait, and returns the state of the head.
 func (k *KeepAlive) over() headState {
@@ -121,7 +121,7 @@ func (k *KeepAlive) wrote() {
 }
 
 // Silence returns the time without an event after which the client gets a comment; 0: it gets none.
-func (k *KeepAlive) Silence() time.Duration {
+func (k *KeepAlive) Interval() time.Duration {
 	if k == nil {
 		return 0
 	}

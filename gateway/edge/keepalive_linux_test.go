@@ -34,7 +34,7 @@ const comment = ": alive\n\n"
 func waits(heard <-chan struct{}, answer func(ctx *fasthttp.RequestCtx)) fasthttp.RequestHandler {
 	return func(ctx *fasthttp.RequestCtx) {
 		ctx.Response.Header.Set("X-Request-Id", "mine")
-		KeepClient(ctx, time.Millisecond, time.Now(), []byte(comment), zap.NewNop())
+		StartKeepAlive(ctx, time.Millisecond, time.Now(), []byte(comment), zap.NewNop())
 		<-heard
 		answer(ctx)
 	}
@@ -50,7 +50,7 @@ func TestWhatComesBehindComments(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			heard, parts := make(chan struct{}), make(chan string)
 			s := serve(t, Options{Handler: waits(heard, func(ctx *fasthttp.RequestCtx) {
-				require.True(t, EndWait(ctx))
+				require.True(t, StopKeepAlive(ctx))
 				NewBodyStream(readFunc(func(b []byte) (int, error) {
 					part, more := <-parts
 					if !more {
@@ -134,8 +134,8 @@ func TestWhatBreaksBehindComments(t *testing.T) {
 // A client that waits for a shorter time than the span has an answer like any other.
 func TestAQuickAnswerHasNoComments(t *testing.T) {
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
-		KeepClient(ctx, time.Hour, time.Now(), []byte(comment), zap.NewNop())
-		require.False(t, EndWait(ctx))
+		StartKeepAlive(ctx, time.Hour, time.Now(), []byte(comment), zap.NewNop())
+		require.False(t, StopKeepAlive(ctx))
 		ctx.SetStatusCode(http.StatusTeapot)
 		ctx.SetBodyString("a pot")
 	}}, ListenOptions{})

@@ -264,7 +264,7 @@ func (l *Listener) fire(id uint64) {
 		if c.timedOut() {
 			c.countCut(&l.cutStalled)
 		}
-		c.Leave()
+		c.MarkGone()
 	}
 }
 

@@ -124,7 +124,7 @@ func (r *Reservation) Most(n int) int {
 }
 
 // Give returns the whole reservation to its quota. It may be called more than once.
-func (r *Reservation) Give() { r.give(math.MaxInt64) }
+func (r *Reservation) Release() { r.give(math.MaxInt64) }
 
 // give returns n of the reservation to its quota, or all of it if it is smaller. left is what the reservation still holds.
 func (r *Reservation) give(n int64) (left int64) {

@@ -28,7 +28,7 @@ func TestBodiesTogetherAreBounded(t *testing.T) {
 	s := serve(t, Options{Bodies: bodies, Caller: named, Refused: func(_ *fasthttp.RequestHeader, r Refusal) { refused <- r },
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			_, reservation := AcquireBody(ctx)
-			defer reservation.Give()
+			defer reservation.Release()
 			inside <- struct{}{}
 			<-leave
 		}}, ListenOptions{})
@@ -254,8 +254,8 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	last, _ := taken("third")
 	require.Equal(t, 1, last)
 	for _, r := range greedy {
-		r.Give()
-		r.Give()
+		r.Release()
+		r.Release()
 	}
 	require.EqualValues(t, 4, places.Held())
 	again, _ := taken("greedy")
@@ -270,10 +270,10 @@ func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
 	answer := bodies.For(body)
 	require.Equal(t, 54<<10, answer.Most(64<<10))
 	require.True(t, answer.Acquire(54<<10))
-	body.Give()
+	body.Release()
 	require.Equal(t, 64<<10, answer.Most(1<<20))
 	require.False(t, bodies.For(body).Acquire(16<<10), "a second one leaves room")
-	answer.Give()
+	answer.Release()
 	require.Zero(t, bodies.Held())
 	require.Empty(t, bodies.callers)
 }

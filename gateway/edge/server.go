@@ -98,7 +98,7 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
 		if !h.taken {
 			_, reservation := AcquireBody(ctx)
-			reservation.Give()
+			reservation.Release()
 		}
 	}()
 	if h.client != nil {
@@ -114,13 +114,13 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 // answerPanic gives back what a request held whose handler panicked, and answers 500.
 func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if h := headConnOf(ctx); h != nil {
-		h.reservation.Give() // the handler panicked before it could end the reservation
+		h.reservation.Release() // the handler panicked before it could end the reservation
 	}
 	c, ok := ConnOf(ctx)
 	if ok {
 		c.OnGone(nil) // the handler's callback must not run any more
 	}
-	if ok && EndWait(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
+	if ok && StopKeepAlive(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
 		if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the function of that hijack closes the connection
 			ctx.HijackSetNoResponse(true)
 			ctx.Hijack(func(net.Conn) { _ = conn.Close() })

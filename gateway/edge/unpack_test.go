@@ -59,7 +59,7 @@ func unpacked(t testing.TB, quota *Quota, h *fasthttp.RequestHeader, body []byte
 	} else if c, _ := codingOf(h); c != nil {
 		require.EqualValues(t, cap(plain), quota.Held(), "what is kept is charged, and nothing else")
 	}
-	reservation.Give()
+	reservation.Release()
 	require.Zero(t, quota.Held())
 	return plain, refused
 }

@@ -70,7 +70,7 @@ func (o *Options) receive(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *
 		return &refusedBodies
 	}
 	if err := u.read(); err != nil {
-		u.reservation.Give()
+		u.reservation.Release()
 		return o.broken(ctx, err, stranger)
 	}
 	conn.head, conn.reservation = headEnd{}, u.reservation

@@ -245,7 +245,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	require.NoError(b, b.meta.Start())
 	require.NoError(b, loops.Start(max(0, loop.Default()), log))
 	var background sync.WaitGroup
-	background.Go(func() { b.monitor.Start(ctx) })
+	background.Go(func() { b.monitor.Run(ctx) })
 	background.Go(func() { b.scheduler.Run(ctx) })
 	background.Go(func() { b.conf.Watch(ctx) })
 	background.Go(func() { <-ctx.Done(); b.locals.Close() })

@@ -106,7 +106,7 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 		capacity := kvCapacity(in, r)
 		target := in.At(r)
 		if rank, _ := now.Named(target.ID); rank != nil && reported && capacity > 0 {
-			validAt := in.Traffic.Signs(target.Rank).Last()
+			validAt := in.Traffic.Liveness(target.Rank).LastSign()
 			if asked.Before(validAt) {
 				validAt = asked
 			}

@@ -118,7 +118,7 @@ func TestGaugesTellOfTheTimeUpToTheLastSignOfLife(t *testing.T) {
 	f.OnSample("decode 127.0.0.1:3", page, asked.Add(time.Second))
 	require.Equal(t, told[0], told[1], "nothing has shown since that the core goes on")
 	seen := asked.Add(time.Minute)
-	f.deps.Monitor.Traffic("decode 127.0.0.1:3").Signs(-1).Seen(seen)
+	f.deps.Monitor.Traffic("decode 127.0.0.1:3").Liveness(-1).RecordSign(seen)
 	f.OnSample("decode 127.0.0.1:3", page, seen.Add(time.Second))
 	require.WithinDuration(t, seen, told[2], time.Millisecond)
 	f.OnSample("decode 127.0.0.1:3", page, seen.Add(-time.Second))

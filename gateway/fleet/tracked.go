@@ -62,7 +62,7 @@ var errDown = errors.New("the engine was declared down before it answered")
 func (c *TrackedCall) move(why uint32) {
 	c.reason.CompareAndSwap(stays, why)
 	if c.abortable.Load() {
-		c.call.Leave(upstream.Notice)
+		c.call.Disconnect(upstream.Notice)
 	}
 }
 
@@ -71,7 +71,7 @@ func (c *TrackedCall) move(why uint32) {
 func (c *TrackedCall) Settle() {
 	c.abortable.Store(true)
 	if c.reason.Load() != stays {
-		c.call.Leave(upstream.Notice)
+		c.call.Disconnect(upstream.Notice)
 	}
 }
 

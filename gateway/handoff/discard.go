@@ -52,8 +52,8 @@ type Config struct {
 // Monitor takes reports on whether engines served their requests well. It also says how many hand-offs a prefill engine has given up after
 // its hold timeout, before a decode engine fetched them.
 type Monitor interface {
-	Judge(instance string, v engine.Verdict, why error)
-	Report(instance string, err error)
+	RecordOutcome(instance string, v engine.Verdict, why error)
+	ReportFailure(instance string, err error)
 	Expired(instance string) (n float64, known bool)
 	ExpiredNow(ctx context.Context, instance string) (n float64, known bool)
 }
@@ -188,8 +188,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		}
 	}
 	h.Lease.Dispatched()
-	rank.Traffic.Sends(BlockTokens)
-	defer rank.Traffic.Settles(BlockTokens, BlockTokens)
+	rank.Traffic.ExpectComputed(BlockTokens)
+	defer rank.Traffic.SettleComputed(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
 		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
@@ -198,8 +198,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
 	if slot.InEngineQueue {
-		rank.Traffic.Beyond(1)
-		defer rank.Traffic.Beyond(-1)
+		rank.Traffic.AddSentWithoutSlot(1)
+		defer rank.Traffic.AddSentWithoutSlot(-1)
 	}
 	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
 	_, fault := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil),
@@ -236,20 +236,20 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 func (d *Discarder) judge(instance string, fault *failure.Fault) {
 	switch {
 	case fault == nil:
-		d.Monitor.Judge(instance, engine.Served, nil)
+		d.Monitor.RecordOutcome(instance, engine.Served, nil)
 		return
 	case fault.Reason == lifecycle.NotOurs: // the engine was sent nothing
 		return
 	case fault.Status != 0 && fault.Reason != lifecycle.Paused && fault.Reason != lifecycle.Unlisted: // a refusal of this hand-off
 		return
 	}
-	d.Monitor.Report(instance, fault.Err)
+	d.Monitor.ReportFailure(instance, fault.Err)
 	switch {
 	case fault.Status != 0 || fault.Reason == lifecycle.HungUp:
 	case fault.Reason == lifecycle.Silent:
-		d.Monitor.Judge(instance, engine.Silent, fault.Err)
+		d.Monitor.RecordOutcome(instance, engine.Silent, fault.Err)
 	default:
-		d.Monitor.Judge(instance, engine.Faulted, fault.Err)
+		d.Monitor.RecordOutcome(instance, engine.Faulted, fault.Err)
 	}
 }
 

@@ -75,10 +75,10 @@ func (r *ranks) RejectionFrees(*roster.Rank) bool            { return r.frees }
 // told is what a monitor was told of the decode engine.
 type told []string
 
-func (m *told) Judge(_ string, v engine.Verdict, _ error) {
+func (m *told) RecordOutcome(_ string, v engine.Verdict, _ error) {
 	*m = append(*m, [...]string{engine.Served: "served", engine.Faulted: "faulted", engine.Silent: "silent"}[v])
 }
-func (m *told) Report(string, error)                               { *m = append(*m, "reported") }
+func (m *told) ReportFailure(string, error)                               { *m = append(*m, "reported") }
 func (m *told) Expired(string) (float64, bool)                     { return 0, false }
 func (m *told) ExpiredNow(context.Context, string) (float64, bool) { return 0, false }
 

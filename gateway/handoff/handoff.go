@@ -169,7 +169,7 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 func Patience(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	until := asked.Add(settings.Limits.ProbeTimeout)
 	latest := until.Add(time.Duration(min(tokens, mostTokens)) * slowestToken)
-	if alive := r.Signs.Last().Add(settings.Limits.EventTimeout); alive.After(until) {
+	if alive := r.Signs.LastSign().Add(settings.Limits.EventTimeout); alive.After(until) {
 		until = alive
 	}
 	if until.After(latest) {
@@ -209,17 +209,17 @@ const expireAgain = time.Second
 func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.PendingPull {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
 	if h == nil { // no hold on a hand-off bounds the wait
-		return r.Signs.Await(now, unlimited)
+		return r.Signs.AddPull(now, unlimited)
 	}
 	onThisRank := r.Heeds(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
-	gaugesShow := r.Profile.Renews() && r.Signs.Gauged() && onThisRank
+	gaugesShow := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
 	switch {
 	case whole && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time
-		return r.Signs.Await(now, unlimited)
+		return r.Signs.AddPull(now, unlimited)
 	case !onThisRank:
-		return r.Signs.Await(now, mooncake.HeldUntil(h.FirstEventBy()))
+		return r.Signs.AddPull(now, mooncake.HeldUntil(h.FirstEventBy()))
 	}
-	return r.Signs.Await(now, r.Profile.Hold(now, h.FirstEventBy()))
+	return r.Signs.AddPull(now, r.Profile.Hold(now, h.FirstEventBy()))
 }
 
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core
@@ -248,7 +248,7 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. An engine that does not report its count refutes nothing.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
-	if h == nil || !h.expiredKnown || !pull.Renewed(now) {
+	if h == nil || !h.expiredKnown || !pull.KeptByRenewal(now) {
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
@@ -257,6 +257,6 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	if !known || expired-h.expired <= oursAtMost {
 		return false
 	}
-	pull.Lose() // the decode engine may have cached the wrong KV, and used it for requests that wait there
+	pull.MarkLost() // the decode engine may have cached the wrong KV, and used it for requests that wait there
 	return true
 }

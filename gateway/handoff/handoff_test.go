@@ -42,7 +42,7 @@ func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
 func TestAnAnswerOfVeryManyTokensIsWaitedFor(t *testing.T) {
 	settings := fleet.NewSettings(config.Default())
 	now := time.Now()
-	r := &roster.Rank{Signs: new(engine.Traffic).Signs(0)}
+	r := &roster.Rank{Signs: new(engine.Traffic).Liveness(0)}
 	for _, tokens := range []int{1 << 20, 1 << 34, math.MaxInt} {
 		require.Equal(t, settings.Limits.ProbeTimeout, Patience(r, settings, now, tokens, now), "%d tokens", tokens)
 	}
@@ -73,16 +73,16 @@ func (frees) ExpiredNow(context.Context, string) (float64, bool) { return 1, tru
 // Wrong KV that a rank has cached may also be found by a request that the rank had in its queue by then, with the same salt.
 func TestWhatWaitsBesideARefutedHandOffIsNotBelieved(t *testing.T) {
 	_, lease := leased(t)
-	liveness, now := new(engine.Traffic).Signs(0), time.Now()
-	refuted := liveness.Await(now, mooncake.HeldUntil(now))
-	pulls := liveness.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	liveness, now := new(engine.Traffic).Liveness(0), time.Now()
+	refuted := liveness.AddPull(now, mooncake.HeldUntil(now))
+	pulls := liveness.AddPull(now, mooncake.HeldUntil(now.Add(time.Hour)))
 	h := &Handoff{Lease: lease}
 	h.NoteExpiries(&frees{})
-	require.True(t, refuted.Arrived(now))
+	require.True(t, refuted.RecordFirstEvent(now))
 	require.True(t, h.MayHaveExpired(t.Context(), &frees{}, refuted, now.Add(time.Second)))
 	refuted.End()
-	later := liveness.Await(now, mooncake.HeldUntil(now.Add(time.Hour)))
+	later := liveness.AddPull(now, mooncake.HeldUntil(now.Add(time.Hour)))
 	require.NotEqual(t, pulls.Salt(), later.Salt())
-	require.False(t, pulls.Arrived(now.Add(2*time.Second)), "it has the salt of the wrong KV")
-	require.True(t, later.Arrived(now.Add(2*time.Second)))
+	require.False(t, pulls.RecordFirstEvent(now.Add(2*time.Second)), "it has the salt of the wrong KV")
+	require.True(t, later.RecordFirstEvent(now.Add(2*time.Second)))
 }

@@ -37,9 +37,9 @@ func gauged(t *testing.T, rank int) *engine.Liveness {
 	m.Set([]engine.Instance{{ID: "d0", Role: "decode", Target: target, Slots: 4, Canaries: []*engine.Target{target}}})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); m.Start(ctx) }()
-	liveness := m.Traffic("d0").Signs(rank)
-	require.Eventually(t, liveness.Gauged, time.Minute, time.Millisecond)
+	go func() { defer close(done); m.Run(ctx) }()
+	liveness := m.Traffic("d0").Liveness(rank)
+	require.Eventually(t, liveness.HasGauges, time.Minute, time.Millisecond)
 	stop()
 	<-done
 	client.Close()
@@ -84,11 +84,11 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 			defer p.End()
 			later := kept.Add(time.Minute)
 			for at := now; !at.After(later); at = at.Add(time.Second) {
-				liveness.Seen(at)
+				liveness.RecordSign(at)
 			}
 			ends := other
-			if p.Renewed(later) { // kept by itself until before that
-				if ends = renewals; p.Over(later) {
+			if p.KeptByRenewal(later) { // kept by itself until before that
+				if ends = renewals; p.CheckExpired(later) {
 					ends = hold
 				}
 			}
@@ -99,6 +99,6 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 		now, liveness := time.Now(), engine.NewLiveness()
 		p := (*Handoff)(nil).Await(&roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
 		defer p.End()
-		require.False(t, p.Over(now.Add(time.Hour)))
+		require.False(t, p.CheckExpired(now.Add(time.Hour)))
 	})
 }

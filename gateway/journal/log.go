@@ -65,7 +65,7 @@ func openLines(path string, log *zap.Logger) (*lines, error) {
 		return nil, err
 	}
 	_, rest := logfile.Rest(path)
-	return started(&lines{log: log, out: logfile.Writer{Log: f, Torn: len(rest) > 0}, closer: f}), nil
+	return started(&lines{log: log, out: logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}, closer: f}), nil
 }
 
 // started makes the queue of l, starts the goroutine that writes its lines, and returns l.

@@ -202,7 +202,7 @@ func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
 func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	wasTrusted := t.trust.In()
+	wasTrusted := t.trust.InService()
 	t.trust.Limit = 1 // failures
 	var status *engine.StatusError
 	switch {

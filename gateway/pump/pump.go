@@ -70,7 +70,7 @@ type pump struct {
 // returns false if there are no loops, or if the connection cannot be taken over.
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
-	return l != nil && edge.Release(ctx, log, func(o *edge.Hijacked) {
+	return l != nil && edge.Hijack(ctx, log, func(o *edge.Hijacked) {
 		p := &pump{Stream: s, out: o, keep: o.KeepAlive(), loop: l}
 		p.guard(p.carry)
 	})
@@ -101,8 +101,8 @@ func (p *pump) carry() {
 // next waits for events. During a long wait, comments are sent to the client.
 func (p *pump) next() ([]byte, error) {
 	if p.silence() > 0 {
-		p.keep.Wait()
-		defer p.keep.Over()
+		p.keep.StartTimer()
+		defer p.keep.StopTimer()
 	}
 	return p.Next()
 }
@@ -113,7 +113,7 @@ func (p *pump) silence() time.Duration {
 	if p.keep == nil || p.Torn() {
 		return 0
 	}
-	return p.keep.Silence()
+	return p.keep.Interval()
 }
 
 // guard calls f, and ends the stream if f panics.
@@ -129,7 +129,7 @@ func (p *pump) guard(f func()) {
 
 // lift passes the stream to the loop; false: the goroutine keeps the stream.
 func (p *pump) lift() bool {
-	if p.out.Smooth() != nil { // the connection is closed
+	if p.out.ClearWriteDeadline() != nil { // the connection is closed
 		return false
 	}
 	resp := p.Flow()
@@ -242,7 +242,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 // arrive processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has ended.
 func (p *pump) arrive(b []byte, now time.Time) {
 	r := p.unpack(b, now)
-	if r.end != sse.Runs || r.over || p.Err() != nil {
+	if r.end != sse.NotEnded || r.over || p.Err() != nil {
 		p.pass(r)
 		return
 	}
@@ -253,7 +253,7 @@ func (p *pump) arrive(b []byte, now time.Time) {
 func (p *pump) send(frame []byte, now time.Time) {
 	if len(frame) > edge.ChunkRoom {
 		frame = p.out.Frame(frame)
-		n, err := p.out.Try(frame, now)
+		n, err := p.out.TryWrite(frame, now)
 		if err != nil {
 			p.pass(readResult{gone: true})
 			return
@@ -277,7 +277,7 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 		b = b[used:]
 		if len(data) > 0 {
 			var end sse.End
-			if out, end = p.Arrive(out, data, now); r.end == sse.Runs { // the first end counts
+			if out, end = p.Arrive(out, data, now); r.end == sse.NotEnded { // the first end counts
 				r.end = end
 			}
 		}
@@ -301,12 +301,12 @@ func (p *pump) block(rest []byte) {
 		p.pass(readResult{})
 		return
 	}
-	p.in.Wake(p.out.Patience()) // Expired then gives the client up
+	p.in.Wake(p.out.GiveUpAt()) // Expired then gives the client up
 }
 
 // flush writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
 func (p *pump) flush(now time.Time) {
-	n, err := p.out.Try(p.rest, now)
+	n, err := p.out.TryWrite(p.rest, now)
 	p.rest = p.rest[n:]
 	if len(p.rest) > 0 && err == nil { // the client is still blocked
 		return
@@ -345,11 +345,11 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
 		return
 	}
-	if by := p.out.Patience(); by.IsZero() || by.After(now) { // the client still has time
+	if by := p.out.GiveUpAt(); by.IsZero() || by.After(now) { // the client still has time
 		p.in.Wake(by)
 		return
 	}
-	p.out.Cut(now)
+	p.out.GiveUp(now)
 	p.pass(readResult{gone: true})
 }
 
@@ -371,7 +371,7 @@ func (p *pump) goBack(r readResult, untaken []byte) {
 	p.resp.Reattach(r.failed)
 	gone := r.gone
 	if !gone && len(untaken) > 0 {
-		gone = p.out.Finish(untaken) != nil
+		gone = p.out.WriteRest(untaken) != nil
 	}
 	if gone {
 		p.Close()

@@ -59,7 +59,7 @@ func (b *bytes) Arrive(dst, data []byte, _ time.Time) ([]byte, sse.End) {
 	if b.panics == "arrival" {
 		panic("of Arrive")
 	}
-	return append(dst, data...), sse.Runs
+	return append(dst, data...), sse.NotEnded
 }
 
 func (b *bytes) Pause(time.Time) {}
@@ -202,7 +202,7 @@ func TestAClientThatTakesNoCommentsIsNotTheEnginesSilence(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	}, func(ctx *fasthttp.RequestCtx, r *engine.Response) Stream {
-		edge.KeepClient(ctx, time.Millisecond, time.Now(), comment, zap.NewNop())
+		edge.StartKeepAlive(ctx, time.Millisecond, time.Now(), comment, zap.NewNop())
 		return &waits{bytes: bytes{resp: r}, calls: calls}
 	})
 	conn, err := net.Dial("tcp", address)

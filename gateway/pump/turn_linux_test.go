@@ -37,7 +37,7 @@ func (f *flood) Arrive(dst, data []byte, _ time.Time) ([]byte, sse.End) {
 		_, _ = unix.Write(f.engine, make([]byte, len(data)))
 	}
 	f.onRead()
-	return dst, sse.Runs
+	return dst, sse.NotEnded
 }
 
 // told is a handler that says when it is called.

@@ -100,7 +100,7 @@ func (j *job) estimate() int {
 func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.Time) (takeBack func()) {
 	var timer *time.Timer // set by the callback, which does not run any more once OnGone(nil) has returned
 	c.OnGone(func() {
-		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Leave(upstream.Notice) })
+		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Disconnect(upstream.Notice) })
 	})
 	return func() {
 		c.OnGone(nil)
@@ -140,23 +140,23 @@ func (s *stream) judge(effect lifecycle.Effect) {
 		s.job.avoid.failed(s.job.srv.Engines(), s.upstream.rank.Worker, fault, full)
 	case full: // the engine has not failed
 	case effect.Kind == lifecycle.ReportSuccess:
-		monitor.Judge(id, engine.Served, nil)
+		monitor.RecordOutcome(id, engine.Served, nil)
 	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
 		err, settle := fault.Err, monitor.Accuse(id)
 		s.job.unexplained500s = append(s.job.unexplained500s, func(cause lifecycle.Blame) {
 			settle()
 			switch cause {
 			case lifecycle.Engine:
-				monitor.Judge(id, engine.Faulted, err)
+				monitor.RecordOutcome(id, engine.Faulted, err)
 			case lifecycle.Disputed:
-				monitor.Judge(id, engine.Unclear, err)
+				monitor.RecordOutcome(id, engine.Unclear, err)
 			case lifecycle.Nobody:
 			}
 		})
 	case blame == lifecycle.Wedged:
-		monitor.Judge(id, engine.Silent, fault.Err)
+		monitor.RecordOutcome(id, engine.Silent, fault.Err)
 	case blame == lifecycle.Engine:
-		monitor.Judge(id, engine.Faulted, fault.Err)
+		monitor.RecordOutcome(id, engine.Faulted, fault.Err)
 	}
 }
 

@@ -43,7 +43,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 	srv.Prefill.SetCandidates([]prefill.Candidate{{ID: "p/0", Instance: "prefill p", Models: []string{"m"}, Live: true,
 		Profile: &mooncake.Profile{KVHoldTimeout: time.Minute}}})
 	kid := edge.NewCloseNotifier(zap.NewNop())
-	kid.Leave()
+	kid.MarkGone()
 	for range 6 {
 		lease, err := srv.Prefill.Acquire(t.Context(), prefill.Request{Model: "m", PromptTokens: 7})
 		require.NoError(t, err)

@@ -504,14 +504,14 @@ func (b *bed) readGauges() {
 	for _, r := range b.engines.ranks {
 		list = append(list, engine.Instance{ID: r.Instance, Role: roster.Decode, Target: r.Target, Canaries: []*engine.Target{r.Target}})
 		r.Traffic = m.Traffic(r.Instance)
-		r.Signs = r.Traffic.Signs(r.Target.Rank)
+		r.Signs = r.Traffic.Liveness(r.Target.Rank)
 	}
 	m.Set(list)
 	ctx, stop := context.WithCancel(b.t.Context())
 	over := make(chan struct{})
-	go func() { defer close(over); m.Start(ctx) }()
+	go func() { defer close(over); m.Run(ctx) }()
 	b.t.Cleanup(func() { stop(); <-over })
 	b.eventually("gauges are read", func() bool {
-		return !slices.ContainsFunc(list, func(in engine.Instance) bool { return !m.Traffic(in.ID).Signs(-1).Gauged() })
+		return !slices.ContainsFunc(list, func(in engine.Instance) bool { return !m.Traffic(in.ID).Liveness(-1).HasGauges() })
 	})
 }

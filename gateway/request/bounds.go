@@ -137,7 +137,7 @@ func watchCore(s *stream) (stop func()) {
 	halted := &atomic.Bool{}
 	s.upstream.coreHalted = halted
 	return handoff.Watch(patience, func() (again time.Duration) {
-		if heard := s.upstream.rank.Signs.Last(); heard.After(s.upstream.began) && time.Since(heard) < silence {
+		if heard := s.upstream.rank.Signs.LastSign(); heard.After(s.upstream.began) && time.Since(heard) < silence {
 			return silence - time.Since(heard)
 		}
 		if _, others := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !others {
@@ -172,7 +172,7 @@ func (u *upstreamCall) reportCompute() {
 	if u.mayCompute = handoff.BlockTokens; u.local {
 		u.mayCompute = anyPrompt // the length of the prompt is known only from the answer
 	}
-	u.rank.Traffic.Sends(u.mayCompute)
+	u.rank.Traffic.ExpectComputed(u.mayCompute)
 }
 
 // settleCompute replaces the number that reportCompute has noted by the number of tokens that the engine has computed. Only the first call
@@ -191,6 +191,6 @@ func (u *upstreamCall) settleCompute(none bool) {
 	case u.local: // no count came; a prompt has at most a token per byte
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
-	u.rank.Traffic.Settles(u.mayCompute, computed)
+	u.rank.Traffic.SettleComputed(u.mayCompute, computed)
 	u.mayCompute = 0
 }

@@ -80,7 +80,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	defer s.upstream.pull.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.upstream.call.Leave(upstream.Notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.Notice) }) // no pull of KV is under way
 	} else {
 		var fault *failure.Fault
 		if kv, fault = s.upstream.takeHandoff(h); fault != nil {
@@ -103,7 +103,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
 	if fault := stuck(s, s.upstream.send(headers, body, silence)); fault != nil {
 		if fault.Engine != "" {
-			j.srv.Monitor.Report(fault.Engine, fault.Err)
+			j.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
 		}
 		leftWhileComputing := s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent
 		if leftWhileComputing && !time.Now().Before(pullOver) { // the pull of KV was over, so only the answer is lost
@@ -134,7 +134,7 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence 
 		h.Lease.Renewed()
 		h.NoteExpiries(j.srv.Monitor)
 		if !unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
-			s.upstream.pull.Limit(s.upstream.call.Expire)
+			s.upstream.pull.OnExpiry(s.upstream.call.Expire)
 		}
 	case h != nil:
 		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
@@ -182,7 +182,7 @@ func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time
 	j := u.job
 	if u.slot.InEngineQueue {
 		u.beyond = true
-		u.rank.Traffic.Beyond(1) // so that the alarm about ranks with too many requests expects one more
+		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
 	if u.partner == nil && (u.unstreamed || u.buffered) { // a partner does this itself, once the prompt is prefilled
 		u.slot.MarkNonStreaming(u.maxTokens)
@@ -272,12 +272,12 @@ func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure
 	if cause == nil {
 		saysState := fault.Status != 0 && fault.Engine != "" // the status tells that the engine is paused, or lacks a model
 		if fault.Err != nil && (reason == lifecycle.Died || saysState || fault.Reason == lifecycle.Unreachable) {
-			j.srv.Monitor.Report(u.rank.Instance, fault.Err)
+			j.srv.Monitor.ReportFailure(u.rank.Instance, fault.Err)
 		}
 		return fault
 	}
 	if errors.Is(cause.Err, errLate) {
-		u.pull.Lose()
+		u.pull.MarkLost()
 		j.srv.metrics.latePulls.Inc()
 	}
 	copied := *cause // the caller changes its fault, and the partner keeps cause
@@ -299,7 +299,7 @@ func (u *upstreamCall) takePrefillAnswer() (called time.Duration) {
 	j.record.Prefill = prefiller
 	prefilled(j, &probed, u.rank.Profile)
 	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
-		u.answer.Filter.Found(j.cachedTokens)
+		u.answer.Filter.SetCached(j.cachedTokens)
 	}
 	return called
 }

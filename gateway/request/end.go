@@ -291,7 +291,7 @@ func (u *upstreamCall) hangUp(disposition lifecycle.Disposition) {
 	}
 	if u.beyond {
 		u.beyond = false
-		u.rank.Traffic.Beyond(-1)
+		u.rank.Traffic.AddSentWithoutSlot(-1)
 	}
 	u.job.srv.Fleet.Untrack(u.tracked)
 }
@@ -311,7 +311,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
 	in.GiveBack(tokens)
-	in.Body.Give()
+	in.Body.Release()
 	if in.From != nil {
 		srv.Peers.CountReceived(in.Record.Origin, journal.Outcome(fail))
 	}
@@ -324,7 +324,7 @@ func (u *upstreamCall) awaitEnd() {
 	if u.resp == nil || u.resp.Ended() {
 		return
 	}
-	u.call.Leave(upstream.Notice)
+	u.call.Disconnect(upstream.Notice)
 	var rest [1 << 10]byte
 	for {
 		if _, err := u.resp.Read(rest[:]); err != nil {

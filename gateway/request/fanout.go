@@ -118,7 +118,7 @@ func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered boo
 			}
 		}
 		whole.record.EndAttempt(fail)
-		edge.EndWait(ctx)
+		edge.StopKeepAlive(ctx)
 		f.srv.markRoute(ctx, f.in)
 	}()
 	whole.record.Reached = journal.Queued // set by hand: only the legs enter phases until the whole request is sent
@@ -285,7 +285,7 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
 	f.serve(f.relay)
 	first, _ := f.next()
-	edge.EndWait(ctx)
+	edge.StopKeepAlive(ctx)
 	if first.fail != nil {
 		f.refuse(ctx, first.fail)
 		return
@@ -420,7 +420,7 @@ func letters(i int) string {
 func (f *fanned) endLegs() {
 	f.stopOnce.Do(func() { close(f.stop) })
 	for i := range f.legs { // not by value: a copy of the leg would race with its goroutine, which may write its counts now
-		f.legs[i].share.Leave()
+		f.legs[i].share.MarkGone()
 	}
 }
 
@@ -450,7 +450,7 @@ func (f *fanned) nameable(whole *job) {
 	key, legs := f.in.Record.Key, make([]*aborting, len(f.legs))
 	var forgets []func()
 	for i, l := range f.legs {
-		own := &aborting{endpoint: f.req.Endpoint, leave: l.share.Leave, outputMode: f.mode}
+		own := &aborting{endpoint: f.req.Endpoint, leave: l.share.MarkGone, outputMode: f.mode}
 		legs[i], l.job.abort, l.job.filterOptions.Aborted = own, own, own.asked.Load
 		if f.req.Endpoint == mooncake.Generate {
 			forgets = append(forgets, f.srv.Running.Enter(key, string(l.job.filterOptions.ID), func() { own.end(f.srv) }))

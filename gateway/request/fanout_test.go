@@ -26,7 +26,7 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	require.NoError(t, r.Err)
 
 	kid := edge.NewCloseNotifier(srv.Log)
-	kid.Leave()
+	kid.MarkGone()
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 	whole := &job{srv: srv.Server, req: &openai.Request{}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"}, incoming: in,
 		record: in.Record}

@@ -161,7 +161,7 @@ func (j *job) discard(h *handoff.Handoff) {
 // overdue says whether a first event would now come too late to be believed, because the prefill engine may have freed the KV of the
 // hand-off. If so, it also counts the answer as late.
 func (s *stream) overdue(h *handoff.Handoff) bool {
-	tooLate := h != nil && s.upstream.pull.Over(time.Now())
+	tooLate := h != nil && s.upstream.pull.CheckExpired(time.Now())
 	if tooLate && !s.upstream.unstreamed {
 		s.upstream.countLate()
 	}
@@ -176,7 +176,7 @@ func (u *upstreamCall) countLate() {
 
 // believed says whether the prefill engine certainly kept the KV until the decode engine had read it. It is called at the first event.
 func (s *stream) believed(h *handoff.Handoff) bool {
-	if s.upstream.pull.Arrived(s.now) && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.now) {
+	if s.upstream.pull.RecordFirstEvent(s.now) && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.now) {
 		return true
 	}
 	s.upstream.countLate()

@@ -47,7 +47,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Ev
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
 	if returned == nil {
-		edge.EndWait(ctx)
+		edge.StopKeepAlive(ctx)
 	}
 	switch {
 	case returned != nil:
@@ -160,7 +160,7 @@ func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
 	j.record.PromptTokens = j.estimate()
 	j.record.CachedTokens = min(max(0, f.Cached()), j.record.PromptTokens) // no more than the prompt can be cached
 	j.body = mooncake.Body{}
-	j.incoming.Body.Give()
+	j.incoming.Body.Release()
 	j.srv.markRoute(ctx, j.incoming)
 }
 

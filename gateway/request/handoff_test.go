@@ -28,7 +28,7 @@ func (l *late) Gone() <-chan struct{} {
 	for !l.Left() && !l.bound() {
 		runtime.Gosched()
 	}
-	l.Leave()
+	l.MarkGone()
 	return l.CloseNotifier.Gone()
 }
 

@@ -51,7 +51,7 @@ func (srv *Server) Serve(
 	// While the client waits for the first event of its answer, it gets comments, which end with Stream or Fail. Another dispatcher gets
 	// none: it needs the final status, and sends comments to its client itself.
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
-		edge.KeepClient(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
+		edge.StartKeepAlive(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
 		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
@@ -73,10 +73,10 @@ func (srv *Server) Serve(
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
 		return nil
 	}
-	edge.EndWait(ctx) // if the client has the head of the answer already, the headers set below do not reach it
+	edge.StopKeepAlive(ctx) // if the client has the head of the answer already, the headers set below do not reach it
 	srv.exposeRoute(ctx, in)
 	srv.markRoute(ctx, in)
-	in.Body.Give() // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
+	in.Body.Release() // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
 	if fail != nil {
 		return fail
 	}
@@ -102,7 +102,7 @@ func (srv *Server) Serve(
 func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passthrough) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		p.Seat.Give()
+		p.Seat.Release()
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
 	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passthrough: p}
@@ -130,7 +130,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 
 // Refuse ends a request that never had an answer.
 func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Error) {
-	edge.EndWait(ctx)
+	edge.StopKeepAlive(ctx)
 	if in.Explain {
 		markReason(ctx, e)
 	}
@@ -184,7 +184,7 @@ const (
 
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if path := string(ctx.Path()); edge.EndWait(ctx) {
+	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) {
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
 		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
@@ -269,7 +269,7 @@ type Events interface {
 // can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the handler has returned, so
 // that a slow client slows its engine down.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
-	if !edge.EndWait(ctx) {
+	if !edge.StopKeepAlive(ctx) {
 		ctx.SetStatusCode(http.StatusOK)
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}
@@ -295,7 +295,7 @@ type charged struct {
 }
 
 func (c *charged) Close() error {
-	c.room.Give()
+	c.room.Release()
 	return nil
 }
 
@@ -306,9 +306,9 @@ func makeNameable(j *job, conn *edge.Conn) {
 		return
 	}
 	share := edge.NewCloseNotifier(j.srv.Log)
-	conn.OnGone(share.Leave)
+	conn.OnGone(share.MarkGone)
 	j.client = share
-	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.Leave, outputMode: openai.OutputMode(&j.body)}
+	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.MarkGone, outputMode: openai.OutputMode(&j.body)}
 	j.filterOptions.Aborted = j.abort.asked.Load
 	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.abort.end(j.srv) })
 	j.incoming.forgetName = func() {

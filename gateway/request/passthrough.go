@@ -92,10 +92,10 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.Most > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
 		s.upstream.mayCompute, s.upstream.beyond = p.Most, true
-		s.upstream.rank.Traffic.Beyond(1)
-		s.upstream.rank.Traffic.Sends(s.upstream.mayCompute)
+		s.upstream.rank.Traffic.AddSentWithoutSlot(1)
+		s.upstream.rank.Traffic.ExpectComputed(s.upstream.mayCompute)
 	}
-	j.client.OnGone(func() { call.Leave(upstream.Notice) })
+	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
 	s.upstream.resp, fault = call.Open(j.record.Carry(headers), p.Body)
@@ -109,7 +109,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 	case fault == nil:
 		j.srv.Monitor.Answered(call.Engine)
 	case fault.Engine != "" && !j.client.Left(): // if the client has left, this may be why the call ended
-		j.srv.Monitor.Report(fault.Engine, fault.Err)
+		j.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
 	}
 	return fault
 }
@@ -224,12 +224,12 @@ func (r *executor) giveUp(resource lifecycle.Resource, disposition lifecycle.Dis
 	j, p := r.job, r.job.passthrough
 	switch {
 	case resource == lifecycle.Seat:
-		p.Seat.Give()
+		p.Seat.Release()
 	case resource == lifecycle.Body && disposition == lifecycle.Back: // no engine will be sent the body again
 		p.Body, j.req.Body = nil, mooncake.Body{}
-		j.incoming.Body.Give()
+		j.incoming.Body.Release()
 	case resource == lifecycle.Memory && disposition == lifecycle.Back:
-		p.Memory.Give()
+		p.Memory.Release()
 	}
 }
 

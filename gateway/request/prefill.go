@@ -67,7 +67,7 @@ func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	case fault == nil || fault.Status != 0: // the engine has answered
 		c.srv.Monitor.Answered(c.Engine)
 		if fault != nil && fault.Engine != "" {
-			c.srv.Monitor.Report(fault.Engine, fault.Err)
+			c.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
 		}
 		return fault
 	case stopped && left:
@@ -75,7 +75,7 @@ func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 	case stopped && c.tracked.Moved():
 		fault.Reason = lifecycle.Moved
 	case fault.Reason != lifecycle.HungUp: // the proxy did not end the call, so its end says something about the engine
-		c.srv.Monitor.Report(fault.Engine, fault.Err)
+		c.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
 	}
 	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp { // the proxy ended the call: the engine has not failed
 		fault.Answer, fault.Err, fault.Engine = c.srv.movedOut(), failure.ErrMoved, ""
@@ -374,7 +374,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if candidate.Profile.Early() { // other leases were marked as sent before
 		lease.MarkSent()
 	}
-	j.client.OnGone(func() { call.Leave(upstream.Notice) })
+	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
 	answer, fault := call.Whole(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())

@@ -161,7 +161,7 @@ func (s *stream) broke(err error) {
 	case errors.Is(err, io.EOF):
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
-		s.job.srv.Monitor.Report(s.upstream.rank.Instance, err)
+		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		why := (&upstream.Call{Kind: lifecycle.Decode}).Broke(err).Reason
 		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
 			why = lifecycle.Broke
@@ -188,7 +188,7 @@ func cutPassed(s *stream, err error) {
 	case begun && s.upstream.tracked.Moved():
 		answer = s.job.srv.drained(notAnswered)
 	case begun && !s.job.client.Left():
-		s.job.srv.Monitor.Report(s.upstream.rank.Instance, err)
+		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 	}
 	s.fails(lifecycle.Broke, answer, err)
 }
@@ -215,7 +215,7 @@ func (s *stream) effect(effects sse.Effects) {
 		s.progress(effects.Tokens, effects.Events)
 	}
 	switch effects.End {
-	case sse.Runs:
+	case sse.NotEnded:
 	case sse.Complete:
 		s.ends()
 	case sse.Short:
@@ -227,7 +227,7 @@ func (s *stream) effect(effects sse.Effects) {
 	case sse.Refused:
 		said := s.upstream.answer.Filter.Failure()
 		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
-			s.job.srv.Monitor.Report(s.upstream.rank.Instance, engine.ErrPaused)
+			s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
 			s.fails(lifecycle.Paused, failure.Paused(s.upstream.side(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}

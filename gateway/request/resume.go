@@ -122,7 +122,7 @@ func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
 		Said: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
-		May: j.life.Losses() < recomputeMax(s.upstream.rank.Profile) && j.req.Endpoint.GoesOn(),
+		May: j.life.Losses() < recomputeMax(s.upstream.rank.Profile) && j.req.Endpoint.CanResume(),
 		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
 		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
@@ -292,7 +292,7 @@ func (j *job) howToResume(profile *mooncake.Profile) string {
 		_, j.resume.promptIDs = j.parts().IDs()
 	}
 	switch {
-	case how == mooncake.ChatResumeNone, !j.req.Endpoint.GoesOn():
+	case how == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
 		return ""
 	case mooncake.ByText(how): // needs no token ids
 	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids

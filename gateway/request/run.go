@@ -390,7 +390,7 @@ func (r *executor) answer() *stream {
 		}
 		s.step(event)
 	case s.upstream.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
-		r.job.client.OnGone(func() { s.upstream.call.Leave(upstream.Notice) })
+		r.job.client.OnGone(func() { s.upstream.call.Disconnect(upstream.Notice) })
 	}
 	return s
 }

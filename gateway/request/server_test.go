@@ -244,13 +244,13 @@ type monitor struct {
 
 func (m *monitor) Answered(string) {}
 
-func (m *monitor) Report(id string, _ error) {
+func (m *monitor) ReportFailure(id string, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.broken = append(m.broken, id)
 }
 
-func (m *monitor) Judge(id string, v engine.Verdict, _ error) {
+func (m *monitor) RecordOutcome(id string, v engine.Verdict, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.judged == nil {

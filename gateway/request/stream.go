@@ -165,7 +165,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.upstream.answer.out = events
 	switch err := s.upstream.answer.Err(); {
-	case end != sse.Runs:
+	case end != sse.NotEnded:
 		s.effect(sse.Effects{End: end})
 	case err != nil:
 		s.broke(err)

@@ -183,7 +183,7 @@ func (c *Call) refused(resp *engine.Response) *failure.Fault {
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself
 	fault := failure.Of(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, fmt.Errorf("%s %s answered %d", who, id, status))
 	fault.Status = status
-	if paused := engine.PausedBy(resp.StatusCode(), c.Refusal, c.Target()); paused != nil {
+	if paused := engine.EngineRefusal(resp.StatusCode(), c.Refusal, c.Target()); paused != nil {
 		fault.Reason, fault.Answer, fault.Engine = lifecycle.Paused, failure.Paused(side, paused), c.Engine
 		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
 		return fault

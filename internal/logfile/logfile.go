@@ -29,17 +29,17 @@ func Open(path string) (*os.File, error) {
 // with a line end, so that the next line can be read.
 type Writer struct {
 	Log  io.Writer
-	Torn bool // the log ends with a part of a line
+	EndsMidLine bool // the log ends with a part of a line
 }
 
 // WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. It returns how many bytes
 // were written.
 func (w *Writer) WriteLine(line []byte) (n int, err error) {
-	if w.Torn {
+	if w.EndsMidLine {
 		line = append([]byte{'\n'}, line...)
 	}
 	if n, err = w.Log.Write(line); n > 0 {
-		w.Torn = line[n-1] != '\n'
+		w.EndsMidLine = line[n-1] != '\n'
 	}
 	return n, err
 }

@@ -129,7 +129,7 @@ const mostRanks = 1024
 
 // Read reads a page.
 func Read(text []byte) (Page, error) {
-	families, err := engine.Named(text, limits)
+	families, err := engine.ParseSeries(text, limits)
 	if err != nil {
 		return Page{}, err
 	}

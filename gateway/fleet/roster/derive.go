@@ -142,7 +142,7 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	t := e.At(rank)
 	out := &Rank{
-		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Signs(t.Rank),
+		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(t.Rank),
 		Region:  e.otherRegion,
 		Board:   e.board,
 		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,

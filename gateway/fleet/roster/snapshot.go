@@ -72,8 +72,8 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 // If that arrival left bytes unread, no time is known, and there is no sign. With TLS there is never a sign, because the TLS layer may hold
 // received bytes back.
 func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
-	if made, ok := read.Came(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
-		r.Signs.Seen(made)
+	if made, ok := read.Record(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
+		r.Signs.RecordSign(made)
 	}
 }
 
@@ -81,7 +81,7 @@ func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes in
 // no rank of the engine is trusted any more.
 func (r *Rank) Lost(ep mooncake.Endpoint) {
 	if !r.Heeds(ep) {
-		r.Traffic.Lose()
+		r.Traffic.ResaltAll()
 	}
 }
 

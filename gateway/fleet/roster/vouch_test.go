@@ -40,12 +40,12 @@ func TestWhatSpeaksForACore(t *testing.T) {
 				}
 				var came engine.LastRead
 				now := time.Now()
-				pull := rank.Signs.Await(now, p.Hold(now, now.Add(p.PulledWithin())))
+				pull := rank.Signs.AddPull(now, p.Hold(now, now.Add(p.PulledWithin())))
 				for range 60 {
 					time.Sleep(time.Second)
 					rank.ObserveRead(&came, row.endpoint, row.bytes, false, row.tokens, time.Now())
 				}
-				require.Equal(t, row.speaks, !pull.Over(time.Now()))
+				require.Equal(t, row.speaks, !pull.CheckExpired(time.Now()))
 				pull.End()
 			})
 		})
