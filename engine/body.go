@@ -20,10 +20,10 @@ const (
 
 // body reads one response body, whatever its framing.
 type body struct {
-	framing framing
-	left    int // byLength: bytes not yet read
-	chunks  chunked
-	br      *bufio.Reader
+	framing   framing
+	bytesLeft int // byLength: bytes not yet read
+	chunks    chunked
+	br        *bufio.Reader
 }
 
 // open prepares b for the body that follows head.
@@ -35,7 +35,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	case length == -1: // fasthttp gives -1 for a chunked body, and -2 for one with neither a length nor chunks
 		b.framing = byChunks
 	case length >= 0:
-		b.framing, b.left = byLength, length
+		b.framing, b.bytesLeft = byLength, length
 	default:
 		b.framing = byClose
 	}
@@ -47,11 +47,11 @@ func (b *body) Read(p []byte) (int, error) {
 	case byChunks:
 		return b.chunks.read(b.br, p)
 	case byLength:
-		if b.left == 0 {
+		if b.bytesLeft == 0 {
 			return 0, io.EOF
 		}
-		n, err := b.br.Read(p[:min(len(p), b.left)])
-		if b.left -= n; b.left == 0 {
+		n, err := b.br.Read(p[:min(len(p), b.bytesLeft)])
+		if b.bytesLeft -= n; b.bytesLeft == 0 {
 			return n, io.EOF
 		}
 		return n, cutOff(err)
@@ -62,21 +62,21 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
-// arrived reports whether a Read would return data without waiting.
-func (b *body) arrived() bool {
-	if b.framing == byChunks && (b.chunks.settle(b.br) || b.chunks.next != chunkData) {
+// hasData reports whether a Read would return data without waiting.
+func (b *body) hasData() bool {
+	if b.framing == byChunks && (b.chunks.readFraming(b.br) || b.chunks.next != chunkData) {
 		return false // the body has ended, or the next byte that arrives belongs to a line between chunks
 	}
 	return b.framing != noBody && b.br.Buffered() > 0
 }
 
-// finished reports whether the whole body was read from the connection. It does not wait for bytes that have not arrived.
-func (b *body) finished() bool {
+// isComplete reports whether the whole body was read from the connection. It does not wait for bytes that have not arrived.
+func (b *body) isComplete() bool {
 	switch b.framing {
 	case byChunks:
-		return b.chunks.settle(b.br)
+		return b.chunks.readFraming(b.br)
 	case byLength:
-		return b.left == 0
+		return b.bytesLeft == 0
 	default:
 		return b.framing == noBody
 	}

@@ -9,22 +9,22 @@ import (
 )
 
 // Call is one request to one engine; Do may be called once. Only one goroutine may use Do and the Response that it returns. Abort,
-// Expire and Leave may be called from any goroutine.
+// Expire and Disconnect may be called from any goroutine.
 type Call struct {
-	client    *Client
-	target    *Target
-	fresh     bool         // Fresh was called: use no idle connection
-	mayRepeat bool         // Repeat was called: the request may be sent twice
-	guard     func() error // called right before the request is written; its error ends the call; nil: none
-	onSent    func()       // called once the request is written; nil: none
-	resp      Response
+	client      *Client
+	target      *Target
+	fresh       bool         // Fresh was called: use no idle connection
+	mayRepeat   bool         // Repeat was called: the request may be sent twice
+	beforeWrite func() error // called right before the request is written; its error ends the call; nil: none
+	onSent      func()       // called once the request is written; nil: none
+	resp        Response
 
-	mu       sync.Mutex
-	made     bool               // Do was called
-	aborted  bool               // Abort or Leave was called
-	heedless bool               // see IgnoredClose
-	cancel   context.CancelFunc // cancels the dial that is in progress; nil: there is none
-	conn     *conn              // the connection, from attach until release
+	mu           sync.Mutex
+	started      bool               // Do was called
+	aborted      bool               // Abort or Disconnect was called
+	closeIgnored bool               // see IgnoredClose
+	cancel       context.CancelFunc // cancels the dial that is in progress; nil: there is none
+	conn         *conn              // the connection, from attach until release
 
 	wrote, read int64 // see Bytes; set when the connection is released
 }
@@ -48,9 +48,10 @@ func (k *Call) Repeat() *Call {
 	return k
 }
 
-// Guard makes Do call f once there is a connection, right before it writes the request. If f returns an error, Do sends nothing and
+// Guard makes Do call f once there is a connection, right before it writes the request, and again before it sends the request a
+// second time. If f returns an error, Do sends nothing and
 // returns this error.
-func (k *Call) Guard(f func() error) { k.guard = f }
+func (k *Call) Guard(f func() error) { k.beforeWrite = f }
 
 // OnWritten makes Do call f once the request is written, before it waits for the answer. f must not block.
 func (k *Call) OnWritten(f func()) { k.onSent = f }
@@ -82,10 +83,10 @@ func (k *Call) check(method, path string, hdr []Header) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.made {
+	if k.started {
 		return fmt.Errorf("%w: a call is made once; NewCall for each", ErrRefused)
 	}
-	k.made = true
+	k.started = true
 	return nil
 }
 
@@ -96,8 +97,8 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	if err != nil {
 		return nil, k.newError(PhaseConnect, nil, err)
 	}
-	if k.guard != nil {
-		if err := k.guard(); err != nil {
+	if k.beforeWrite != nil {
+		if err := k.beforeWrite(); err != nil {
 			failure := k.newError(PhaseConnect, nil, err)
 			k.release(true) // nothing was written, so the connection can be used again
 			return nil, failure
@@ -115,7 +116,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 		failure := k.newError(phase, c, err)
 		k.release(false)
 		if failure.Stale() {
-			k.client.idle.drop(c.key)
+			k.client.idle.closeHost(c.key)
 		}
 		return nil, failure
 	}
@@ -131,7 +132,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	}
 	if !fresh {
 		if c := k.client.idle.take(k.target.key()); c != nil {
-			c.wake()
+			c.attachReader()
 			return c, k.attach(c)
 		}
 	}
@@ -169,25 +170,25 @@ func (k *Call) attach(c *conn) error {
 	return nil
 }
 
-// release gives the connection back to the pool of idle connections, or closes it. From then on Abort does not close it,
-// because it may belong to another call.
-func (k *Call) release(keep bool) {
+// release gives the connection back to the pool of idle connections if mayReuse is set and no unread bytes are left in it. Otherwise it
+// closes the connection. From then on Abort does not close it, because it may belong to another call.
+func (k *Call) release(mayReuse bool) {
 	k.mu.Lock()
 	c := k.conn
 	k.conn = nil
-	keep = keep && !k.aborted
+	mayReuse = mayReuse && !k.aborted
 	if c != nil {
 		k.wrote, k.read = c.wrote, c.read
 	}
 	k.mu.Unlock()
 	switch {
-	case c == nil:
-	case keep && c.br.Buffered() == 0 && c.drained(): // bytes after the response would be taken for the next one
-		c.park()
+	case c == nil: // released before
+	case mayReuse && c.br.Buffered() == 0 && c.tlsDrained(): // bytes after the response would be taken for the next one
+		c.releaseReader()
 		k.client.idle.put(c)
 	default:
 		c.close()
-		c.park()
+		c.releaseReader()
 	}
 }
 
@@ -213,7 +214,7 @@ func (k *Call) Abort() {
 	}
 	if k.conn != nil {
 		k.conn.close()
-		k.conn.touch()
+		k.conn.notifyLoop()
 	}
 }
 
@@ -224,13 +225,13 @@ func (k *Call) Expire() {
 	defer k.mu.Unlock()
 	if k.conn != nil {
 		k.conn.shortenWait(0)
-		k.conn.touch()
+		k.conn.notifyLoop()
 	}
 }
 
-// Leave ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. For at most
+// Disconnect ends the call in the same way as a client that disconnects: it closes evenkeel's half of the connection. For at most
 // limit, the caller can still read what the engine sends, so that an answer on its way is not lost. An engine that notices the
-// disconnection closes its own half, and the stream ends. If there is no connection yet, Leave does the same as Abort. It never
+// disconnection closes its own half, and the stream ends. If there is no connection yet, Disconnect does the same as Abort. It never
 // blocks and may be called from any goroutine.
 func (k *Call) Disconnect(limit time.Duration) {
 	k.mu.Lock()
@@ -240,8 +241,8 @@ func (k *Call) Disconnect(limit time.Duration) {
 		k.cancel()
 	}
 	if k.conn != nil {
-		k.conn.leave(limit)
-		k.conn.touch()
+		k.conn.halfClose(limit)
+		k.conn.notifyLoop()
 	}
 }
 
@@ -255,16 +256,16 @@ func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.aborted {
-		k.heedless = k.heedless || failure.Timeout // the limit of Leave was over, and the engine had not closed its half
+		k.closeIgnored = k.closeIgnored || failure.Timeout // the limit of Disconnect was over, and the engine had not closed its half
 		failure.Aborted, failure.Timeout, failure.Err = true, false, ErrAborted
 	}
 	return failure
 }
 
-// IgnoredClose reports that the engine had not closed its half of the connection when the limit of Leave was over, so that it may
+// IgnoredClose reports that the engine had not closed its half of the connection when the limit of Disconnect was over, so that it may
 // still work on the request.
 func (k *Call) IgnoredClose() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.heedless
+	return k.closeIgnored
 }

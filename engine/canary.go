@@ -17,10 +17,10 @@ const (
 	canaryVouched = "vouched" // the canary timed out, but streams of the engine sent tokens meanwhile
 )
 
-// canary asks each rank for a completion of one token, because an engine that no longer computes still answers GET /health.
+// sendCanaries asks each rank for a completion of one token, because an engine that no longer computes still answers GET /health.
 // It takes at most limit. A refusal of the request (4xx) is no failure, because it does not show whether the engine computes.
 // The requests have no hand-off, so they do not depend on another engine.
-func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit time.Duration) error {
+func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryRequest, limit time.Duration) error {
 	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	w.traffic.AddSentWithoutSlot(1) // a canary does not wait for a free slot of its rank
@@ -51,14 +51,14 @@ func (w *watch) canary(ctx context.Context, ranks []*Target, ask question, limit
 // canaryTokens is an upper bound of the tokens in a canary's prompt.
 const canaryTokens = 16
 
-// question returns the body of a canary for a rank, and the target to which it is sent.
-type question func(t *Target) (to *Target, body []byte)
+// A canaryRequest makes the body of a canary for a rank, and returns the target to which it is sent.
+type canaryRequest func(t *Target) (to *Target, body []byte)
 
-// questionFor returns the question for the engine's ranks: the instance's own Canary, whose body names the rank, or else a plain
+// canaryRequestFor returns the canaryRequest for the engine's ranks: the instance's own Canary, whose body names the rank, or else a plain
 // completion, where a header names the rank. The caller holds m.mu.
-func (w *watch) questionFor(model string) question {
-	if own := w.in.Canary; own != nil {
-		return func(t *Target) (*Target, []byte) { return t.Unranked(), own(model, t.Rank) }
+func (w *watch) canaryRequestFor(model string) canaryRequest {
+	if custom := w.in.Canary; custom != nil {
+		return func(t *Target) (*Target, []byte) { return t.Unranked(), custom(model, t.Rank) }
 	}
 	return func(t *Target) (*Target, []byte) {
 		// no error is possible: text and numbers always marshal
@@ -69,7 +69,7 @@ func (w *watch) questionFor(model string) question {
 
 // oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the core sees
 // the request. It is an error only if its message says that the engine does not have this rank.
-func oneToken(ctx context.Context, c *Client, t *Target, ask question) (computed bool, err error) {
+func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (computed bool, err error) {
 	to, request := ask(t)
 	call := c.NewCall(to).Fresh() // an idle connection may lead to another process, which ran at this address before
 	defer context.AfterFunc(ctx, call.Abort)()

@@ -21,18 +21,18 @@ const (
 	chunkData
 	chunkEnd // the CRLF after a chunk's data
 	trailer
-	nothing // the body has ended
+	bodyEnded // the body has ended
 )
 
 // chunked finds the data in the bytes of a chunked body. It does not store these bytes. While a line arrives in pieces, it keeps
 // only what the line means so far.
 type chunked struct {
 	next     part // the part to which the next byte belongs
-	left     int  // data bytes of this chunk that have not arrived
+	dataLeft int  // data bytes of this chunk that have not arrived
 	trailers int  // bytes of trailer lines so far
 	err      error
 
-	line       int   // bytes of this line so far, without its CRLF
+	lineLength int   // bytes of this line so far, without its CRLF
 	afterCR    bool  // the last byte was a CR, and only an LF may follow
 	digits     bool  // the size line has at least one digit
 	digitsOver bool  // a space after the digits has come, so no digit may follow
@@ -45,14 +45,14 @@ type chunked struct {
 func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	for c.err == nil {
 		if c.next == chunkData {
-			n := min(len(p)-used, limit, c.left)
+			n := min(len(p)-used, limit, c.dataLeft)
 			data, used = p[used:used+n], used+n
-			if c.left -= n; c.left == 0 {
+			if c.dataLeft -= n; c.dataLeft == 0 {
 				c.next = chunkEnd
 			}
 			return data, used, nil
 		}
-		if c.next == nothing {
+		if c.next == bodyEnded {
 			return nil, used, io.EOF
 		}
 		if used == len(p) {
@@ -72,13 +72,13 @@ func (c *chunked) lineByte(b byte) error {
 		return fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
 	case b == '\n':
 		err := c.lineEnd()
-		c.line, c.afterCR, c.digits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
+		c.lineLength, c.afterCR, c.digits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
 		return err
 	case b == '\r':
 		c.afterCR = true
 		return nil
 	}
-	if c.line++; c.line > maxLine {
+	if c.lineLength++; c.lineLength > maxLine {
 		return fmt.Errorf("%w: a chunk's size or trailer line is over %d bytes", ErrTooLarge, maxLine)
 	}
 	switch c.next {
@@ -133,15 +133,15 @@ func (c *chunked) lineEnd() error {
 		case c.size > maxChunk:
 			return fmt.Errorf("%w: a chunk over %d bytes", ErrMalformed, maxChunk)
 		}
-		c.next, c.left = chunkData, int(c.size)
-		if c.left == 0 {
+		c.next, c.dataLeft = chunkData, int(c.size)
+		if c.dataLeft == 0 {
 			c.next = trailer
 		}
 	case chunkEnd:
 		c.next = sizeLine
 	default:
-		if c.line == 0 { // an empty line ends the trailers and the body
-			c.next = nothing
+		if c.lineLength == 0 { // an empty line ends the trailers and the body
+			c.next = bodyEnded
 		} else if c.trailers += len("\r\n"); c.trailers > maxTrailer {
 			return fmt.Errorf("%w: trailers over %d bytes", ErrTooLarge, maxTrailer)
 		}
@@ -154,7 +154,7 @@ func (c *chunked) lineEnd() error {
 // io.ErrUnexpectedEOF.
 func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
-		mustWait := c.next != nothing && c.err == nil && br.Buffered() == 0
+		mustWait := c.next != bodyEnded && c.err == nil && br.Buffered() == 0
 		if mustWait {
 			if n > 0 {
 				break
@@ -179,13 +179,13 @@ func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// settle reads the bytes between chunks that have arrived, and reports whether the body has ended. It neither blocks
+// readFraming reads the bytes between chunks that have arrived, and reports whether the body has ended. It neither blocks
 // nor loses data.
-func (c *chunked) settle(br *bufio.Reader) bool {
+func (c *chunked) readFraming(br *bufio.Reader) bool {
 	if c.next != chunkData && br.Buffered() > 0 {
 		_, _ = c.readBuffered(br, nil) // c stores an error, and the next read returns it
 	}
-	return c.next == nothing
+	return c.next == bodyEnded
 }
 
 // cutOff turns io.EOF into io.ErrUnexpectedEOF. It is for the end of a connection before the end of the body.

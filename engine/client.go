@@ -56,7 +56,7 @@ func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 		if err != nil {
 			return err
 		}
-		nc.park()
+		nc.releaseReader()
 		c.idle.put(nc)
 	}
 	return nil

@@ -37,44 +37,44 @@ const noSocket = -1
 // conn is one connection with the buffers that an exchange needs, which are reused by the next exchange. One call owns it
 // at a time; other goroutines may use only raw and the fields under mu.
 type conn struct {
-	raw     net.Conn      // the TCP connection; closing it ends any phase at once, even with TLS
-	nc      net.Conn      // raw itself, or TLS over it
-	br      *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
-	bw      *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
-	sock    socket.Socket // the socket of raw; its zero value if raw has none
-	plain   bool          // the connection has no TLS
-	key     key
-	readers *sync.Pool // pool of readers, shared by the client's connections
-	reused  bool       // an earlier request used the connection
-	idleAt  time.Time  // when it was put into the pool
+	raw            net.Conn      // the TCP connection; closing it ends any phase at once, even with TLS
+	nc             net.Conn      // raw itself, or TLS over it
+	br             *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
+	bw             *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
+	socket         socket.Socket // the socket of raw; its zero value if raw has none
+	hasPlainSocket bool          // the connection has no TLS
+	key            key
+	readers        *sync.Pool // pool of readers, shared by the client's connections
+	reused         bool       // an earlier request used the connection
+	idleSince      time.Time  // when it was put into the pool
 
-	head     fasthttp.ResponseHeader
-	out      []byte      // the request head
-	parts    [][]byte    // the request head and the parts of the body
-	queue    net.Buffers // parts, while writev consumes it
-	onSent   func()      // called once parts are written; nil: none
-	wrote    int64       // request bytes that the socket has taken
-	read     int64       // response bytes that were read
-	answered bool        // a response byte came
-	readErr  error       // the last read error; kept because fasthttp's header parser hides it
+	head        fasthttp.ResponseHeader
+	out         []byte      // the request head
+	parts       [][]byte    // the request head and the parts of the body
+	writevParts net.Buffers // parts, while writev consumes it
+	onSent      func()      // called once parts are written; nil: none
+	wrote       int64       // request bytes that the socket has taken
+	read        int64       // response bytes that were read
+	answered    bool        // a response byte came
+	readErr     error       // the last read error; kept because fasthttp's header parser hides it
 
-	fd      int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
-	touched func() // see touch; nil: no event loop reads the socket
+	detachedFD int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
+	wakeLoop   func() // see notifyLoop; nil: no event loop reads the socket
 
-	mu          sync.Mutex
-	readBy      time.Time     // until when reads may wait, for example for the response head; zero: only idle bounds them
-	leaving     bool          // leave was called, and readBy bounds all reads from now on
-	idle        time.Duration // how long each read of the body may wait
-	deadlineSet time.Time     // the deadline that the socket has; zero: it must be set again
+	mu              sync.Mutex
+	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idle bounds them
+	halfClosed      bool          // halfClose was called, and readDeadline bounds all reads from now on
+	idleLimit       time.Duration // how long each read of the body may wait
+	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
-// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and spare is
+// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and readers is
 // the pool of its readers.
-func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
-	c := &conn{key: k, readers: spare, fd: noSocket}
+func newConn(raw, nc net.Conn, k key, readers *sync.Pool) *conn {
+	c := &conn{key: k, readers: readers, detachedFD: noSocket}
 	c.setSocket(raw, nc)
-	c.wake()
-	if raw != nc {
+	c.attachReader()
+	if raw != nc { // TLS makes a record of each write, so small writes must be joined
 		c.bw = bufio.NewWriterSize(c, tlsRecord)
 	}
 	return c
@@ -83,8 +83,8 @@ func newConn(raw, nc net.Conn, k key, spare *sync.Pool) *conn {
 // setSocket makes c use raw. nc is raw itself, or TLS over it.
 func (c *conn) setSocket(raw, nc net.Conn) {
 	c.raw, c.nc = raw, nc
-	c.sock = socket.Of(raw)
-	c.plain = raw == nc && c.sock.Exists()
+	c.socket = socket.Of(raw)
+	c.hasPlainSocket = raw == nc && c.socket.Exists()
 }
 
 // newReaders returns a pool of readers whose buffers have this size in bytes.
@@ -92,14 +92,15 @@ func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
 
-// wake gives the connection a reader, before a call.
-func (c *conn) wake() {
+// attachReader borrows a reader with its buffer from the pool, before a call. An idle connection has no reader, so that it occupies no
+// buffer.
+func (c *conn) attachReader() {
 	c.br, _ = c.readers.Get().(*bufio.Reader)
 	c.br.Reset(c)
 }
 
-// park takes the reader back after the call.
-func (c *conn) park() {
+// releaseReader returns the reader to the pool after the call.
+func (c *conn) releaseReader() {
 	c.br.Reset(nil)
 	c.readers.Put(c.br)
 	c.br = nil
@@ -121,7 +122,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, pha
 	case size > inlineWrite:
 		c.limitWrite()
 		writeErr, err = c.sendListening()
-	case c.plain: // sendPlain sets the deadline of the write itself, if it needs one
+	case c.hasPlainSocket: // sendPlain sets the deadline of the write itself, if it needs one
 		writeErr = c.sendPlain(size)
 		err = c.readHead()
 	default:
@@ -158,12 +159,12 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 	c.parts = append(append(c.parts[:0], head), body...)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving {
-		return // leave has closed evenkeel's half of the connection, so the write will fail
+	if c.halfClosed {
+		return // halfClose has closed evenkeel's half of the connection, so the write will fail
 	}
-	c.readBy, c.idle, c.deadlineSet = time.Time{}, 0, time.Time{}
+	c.readDeadline, c.idleLimit, c.appliedDeadline = time.Time{}, 0, time.Time{}
 	if d.FirstByte > 0 {
-		c.readBy = time.Now().Add(d.FirstByte)
+		c.readDeadline = time.Now().Add(d.FirstByte)
 	}
 }
 
@@ -172,8 +173,8 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.leaving {
-		_ = c.raw.SetWriteDeadline(c.readBy) // it fails only on a closed socket, and then the write fails, too
+	if !c.halfClosed {
+		_ = c.raw.SetWriteDeadline(c.readDeadline) // it fails only on a closed socket, and then the write fails, too
 	}
 }
 
@@ -183,7 +184,7 @@ func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err
 	}
-	n, err := c.sock.Ask(c.parts, c.onSent)
+	n, err := c.socket.Ask(c.parts, c.onSent)
 	c.wrote = int64(n)
 	switch {
 	case err != nil:
@@ -213,9 +214,9 @@ func (c *conn) send() error {
 
 // write writes parts: by one writev without TLS, in large records with TLS.
 func (c *conn) write() error {
-	if c.bw == nil {
-		c.queue = c.parts
-		n, err := c.queue.WriteTo(c.nc)
+	if c.bw == nil { // no TLS
+		c.writevParts = c.parts
+		n, err := c.writevParts.WriteTo(c.nc)
 		c.wrote += n
 		return err
 	}
@@ -252,30 +253,30 @@ func (c *conn) Read(p []byte) (int, error) {
 
 // receive reads from the socket, or from TLS over it.
 func (c *conn) receive(p []byte) (int, error) {
-	if c.plain {
-		return c.sock.Read(p)
+	if c.hasPlainSocket {
+		return c.socket.Read(p)
 	}
 	return c.nc.Read(p)
 }
 
-// armRead sets the deadline of the next read: readBy or, within a body, the time idle from now. Within a body it keeps the old
-// deadline while at least 3/4 of idle is left until then. A stream may read hundreds of events in this time, and each new
+// armRead sets the deadline of the next read: readDeadline or, within a body, idleLimit from now. Within a body it keeps the old
+// deadline while at least 3/4 of idleLimit is left until then. A stream may read hundreds of events in this time, and each new
 // deadline costs a lock in the runtime's poller.
 func (c *conn) armRead() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	deadline := c.readBy
-	if deadline.IsZero() && c.idle > 0 {
+	deadline := c.readDeadline
+	if deadline.IsZero() && c.idleLimit > 0 {
 		now := time.Now()
-		if c.deadlineSet.Sub(now) >= c.idle/4*3 {
+		if c.appliedDeadline.Sub(now) >= c.idleLimit/4*3 {
 			return nil
 		}
-		deadline = now.Add(c.idle)
+		deadline = now.Add(c.idleLimit)
 	}
-	if !deadline.IsZero() && deadline.Equal(c.deadlineSet) {
+	if !deadline.IsZero() && deadline.Equal(c.appliedDeadline) {
 		return nil
 	}
-	c.deadlineSet = deadline
+	c.appliedDeadline = deadline
 	return c.raw.SetReadDeadline(deadline)
 }
 
@@ -289,26 +290,26 @@ func (c *conn) shortenWait(d time.Duration) {
 // shortenWaitLocked does what shortenWait does. The caller holds mu.
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
-	if c.readBy.IsZero() || by.Before(c.readBy) {
-		c.readBy, c.deadlineSet = by, by
-		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readBy applies after Reattach
+	if c.readDeadline.IsZero() || by.Before(c.readDeadline) {
+		c.readDeadline, c.appliedDeadline = by, by
+		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readDeadline applies after Reattach
 			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway
 		}
 	}
 }
 
-// leave closes evenkeel's half of the connection. What the engine still sends can be read for at most limit, and the connection
-// is never used again. Only the first call has an effect: in a second one CloseWrite might fail, and leave would close the whole
+// halfClose closes evenkeel's half of the connection. What the engine still sends can be read for at most limit, and the connection
+// is never used again. Only the first call has an effect: in a second one CloseWrite might fail, and halfClose would close the whole
 // connection.
-func (c *conn) leave(limit time.Duration) {
+func (c *conn) halfClose(limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving {
+	if c.halfClosed {
 		return
 	}
-	c.leaving = true
-	if c.fd != noSocket { // an event loop reads the socket, and raw is nil
-		c.shutdown(false)
+	c.halfClosed = true
+	if c.detachedFD != noSocket { // an event loop reads the socket, and raw is nil
+		c.shutdownDetached(false)
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		c.close() // one half alone cannot be closed
 		return
@@ -320,17 +321,17 @@ func (c *conn) leave(limit time.Duration) {
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.leaving {
+	if c.halfClosed {
 		return
 	}
-	c.readBy, c.idle, c.deadlineSet = time.Time{}, idle, time.Time{}
+	c.readDeadline, c.idleLimit, c.appliedDeadline = time.Time{}, idle, time.Time{}
 }
 
 // readHead reads the final response head and skips interim ones.
 func (c *conn) readHead() error {
 	for range maxInterim {
 		if err := c.head.Read(c.br); err != nil {
-			return c.explain(err)
+			return c.headError(err)
 		}
 		switch code := c.head.StatusCode(); {
 		case code == http.StatusSwitchingProtocols:
@@ -344,8 +345,8 @@ func (c *conn) readHead() error {
 	return fmt.Errorf("%w: %d interim responses and no final one", ErrMalformed, maxInterim)
 }
 
-// explain returns why reading the head failed. It does not use fasthttp's messages, because they quote bytes of the answer.
-func (c *conn) explain(err error) error {
+// headError returns why reading the head failed. It does not use fasthttp's messages, because they quote bytes of the answer.
+func (c *conn) headError(err error) error {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
 	case c.readErr != nil:
@@ -380,43 +381,43 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 	return false
 }
 
-// quiet reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
-func (c *conn) quiet() bool {
+// hasNoInput reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
+func (c *conn) hasNoInput() bool {
 	if c.br != nil && c.br.Buffered() > 0 {
 		return false
 	}
-	return !c.sock.Exists() || c.sock.Quiet() // otherwise bytes, the end of the stream or an error have come
+	return !c.socket.Exists() || c.socket.Quiet() // otherwise bytes, the end of the stream or an error have come
 }
 
-// drained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
+// tlsDrained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
 // deadline in the past, which returns only bytes that are there already. Without TLS it is true.
-func (c *conn) drained() bool {
-	if c.bw == nil {
+func (c *conn) tlsDrained() bool {
+	if c.bw == nil { // no TLS
 		return true
 	}
 	c.mu.Lock()
-	c.deadlineSet = noDeadline
+	c.appliedDeadline = noDeadline
 	err := c.raw.SetReadDeadline(past)
 	c.mu.Unlock()
 	if err != nil {
 		return false
 	}
 	var b [1]byte
-	n, err := c.nc.Read(b[:])
+	n, err := c.nc.Read(b[:]) // a byte that it reads is lost, but then the connection is not used again
 	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// touch tells the event loop that reads the socket, if there is one, that the call was aborted or its wait was shortened.
-func (c *conn) touch() {
-	if c.touched != nil {
-		c.touched()
+// notifyLoop tells the event loop that reads the socket, if there is one, that the call was aborted or its wait was shortened.
+func (c *conn) notifyLoop() {
+	if c.wakeLoop != nil {
+		c.wakeLoop()
 	}
 }
 
 // close closes the connection. It never blocks.
 func (c *conn) close() {
-	if c.fd != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
-		c.shutdown(true) // both halves
+	if c.detachedFD != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
+		c.shutdownDetached(true) // both halves
 		return
 	}
 	_ = c.raw.Close()

@@ -13,16 +13,16 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 	if len(w.in.Canaries) == 0 { // the monitor watches only gauges of engines that it also sends canaries to
 		return
 	}
-	w.noteSigns(s, at)
-	if onSample := w.m.onSample; onSample != nil { // called after noteSigns, which records the signs of life that s shows
+	w.recordSigns(s, at)
+	if onSample := w.m.onSample; onSample != nil { // called after recordSigns, which records the signs of life that s shows
 		onSample(w.in.ID, s, at)
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	w.keep(s, at)
+	w.storeSample(s, at)
 	checkFrozen(w, s)
 	if n := w.scrapes.pulls.newlyNotPulled(s, w.traffic); n > 0 {
-		w.m.metrics.short.WithLabelValues(w.in.ID).Add(n)
+		w.m.metrics.shortPulls.WithLabelValues(w.in.ID).Add(n)
 	}
 	checkOverfull(w, s)
 }
@@ -33,8 +33,8 @@ func checkFrozen(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	gauges := vitalsOf(s, -1)
 	busy := w.traffic.running.Load() > 0
-	shouldChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes
-	if shouldChange && gauges == scrapes.last {
+	mustChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes
+	if mustChange && gauges == scrapes.last {
 		scrapes.unchanged++
 	} else {
 		scrapes.unchanged = 0
@@ -45,20 +45,20 @@ func checkFrozen(w *watch, s *Sample) {
 		return
 	}
 	scrapes.frozen = frozen
-	w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(truth(frozen))
+	w.m.metrics.frozen.WithLabelValues(w.in.ID).Set(gaugeValue(frozen))
 	if !frozen {
 		return
 	}
 	w.m.cfg.Log.Warn("ALARM: an engine's gauges do not change although it has requests of this proxy; a request of one token will tell "+
 		"whether it computes", zap.String("engine", w.in.ID))
 	if w.suspect.circuit.InService() { // an engine that is out of service gets a canary anyway
-		w.suspect.doubted = true
+		w.suspect.canaryPending = true
 		w.publishSuspicion()
 	}
 }
 
 // checkOverfull raises an alarm if a rank runs more requests than it has slots. Requests that evenkeel sent although no slot was
-// free (see Traffic.Beyond) do not count. Either slots is configured wrong, or other clients use the engine.
+// free (see Traffic.AddSentWithoutSlot) do not count. Either slots is configured wrong, or other clients use the engine.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	running := 0.0 // on the fullest rank
@@ -70,9 +70,9 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes.followSlots(w.in.Slots, running)
 	excess := 0.0
 	if w.in.Slots > 0 { // 0: the number of slots is not known
-		excess = math.Max(0, running-float64(scrapes.slots)-float64(w.traffic.beyond.Load()))
+		excess = math.Max(0, running-float64(scrapes.slots)-float64(w.traffic.sentWithoutSlot.Load()))
 	}
-	w.m.metrics.over.WithLabelValues(w.in.ID).Set(excess)
+	w.m.metrics.overSlots.WithLabelValues(w.in.ID).Set(excess)
 	if excess > 0 && !scrapes.overfull {
 		w.m.cfg.Log.Warn("ALARM: a rank runs more requests than it has slots; correct engines.decode[].slots, or keep other clients off the "+
 			"engine", zap.String("engine", w.in.ID), zap.Int("slots", scrapes.slots), zap.Float64("running", running))
@@ -80,16 +80,16 @@ func checkOverfull(w *watch, s *Sample) {
 	scrapes.overfull = excess > 0
 }
 
-// noteSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after that
+// recordSigns looks for gauges that have changed since the previous scrape. If one has, the rank's core made a step after that
 // scrape, whose time is therefore recorded as a sign of life. at is when this scrape began.
-func (w *watch) noteSigns(s *Sample, at time.Time) {
+func (w *watch) recordSigns(s *Sample, at time.Time) {
 	scrapes := &w.scrapes
 	before := scrapes.ranks
 	scrapes.ranks = make(map[int]vitals, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		gauges := vitalsOf(s, t.Rank)
 		liveness := w.traffic.Liveness(t.Rank)
-		liveness.gauge.Store(gauges != noVitals)
+		liveness.hasGauges.Store(gauges != noVitals)
 		if old, known := before[t.Rank]; known && gauges != old {
 			liveness.RecordSign(scrapes.at)
 		}
@@ -98,11 +98,11 @@ func (w *watch) noteSigns(s *Sample, at time.Time) {
 	scrapes.at = at
 }
 
-// keep stores the values of a scrape that began at the time at. The caller holds m.mu.
-func (w *watch) keep(s *Sample, at time.Time) {
+// storeSample stores the values of a scrape that began at the time at. The caller holds m.mu.
+func (w *watch) storeSample(s *Sample, at time.Time) {
 	w.gauges = make(map[int]Gauges, len(w.in.Canaries))
 	for _, t := range w.in.Canaries {
 		w.gauges[t.Rank] = gaugesOf(w.sample, s, t.Rank)
 	}
-	w.sample, w.readAt = s, at
+	w.sample, w.sampleAt = s, at
 }

@@ -11,14 +11,15 @@ import (
 
 // Detach returns the socket of a response whose body has begun. ok is false if the connection uses TLS, the body is not chunked,
 // or bytes that have arrived were not read yet. The caller may read and poll the socket but must not close it. Before Reattach, it
-// may call no other method than Unframe. If Abort, Leave or Expire of the call is called meanwhile, touched is called, from any
+// may call no other method than Unframe. If Abort, Disconnect or Expire of the call is called meanwhile, onWake is called, from any
 // goroutine. The caller must then call Reattach and continue with Read, which returns the error.
-func (r *Response) Detach(touched func()) (fd int, ok bool) {
+func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	c := r.conn
-	if c == nil || r.err != nil || c.bw != nil || r.body.framing != byChunks {
+	usesTLS := c != nil && c.bw != nil
+	if c == nil || r.err != nil || usesTLS || r.body.framing != byChunks {
 		return 0, false
 	}
-	if ended := r.body.chunks.settle(c.br); ended || r.body.chunks.err != nil || c.br.Buffered() > 0 {
+	if ended := r.body.chunks.readFraming(c.br); ended || r.body.chunks.err != nil || c.br.Buffered() > 0 {
 		return 0, false
 	}
 	k := r.call
@@ -31,10 +32,10 @@ func (r *Response) Detach(touched func()) (fd int, ok bool) {
 		return 0, false
 	}
 	c.close() // this does not end the connection, because fd is a copy of the descriptor
-	c.park()
-	c.fd, c.touched, r.body.br = fd, touched, nil
+	c.releaseReader()
+	c.detachedFD, c.wakeLoop, r.body.br = fd, onWake, nil
 	c.setSocket(nil, nil)
-	c.out, c.parts, c.queue = nil, nil, nil
+	c.out, c.parts, c.writevParts = nil, nil, nil
 	return fd, true
 }
 
@@ -50,9 +51,9 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 // return again; nil: there was none.
 func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
-	k.mu.Lock()
-	raw, err := netConn(c.fd)
-	c.fd, c.touched = noSocket, nil
+	k.mu.Lock() // Abort and Disconnect must not use the socket while it changes
+	raw, err := netConn(c.detachedFD)
+	c.detachedFD, c.wakeLoop = noSocket, nil
 	if err != nil {
 		socketErr = cmp.Or(socketErr, err)
 		raw, _ = net.Pipe() // closed below, so that reads fail
@@ -61,9 +62,9 @@ func (r *Response) Reattach(socketErr error) {
 	c.setSocket(raw, raw)
 	k.mu.Unlock()
 	c.mu.Lock()
-	c.deadlineSet = noDeadline // the new net.Conn has no deadline yet
+	c.appliedDeadline = noDeadline // the new net.Conn has no deadline yet
 	c.mu.Unlock()
-	c.wake()
+	c.attachReader()
 	r.body.br = c.br
 	if socketErr != nil && r.err == nil {
 		r.err = k.newError(PhaseBody, c, socketErr)

@@ -71,18 +71,19 @@ func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }
 
+// isTimeout says whether a deadline that has passed caused the error.
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// spent are the errors of a process or a machine that can open no more sockets, to whatever address.
-var spent = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS}
+// outOfSockets lists the errors of a process or a machine that can open no more sockets, to whatever address.
+var outOfSockets = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS}
 
 // isOwnFault says that no connection could be made because the proxy has no file descriptor or memory left. This says nothing about the
 // engine.
 func isOwnFault(err error) bool {
-	return slices.ContainsFunc(spent, func(one error) bool { return errors.Is(err, one) })
+	return slices.ContainsFunc(outOfSockets, func(one error) bool { return errors.Is(err, one) })
 }
 
 // StatusError is an answer with an HTTP status other than the expected one.

@@ -36,7 +36,7 @@ func TestGaugesOfARank(t *testing.T) {
 		g, _ = m.Gauges("d0", -1)
 		require.Equal(t, Gauges{Running: 1, Waiting: -1, KVShare: 0.5, Preempted: -1, Computed: -1, WaitMs: -1}, g, "another process counts")
 		f.set("/metrics", status(404))
-		time.Sleep(oldReadings*10*time.Second + 5*time.Second)
+		time.Sleep(maxSampleIntervals*10*time.Second + 5*time.Second)
 		_, ok = m.Gauges("d0", -1)
 		require.False(t, ok, "it says nothing any more")
 	})

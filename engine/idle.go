@@ -13,11 +13,12 @@ type idlePool struct {
 	max int // idle connections per host
 
 	mu     sync.Mutex
-	stacks map[key][]*conn // each is sorted by idleAt, the oldest first
+	stacks map[key][]*conn // each is sorted by idleSince, the oldest first
 	timer  *time.Timer     // runs while any connection is idle
 	closed bool
 }
 
+// newIdlePool returns an empty pool. Connections are used again for up to ttl, and each host has at most size of them.
 func newIdlePool(ttl time.Duration, size int) *idlePool {
 	return &idlePool{ttl: ttl, max: size, stacks: map[key][]*conn{}}
 }
@@ -26,10 +27,10 @@ func newIdlePool(ttl time.Duration, size int) *idlePool {
 func (p *idlePool) take(host key) *conn {
 	for {
 		c := p.pop(host)
-		if c == nil || c.quiet() {
+		if c == nil || c.hasNoInput() {
 			return c
 		}
-		c.close()
+		c.close() // the engine has closed it, or has sent bytes that belong to no request
 	}
 }
 
@@ -42,7 +43,7 @@ func (p *idlePool) pop(host key) *conn {
 		return nil
 	}
 	c := stack[len(stack)-1]
-	if time.Since(c.idleAt) >= p.ttl { // all others are even older; sweep closes them
+	if time.Since(c.idleSince) >= p.ttl { // all others are even older; closeExpired closes them
 		return nil
 	}
 	stack[len(stack)-1] = nil
@@ -52,14 +53,14 @@ func (p *idlePool) pop(host key) *conn {
 
 // put stores the connection, or closes it if the pool is full or closed.
 func (p *idlePool) put(c *conn) {
-	c.idleAt, c.reused = time.Now(), true
+	c.idleSince, c.reused = time.Now(), true
 	p.mu.Lock()
 	stack := p.stacks[c.key]
 	keep := !p.closed && len(stack) < p.max
 	if keep {
 		p.stacks[c.key] = append(stack, c)
 		if p.timer == nil {
-			p.timer = time.AfterFunc(p.ttl, p.sweep)
+			p.timer = time.AfterFunc(p.ttl, p.closeExpired)
 		}
 	}
 	p.mu.Unlock()
@@ -73,16 +74,16 @@ func (p *idlePool) count(host key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.stacks[host] {
-		if time.Since(c.idleAt) < p.ttl {
+		if time.Since(c.idleSince) < p.ttl {
 			n++
 		}
 	}
 	return n
 }
 
-// drop closes all idle connections to a host. It is for a host with a stale connection: most likely the engine has restarted, so
+// closeHost closes all idle connections to a host. It is for a host with a stale connection: most likely the engine has restarted, so
 // all of them are stale.
-func (p *idlePool) drop(host key) {
+func (p *idlePool) closeHost(host key) {
 	p.mu.Lock()
 	stack := p.stacks[host]
 	delete(p.stacks, host)
@@ -90,14 +91,14 @@ func (p *idlePool) drop(host key) {
 	closeAll(stack)
 }
 
-// sweep closes the connections that are older than ttl.
-func (p *idlePool) sweep() {
+// closeExpired closes the connections that are older than ttl.
+func (p *idlePool) closeExpired() {
 	var old []*conn
 	p.mu.Lock()
 	now := time.Now()
 	for host, stack := range p.stacks {
 		expired := 0
-		for expired < len(stack) && now.Sub(stack[expired].idleAt) >= p.ttl {
+		for expired < len(stack) && now.Sub(stack[expired].idleSince) >= p.ttl {
 			expired++
 		}
 		old = append(old, stack[:expired]...)

@@ -158,7 +158,7 @@ func TestStaleConnection(t *testing.T) {
 		})
 		require.NoError(t, run(c.NewCall(tg), 2, Deadlines{}))
 		<-closed
-		for c.idle.stacks[tg.key()][0].quiet() { // the end is on its way
+		for c.idle.stacks[tg.key()][0].hasNoInput() { // the end is on its way
 			runtime.Gosched()
 		}
 		require.NoError(t, run(c.NewCall(tg), 2, Deadlines{}))

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLeave leaves once the engine has the request, or has begun to answer.
-func TestLeave(t *testing.T) {
+// TestDisconnect disconnects once the engine has the request, or has begun to answer.
+func TestDisconnect(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	hear := func(c net.Conn, br *bufio.Reader) { // until the client's half is closed
 		asked <- struct{}{}
@@ -94,7 +94,7 @@ func TestLeave(t *testing.T) {
 
 // A call is left when its client goes away and when the server gives up, so also after the
 // engine has closed its side: what it sent is read all the same.
-func TestLeaveOnceMoreAfterTheEngineHasClosed(t *testing.T) {
+func TestDisconnectOnceMoreAfterTheEngineHasClosed(t *testing.T) {
 	answer := strings.Repeat("a", 40<<10) // more than is read ahead
 	left, closed := make(chan struct{}), make(chan struct{})
 	c, tg := listen(t, func(_ int, c net.Conn, br *bufio.Reader) {
@@ -119,7 +119,7 @@ func TestLeaveOnceMoreAfterTheEngineHasClosed(t *testing.T) {
 }
 
 // Without a connection whose half can be closed, leaving is aborting.
-func TestLeaveWithoutHalves(t *testing.T) {
+func TestDisconnectWithoutHalves(t *testing.T) {
 	asked := make(chan struct{})
 	c, tg := pipe(t, func(_ int, _ net.Conn, br *bufio.Reader) {
 		swallow(br)

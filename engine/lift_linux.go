@@ -32,11 +32,11 @@ func netConn(fd int) (net.Conn, error) {
 	return c, errors.Join(err, fileErr, f.Close())
 }
 
-// shutdown closes evenkeel's half of a detached socket, or both halves.
-func (c *conn) shutdown(both bool) {
+// shutdownDetached closes evenkeel's half of a detached socket, or both halves.
+func (c *conn) shutdownDetached(both bool) {
 	how := unix.SHUT_WR
 	if both {
 		how = unix.SHUT_RDWR
 	}
-	_ = unix.Shutdown(c.fd, how) // it fails only if the connection has ended already
+	_ = unix.Shutdown(c.detachedFD, how) // it fails only if the connection has ended already
 }

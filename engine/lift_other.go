@@ -11,4 +11,4 @@ func dupSocket(net.Conn) (int, bool) { return 0, false }
 
 func netConn(int) (net.Conn, error) { return nil, errors.ErrUnsupported }
 
-func (c *conn) shutdown(bool) {}
+func (c *conn) shutdownDetached(bool) {}

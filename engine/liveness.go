@@ -15,82 +15,83 @@ import (
 // gauge that changed. Liveness also has the requests whose KV the rank has not pulled yet (PendingPull), because the prefill engines
 // may keep this KV only as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Liveness struct {
-	begin    time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
-	last     atomic.Int64 // the last sign, ns after begin
-	shortGap atomic.Int64 // ns; only longer gaps between two signs are reported to the holds of waiting requests
-	gauge    atomic.Bool  // the engine reports gauges that change while the rank works
+	epoch          time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
+	lastSign       atomic.Int64 // the last sign, ns after begin
+	minReportedGap atomic.Int64 // ns; only longer gaps between two signs are reported to the holds of waiting requests
+	hasGauges      atomic.Bool  // the engine reports gauges that change while the rank works
 
-	mu    sync.Mutex
-	pulls []*PendingPull // requests whose first event has not come
-	salt  string         // the cache_salt of later requests; empty: none is needed
-	salts int            // how many salts there have been
+	mu             sync.Mutex
+	pulls          []*PendingPull // requests whose first event has not come
+	salt           string         // the cache_salt of later requests; empty: none is needed
+	saltGeneration int            // how many salts there have been
 }
 
 // NewLiveness returns the Liveness of a rank that has given no sign yet.
 func NewLiveness() *Liveness {
-	l := &Liveness{begin: time.Now()}
-	l.shortGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
+	l := &Liveness{epoch: time.Now()}
+	l.minReportedGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
 	return l
 }
 
-func (l *Liveness) since(t time.Time) int64 { return int64(t.Sub(l.begin)) }
+func (l *Liveness) toNanos(t time.Time) int64 { return int64(t.Sub(l.epoch)) }
 
-func (l *Liveness) at(ns int64) time.Time { return l.begin.Add(time.Duration(ns)) }
+func (l *Liveness) fromNanos(ns int64) time.Time { return l.epoch.Add(time.Duration(ns)) }
 
-// Last returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
-func (l *Liveness) LastSign() time.Time { return l.at(l.last.Load()) }
+// LastSign returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
+func (l *Liveness) LastSign() time.Time { return l.fromNanos(l.lastSign.Load()) }
 
-// Seen records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
+// RecordSign records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
 func (l *Liveness) RecordSign(at time.Time) {
-	to := l.since(at)
+	sign := l.toNanos(at)
 	for {
-		from := l.last.Load()
+		previous := l.lastSign.Load()
 		switch {
-		case to <= from:
+		case sign <= previous: // another goroutine has recorded a later sign
 			return
-		case to-from > l.shortGap.Load(): // KV may have been lost meanwhile
+		case sign-previous > l.minReportedGap.Load(): // KV may have been lost meanwhile
 			l.mu.Lock()
-			l.endGap(to)
+			l.recordSignLocked(sign)
 			l.mu.Unlock()
 			return
-		case l.last.CompareAndSwap(from, to):
+		case l.lastSign.CompareAndSwap(previous, sign):
 			return
 		}
 	}
 }
 
-// endGap records a sign of life that came to ns after begin, and reports the gap since the last sign to the hold of each waiting
-// request. If the KV of a request may have been lost in the gap, later requests get a new salt. The caller holds mu.
-func (l *Liveness) endGap(to int64) {
-	from := l.last.Load()
-	if to <= from {
+// recordSignLocked records a sign of life, whose time is in ns after epoch, and reports the gap since the previous sign to the hold of each
+// waiting request. If the KV of a request may have been lost in the gap, later requests get a new salt, and all requests that wait with
+// an older salt count their KV as lost. It does nothing if a later sign is recorded already. The caller holds mu.
+func (l *Liveness) recordSignLocked(sign int64) {
+	previous := l.lastSign.Load()
+	if sign <= previous {
 		return
 	}
-	l.last.Store(to)
+	l.lastSign.Store(sign)
 	lost := false
 	for _, p := range l.pulls {
-		p.hold.Quiet(l.at(from), l.at(to))
-		newlyLost := p.hold.Lost() && !p.counted
+		p.hold.RecordGap(l.fromNanos(previous), l.fromNanos(sign))
+		newlyLost := p.hold.Lost() && !p.lossCounted
 		lost = lost || newlyLost
-		p.counted = p.hold.Lost()
+		p.lossCounted = p.hold.Lost()
 	}
 	if lost {
-		l.resalt()
+		l.changeSalt()
 	}
 	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
 	for _, p := range l.pulls {
-		if p.salts < l.salts {
-			p.hold.Lose()
-			p.counted = true
+		if p.saltGeneration < l.saltGeneration {
+			p.hold.MarkLost()
+			p.lossCounted = true
 		}
 	}
 }
 
-// resalt changes the salt, so that later requests do not use the KV that is in the rank's prefix cache now. An engine uses cached KV
+// changeSalt changes the salt, so that later requests do not use the KV that is in the rank's prefix cache now. An engine uses cached KV
 // only for requests with the same cache_salt. The caller holds mu.
-func (l *Liveness) resalt() {
+func (l *Liveness) changeSalt() {
 	l.salt = rand.Text()
-	l.salts++
+	l.saltGeneration++
 }
 
 // LastRead is the last read of bytes from a stream.
@@ -99,45 +100,46 @@ type LastRead struct {
 	bytes int // how many bytes were read at this time
 }
 
-// enough is a number of bytes: a read of fewer has emptied the socket.
-const enough = 2 << 10
+// fullRead is a number of bytes: a read of fewer bytes has emptied the socket.
+const fullRead = 2 << 10
 
-// Came records that bytes were read now. If the previous read emptied the socket, the engine sent these bytes after that read:
-// made is its time, and ok is true. The time is right even if a slow client made evenkeel read late. left says that not
-// all bytes that have arrived were read.
-func (r *LastRead) Record(bytes int, left bool, now time.Time) (made time.Time, ok bool) {
-	if left { // this read has not emptied the socket
-		bytes += enough
+// Record records that bytes were read now. more says that bytes which have arrived were not read yet. If the previous read emptied the
+// socket, the engine sent these bytes after that read: sentAfter is its time, and ok is true. So the engine was alive after sentAfter,
+// even if a slow client made evenkeel read late.
+func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.Time, ok bool) {
+	if more { // this read has not emptied the socket
+		bytes += fullRead
 	}
 	if r.at == now { // the bytes belong to the read that was recorded last
 		r.bytes += bytes
 		return now, false
 	}
-	made, ok = r.at, r.bytes < enough && !r.at.IsZero()
+	sentAfter, ok = r.at, r.bytes < fullRead && !r.at.IsZero()
 	*r = LastRead{now, bytes}
-	return made, ok
+	return sentAfter, ok
 }
 
 // PendingPull is a request that was sent to a rank and whose first event has not come.
 type PendingPull struct {
-	liveness  *Liveness
-	sent      time.Time
-	keptUntil time.Time // up to this time the KV is kept even if nothing renews the hold
-	hold      mooncake.Hold
-	salt      string      // the cache_salt of the request
-	salts     int         // Liveness.salts when the wait began
-	counted   bool        // the loss of its KV has changed the salt already
-	timer     *time.Timer // see Limit
+	liveness           *Liveness
+	sent               time.Time
+	keptWithoutRenewal time.Time // up to this time the KV is kept even if nothing renews the hold
+	hold               mooncake.Hold
+	salt               string      // the cache_salt of the request
+	saltGeneration     int         // Liveness.saltGeneration when the wait began
+	lossCounted        bool        // the loss of its KV has changed the salt already
+	timer              *time.Timer // see OnExpiry
 }
 
-// Await begins the wait of a request. It must be called before the request is written.
+// AddPull begins the wait of a request for its first event, until End. It must be called before the request is written. hold says how
+// long the prefill engine keeps the KV.
 func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
-	pull := &PendingPull{liveness: l, sent: now, keptUntil: hold.Until(time.Time{}), hold: hold}
+	pull := &PendingPull{liveness: l, sent: now, keptWithoutRenewal: hold.KeptUntil(time.Time{}), hold: hold}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	pull.salt, pull.salts = l.salt, l.salts
-	if p := hold.Patience(); p > 0 {
-		l.shortGap.Store(int64(p / 16)) // a small part of the patience, so that longer gaps are reported to the hold
+	pull.salt, pull.saltGeneration = l.salt, l.saltGeneration
+	if p := hold.MaxSilence(); p > 0 {
+		l.minReportedGap.Store(int64(p / 16)) // a small part of the allowed silence, so that all gaps that matter are reported to the hold
 	}
 	l.pulls = append(l.pulls, pull)
 	return pull
@@ -147,47 +149,47 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 // empty: no KV there is known to be wrong.
 func (p *PendingPull) Salt() string { return p.salt }
 
-// Limit calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is called before. When the
-// timer fires, signs of life may have renewed the hold. In this case the timer is set again.
+// OnExpiry marks the KV as lost and calls expire, from another goroutine, once the prefill engine may have freed the KV, unless End is
+// called before. When the timer fires, signs of life may have renewed the hold. In this case the timer is set again.
 func (p *PendingPull) OnExpiry(expire func()) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	p.timer = time.AfterFunc(time.Until(p.until()), func() {
+	p.timer = time.AfterFunc(time.Until(p.keptUntil()), func() {
 		p.liveness.mu.Lock()
-		left := time.Until(p.until())
+		remaining := time.Until(p.keptUntil())
 		ended := p.timer == nil // End was called while this function waited for the lock
-		over := left <= 0 && !ended
+		expired := remaining <= 0 && !ended
 		switch {
-		case over:
-			p.lose()
+		case expired:
+			p.markLostLocked()
 		case !ended:
-			p.timer.Reset(left)
+			p.timer.Reset(remaining)
 		}
 		p.liveness.mu.Unlock()
-		if over {
+		if expired {
 			expire()
 		}
 	})
 }
 
-// until returns the time up to which the KV is certainly kept. The caller holds mu of the Liveness.
-func (p *PendingPull) until() time.Time {
-	return p.hold.Until(p.liveness.at(p.liveness.last.Load()))
+// keptUntil returns the time up to which the KV is certainly kept. The caller holds mu of the Liveness.
+func (p *PendingPull) keptUntil() time.Time {
+	return p.hold.KeptUntil(p.liveness.fromNanos(p.liveness.lastSign.Load()))
 }
 
-// Gauged says whether the engine's gauges show if the rank's core works, so that they give signs even without streams.
-func (l *Liveness) HasGauges() bool { return l.gauge.Load() }
+// HasGauges says whether the engine's gauges show if the rank's core works, so that they give signs even without streams.
+func (l *Liveness) HasGauges() bool { return l.hasGauges.Load() }
 
-// Renewed says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
-func (p *PendingPull) KeptByRenewal(at time.Time) bool { return at.After(p.keptUntil) }
+// KeptByRenewal says whether, up to the time at, the KV was kept only because heartbeats renewed the hold.
+func (p *PendingPull) KeptByRenewal(at time.Time) bool { return at.After(p.keptWithoutRenewal) }
 
-// Over says whether the prefill engine may have freed the KV by now. If so, later requests get another salt, so that they do not
-// use this KV in the rank's prefix cache.
+// CheckExpired says whether the prefill engine may have freed the KV by now. If so, it marks the KV as lost: later requests get another
+// salt, so that they do not use this KV in the rank's prefix cache.
 func (p *PendingPull) CheckExpired(now time.Time) bool {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	if !now.Before(p.until()) {
-		p.lose()
+	if !now.Before(p.keptUntil()) {
+		p.markLostLocked()
 	}
 	return p.hold.Lost()
 }
@@ -199,28 +201,29 @@ func (l *Liveness) mayNeedSalt() bool {
 	return l.salt != "" || len(l.pulls) > 0
 }
 
-// Lose records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
+// MarkLost records that the rank may have read the KV too late. Later requests get another salt, so that they do not use this KV in
 // the rank's prefix cache.
 func (p *PendingPull) MarkLost() {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	p.lose()
+	p.markLostLocked()
 }
 
-// lose does what Lose does. The caller holds mu of the Liveness.
-func (p *PendingPull) lose() {
-	if p.hold.Lose(); !p.counted {
-		p.counted = true
-		p.liveness.resalt()
+// markLostLocked does what MarkLost does. The caller holds mu of the Liveness.
+func (p *PendingPull) markLostLocked() {
+	if p.hold.MarkLost(); !p.lossCounted {
+		p.lossCounted = true
+		p.liveness.changeSalt()
 	}
 }
 
-// Arrived records that the first event came at the time at. held says whether the KV was certainly kept until the rank had
-// read it.
-func (p *PendingPull) RecordFirstEvent(at time.Time) (held bool) {
+// RecordFirstEvent records that the first event came at the time at, which is also a sign of life. kvValid says whether the KV was
+// certainly kept until the rank had read it.
+func (p *PendingPull) RecordFirstEvent(at time.Time) (kvValid bool) {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()
-	p.liveness.endGap(max(p.liveness.since(at), p.liveness.last.Load()+1)) // +1 ns, because endGap ignores a time that is not later
+	l := p.liveness
+	l.recordSignLocked(max(l.toNanos(at), l.lastSign.Load()+1)) // +1 ns, because recordSignLocked ignores a time that is not later
 	return !p.hold.Lost()
 }
 
@@ -239,20 +242,20 @@ func (p *PendingPull) End() {
 	}
 }
 
-// quiet returns the largest share of its patience (see mooncake.Hold) that any waiting request has spent without a sign of
-// life. It may be above 1; 0: no request waits whose hold depends on signs.
-func (l *Liveness) quiet(now time.Time) (most float64) {
+// silenceShare returns the largest share of its longest allowed silence (see mooncake.Hold.MaxSilence) that any waiting request has spent
+// without a sign of life. Above 1, the silence is longer than allowed; 0: no request waits whose hold depends on signs.
+func (l *Liveness) silenceShare(now time.Time) (share float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := l.at(l.last.Load())
+	last := l.fromNanos(l.lastSign.Load())
 	for _, pull := range l.pulls {
-		if p := pull.hold.Patience(); p > 0 {
+		if p := pull.hold.MaxSilence(); p > 0 {
 			begin := last
 			if pull.sent.After(begin) {
 				begin = pull.sent
 			}
-			most = max(most, float64(now.Sub(begin))/float64(p))
+			share = max(share, float64(now.Sub(begin))/float64(p))
 		}
 	}
-	return most
+	return share
 }

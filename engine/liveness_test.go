@@ -107,7 +107,7 @@ func TestASignOfLifeAllocatesNothing(t *testing.T) {
 // If an engine's core gives no sign of life while a hand-off waits there, the engine gets nothing new until there is one:
 // a token of any stream, a gauge that moves, or the canary.
 func TestAnEngineThatGivesNoSignOfLifeGetsNothingNew(t *testing.T) {
-	quiet := func(m *Monitor) bool { return errors.Is(m.Status("d0").Accused, errQuiet) }
+	quiet := func(m *Monitor) bool { return errors.Is(m.Status("d0").Accused, errSilent) }
 	t.Run("until a token comes", func(t *testing.T) {
 		f := decodes()
 		f.set("/v1/completions", "") // the canary is not answered

@@ -8,23 +8,23 @@ import (
 
 // metrics has the Prometheus metrics of a monitor's instances. newMetrics has the help of each.
 type metrics struct {
-	up       *prometheus.GaugeVec
-	state    *prometheus.GaugeVec
-	outages  *prometheus.CounterVec
-	canaries *prometheus.CounterVec
-	frozen   *prometheus.GaugeVec
-	over     *prometheus.GaugeVec
-	late     *prometheus.CounterVec
-	short    *prometheus.CounterVec
+	up         *prometheus.GaugeVec
+	state      *prometheus.GaugeVec
+	outages    *prometheus.CounterVec
+	canaries   *prometheus.CounterVec
+	frozen     *prometheus.GaugeVec
+	overSlots  *prometheus.GaugeVec
+	lateChecks *prometheus.CounterVec
+	shortPulls *prometheus.CounterVec
 }
 
 // newMetrics makes the metrics and registers them with reg; nil: they are not exported.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return shared(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
+		return registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return shared(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
+		return registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_engine_" + name, Help: help}, labels))
 	}
 	return &metrics{
 		up: gauge("up", "1 while the engine answers its health check.", "engine", "role"),
@@ -34,19 +34,21 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		canaries: counter("canaries_total", "Requests of one token that were sent to decode engines that seemed broken. vouched: the request "+
 			"timed out, but streams of the engine went on.", "engine", "outcome"),
 		frozen: gauge("gauges_frozen", "1 while a decode engine's gauges do not change although it has requests of this proxy.", "engine"),
-		over: gauge("over_slots", "Requests that run on the engine's fullest rank beyond slots. Requests that were admitted before slots was "+
-			"lowered do not count. Above 0, slots is wrong, or other clients use the engine.", "engine"),
-		late: counter("late_checks_total",
+		overSlots: gauge("over_slots",
+			"Requests that run on the engine's fullest rank beyond slots. Requests that were admitted before slots was "+
+				"lowered do not count. Above 0, slots is wrong, or other clients use the engine.", "engine"),
+		lateChecks: counter("late_checks_total",
 			"Health checks (GET /health) that took longer than 5 s while the engine answered requests. It is busy and stays in service.", "engine"),
-		short: counter("short_pulled_tokens_total", "Prompt tokens that a decode engine computed although a hand-off for them was sent. Only "+
-			"engines that count external cache hits report this (vLLM: vllm:external_prefix_cache_*). It is a lower bound: up to one block of 128 "+
-			"tokens per pull counts as rounding. Prompts that other clients send to the engine without a hand-off count too.", "engine"),
+		shortPulls: counter("short_pulled_tokens_total",
+			"Prompt tokens that a decode engine computed although a hand-off for them was sent. Only "+
+				"engines that count external cache hits report this (vLLM: vllm:external_prefix_cache_*). It is a lower bound: up to one block of 128 "+
+				"tokens per pull counts as rounding. Prompts that other clients send to the engine without a hand-off count too.", "engine"),
 	}
 }
 
-// shared registers a collector and returns it. If another monitor of this process has registered the same metric, shared returns
+// registerOnce registers a collector and returns it. If another monitor of this process has registered the same metric, it returns
 // the registered one, so that the monitors share it.
-func shared[C prometheus.Collector](reg prometheus.Registerer, c C) C {
+func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 	if reg == nil {
 		return c
 	}
@@ -81,18 +83,18 @@ func (s Status) State() string {
 	return "up"
 }
 
-// show sets the gauges of an instance to its state.
-func (m *metrics) show(in Instance, s Status) {
-	m.up.WithLabelValues(in.ID, in.Role).Set(truth(s.Up))
+// setState sets the gauges of an instance to its state.
+func (m *metrics) setState(in Instance, s Status) {
+	m.up.WithLabelValues(in.ID, in.Role).Set(gaugeValue(s.Up))
 	for _, state := range states {
-		m.state.WithLabelValues(in.ID, in.Role, state).Set(truth(state == s.State()))
+		m.state.WithLabelValues(in.ID, in.Role, state).Set(gaugeValue(state == s.State()))
 	}
 }
 
 // createSeries creates the series of an instance, so that each starts at 0 and an alert notices the first count.
 func (m *metrics) createSeries(in Instance) {
-	m.show(in, Status{})
-	m.late.WithLabelValues(in.ID)
+	m.setState(in, Status{})
+	m.lateChecks.WithLabelValues(in.ID)
 	if len(in.Canaries) == 0 {
 		return
 	}
@@ -103,15 +105,15 @@ func (m *metrics) createSeries(in Instance) {
 		m.canaries.WithLabelValues(in.ID, outcome)
 	}
 	m.frozen.WithLabelValues(in.ID).Set(0)
-	m.over.WithLabelValues(in.ID).Set(0)
-	m.short.WithLabelValues(in.ID)
+	m.overSlots.WithLabelValues(in.ID).Set(0)
+	m.shortPulls.WithLabelValues(in.ID)
 }
 
-// forget deletes the series of an instance that is not watched any more.
-func (m *metrics) forget(in Instance) {
+// deleteSeries deletes the series of an instance that is not watched any more.
+func (m *metrics) deleteSeries(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
-	m.late.DeleteLabelValues(in.ID)
+	m.lateChecks.DeleteLabelValues(in.ID)
 	if len(in.Canaries) == 0 {
 		return
 	}
@@ -119,12 +121,12 @@ func (m *metrics) forget(in Instance) {
 	m.outages.DeletePartialMatch(gone)
 	m.canaries.DeletePartialMatch(gone)
 	m.frozen.DeletePartialMatch(gone)
-	m.over.DeletePartialMatch(gone)
-	m.short.DeletePartialMatch(gone)
+	m.overSlots.DeletePartialMatch(gone)
+	m.shortPulls.DeletePartialMatch(gone)
 }
 
-// truth returns 1 for true and 0 for false.
-func truth(b bool) float64 {
+// gaugeValue returns 1 for true and 0 for false.
+func gaugeValue(b bool) float64 {
 	if b {
 		return 1
 	}

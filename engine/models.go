@@ -39,26 +39,26 @@ func parseModels(body []byte) ([]Model, error) {
 		return nil, ErrNotAnEngine
 	}
 	models := make([]Model, 0, len(list.Data))
-	var odd error
+	var badNumber error // the first number that cannot be right
 	for _, d := range list.Data {
 		if d.ID == "" {
 			continue
 		}
 		longest, err := d.MaxModelLen.Whole("max_model_len", MostContext)
-		odd = cmp.Or(odd, err)
+		badNumber = cmp.Or(badNumber, err)
 		models = append(models, Model{ID: d.ID, Parent: d.Parent, MaxModelLen: longest})
 	}
-	return models, odd
+	return models, badNumber
 }
 
 // ErrUnlisted says that an engine refused a request because it does not have the model, or the LoRA adapter, that the request names.
 // Requests go only to engines that list the name, so the engine's list has changed since it was read.
 var ErrUnlisted = errors.New("it does not have the model, or the LoRA adapter, that the request names")
 
-// noModel matches the message by which engines say that they do not have a model: vLLM 0.31 in entrypoints/openai/models/serving.py
+// noModelMessage matches the message by which engines say that they do not have a model: vLLM 0.31 in entrypoints/openai/models/serving.py
 // and entrypoints/serve/engine/serving.py, SGLang 0.5.23 in entrypoints/openai/serving_responses.py. It matches only
 // whole messages, because a message with another meaning may quote a client's text.
-var noModel = sync.OnceValue(func() *regexp.Regexp {
+var noModelMessage = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile("(?s)^(?:The model [`'].*[`']|LoRA adapter .*) does not exist\\.?$")
 })
 
@@ -77,7 +77,8 @@ func Unlisted(status int, body []byte) error {
 		Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end and SGLang send a word
 	}
 	_ = json.Unmarshal(answer.Error, &inner) // an error that is not an object has no message
-	if noModel().MatchString(inner.Message) || noModel().MatchString(answer.Message) || string(inner.Code) == `"model_not_found"` {
+	saysNoModel := noModelMessage().MatchString(inner.Message) || noModelMessage().MatchString(answer.Message)
+	if saysNoModel || string(inner.Code) == `"model_not_found"` {
 		return ErrUnlisted
 	}
 	return nil

@@ -23,22 +23,22 @@ func NewMonitor(cfg MonitorConfig) *Monitor {
 	}
 }
 
-// Start watches the instances until ctx ends, and returns when the last request of a check has ended. It calls the function set by
+// Run watches the instances until ctx ends, and returns when the last request of a check has ended. It calls the function set by
 // OnChange in this goroutine.
 func (m *Monitor) Run(ctx context.Context) {
 	m.mu.Lock()
 	m.ctx = ctx
 	for _, w := range m.watches {
-		m.launch(w)
+		m.startChecks(w)
 	}
 	m.mu.Unlock()
 	for {
 		select {
 		case <-m.signal:
-			m.notify()
+			m.reportChanges()
 		case <-ctx.Done():
 			m.mu.Lock()
-			m.ctx = nil // from now on launch starts no watch
+			m.ctx = nil // from now on startChecks starts nothing
 			m.mu.Unlock()
 			m.wg.Wait()
 			return
@@ -47,32 +47,32 @@ func (m *Monitor) Run(ctx context.Context) {
 }
 
 // Set replaces the watched instances. An instance that was watched before keeps its state. If its target or another setting that
-// Instance.same compares has changed, it counts as new.
+// Instance.sameSettings compares has changed, it counts as new.
 func (m *Monitor) Set(instances []Instance) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	watches := make(map[string]*watch, len(instances))
 	for _, in := range instances {
 		w := m.watches[in.ID]
-		if w == nil || !w.in.same(in) {
+		if w == nil || !w.in.sameSettings(in) {
 			w = newWatch(m, in)
 		}
 		w.in.Slots, w.in.Canary = in.Slots, in.Canary
-		w.hold(in.Held)
+		w.setHold(in.Held)
 		watches[in.ID] = w
 	}
 	for id, w := range m.watches {
 		if watches[id] != w { // the instance is not in the list any more, or counts as new
-			w.gone = true
+			w.removed = true
 			w.stop()
-			m.metrics.forget(w.in)
+			m.metrics.deleteSeries(w.in)
 		}
 	}
 	m.forgetTraffic(watches)
 	for id, w := range watches {
 		if m.watches[id] != w {
 			m.metrics.createSeries(w.in)
-			m.launch(w)
+			m.startChecks(w)
 		}
 	}
 	m.watches = watches
@@ -89,7 +89,7 @@ func (m *Monitor) Status(id string) Status {
 }
 
 // OnChange sets the function that is called after every change of a status, one call at a time. If an instance changes several times
-// while f runs, one call reports the last status. Call OnChange before Start.
+// while f runs, one call reports the last status. Call OnChange before Run.
 func (m *Monitor) OnChange(f func(id string, s Status)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -97,10 +97,10 @@ func (m *Monitor) OnChange(f func(id string, s Status)) {
 }
 
 // OnSample sets the function that gets each sample of the metrics of each engine whose gauges are
-// watched. asked is when the scrape began. Call OnSample before Start; f must not block.
+// watched. asked is when the scrape began. Call OnSample before Run; f must not block.
 func (m *Monitor) OnSample(f func(id string, s *Sample, asked time.Time)) { m.onSample = f }
 
-// Report says how a call to an instance failed. What follows depends on err:
+// ReportFailure records how a call to an instance failed. What follows depends on err:
 //
 //   - The engine or the rank said that it takes no requests: it gets none from now on.
 //   - The engine does not have a model that its list has: the list is read again.
@@ -122,11 +122,11 @@ func (m *Monitor) ReportFailure(id string, err error) {
 	switch {
 	case errors.Is(err, ErrUnlisted):
 		if up {
-			w.unlisted(err)
+			w.rereadModels(err)
 		}
 	case IsWithheld(err):
 		if up {
-			w.withheld(err)
+			w.recordRefusal(err)
 		}
 	case isCall && e.Phase == PhaseConnect && e.Timeout: // the engine may have moved, while idle connections to its old address still work
 		if up {
@@ -135,33 +135,33 @@ func (m *Monitor) ReportFailure(id string, err error) {
 		}
 	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // no answer of the engine, or the proxy ended the call
 	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // it may be the request's own fault
-	case isOwnFault(err):
+	case isOwnFault(err): // it says nothing about the engine
 	case unreachable(err):
-		w.reports++ // so that a check which began before this report does not set Up
+		w.reportCount++ // so that a check which began before this report does not set Up
 		if up {
 			next := w.status
 			next.Up, next.Err = false, err
 			w.setStatus(next)
-			w.failed = misses
+			w.failedChecks = failuresUntilDown
 			w.checkNow()
 		}
 	case up: // the connection broke
-		w.broke = true
+		w.connectionBroke = true
 		w.checkNow()
 	}
 }
 
-// relistEvery is the least time between two readings of an engine's list of models that unlisted causes.
-const relistEvery = time.Second
+// minRereadInterval is the least time between two readings of an engine's list of models that rereadModels causes.
+const minRereadInterval = time.Second
 
-// unlisted makes the watch read the engine's list of models again: now or, if it was read for the same reason less than
-// relistEvery ago, with the next check. The caller holds m.mu.
-func (w *watch) unlisted(err error) {
-	w.relist = true
-	if time.Since(w.relisted) < relistEvery {
+// rereadModels makes the watch read the engine's list of models again: now or, if it was read for the same reason less than
+// minRereadInterval ago, with the next check. The caller holds m.mu.
+func (w *watch) rereadModels(err error) {
+	w.rereadDue = true
+	if time.Since(w.rereadAt) < minRereadInterval {
 		return
 	}
-	w.relisted = time.Now()
+	w.rereadAt = time.Now()
 	w.m.cfg.Log.Info("an engine answered that it does not have a model that its list has; the list is read again",
 		zap.String("engine", w.in.ID), zap.Error(err))
 	w.checkNow()
@@ -189,21 +189,21 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	if w == nil {
 		return 0, false
 	}
-	w.counting.Lock()
-	defer w.counting.Unlock()
-	if w.countedAt.After(asked) { // another call has read the metrics after this call began
+	w.expiredMu.Lock()
+	defer w.expiredMu.Unlock()
+	if w.expiredReadAt.After(asked) { // another call has read the metrics after this call began
 		return m.Expired(id)
 	}
-	w.countedAt = time.Now()
+	w.expiredReadAt = time.Now()
 	s, err := w.scrape(ctx, time.Second)
 	if err != nil {
 		return 0, false
 	}
-	return w.countExpired(s)
+	return w.storeExpired(s)
 }
 
-// oldReadings is the number of intervals after which the last sample is too old, if no newer one has come.
-const oldReadings = 3
+// maxSampleIntervals is the number of intervals after which the last sample is too old, if no newer one has come.
+const maxSampleIntervals = 3
 
 // Gauges returns a rank's gauges from the last sample of the engine's metrics; ok is false if there is no sample,
 // or if it is too old.
@@ -211,7 +211,7 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.watches[id]
-	if w == nil || time.Since(w.readAt) > oldReadings*m.cfg.FactsInterval {
+	if w == nil || time.Since(w.sampleAt) > maxSampleIntervals*m.cfg.FactsInterval {
 		return Gauges{}, false
 	}
 	g, ok = w.gauges[rank]
@@ -227,8 +227,8 @@ func (m *Monitor) Answered(id string) {
 	}
 }
 
-// launch starts the checks of an instance, if Start was called and its ctx has not ended. The caller holds mu.
-func (m *Monitor) launch(w *watch) {
+// startChecks starts the checks of an instance, if Run was called and its ctx has not ended. The caller holds mu.
+func (m *Monitor) startChecks(w *watch) {
 	if m.ctx == nil || m.ctx.Err() != nil {
 		return
 	}
@@ -239,6 +239,6 @@ func (m *Monitor) launch(w *watch) {
 		w.run(ctx)
 	})
 	if len(w.in.Canaries) > 0 {
-		m.wg.Go(func() { w.tryOut(ctx) })
+		m.wg.Go(func() { w.runCanaries(ctx) })
 	}
 }

@@ -63,7 +63,7 @@ func TestDownAfterTwoMissesUpAfterOneAnswer(t *testing.T) {
 			watched(t, f, func(t *testing.T, m *Monitor, logs *observer.ObservedLogs, reg *prometheus.Registry) {
 				upSince := m.Status("p0").Since
 				if tt.name == "connections are refused" { // else the kept-alive one still serves
-					m.cfg.Client.idle.drop(target(t, "http://p0:8000").key())
+					m.cfg.Client.idle.closeHost(target(t, "http://p0:8000").key())
 				}
 				tt.fail(f)
 				var s Status
@@ -292,7 +292,7 @@ func TestARestartIsNoticedBetweenTwoChecks(t *testing.T) {
 	})
 }
 
-func TestReport(t *testing.T) {
+func TestReportFailure(t *testing.T) {
 	refused := &Error{Target: "p0", Phase: PhaseConnect, Err: syscall.ECONNREFUSED}
 	for _, tt := range []struct {
 		name string
@@ -336,7 +336,7 @@ func TestABrokenConnectionIsLookedIntoAtOnce(t *testing.T) {
 			f := newFake()
 			watched(t, f, func(t *testing.T, m *Monitor, _ *observer.ObservedLogs, _ *prometheus.Registry) {
 				tt.fail(f)
-				m.cfg.Client.idle.drop(target(t, "http://p0:8000").key())
+				m.cfg.Client.idle.closeHost(target(t, "http://p0:8000").key())
 				before := f.count("/health")
 				m.ReportFailure("p0", &Error{Phase: PhaseBody, Sent: true, Err: io.ErrUnexpectedEOF})
 				synctest.Wait() // no time passes
@@ -411,7 +411,7 @@ func TestOnChangeTellsTheLatestOneAtATime(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"p0 true"}, seen, "no change, no call")
 		f.refuseAll(true)
-		c.idle.drop(target(t, "http://p0").key())
+		c.idle.closeHost(target(t, "http://p0").key())
 		m.ReportFailure("p0", &Error{Phase: PhaseConnect, Err: syscall.ECONNREFUSED})
 		time.Sleep(10 * time.Second)
 		synctest.Wait()

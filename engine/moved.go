@@ -21,10 +21,10 @@ type Moved struct {
 // lookupTimeout bounds one look-up of a name.
 const lookupTimeout = time.Second
 
-// locate looks up the addresses of the engine's name, before the engine is checked over a new connection. If none of them
-// was among the addresses of the previous look-up, the engine has moved. locate then closes the idle connections, because they lead
+// checkAddress looks up the addresses of the engine's name, before the engine is checked over a new connection. If none of them
+// was among the addresses of the previous look-up, the engine has moved. checkAddress then closes the idle connections, because they lead
 // to the old host.
-func (w *watch) locate(ctx context.Context) {
+func (w *watch) checkAddress(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
 	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // it is an address, or names are not looked up
 		return
@@ -41,9 +41,9 @@ func (w *watch) locate(ctx context.Context) {
 	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.unproven = true // an answer over a new connection ends this
-	c.idle.drop(w.in.Target.key())
-	moved := Moved{From: list(before), To: list(found), At: time.Now()}
+	w.addressUnproven = true // an answer over a new connection ends this
+	c.idle.closeHost(w.in.Target.key())
+	moved := Moved{From: joinAddresses(before), To: joinAddresses(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",
 		zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.String("from", moved.From), zap.String("to", moved.To))
 	w.m.mu.Lock()
@@ -53,10 +53,10 @@ func (w *watch) locate(ctx context.Context) {
 	w.moved = moved
 }
 
-// elsewhere adds to err that the engine's name has another address, if the engine has not answered at the new
+// addMoveNote adds to err that the engine's name has another address, if the engine has not answered at the new
 // address yet. The caller holds m.mu.
-func (w *watch) elsewhere(err error) error {
-	if !w.unproven {
+func (w *watch) addMoveNote(err error) error {
+	if !w.addressUnproven {
 		return err
 	}
 	m := w.moved
@@ -64,11 +64,11 @@ func (w *watch) elsewhere(err error) error {
 		m.At.UTC().Format(time.RFC3339))
 }
 
-// list returns the addresses as text, separated by commas.
-func list(all []netip.Addr) string {
-	words := make([]string, len(all))
+// joinAddresses returns the addresses as text, separated by commas.
+func joinAddresses(all []netip.Addr) string {
+	texts := make([]string, len(all))
 	for i, a := range all {
-		words[i] = a.Unmap().String()
+		texts[i] = a.Unmap().String()
 	}
-	return strings.Join(words, ",")
+	return strings.Join(texts, ",")
 }

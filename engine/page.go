@@ -43,9 +43,9 @@ const (
 type Limits map[string]float64
 
 // Add sets the limit of the series with these names and returns l.
-func (l Limits) Add(most float64, names ...string) Limits {
+func (l Limits) Add(limit float64, names ...string) Limits {
 	for _, n := range names {
-		l[n] = most
+		l[n] = limit
 	}
 	return l
 }
@@ -56,24 +56,24 @@ func (l Limits) Counters(names ...string) Limits { return l.Add(mostCounted, nam
 // Shares does what Add does, with the limit for shares of the KV memory.
 func (l Limits) Shares(names ...string) Limits { return l.Add(mostShare, names...) }
 
-// of returns the limit of a name; wanted is false if the series is not to be read.
-func (l Limits) of(name string) (most float64, wanted bool) {
+// limitOf returns the limit of a name; wanted is false if the series is not to be read.
+func (l Limits) limitOf(name string) (limit float64, wanted bool) {
 	switch name {
 	case StartTimeName:
 		return latestStart, true
 	case CacheConfigName: // only its labels are used
 		return math.MaxFloat64, true
 	}
-	most, wanted = l[name]
-	return most, wanted
+	limit, wanted = l[name]
+	return limit, wanted
 }
 
-// Named reads the series in limits, the start time and the cache config from a page in the Prometheus text format. All series of the
+// ParseSeries reads the series in limits, the start time and the cache config from a page in the Prometheus text format. All series of the
 // result are untyped. A value must be NaN, which means unknown, or between 0 and the limit of its name. If any value is wrong,
-// Named returns a PageError and no values, because the other values cannot be trusted either.
+// ParseSeries returns a PageError and no values, because the other values cannot be trusted either.
 func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(onlyNamed(page, limits)))
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(linesOf(page, limits)))
 	if err != nil {
 		line := 0 // the error names only the line, because the parser's message quotes the page
 		if parseErr := (expfmt.ParseError{}); errors.As(err, &parseErr) {
@@ -82,9 +82,9 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 		return nil, fmt.Errorf("metrics page: line %d of the gauges in it is not in the text format", line)
 	}
 	for name, f := range families {
-		most, _ := limits.of(name)
+		limit, _ := limits.limitOf(name)
 		for _, m := range f.GetMetric() {
-			if v := m.GetUntyped().GetValue(); v < 0 || v > most { // false for NaN
+			if v := m.GetUntyped().GetValue(); v < 0 || v > limit { // false for NaN
 				return nil, &PageError{name, strconv.FormatFloat(v, 'g', -1, 64)}
 			}
 		}
@@ -92,21 +92,21 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 	return families, nil
 }
 
-// onlyNamed returns the sample lines of these names. It removes TYPE lines, so that all series are untyped and their values can be
-// read in the same way.
-func onlyNamed(page []byte, names Limits) []byte {
-	var kept []byte
+// linesOf returns the lines of a page with samples of these names. It leaves out TYPE lines, so that all series are untyped and their
+// values can be read in the same way.
+func linesOf(page []byte, names Limits) []byte {
+	var lines []byte
 	for line := range bytes.Lines(page) {
 		end := bytes.IndexAny(line, "{ \t")
 		if end <= 0 {
 			continue
 		}
-		if _, wanted := names.of(string(line[:end])); wanted {
-			kept = append(kept, bytes.TrimRight(line, "\r\n")...)
-			kept = append(kept, '\n')
+		if _, wanted := names.limitOf(string(line[:end])); wanted {
+			lines = append(lines, bytes.TrimRight(line, "\r\n")...)
+			lines = append(lines, '\n')
 		}
 	}
-	return kept
+	return lines
 }
 
 // Number is the text of a number in JSON; empty: there is none. It is a text, because one number that does not fit into an int
@@ -119,31 +119,31 @@ func (n *Number) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// Whole returns the number; 0: it is not known. If the number is negative, above most or not whole, it returns a PageError with
+// Whole returns the number; 0: it is not known. If the number is negative, above limit or not whole, it returns a PageError with
 // this name.
-func (n Number) Whole(name string, most int64) (int, error) {
-	v, _, err := Whole(name, string(n), most)
+func (n Number) Whole(name string, limit int64) (int, error) {
+	v, _, err := Whole(name, string(n), limit)
 	return int(v), err
 }
 
 // Whole reads a whole number from a text of an engine's page. If the text is not a number,
-// known is false. If the number is negative, above most or not whole, the error is a PageError with this name.
-func Whole(name, text string, most int64) (n int64, known bool, err error) {
-	v, err := strconv.ParseFloat(text, 64) // a number too large for a float64 becomes infinite, which is above most
+// known is false. If the number is negative, above limit or not whole, the error is a PageError with this name.
+func Whole(name, text string, limit int64) (n int64, known bool, err error) {
+	v, err := strconv.ParseFloat(text, 64) // a number too large for a float64 becomes infinite, which is above limit
 	switch {
 	case errors.Is(err, strconv.ErrSyntax) || math.IsNaN(v):
 		return 0, false, nil
-	case v < 0 || v > float64(most) || v != math.Trunc(v):
-		return 0, false, &PageError{name, shown(text)}
+	case v < 0 || v > float64(limit) || v != math.Trunc(v):
+		return 0, false, &PageError{name, quotedShort(text)}
 	}
 	return int64(v), true, nil
 }
 
-// shown returns a text of a page in quotes, cut after 40 bytes.
-func shown(text string) string {
-	const most = 40
-	if len(text) > most {
-		text = text[:most] + "..."
+// quotedShort returns a text of a page in quotes, cut after 40 bytes.
+func quotedShort(text string) string {
+	const maxQuoted = 40
+	if len(text) > maxQuoted {
+		text = text[:maxQuoted] + "..."
 	}
 	return strconv.QuoteToASCII(text)
 }
@@ -153,7 +153,7 @@ func shown(text string) string {
 func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	all := map[string]float64{}
 	for _, m := range configs {
-		tokens, ok, err := cacheTokens(m, sharers(configs))
+		tokens, ok, err := cacheTokens(m, blockSharers(configs))
 		if err != nil {
 			return nil, err
 		}
@@ -164,9 +164,9 @@ func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	return all, nil
 }
 
-// sharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
-// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and sharers returns 1.
-func sharers(configs []*dto.Metric) int {
+// blockSharers returns by how many engines the number of blocks on a page must be divided. An API server of vLLM adds up the blocks of
+// all its engines and shows the sum for each of them. If the numbers differ, each is the engine's own, and the result is 1.
+func blockSharers(configs []*dto.Metric) int {
 	for _, m := range configs {
 		if Label(m, "num_gpu_blocks") != Label(configs[0], "num_gpu_blocks") {
 			return 1
@@ -208,9 +208,9 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// byEngine returns a value for each value of the label engine, from the first series in names that has one. If an engine has
+// maxByEngine returns a value for each value of the label engine, from the first series in names that has one. If an engine has
 // several series of one name, because other labels differ (LoRA), the largest value counts.
-func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
+func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {
 		found := map[string]float64{}
@@ -232,8 +232,8 @@ func byEngine(families map[string]*dto.MetricFamily, names []string) map[string]
 	return out
 }
 
-// sums adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang.
-func sums(f *dto.MetricFamily) map[string]float64 {
+// sumByRank adds up the values of each rank. The label of a rank is engine for vLLM and dp_rank for SGLang.
+func sumByRank(f *dto.MetricFamily) map[string]float64 {
 	out := map[string]float64{}
 	for _, m := range f.GetMetric() {
 		if v := m.GetUntyped().GetValue(); !math.IsNaN(v) {

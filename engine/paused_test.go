@@ -61,7 +61,7 @@ func TestRanksThatAreLostAreNamedInASentence(t *testing.T) {
 func TestARankIsSilentOnlyBesideOthers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const ranks, quiet = 4, 5 * time.Second
-		var l loads
+		var l loadReports
 		at, stamp := time.Now(), map[int]float64{}
 		last := map[int]time.Time{}
 		for range rapid.IntRange(1, 40).Draw(t, "looks") {
@@ -76,7 +76,7 @@ func TestARankIsSilentOnlyBesideOthers(t *testing.T) {
 				}
 				told[r] = stamp[r]
 			}
-			silent := l.see(told, quiet, at)
+			silent := l.record(told, quiet, at)
 			newest := last[0]
 			for r := range ranks {
 				if last[r].After(newest) {

@@ -59,7 +59,7 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 		case err != nil:
 			return nil, err
 		case !known || len(sources) > MostRanks:
-			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", shown(name), len(sources))}
+			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", quotedShort(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}
 		if p.Events, err = hostPort("endpoint", s.Events); err != nil {
@@ -84,7 +84,7 @@ func hostPort(name, endpoint string) (address HostPort, err error) {
 		address.Port, err = strconv.Atoi(port)
 	}
 	if err != nil || !strings.HasPrefix(endpoint, scheme) || address.Port < 1 || address.Port > math.MaxUint16 {
-		return HostPort{}, &PageError{name, shown(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}
+		return HostPort{}, &PageError{name, quotedShort(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}
 	}
 	if host != "*" && host != "0.0.0.0" && host != "::" {
 		address.Host = host

@@ -56,7 +56,7 @@ func TestRecordedMetricsAreRead(t *testing.T) {
 			} else {
 				require.Zero(t, running)
 			}
-			missed, ok := s.NotPulled(-1)
+			missed, ok := s.NotPulledTokens(-1)
 			require.True(t, ok)
 			if r.Engine == "decode" {
 				require.Positive(t, missed, "it computed the last block of each prompt, and the prompts without a hand-off")

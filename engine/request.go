@@ -70,6 +70,7 @@ func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length
 	return append(dst, "\r\n"...)
 }
 
+// appendField appends one line of a request head.
 func appendField(dst []byte, name, value string) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)

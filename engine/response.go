@@ -10,16 +10,17 @@ import (
 // Response is an engine's answer whose head was read. Only the goroutine
 // that called Do may use it. The slices that it returns are valid until Close.
 type Response struct {
-	call   *Call
-	conn   *conn // nil after Close
-	status int
-	keep   bool // the connection may be used again if the body ends cleanly
-	body   body
-	err    error // the first error of Read, which later Reads return again
+	call     *Call
+	conn     *conn // nil after Close
+	status   int
+	mayReuse bool // the connection may be used again if the body ends cleanly
+	body     body
+	err      error // the first error of Read, which later Reads return again
 }
 
+// open prepares the response whose head c has read. keep says that the connection may be used again after the body.
 func (r *Response) open(k *Call, c *conn, method string, keep bool) {
-	r.call, r.conn, r.status, r.keep = k, c, c.head.StatusCode(), keep
+	r.call, r.conn, r.status, r.mayReuse = k, c, c.head.StatusCode(), keep
 	r.body.open(c.br, method, &c.head)
 }
 
@@ -46,9 +47,9 @@ func (r *Response) SetIdle(d time.Duration) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	r.conn.idle, r.conn.deadlineSet = d, time.Time{}
-	if !r.conn.leaving {
-		r.conn.readBy = time.Time{}
+	r.conn.idleLimit, r.conn.appliedDeadline = d, time.Time{}
+	if !r.conn.halfClosed {
+		r.conn.readDeadline = time.Time{}
 	}
 }
 
@@ -59,8 +60,8 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.leaving {
-		r.conn.readBy, r.conn.deadlineSet = t, time.Time{}
+	if !r.conn.halfClosed {
+		r.conn.readDeadline, r.conn.appliedDeadline = t, time.Time{}
 	}
 }
 
@@ -89,10 +90,10 @@ func (r *Response) Read(p []byte) (int, error) {
 func (r *Response) Reused() bool { return r.conn != nil && r.conn.reused }
 
 // Arrived says that the next Read returns data without waiting.
-func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.body.arrived() }
+func (r *Response) Arrived() bool { return r.conn != nil && r.err == nil && r.body.hasData() }
 
 // Ended says that nothing more can be read: the body is complete, or it broke off.
-func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.finished() }
+func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body.isComplete() }
 
 // ReadAll returns the rest of the body. If it has more than limit bytes, ReadAll returns an *Error that wraps ErrTooLarge.
 func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
@@ -100,11 +101,11 @@ func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, l
 // ReadInto does what ReadAll does, but stores the body in buf, or in a new buffer if buf is too small. It returns the slice with the
 // body.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
-	if r.conn != nil && r.body.framing == byLength && r.body.left > limit {
-		return nil, r.tooLarge(limit)
+	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit {
+		return nil, r.failTooLarge(limit)
 	}
 	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1 MiB.
-	if n := min(r.expected(), limit, 1<<20) + 1; cap(buf) < n {
+	if n := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < n {
 		buf = make([]byte, 0, n)
 	}
 	buf = buf[:0]
@@ -113,7 +114,7 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 		buf = buf[:len(buf)+n]
 		switch {
 		case len(buf) > limit:
-			return nil, r.tooLarge(limit)
+			return nil, r.failTooLarge(limit)
 		case errors.Is(err, io.EOF):
 			return buf, nil
 		case err != nil:
@@ -132,15 +133,16 @@ func (r *Response) ReadUpTo(limit int) []byte {
 	return beginning
 }
 
-// expected returns how many bytes of the body are left, by its Content-Length; without one, it returns a guess.
-func (r *Response) expected() int {
+// expectedLength returns how many bytes of the body are left, by its Content-Length; without one, it returns a guess.
+func (r *Response) expectedLength() int {
 	if r.body.framing == byLength {
-		return r.body.left
+		return r.body.bytesLeft
 	}
 	return 4 << 10
 }
 
-func (r *Response) tooLarge(limit int) error {
+// failTooLarge makes this and all later reads fail, because the body has more than limit bytes, and returns the error.
+func (r *Response) failTooLarge(limit int) error {
 	r.err = r.call.newError(PhaseBody, r.conn, fmt.Errorf("%w of %d bytes", ErrTooLarge, limit))
 	return r.err
 }
@@ -151,7 +153,7 @@ func (r *Response) Close() {
 	if r.conn == nil {
 		return
 	}
-	keep := r.keep && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.finished()
+	keep := r.mayReuse && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.isComplete()
 	r.conn = nil
 	r.body = body{}
 	r.call.release(keep)

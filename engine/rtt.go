@@ -8,7 +8,7 @@ const rttWeight = 0.3
 // learnRTT adds the duration of a successful health check to the mean. It ignores a check that had to open a connection, which takes
 // longer: a check that is fresh, and a check after a pause in which idle connections expired.
 func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
-	reused := !fresh && now.Sub(w.answered) < w.m.cfg.Client.opts.IdleTimeout
+	reused := !fresh && now.Sub(w.lastGoodCheck) < w.m.cfg.Client.opts.IdleTimeout
 	if !reused {
 		return
 	}

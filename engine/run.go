@@ -33,72 +33,73 @@ func (w *watch) checkNow() {
 	}
 }
 
-// answers has what one check of an engine found out, and what the watch had recorded before the check.
-type answers struct {
-	health    error  // of the health check; nil: the engine takes requests
-	halt      error  // see lookForRanks
-	reforming error  // see reforming; nil: the number of ranks does not change
-	broke     bool   // watch.broke before the check
-	reports   uint64 // watch.reports before the check
-	events    uint64 // Traffic.events before the check
+// checkResult has what one check of an engine found out, and what the watch had recorded before the check.
+type checkResult struct {
+	health          error  // of the health check; nil: the engine takes requests
+	halt            error  // see checkRestrictions
+	reforming       error  // see reforming; nil: the number of ranks does not change
+	connectionBroke bool   // watch.connectionBroke before the check
+	reportCount     uint64 // watch.reportCount before the check
+	eventCount      uint64 // Traffic.events before the check
 }
 
-// check makes one check and updates the engine's status.
+// check makes one check and updates the engine's status: it asks for the engine's health, reads its facts or gauges if that is due, and
+// finds out whether the engine is halted. It uses a new connection if an idle one could hide that the engine takes no connections.
 func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
-	a := answers{broke: w.broke, reports: w.reports}
-	wasUp, wasHalted, relist := w.status.Up, w.absent.halt != nil, w.relist
+	result := checkResult{connectionBroke: w.connectionBroke, reportCount: w.reportCount}
+	wasUp, wasHalted, rereadDue := w.status.Up, w.restrictions.haltReason != nil, w.rereadDue
 	// A new connection is needed if there is a doubt about the engine, and otherwise from time to time (see alive).
-	fresh := !wasUp || w.broke || w.redial || w.failed > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
-	w.broke, w.redial = false, false
+	fresh := !wasUp || w.connectionBroke || w.redial || w.failedChecks > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	w.connectionBroke, w.redial = false, false
 	w.m.mu.Unlock()
 	if fresh {
-		w.locate(ctx)
+		w.checkAddress(ctx)
 	}
-	a.events = w.traffic.events.Load()
+	result.eventCount = w.traffic.events.Load()
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
-	a.health = err
+	result.health = err
 	if now := time.Now(); err == nil {
 		if quick { // otherwise the engine computed for its answer
 			w.learnRTT(now.Sub(began), now, fresh)
 		}
-		w.answered = now
+		w.lastGoodCheck = now
 		if fresh { // the answer came over a new connection
-			w.unproven = false
+			w.addressUnproven = false
 		}
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
-	waits := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
-	factsDue := waits || relist || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
-	connects := err == nil || late(err)
+	getsNoRequests := !wasUp || modelsUnknown || wasHalted // until its facts are read
+	factsDue := getsNoRequests || rereadDue || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	connects := err == nil || isLate(err)
 	switch {
 	case err == nil && factsDue:
-		w.readFacts(ctx, !wasUp, waits)
-	case connects && w.traffic.quiet(began) > lookAfter:
-		w.lookForSigns(ctx)
+		w.readFacts(ctx, !wasUp, getsNoRequests)
+	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare: // its streams are silent
+		w.scrapeSigns(ctx)
 	}
 	if err == nil {
-		a.halt = w.lookForRanks(ctx)
+		result.halt = w.checkRestrictions(ctx)
 	}
 	if err == nil && errors.Is(w.facts.err, ErrReforming) {
-		a.reforming = w.reforming(ctx)
+		result.reforming = w.readScaling(ctx)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if !w.gone {
-		w.listen(time.Now())
-		a.conclude(w)
+	if !w.removed {
+		w.checkSilence(time.Now())
+		result.updateStatus(w)
 	}
 }
 
-// conclude updates the engine's status by the answers of a check. If the answer to the health check is late, but streams of the
-// engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
-func (a answers) conclude(w *watch) {
-	err := a.health
+// updateStatus updates the engine's status by the result of a check, and logs a refused API key. If the answer to the health check is
+// late, but streams of the engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
+func (result checkResult) updateStatus(w *watch) {
+	err := result.health
 	if isOwnFault(err) { // nothing was asked, so the engine stays up or down
 		next := w.status
 		next.Err = fmt.Errorf("the proxy cannot check it, because it can open no connection: %w", err)
@@ -106,113 +107,124 @@ func (a answers) conclude(w *watch) {
 		return
 	}
 	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
-	w.alarmCredential(keyRefused)
+	w.logRefusedCredential(keyRefused)
 	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
-	confirmed, halt := w.haltBy(a)
-	reported := a.reports != w.reports // meanwhile a caller could not connect, or the engine took no requests
+	confirmed, halt := w.haltAfter(result)
+	reported := result.reportCount != w.reportCount // meanwhile a caller could not connect, or the engine took no requests
 	// If the address is unproven, the streams may be of the host that had the name before.
-	onlyBusy := late(err) && w.traffic.events.Load() != a.events && len(w.facts.models) > 0 && !w.unproven
+	onlyBusy := isLate(err) && w.traffic.events.Load() != result.eventCount && len(w.facts.models) > 0 && !w.addressUnproven
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
-		w.failed = 0
-		w.halt(halt, true)
-		next := w.status
-		if why := w.absent.hopeless(time.Now()); why != nil {
-			next.Up, next.Err = false, why
-		} else if !next.Up { // the engine stays down, now for this reason
-			next.Err = err
-		}
-		w.setStatus(next)
-	case w.holdsBack(err) && !keyRefused: // a refused key counts: every request would fail
-		w.failed = 0
+		applyReforming(w, err, halt)
+	case w.ignoredWhileHeld(err) && !keyRefused: // a refused key counts: every request would fail
+		w.failedChecks = 0
 	case err == nil && reported: // the next check decides
 	case err == nil: // it answers, which is not enough if it refuses the key or is no usable engine
 		unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired)
-		w.afterGood(halt, confirmed, !unusable)
+		w.applyGoodCheck(halt, confirmed, !unusable)
 	case onlyBusy:
-		w.m.metrics.late.WithLabelValues(w.in.ID).Inc()
-		if reported { // the next check decides
-			return
+		w.m.metrics.lateChecks.WithLabelValues(w.in.ID).Inc()
+		if !reported { // otherwise the next check decides
+			applyLateCheck(w, err)
 		}
-		w.failed = 0
-		next := w.status
-		next.Accused = w.suspect.accusation()
-		next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
-		w.setStatus(next)
 	default:
-		w.afterFailed(err, a.broke, keyRefused)
+		w.applyFailedCheck(err, result.connectionBroke, keyRefused)
 	}
 }
 
-// haltBy returns why requests must wait for the engine after a check; nil: they need not. confirmed says that the engine itself has
+// applyReforming halts an engine whose health check says that its group re-forms. The engine stays up or down, unless the halt has lasted
+// too long. The caller holds m.mu.
+func applyReforming(w *watch, err, halt error) {
+	w.failedChecks = 0
+	w.setHalt(halt, true)
+	next := w.status
+	if why := w.restrictions.downReason(time.Now()); why != nil {
+		next.Up, next.Err = false, why
+	} else if !next.Up { // the engine stays down, now for this reason
+		next.Err = err
+	}
+	w.setStatus(next)
+}
+
+// applyLateCheck keeps an engine up whose health check came too late, because its streams go on. The caller holds m.mu.
+func applyLateCheck(w *watch, err error) {
+	w.failedChecks = 0
+	next := w.status
+	next.Accused = w.suspect.accusedError()
+	next.Up, next.Hangs, next.Err = true, false, fmt.Errorf("it answered a health check too late, while requests go on: %w", err)
+	w.setStatus(next)
+}
+
+// haltAfter returns why requests must wait for the engine after a check; nil: they need not. confirmed says that the engine itself has
 // just given this reason. The caller holds m.mu.
-func (w *watch) haltBy(a answers) (confirmed bool, why error) {
-	halt := a.halt
+func (w *watch) haltAfter(result checkResult) (confirmed bool, why error) {
+	halt := result.halt
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
 		halt = nil
 	}
-	old := w.absent.halt
+	old := w.restrictions.haltReason
 	wasReforming := errors.Is(old, ErrReforming) || errors.Is(old, errScaleFailed)
 	switch {
-	case errors.Is(a.health, ErrReforming):
+	case errors.Is(result.health, ErrReforming):
 		return true, ErrReforming
-	case a.reforming != nil:
-		return true, a.reforming
-	case a.health == nil && w.facts.err != nil && wasReforming: // only a list of models shows that this halt is over
+	case result.reforming != nil:
+		return true, result.reforming
+	case result.health == nil && w.facts.err != nil && wasReforming: // only a list of models shows that this halt is over
 		return halt != nil, old
 	}
 	return halt != nil, halt
 }
 
-// afterGood updates the status after a good health check. up says whether the engine may serve, halt and confirmed are the results
-// of haltBy. The caller holds m.mu.
-func (w *watch) afterGood(halt error, confirmed, up bool) {
-	w.failed = 0
+// applyGoodCheck updates the status after a good health check. up says whether the engine may serve, halt and confirmed are the results
+// of haltAfter. The caller holds m.mu.
+func (w *watch) applyGoodCheck(halt error, confirmed, up bool) {
+	w.failedChecks = 0
 	if w.facts.start != w.status.StartTime { // the engine has restarted, and suspicion and lost ranks are of the old process
-		w.forgive()
-		// A halt counts as confirmed, so that its end, which the restart explains, is no failure of the engine (see halt).
-		w.absent = absent{halt: w.absent.halt, since: w.absent.since, confirmed: w.absent.halt != nil}
+		w.clearFailures()
+		old := w.restrictions
+		// A halt counts as confirmed, so that its end, which the restart explains, is no failure of the engine (see setHalt).
+		w.restrictions = restrictions{haltReason: old.haltReason, haltedAt: old.haltedAt, haltConfirmed: old.haltReason != nil}
 	}
-	w.halt(halt, confirmed)
+	w.setHalt(halt, confirmed)
 	next := w.statusByFacts(up)
-	if why := w.absent.hopeless(time.Now()); why != nil {
+	if why := w.restrictions.downReason(time.Now()); why != nil {
 		next.Up, next.Err = false, why
 	}
 	w.publish(next)
-	w.lookForMore()
+	w.tryFirstLostRank()
 	w.publishSuspicion()
 }
 
-// afterFailed updates the status after a health check that failed with err. hadBroken says that a caller's connection broke before
-// this check, keyRefused that the engine refuses the API key. The caller holds m.mu.
-func (w *watch) afterFailed(err error, hadBroken, keyRefused bool) {
-	w.failed++
-	if hadBroken && unreachable(err) { // a connection broke, and a new one cannot be made: the process has ended
-		w.failed = misses
+// applyFailedCheck updates the status after a health check that failed with err. connectionBroke says that a caller's connection broke
+// before this check, keyRefused that the engine refuses the API key. The caller holds m.mu.
+func (w *watch) applyFailedCheck(err error, connectionBroke, keyRefused bool) {
+	w.failedChecks++
+	if connectionBroke && unreachable(err) { // a connection broke, and a new one cannot be made: the process has ended
+		w.failedChecks = failuresUntilDown
 	}
 	next := w.status
-	if keyRefused || w.failed >= misses { // with a refused key, every request would fail
+	if keyRefused || w.failedChecks >= failuresUntilDown { // with a refused key, every request would fail
 		next.Up = false
 	}
-	next.Hangs = late(err)
-	next.Late = !next.Up && next.Hangs && time.Since(w.answered) < Standstill
+	next.Hangs = isLate(err)
+	next.Late = !next.Up && next.Hangs && time.Since(w.lastGoodCheck) < Standstill
 	if next.Err = err; next.Hangs {
 		next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
 	}
-	next.Err = w.elsewhere(next.Err)
+	next.Err = w.addMoveNote(next.Err)
 	w.setStatus(next)
 }
 
-// alarmCredential logs that the engine refuses the API key. It logs again only after a check in which the key was not refused. The
+// logRefusedCredential logs that the engine refuses the API key. It logs again only after a check in which the key was not refused. The
 // caller holds m.mu.
-func (w *watch) alarmCredential(refused bool) {
-	if refused && !w.alarmed {
+func (w *watch) logRefusedCredential(refused bool) {
+	if refused && !w.refusalLogged {
 		w.m.cfg.Log.Error("ALARM: an engine refuses the API key that the proxy sends, so it gets no requests; check api_key_env of its profile",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(ErrCredential))
 	}
-	w.alarmed = refused
+	w.refusalLogged = refused
 }
 
 // statusByFacts returns a status with the facts that were read last. It keeps Out and Wedged of the current status.
@@ -229,15 +241,15 @@ func (w *watch) statusByFacts(up bool) Status {
 // start time shows that the engine has restarted. If an engine has no /version or /metrics, these facts stay unknown, which
 // does not keep the engine from serving. hurry says that the engine gets no requests until the facts are read.
 func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
-	f, patience := w.facts, w.m.cfg.Timeout
+	f, timeout := w.facts, w.m.cfg.Timeout
 	if hurry { // the engine could serve already, so facts that are only useful must not delay it
-		patience = min(patience, time.Second)
+		timeout = min(timeout, time.Second)
 	}
-	w.scrapes.pulls.before(w.traffic)
+	w.scrapes.pulls.noteComputed(w.traffic)
 	began := time.Now()
-	sample, pageErr := w.scrape(ctx, patience)
+	sample, pageErr := w.scrape(ctx, timeout)
 	if pageErr == nil {
-		w.countExpired(sample)
+		w.storeExpired(sample)
 		w.crossCheck(sample, began)
 		if sample.StartTime != 0 && sample.StartTime != f.start {
 			full = true
@@ -251,16 +263,16 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.capacity = sample.Capacities()
 	}
 	if full || f.version == "" {
-		f.readVersion(ctx, w, patience)
+		f.readVersion(ctx, w, timeout)
 	}
-	if w.in.Version == "" && (full || f.unsure) { // it may be a vLLM
-		_, faultErr := w.fault(ctx, patience)
-		_, pauseErr := w.isPaused(ctx)
-		f.tolerant, f.pauses = faultErr == nil, pauseErr == nil
-		f.unsure = faultErr != nil && !lacks(faultErr) || pauseErr != nil && !lacks(pauseErr)
+	if w.in.Version == "" && (full || f.featuresUnknown) { // it may be a vLLM
+		_, faultErr := w.readFault(ctx, timeout)
+		_, pauseErr := w.readPaused(ctx)
+		f.reportsFaults, f.reportsPause = faultErr == nil, pauseErr == nil
+		f.featuresUnknown = faultErr != nil && !isMissingFeature(faultErr) || pauseErr != nil && !isMissingFeature(pauseErr)
 	}
 	w.m.mu.Lock()
-	w.relist = false // before the list is read, because a later report may be about this reading
+	w.rereadDue = false // before the list is read, because a later report may be about this reading
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
 	if errors.As(err, new(*PageError)) { // the models are known, except for a number
@@ -270,43 +282,43 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if err == nil { // after an error the old models stay
 		f.models = models
 	}
-	w.tellOdd(pageErr)
+	w.logBadPage(pageErr)
 	w.facts, w.factsAt = f, time.Now()
 }
 
 // readVersion sets the version, and whether the engine is an elastic SGLang. After an error the old values stay.
-func (f *facts) readVersion(ctx context.Context, w *watch, patience time.Duration) {
+func (f *facts) readVersion(ctx context.Context, w *watch, timeout time.Duration) {
 	path, limit := "/version", answerLimit
 	if w.in.Version != "" { // the server may ask each rank for this answer, which takes longer while ranks are busy
-		path, patience, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
+		path, timeout, limit = w.in.Version, w.m.cfg.Timeout, versionLimit
 	}
-	if answer, err := w.get(ctx, path, patience, limit); err == nil {
+	if answer, err := w.get(ctx, path, timeout, limit); err == nil {
 		f.version = parseVersion(answer)
-		f.elastic = w.in.Version != "" && parseElastic(answer)
+		f.continuesWithoutRanks = w.in.Version != "" && parseElastic(answer)
 	}
 }
 
-// tellOdd logs that numbers on an engine's page cannot be right. It logs again only after the pages were right.
-func (w *watch) tellOdd(err error) {
-	odd := errors.As(err, new(*PageError))
-	if odd && !w.odd {
+// logBadPage logs that numbers on an engine's page cannot be right. It logs again only after the pages were right.
+func (w *watch) logBadPage(err error) {
+	isBad := errors.As(err, new(*PageError))
+	if isBad && !w.badPageLogged {
 		w.m.cfg.Log.Warn("an engine's page is not believed, so the proxy goes by its own accounts; if its numbers stay so, restart the engine, "+
 			"or report them to its makers",
 			zap.String("engine", w.in.ID), zap.String("role", w.in.Role), zap.Error(err))
 	}
-	if odd || err == nil { // another error does not show whether the pages are right
-		w.odd = odd
+	if isBad || err == nil { // another error does not show whether the pages are right
+		w.badPageLogged = isBad
 	}
 }
 
-// lookAfter is the share of its patience that a request must have used up without a sign of life before the gauges are read early.
-const lookAfter = 0.5
+// earlyScrapeShare is the share of its longest allowed silence after which the gauges of a silent engine are read early.
+const earlyScrapeShare = 0.5
 
-// lookForSigns reads the gauges before their time. It is for an engine whose streams send nothing, because the gauges may show that
+// scrapeSigns reads the gauges before their time. It is for an engine whose streams send nothing, because the gauges may show that
 // its core still works.
-func (w *watch) lookForSigns(ctx context.Context) {
+func (w *watch) scrapeSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {
-		w.noteSigns(s, began)
+		w.recordSigns(s, began)
 	}
 }

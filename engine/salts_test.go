@@ -17,7 +17,7 @@ func TestNoAnswerIsBelievedUnderASaltThatLostKV(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := NewLiveness()
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
-		now, spoiled := l.begin, map[string]bool{}
+		now, spoiled := l.epoch, map[string]bool{}
 		var pulls []*PendingPull
 		end := func(i int) {
 			pulls[i].End()

@@ -55,9 +55,9 @@ type Sample struct {
 	// ranks from 0. The methods of Sample always count from 0.
 	FirstRank int
 
-	kvUsage, running, waiting, capacity, generated, preempted, asked, pulled, expired map[string]float64
+	kvUsage, running, waiting, capacity, generated, preempted, wantedTokens, pulledTokens, expired map[string]float64
 
-	waited, steps map[string]float64 // seconds and steps, for each DP rank if SGLang labels it
+	stepWaits, steps map[string]float64 // seconds and steps, for each DP rank if SGLang labels it
 }
 
 // Scrape reads GET /metrics with the known names. ctx should have a deadline.
@@ -101,18 +101,18 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		clocks = nil // no decision depends on these clocks, so the rest of the page is still used
 	}
 	s := &Sample{
-		FirstRank: first,
-		kvUsage:   byEngine(families, kv),
-		running:   byEngine(families, running),
-		waiting:   byEngine(families, waiting),
-		capacity:  byEngine(families, capacityNames),
-		generated: byEngine(families, outputNames),
-		preempted: byEngine(families, preemptNames),
-		asked:     byEngine(families, askedNames),
-		pulled:    byEngine(families, pulledNames),
-		expired:   byEngine(families, expiredNames),
-		waited:    sums(clocks[waitedNames[0]]),
-		steps:     sums(clocks[stepsNames[0]]),
+		FirstRank:    first,
+		kvUsage:      maxByEngine(families, kv),
+		running:      maxByEngine(families, running),
+		waiting:      maxByEngine(families, waiting),
+		capacity:     maxByEngine(families, capacityNames),
+		generated:    maxByEngine(families, outputNames),
+		preempted:    maxByEngine(families, preemptNames),
+		wantedTokens: maxByEngine(families, askedNames),
+		pulledTokens: maxByEngine(families, pulledNames),
+		expired:      maxByEngine(families, expiredNames),
+		stepWaits:    sumByRank(clocks[waitedNames[0]]),
+		steps:        sumByRank(clocks[stepsNames[0]]),
 	}
 	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
 		return nil, err
@@ -144,46 +144,48 @@ func (s *Sample) readCacheConfig(configs []*dto.Metric) error {
 	return nil
 }
 
-// KVUsage returns the share of KV blocks in use, 0 to 1.
-func (s *Sample) KVUsage(rank int) (float64, bool) {
-	if rank < 0 {
+// KVUsage returns the share of KV blocks in use on a rank, 0 to 1; for rank -1 that of the fullest rank. ok is false if it is not known.
+func (s *Sample) KVUsage(rank int) (share float64, ok bool) {
+	if rank < 0 { // the fullest rank
 		return fold(s.kvUsage, math.Max)
 	}
-	return s.at(s.kvUsage, rank)
+	return s.rankValue(s.kvUsage, rank)
 }
 
 // Running returns the number of requests in the engine's batch.
-func (s *Sample) Running(rank int) (float64, bool) { return s.total(s.running, rank) }
+func (s *Sample) Running(rank int) (float64, bool) { return s.rankValueOrSum(s.running, rank) }
 
 // Waiting returns the number of requests in the engine's queue.
-func (s *Sample) Waiting(rank int) (float64, bool) { return s.total(s.waiting, rank) }
+func (s *Sample) Waiting(rank int) (float64, bool) { return s.rankValueOrSum(s.waiting, rank) }
 
 // Generated returns how many output tokens the engine has generated since its start.
-func (s *Sample) Generated(rank int) (float64, bool) { return s.total(s.generated, rank) }
+func (s *Sample) Generated(rank int) (float64, bool) { return s.rankValueOrSum(s.generated, rank) }
 
 // Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
-func (s *Sample) Expired() (float64, bool) { return s.total(s.expired, -1) }
+func (s *Sample) Expired() (float64, bool) { return s.rankValueOrSum(s.expired, -1) }
 
 // Preempted returns how many requests since the start lost their KV to other requests before they were complete.
-func (s *Sample) Preempted(rank int) (float64, bool) { return s.total(s.preempted, rank) }
+func (s *Sample) Preempted(rank int) (float64, bool) { return s.rankValueOrSum(s.preempted, rank) }
 
-// Waited returns how many seconds since the start a rank has waited for the other ranks before its steps, by SGLang's own clock.
-func (s *Sample) Waited(rank int) (float64, bool) { return s.total(s.waited, rank) }
+// StepWaitSeconds returns how many seconds since the start a rank has waited for the other ranks before its steps, by SGLang's own clock.
+func (s *Sample) StepWaitSeconds(rank int) (float64, bool) {
+	return s.rankValueOrSum(s.stepWaits, rank)
+}
 
 // Steps returns the number of steps to which Waited refers.
-func (s *Sample) Steps(rank int) (float64, bool) { return s.total(s.steps, rank) }
+func (s *Sample) Steps(rank int) (float64, bool) { return s.rankValueOrSum(s.steps, rank) }
 
-// NotPulled returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that
+// NotPulledTokens returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that
 // it computed them itself.
-func (s *Sample) NotPulled(rank int) (tokens float64, ok bool) {
-	asked, ok := s.total(s.asked, rank)
-	pulled, both := s.total(s.pulled, rank)
-	return asked - pulled, ok && both
+func (s *Sample) NotPulledTokens(rank int) (tokens float64, ok bool) {
+	wanted, ok := s.rankValueOrSum(s.wantedTokens, rank)
+	pulled, both := s.rankValueOrSum(s.pulledTokens, rank)
+	return wanted - pulled, ok && both
 }
 
 // CacheTokens returns the KV capacity in tokens: num_gpu_blocks x block_size.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {
-	v, ok := s.total(s.capacity, rank)
+	v, ok := s.rankValueOrSum(s.capacity, rank)
 	return int64(v), ok
 }
 
@@ -217,43 +219,45 @@ type Gauges struct {
 	WaitMs           float64 // mean wait for other ranks before a new step, in ms; below 0 also if there was no new step
 }
 
-// mostWaitMs is the longest mean wait that is believed: an hour, in ms.
-const mostWaitMs = 3600 * 1000
+// maxWaitMs is the longest mean wait that is believed: an hour, in ms.
+const maxWaitMs = 3600 * 1000
 
 // gaugesOf returns the gauges of a rank: values of the sample s, and the growth of counters since the previous sample; previous is nil
 // for the first one.
 func gaugesOf(previous, s *Sample, rank int) Gauges {
-	known := func(v float64, ok bool) float64 {
-		if !ok {
-			return -1
-		}
-		return v
-	}
-	g := Gauges{Running: known(s.Running(rank)), Waiting: known(s.Waiting(rank)), KVShare: known(s.KVUsage(rank))}
+	g := Gauges{Running: orUnknown(s.Running(rank)), Waiting: orUnknown(s.Waiting(rank)), KVShare: orUnknown(s.KVUsage(rank))}
 	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1
 	if previous == nil || previous.StartTime != s.StartTime { // a restart begins the counters at 0
 		return g
 	}
-	grew := func(counter func(*Sample, int) (float64, bool)) float64 {
-		from, had := counter(previous, rank)
-		to, has := counter(s, rank)
-		return known(to-from, had && has && to >= from) // a counter that went back was reset, although the start time does not show it
+	growth := func(counter func(*Sample, int) (float64, bool)) float64 {
+		old, hadOld := counter(previous, rank)
+		latest, hasLatest := counter(s, rank)
+		return orUnknown(latest-old, hadOld && hasLatest && latest >= old) // a counter that fell was reset, even with the same start time
 	}
-	g.Preempted, g.Computed = grew((*Sample).Preempted), grew((*Sample).NotPulled)
-	if steps := grew((*Sample).Steps); steps > 0 {
-		if ms := 1000 * grew((*Sample).Waited) / steps; ms >= 0 && ms <= mostWaitMs {
+	g.Preempted, g.Computed = growth((*Sample).Preempted), growth((*Sample).NotPulledTokens)
+	if steps := growth((*Sample).Steps); steps > 0 {
+		if ms := 1000 * growth((*Sample).StepWaitSeconds) / steps; ms >= 0 && ms <= maxWaitMs { // more cannot be right, so it is unknown
 			g.WaitMs = ms
 		}
 	}
 	return g
 }
 
-// total returns the value of a rank; for rank -1 the sum over all ranks.
-func (s *Sample) total(values map[string]float64, rank int) (float64, bool) {
+// orUnknown returns v; -1, which stands for an unknown value, if ok is false.
+func orUnknown(v float64, ok bool) float64 {
+	if !ok {
+		return -1
+	}
+	return v
+}
+
+// rankValueOrSum returns the value of a rank; for rank -1 the sum over all ranks.
+func (s *Sample) rankValueOrSum(values map[string]float64, rank int) (float64, bool) {
 	if rank < 0 {
 		return fold(values, func(a, b float64) float64 { return a + b })
 	}
-	return s.at(values, rank)
+	return s.rankValue(values, rank)
 }
 
 // fold combines 0 and the values of all ranks; ok is false if there are no values.
@@ -264,8 +268,8 @@ func fold(values map[string]float64, combine func(a, b float64) float64) (result
 	return result, ok
 }
 
-// at returns the value of a rank. If a series has no label, as in old engines, it belongs to rank 0.
-func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
+// rankValue returns the value of a rank. If a series has no label, as in old engines, it belongs to rank 0.
+func (s *Sample) rankValue(values map[string]float64, rank int) (float64, bool) {
 	if v, ok := values[strconv.Itoa(s.FirstRank+rank)]; ok {
 		return v, true
 	}
@@ -273,6 +277,7 @@ func (s *Sample) at(values map[string]float64, rank int) (float64, bool) {
 	return v, ok && rank == 0
 }
 
+// orDefault returns a list with name alone, or defaults if name is empty.
 func orDefault(name string, defaults []string) []string {
 	if name == "" {
 		return defaults

@@ -154,10 +154,10 @@ func FuzzMetrics(f *testing.F) {
 			{s.capacity, MostKVTokens},
 			{s.generated, mostCounted},
 			{s.preempted, mostCounted},
-			{s.asked, mostCounted},
-			{s.pulled, mostCounted},
+			{s.wantedTokens, mostCounted},
+			{s.pulledTokens, mostCounted},
 			{s.expired, mostCounted},
-			{s.waited, math.Inf(1)}, // of several workers
+			{s.stepWaits, math.Inf(1)}, // of several workers
 			{s.steps, math.Inf(1)},
 			{map[string]float64{"": s.StartTime}, latestStart},
 			{map[string]float64{"": float64(s.BlockTokens)}, mostBlock},

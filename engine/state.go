@@ -16,7 +16,7 @@ import (
 )
 
 // Monitor watches engines. It checks the health of each instance, one check at a time, and uses the failures that callers
-// Report. Its methods may be called from any goroutine, before and after Start.
+// report by ReportFailure. Its methods may be called from any goroutine, before and after Run.
 type Monitor struct {
 	cfg      MonitorConfig
 	metrics  *metrics
@@ -25,7 +25,7 @@ type Monitor struct {
 	onSample func(id string, s *Sample, asked time.Time) // see OnSample; nil: none
 
 	mu       sync.Mutex
-	ctx      context.Context // the argument of Start; nil before Start and after its end
+	ctx      context.Context // the argument of Run; nil before Run and after its end
 	watches  map[string]*watch
 	traffic  map[string]*Traffic
 	changed  []string // ids of instances with a change for which onChange was not called yet, oldest first
@@ -41,37 +41,37 @@ type watch struct {
 	stop      context.CancelFunc
 	traffic   *Traffic
 
-	factsAt      time.Time    // when facts were read last; only run's goroutine
-	facts        facts        // only run's goroutine
-	scrapes      scrapes      // only run's goroutine
-	addrs        []netip.Addr // the addresses of the engine's name when it was last looked up; only run's goroutine
-	unproven     bool         // the engine has not answered over a new connection since addrs changed; only run's goroutine
-	answered     time.Time    // the last good health check; only run's goroutine
-	loggedReason string       // the last logged reason why the engine does not serve; under m.mu
-	loggedAt     time.Time    // when it was logged
+	factsAt         time.Time    // when facts were read last; only run's goroutine
+	facts           facts        // only run's goroutine
+	scrapes         scrapes      // only run's goroutine
+	addrs           []netip.Addr // the addresses of the engine's name when it was last looked up; only run's goroutine
+	addressUnproven bool         // the engine has not answered over a new connection since addrs changed; only run's goroutine
+	lastGoodCheck   time.Time    // the last good health check; only run's goroutine
+	loggedReason    string       // the last logged reason why the engine does not serve; under m.mu
+	loggedAt        time.Time    // when it was logged
 
-	counting  sync.Mutex // held while ExpiredNow reads metrics; m.mu may be taken while it is held, but not the reverse
-	countedAt time.Time  // when ExpiredNow last began to read metrics; under counting
+	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be taken while it is held, but not the reverse
+	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under counting
 
 	// The following fields are under m.mu.
-	status   Status
-	suspect  suspicion
-	absent   absent // except its reports, which only run's goroutine uses
-	rtt      time.Duration
-	sample   *Sample        // the last sample that crossCheck has seen; nil: there was none
-	readAt   time.Time      // when this sample was read
-	gauges   map[int]Gauges // the gauges of this sample, by rank
-	failed   int            // failed checks in a row
-	expired  float64        // see Expired; below 0: not known
-	reports  uint64         // how many failures to connect, or refusals of all requests, callers have reported
-	broke    bool           // a caller's connection has broken since the last check began
-	redial   bool           // a caller's connect timed out since the last check began, so the next check uses a new connection
-	moved    Moved          // the value for Status.Moved
-	odd      bool           // see tellOdd; only run's goroutine
-	relist   bool           // an answer to a request showed that the engine's list of models has changed
-	relisted time.Time      // when a check was last made for this reason
-	alarmed  bool           // the engine refuses the API key, and this was logged
-	gone     bool           // the instance is not watched any more, so a check in progress must not change anything
+	status          Status
+	suspect         suspicion
+	restrictions    restrictions // except its loadReports, which only run's goroutine uses
+	rtt             time.Duration
+	sample          *Sample        // the last sample that crossCheck has seen; nil: there was none
+	sampleAt        time.Time      // when this sample was read
+	gauges          map[int]Gauges // the gauges of this sample, by rank
+	failedChecks    int            // failed checks in a row
+	expired         float64        // see Expired; below 0: not known
+	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
+	connectionBroke bool           // a caller's connection has broken since the last check began
+	redial          bool           // a caller's connect timed out since the last check began, so the next check uses a new connection
+	moved           Moved          // the value for Status.Moved
+	badPageLogged   bool           // see logBadPage; only run's goroutine
+	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
+	rereadAt        time.Time      // when a check was last made for this reason
+	refusalLogged   bool           // the engine refuses the API key, and this was logged
+	removed         bool           // the instance is not watched any more, so a check in progress must not change anything
 }
 
 // Instance is one engine process to watch: one URL, with any number of DP ranks.
@@ -155,36 +155,37 @@ type MonitorConfig struct {
 
 // suspicion has the evidence that an instance does not work although it answers its health check.
 type suspicion struct {
-	circuit circuit.Circuit
-	doubted bool      // a canary must show whether it computes
-	wedged  bool      // the canary failed, and no request was served since
-	tried   time.Time // when the last canary was sent
-	why     error     // why the instance was taken out of service
-	accused int       // failures of which it is not known whether the engine or the request is at fault
-	// quiet is the time since which requests have waited for their KV without a sign of life of the core; zero: the
+	circuit         circuit.Circuit
+	canaryPending   bool      // a canary must show whether it computes
+	wedged          bool      // the canary failed, and no request was served since
+	lastCanaryAt    time.Time // when the last canary was sent
+	outReason       error     // why the instance was taken out of service
+	openAccusations int       // failures of which it is not known whether the engine or the request is at fault
+	// silentSince is the time since which requests have waited for their KV without a sign of life of the core; zero: the
 	// core gives signs. It stays set until a sign comes or a canary passes, even if no request waits any more.
-	quiet time.Time
+	silentSince time.Time
 }
 
 // facts are values that change only if the engine restarts or loads a LoRA adapter.
 type facts struct {
-	models   []Model
-	version  string
-	capacity map[string]int64
-	start    float64
-	err      error // why models could not be read
-	tolerant bool  // it is a vLLM with --enable-fault-tolerance
-	pauses   bool  // it is a vLLM that reports whether it is paused
-	unsure   bool  // tolerant and pauses could not be read
-	elastic  bool  // it is an SGLang with --elastic-ep-backend
+	models                []Model
+	version               string
+	capacity              map[string]int64
+	start                 float64
+	err                   error // why models could not be read
+	reportsFaults         bool  // it is a vLLM with --enable-fault-tolerance
+	reportsPause          bool  // it is a vLLM that reports whether it is paused
+	featuresUnknown       bool  // reportsFaults and reportsPause could not be read
+	continuesWithoutRanks bool  // it is an SGLang with --elastic-ep-backend
 }
 
 // equal compares the fields that matter to callbacks: all but Since and Changed.
 func (s Status) equal(o Status) bool {
 	return s.Up == o.Up && s.Late == o.Late && s.Hangs == o.Hangs && s.Version == o.Version && s.StartTime == o.StartTime &&
-		text(s.Err) == text(o.Err) &&
-		text(s.Out) == text(o.Out) && text(s.Halt) == text(o.Halt) && maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved &&
-		text(s.Accused) == text(o.Accused) &&
+		errorText(s.Err) == errorText(o.Err) &&
+		errorText(s.Out) == errorText(o.Out) && errorText(s.Halt) == errorText(o.Halt) &&
+		maps.Equal(s.Lost, o.Lost) && s.Wedged == o.Wedged && s.Moved == o.Moved &&
+		errorText(s.Accused) == errorText(o.Accused) &&
 		slices.Equal(s.Models, o.Models) && maps.Equal(s.CapacityTokens, o.CapacityTokens)
 }
 
@@ -203,8 +204,8 @@ func unreachable(err error) bool {
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
-// same says whether both are the same engine with the same settings, so that its watch can continue.
-func (in Instance) same(other Instance) bool {
+// sameSettings says whether both are the same engine with the same settings, so that its watch can continue.
+func (in Instance) sameSettings(other Instance) bool {
 	a, b := in.Target, other.Target
 	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS
 	sameCanaries := slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First })
@@ -212,16 +213,16 @@ func (in Instance) same(other Instance) bool {
 		in.Version == other.Version
 }
 
-// text returns the text of an error; empty for nil.
-func text(err error) string {
+// errorText returns the text of an error; empty for nil.
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
 	return err.Error()
 }
 
-// tell queues a change for notify. The caller holds mu.
-func (m *Monitor) tell(id string) {
+// queueChange makes reportChanges report a change of this instance. The caller holds mu.
+func (m *Monitor) queueChange(id string) {
 	if !slices.Contains(m.changed, id) {
 		m.changed = append(m.changed, id)
 	}
@@ -231,8 +232,8 @@ func (m *Monitor) tell(id string) {
 	}
 }
 
-// notify calls onChange for each instance that has changed.
-func (m *Monitor) notify() {
+// reportChanges calls onChange for each instance that has changed.
+func (m *Monitor) reportChanges() {
 	for {
 		m.mu.Lock()
 		if len(m.changed) == 0 {
@@ -253,5 +254,5 @@ func (m *Monitor) notify() {
 	}
 }
 
-// misses is how many checks in a row must fail before an instance counts as down. After one good check it is up again.
-const misses = 2
+// failuresUntilDown is how many checks in a row must fail before an instance counts as down. After one good check it is up again.
+const failuresUntilDown = 2

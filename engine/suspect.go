@@ -13,8 +13,8 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Verdict is what the end of a request says about its engine. If the request or its client caused the end, it says nothing, and Judge is
-// not called.
+// Verdict is what the end of a request says about its engine. If the request or its client caused the end, it says nothing, and
+// RecordOutcome is not called.
 type Verdict uint8
 
 // The verdicts.
@@ -25,23 +25,24 @@ const (
 	Unclear                // the request failed, and only a canary can show whether the engine is at fault
 )
 
-// Judge records how a request on an instance ended. After several failures in a row the instance gets no new requests until a canary
-// passes. An instance that may hang gets a canary at once. Judge ignores failures of the proxy itself, and instances without
+// RecordOutcome records how a request on an instance ended. After several failures in a row the instance gets no new requests until a
+// canary passes. An instance that may hang gets a canary at once. RecordOutcome ignores failures of the proxy itself, and instances without
 // canaries, whose callers detect failures in other ways.
 func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w := m.watches[id]; w != nil && len(w.in.Canaries) > 0 && w.in.Held == nil && !isOwnFault(why) {
-		w.judge(v, why)
+		w.recordOutcome(v, why)
 	}
 }
 
-// maxAccused is the number of accusations (see Accuse) at which an instance gets no new requests. An engine that fails each request at
-// once always has free slots, so without this bound it would get every request until the first accusation is settled.
+// maxAccused is the number of failed requests that are not judged yet (see Accuse) at which an instance gets no new requests. An engine
+// that fails each request at once always has free slots, so without this bound it would get every request until the first accusation is
+// settled.
 const maxAccused = 3
 
 // Accuse counts a failed request on an instance while it is not known whether the engine or the request is at fault. Once the caller
-// knows, it must call settle, and then Judge.
+// knows, it must call settle, and then RecordOutcome.
 func (m *Monitor) Accuse(id string) (settle func()) {
 	m.addAccusations(id, 1)
 	return sync.OnceFunc(func() { m.addAccusations(id, -1) })
@@ -56,65 +57,65 @@ func (m *Monitor) addAccusations(id string, n int) {
 		return
 	}
 	s := &w.suspect
-	s.accused = max(0, s.accused+n) // max is needed, because a restart sets the number to 0 before its accusations are settled
+	s.openAccusations = max(0, s.openAccusations+n) // max is needed, because a restart sets the number to 0 before its accusations are settled
 	next := w.status
-	next.Accused = s.accusation()
+	next.Accused = s.accusedError()
 	w.setStatus(next)
 }
 
 var (
 	errAccused = fmt.Errorf("%d requests failed there with 500; until another engine has answered one of them, it is open whether the engine "+
 		"or the requests are at fault", maxAccused)
-	errQuiet = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no " +
+	errSilent = errors.New("its core gave no sign of life for so long that the KV of requests that wait there may be lost: there was no " +
 		"event on any stream, and no gauge moved")
 )
 
-// accusation returns why the engine should get no new requests for a moment; nil: it may get them.
-func (s *suspicion) accusation() error {
+// accusedError returns why the engine should get no new requests for a moment; nil: it may get them.
+func (s *suspicion) accusedError() error {
 	switch {
-	case s.accused >= maxAccused:
+	case s.openAccusations >= maxAccused:
 		return errAccused
-	case !s.quiet.IsZero():
-		return errQuiet
+	case !s.silentSince.IsZero(): // its core gives no sign of life
+		return errSilent
 	}
 	return nil
 }
 
-// listen checks whether the engine's core gives signs of life while requests wait there for their KV. After too long a silence, the
+// checkSilence checks whether the engine's core gives signs of life while requests wait there for their KV. After too long a silence, the
 // engine gets a canary, and no new requests until a sign comes or the canary passes. The caller holds m.mu.
-func (w *watch) listen(now time.Time) {
+func (w *watch) checkSilence(now time.Time) {
 	if w.in.Held != nil {
 		return
 	}
 	s := &w.suspect
-	overdue := w.traffic.quiet(now) > 1 // some request has used up its patience
-	wasQuiet := !s.quiet.IsZero()
+	isSilent := w.traffic.maxSilenceShare(now) > 1 // for some waiting request, the silence is longer than allowed
+	wasSilent := !s.silentSince.IsZero()
 	switch {
-	case wasQuiet && !overdue && w.traffic.seenSince(s.quiet):
-		s.quiet = time.Time{}
+	case wasSilent && !isSilent && w.traffic.hasSignSince(s.silentSince):
+		s.silentSince = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
-	case wasQuiet && !overdue: // no request waits any more, so only a canary can show whether the core works
-		s.doubted = s.circuit.InService()
-	case !wasQuiet && overdue:
-		s.quiet = now
-		s.doubted = s.circuit.InService() // an engine that is out of service gets a canary anyway
+	case wasSilent && !isSilent: // no request waits any more, so only a canary can show whether the core works
+		s.canaryPending = s.circuit.InService()
+	case !wasSilent && isSilent:
+		s.silentSince = now
+		s.canaryPending = s.circuit.InService() // an engine that is out of service gets a canary anyway
 		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes",
-			zap.String("engine", w.in.ID), zap.Error(errQuiet))
+			zap.String("engine", w.in.ID), zap.Error(errSilent))
 	}
 }
 
-// judge does what Judge does, for one instance. The caller holds m.mu.
-func (w *watch) judge(v Verdict, why error) {
+// recordOutcome does what RecordOutcome does, for one instance. The caller holds m.mu.
+func (w *watch) recordOutcome(v Verdict, why error) {
 	now := time.Now()
 	s := &w.suspect
 	switch {
 	case v == Served:
 		s.circuit.Succeed()
-		s.doubted, s.wedged = false, false
+		s.canaryPending, s.wedged = false, false
 	case v != Unclear && s.circuit.Fail(0, now): // this failure took it out; 0, because only canaries are trials
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
 	case v != Faulted && s.circuit.InService(): // Silent or Unclear
-		s.doubted = true
+		s.canaryPending = true
 	}
 	w.publishSuspicion()
 }
@@ -129,30 +130,30 @@ const (
 // The caller holds m.mu.
 func (w *watch) takeOut(reason string, why error) {
 	s := &w.suspect
-	s.doubted = false
-	s.why = why
+	s.canaryPending = false
+	s.outReason = why
 	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
-	says := "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
+	message := "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
 	switch {
 	case unreachable(why):
-		says = "an engine is out of service, because it takes no connection"
-	case w.failed > 0:
-		says = "an engine is out of service, because requests and its last health check failed"
+		message = "an engine is out of service, because it takes no connection"
+	case w.failedChecks > 0:
+		message = "an engine is out of service, because requests and its last health check failed"
 	}
-	w.m.cfg.Log.Warn(says,
+	w.m.cfg.Log.Warn(message,
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.OutageLength()), zap.Error(why))
 }
 
-// publishSuspicion updates the status to whether the instance is out of service, and wakes tryOut if a canary may be due.
+// publishSuspicion updates the status to whether the instance is out of service, and wakes runCanaries if a canary may be due.
 // The caller holds m.mu.
 func (w *watch) publishSuspicion() {
 	next := w.status
 	next.Out, next.Wedged = nil, w.suspect.wedged
 	if !w.suspect.circuit.InService() {
-		next.Out = w.suspect.why
+		next.Out = w.suspect.outReason
 	}
 	w.setStatus(next)
-	if w.suspect.doubted || !w.suspect.circuit.InService() {
+	if w.suspect.canaryPending || !w.suspect.circuit.InService() {
 		select {
 		case w.canaryDue <- struct{}{}:
 		default: // a wake-up is pending already
@@ -160,15 +161,16 @@ func (w *watch) publishSuspicion() {
 	}
 }
 
-// forgive clears the suspicion, for example after a restart of the engine. The caller holds m.mu.
-func (w *watch) forgive() { w.suspect = suspicion{} }
+// clearFailures clears the suspicion, for example after a restart of the engine. The caller holds m.mu.
+func (w *watch) clearFailures() { w.suspect = suspicion{} }
 
-// tryOut sends a canary whenever one is due, until ctx ends. When it is woken by canaryDue, it also checks whether lost ranks work again.
-func (w *watch) tryOut(ctx context.Context) {
+// runCanaries sends a canary whenever one is due, until ctx ends. When it is woken by canaryDue, it also checks whether lost ranks work
+// again.
+func (w *watch) runCanaries(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		next, due := w.canaryAt()
+		next, due := w.nextCanary()
 		if due {
 			timer.Reset(time.Until(next))
 		} else {
@@ -178,48 +180,48 @@ func (w *watch) tryOut(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-w.canaryDue:
-			w.tryLost(ctx)
+			w.sendLostRankCanary(ctx)
 		case <-timer.C:
-			w.tryNow(ctx)
+			w.checkByCanaries(ctx)
 		}
 	}
 }
 
-// canaryAt returns when the next canary is due; false: no canary is due. An instance that is down gets none, because its health
+// nextCanary returns when the next canary is due; false: no canary is due. An instance that is down gets none, because its health
 // checks will show when it is up again.
-func (w *watch) canaryAt() (time.Time, bool) {
+func (w *watch) nextCanary() (time.Time, bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
 	switch s := &w.suspect; {
-	case w.gone || !w.status.Up || w.absent.halt != nil || w.in.Held != nil:
+	case w.removed || !w.status.Up || w.restrictions.haltReason != nil || w.in.Held != nil:
 		return time.Time{}, false
 	case !s.circuit.InService():
 		return s.circuit.TrialAt(), true
 	default:
-		return s.tried.Add(canaryRest), s.doubted
+		return s.lastCanaryAt.Add(minCanaryInterval), s.canaryPending
 	}
 }
 
-// canaryRest is the least time between two canaries to an engine in service. It limits their cost: while a rank prefills a canary, all
-// ranks of its group wait.
-const canaryRest = 5 * time.Second
+// minCanaryInterval is the least time between two canaries to an engine in service. It limits their cost: while a rank prefills a canary,
+// all ranks of its group wait.
+const minCanaryInterval = 5 * time.Second
 
-const theCanary = 1 // the id of the canary for circuit.Circuit, which allows one trial request at a time
+const canaryID = 1 // the id of the canary for circuit.Circuit, which allows one trial request at a time
 
-// tryNow sends a canary to all ranks that are not lost, and updates the suspicion by its result.
-func (w *watch) tryNow(ctx context.Context) {
+// checkByCanaries sends a canary to all ranks that are not lost, and updates the suspicion by its result.
+func (w *watch) checkByCanaries(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()
-	s.doubted, s.tried = false, time.Now()
-	s.circuit.Send(theCanary, time.Now())
+	s.canaryPending, s.lastCanaryAt = false, time.Now()
+	s.circuit.Send(canaryID, time.Now())
 	eventsBefore := w.traffic.events.Load()
-	ask := w.questionFor(model)
+	ask := w.canaryRequestFor(model)
 	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
 	w.m.mu.Unlock()
 
 	outcome, err := canaryPassed, error(nil)
 	if limit := w.m.cfg.Canary; limit > 0 && model != "" { // otherwise no canary can be sent, and it counts as passed
-		err = w.canary(ctx, ranks, ask, limit)
+		err = w.sendCanaries(ctx, ranks, ask, limit)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
 		return
@@ -233,29 +235,29 @@ func (w *watch) tryNow(ctx context.Context) {
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if !w.gone {
-		afterCanary(w, outcome, err)
+	if !w.removed {
+		applyCanary(w, outcome, err)
 	}
 }
 
-// afterCanary updates the suspicion by the result of a canary. The caller holds m.mu.
-func afterCanary(w *watch, outcome string, err error) {
+// applyCanary updates the suspicion by the result of a canary. The caller holds m.mu.
+func applyCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
 	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
-		w.withheld(err)
+		w.recordRefusal(err)
 		return
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
-		s.doubted = s.circuit.InService()
-		if !s.doubted {
+		s.canaryPending = s.circuit.InService()
+		if !s.canaryPending {
 			s.circuit.Trip(time.Now())
 		}
 		w.publishSuspicion()
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed && w.traffic.quiet(time.Now()) <= 1 { // if canaries are off, the outcome is canaryPassed without one
-		s.quiet = time.Time{}
+	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 { // if canaries are off, the outcome is canaryPassed without one
+		s.silentSince = time.Time{}
 	}
 	switch in := s.circuit.InService(); {
 	case outcome == canaryFailed:
@@ -263,7 +265,7 @@ func afterCanary(w *watch, outcome string, err error) {
 		s.wedged = true
 		w.takeOut(outCanary, err)
 	case !in:
-		s.circuit.Return() // one token proves less than a served request, so the next outage lasts twice as long
+		s.circuit.ReturnToService() // one token proves less than a served request, so the next outage lasts twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))
 	}

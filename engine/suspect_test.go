@@ -102,7 +102,7 @@ func TestWhatTheLogSaysOfAnEngineThatIsOut(t *testing.T) {
 		m := NewMonitor(MonitorConfig{Client: NewClient(Options{}), Log: zap.New(core)})
 		d0 := target(t, "http://d0:8000")
 		m.Set([]Instance{{ID: "d0", Role: "decode", Target: d0, Canaries: []*Target{d0}}})
-		m.watches["d0"].failed = tt.failed
+		m.watches["d0"].failedChecks = tt.failed
 		for range 5 {
 			m.RecordOutcome("d0", Faulted, tt.why)
 		}
@@ -197,7 +197,7 @@ func TestAProxyWithoutFreeDescriptorsBlamesNoEngine(t *testing.T) {
 	f := decodes()
 	doubted(t, f, func(t *testing.T, m *Monitor, _ *prometheus.Registry) {
 		f.failDials(own)
-		m.cfg.Client.idle.drop(target(t, "http://d0:8000").key())
+		m.cfg.Client.idle.closeHost(target(t, "http://d0:8000").key())
 		m.RecordOutcome("d0", Silent, errBroke) // so that canaries are due
 		for range 60 {
 			m.ReportFailure("d0", failed)
@@ -266,7 +266,7 @@ func TestGaugesThatStandStillUnderLoadRaiseASuspicion(t *testing.T) {
 					}
 				}
 				synctest.Wait()
-				require.EqualValues(t, truth(row.frozen), series(t, reg, "evenkeel_engine_gauges_frozen", "d0"))
+				require.EqualValues(t, gaugeValue(row.frozen), series(t, reg, "evenkeel_engine_gauges_frozen", "d0"))
 				require.Equal(t, row.frozen, f.count("/v1/completions") == 1, "one canary for a suspicion")
 				require.NoError(t, m.Status("d0").Out, "it computes, so it stays")
 				f.set("/metrics", ok(gauges(999, 1)))

@@ -80,6 +80,7 @@ type key struct {
 	tls   *tls.Config
 }
 
+// key returns the key of the connections that calls to the target may use.
 func (t *Target) key() key {
 	return key{https: t.URL.Scheme == "https", host: t.URL.Host, tls: t.TLS}
 }

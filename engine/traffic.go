@@ -10,16 +10,16 @@ import (
 // Traffic has what callers report about their running streams on an instance, so that the monitor can compare it with the engine's
 // gauges. Every method may be called from any goroutine, and is cheap enough to be called for every event.
 type Traffic struct {
-	running atomic.Int64  // streams that have begun and not ended
-	events  atomic.Uint64 // events so far
-	chunk   atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
-	beyond  atomic.Int64  // see Beyond
+	running         atomic.Int64  // streams that have begun and not ended
+	events          atomic.Uint64 // events so far
+	tokensPerChunk  atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
+	sentWithoutSlot atomic.Int64  // see AddSentWithoutSlot
 
 	mu       sync.Mutex
 	liveness map[int]*Liveness // for each rank, by Target.Rank
 
-	computes atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
-	open     atomic.Int64 // the part of them that the engine may not have counted yet
+	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
+	uncountedTokens atomic.Int64 // the part of them that the engine may not have counted yet
 }
 
 // Begin reports the first event of a stream.
@@ -28,11 +28,11 @@ func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 // OnEvent reports a later event of a stream.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
-// Beyond reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended. In
-// between, the engine may run more requests than the rank has slots.
-func (t *Traffic) AddSentWithoutSlot(n int64) { t.beyond.Add(n) }
+// AddSentWithoutSlot reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended.
+// In between, the engine may run more requests than the rank has slots.
+func (t *Traffic) AddSentWithoutSlot(n int64) { t.sentWithoutSlot.Add(n) }
 
-// Signs returns the Liveness of a rank, and creates it if there is none.
+// Liveness returns the Liveness of a rank, and creates it if there is none.
 func (t *Traffic) Liveness(rank int) *Liveness {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -47,13 +47,13 @@ func (t *Traffic) Liveness(rank int) *Liveness {
 	return l
 }
 
-// Lose records that some rank may have read KV too late. It is not known which rank, so later requests to all ranks get a new salt.
+// ResaltAll records that some rank may have read KV too late. It is not known which rank, so later requests to all ranks get a new salt.
 func (t *Traffic) ResaltAll() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.liveness {
 		l.mu.Lock()
-		l.resalt()
+		l.changeSalt()
 		l.mu.Unlock()
 	}
 }
@@ -70,49 +70,52 @@ func (t *Traffic) mayNeedSalt() bool {
 	return false
 }
 
-// quiet returns the largest value of Liveness.quiet over all ranks.
-func (t *Traffic) quiet(now time.Time) (most float64) {
+// maxSilenceShare returns the largest value of Liveness.silenceShare over all ranks.
+func (t *Traffic) maxSilenceShare(now time.Time) (share float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.liveness {
-		most = max(most, l.quiet(now))
+		share = max(share, l.silenceShare(now))
 	}
-	return most
+	return share
 }
 
-// seenSince says whether any rank's core has given a sign of life at or after the time at.
-func (t *Traffic) seenSince(at time.Time) bool {
+// hasSignSince says whether any rank's core has given a sign of life at or after the time at.
+func (t *Traffic) hasSignSince(at time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.liveness {
-		if !l.at(l.last.Load()).Before(at) {
+		if !l.fromNanos(l.lastSign.Load()).Before(at) {
 			return true
 		}
 	}
 	return false
 }
 
-// Sends reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute.
-func (t *Traffic) ExpectComputed(tokens int64) { t.computes.Add(tokens); t.open.Add(tokens) }
+// ExpectComputed reports a request right before it is sent. tokens is an upper bound of the prompt tokens that the engine must compute.
+func (t *Traffic) ExpectComputed(tokens int64) {
+	t.computedTokens.Add(tokens)
+	t.uncountedTokens.Add(tokens)
+}
 
-// Settles reports that a request got its first event, or will get none. tokens is the argument of Sends, and
-// computed is an upper bound of the prompt tokens that the engine really computed.
+// SettleComputed replaces the estimate of ExpectComputed when a request got its first event, or will get none. tokens is the argument of
+// ExpectComputed, and computed is an upper bound of the prompt tokens that the engine really computed.
 func (t *Traffic) SettleComputed(tokens, computed int64) {
-	t.open.Add(-tokens)
-	t.computes.Add(computed - tokens)
+	t.uncountedTokens.Add(-tokens)
+	t.computedTokens.Add(computed - tokens)
 }
 
 // End reports that a stream has ended.
 func (t *Traffic) End() { t.running.Add(-1) }
 
 // TokensPerChunk returns the average number of tokens in a chunk, as Learn has set it; 0: not known.
-func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.chunk.Load()) }
+func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.tokensPerChunk.Load()) }
 
 // Learn is called after a complete stream. It replaces the average of TokensPerChunk by next(the old average).
 func (t *Traffic) Learn(next func(before float64) float64) {
 	for {
-		old := t.chunk.Load()
-		if t.chunk.CompareAndSwap(old, math.Float64bits(next(math.Float64frombits(old)))) {
+		old := t.tokensPerChunk.Load()
+		if t.tokensPerChunk.CompareAndSwap(old, math.Float64bits(next(math.Float64frombits(old)))) {
 			return
 		}
 	}
@@ -156,15 +159,9 @@ var noVitals = vitals{generated: -1, running: -1, waiting: -1, kv: -1}
 
 // vitalsOf returns the vitals of a rank; for rank -1 those of all ranks together. A value that is not known is -1.
 func vitalsOf(s *Sample, rank int) vitals {
-	known := func(v float64, ok bool) float64 {
-		if !ok {
-			return -1
-		}
-		return v
-	}
 	return vitals{
-		generated: known(s.Generated(rank)), running: known(s.Running(rank)), waiting: known(s.Waiting(rank)),
-		kv: known(s.KVUsage(rank)),
+		generated: orUnknown(s.Generated(rank)), running: orUnknown(s.Running(rank)), waiting: orUnknown(s.Waiting(rank)),
+		kv: orUnknown(s.KVUsage(rank)),
 	}
 }
 
@@ -178,57 +175,59 @@ type scrapes struct {
 	frozen    bool           // see checkFrozen
 	overfull  bool           // see checkOverfull
 
-	pulls pulls
+	pulls pullCheck
 
-	slots   int // requests that may run without an alarm: the configured slots, or their old number for a while after they were lowered
-	settled int // scrapes in a row with no more requests than the configured slots
+	slots       int // requests that may run without an alarm: the configured slots, or their old number for a while after they were lowered
+	calmScrapes int // scrapes in a row with no more requests than the configured slots
 }
 
-// settledScrapes is how many scrapes in a row must show no more requests than the configured slots before a lowered number of slots
+// minCalmScrapes is how many scrapes in a row must show no more requests than the configured slots before a lowered number of slots
 // applies. One scrape is not enough: a request that was admitted before may still pull its KV, and begin to run after this
 // scrape.
-const settledScrapes = 2
+const minCalmScrapes = 2
 
 // followSlots updates the number of slots that checkOverfull uses to the configured one. It does so at once if the number was raised.
 // If it was lowered, it waits until the requests that were admitted before have ended. running is how many requests the fullest rank
 // runs.
 func (p *scrapes) followSlots(slots int, running float64) {
 	if running > float64(slots) {
-		p.settled = 0
+		p.calmScrapes = 0
 	} else {
-		p.settled++
+		p.calmScrapes++
 	}
-	if slots > p.slots || p.settled >= settledScrapes {
+	if slots > p.slots || p.calmScrapes >= minCalmScrapes {
 		p.slots = slots
 	}
 }
 
-// pulls finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
+// pullCheck finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
 // says it did not get from other engines, and the tokens that it had to compute itself anyway. The two counts of a request do not
 // change at the same moment, and such a difference must not be reported. Therefore newlyNotPulled subtracts the tokens that a request
 // computes from before the request is sent, but base subtracts them only once the request has its first event.
-type pulls struct {
-	known    bool
-	start    float64 // start time of the process that counts
-	settled  float64 // tokens that the engine had to compute itself and has surely counted before the scrape
-	base     float64 // the difference of the two counts at the first scrape of this process
-	reported float64 // tokens that newlyNotPulled has returned since then
+type pullCheck struct {
+	hasBase       bool
+	start         float64 // start time of the process that counts
+	countedTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
+	base          float64 // the difference of the two counts at the first scrape of this process
+	reported      float64 // tokens that newlyNotPulled has returned since then
 }
 
-// before sets settled. It must be called right before a scrape.
-func (p *pulls) before(t *Traffic) { p.settled = float64(t.computes.Load() - t.open.Load()) }
+// noteComputed sets countedTokens. It must be called right before a scrape.
+func (p *pullCheck) noteComputed(t *Traffic) {
+	p.countedTokens = float64(t.computedTokens.Load() - t.uncountedTokens.Load())
+}
 
 // newlyNotPulled returns how many tokens the engine should have pulled and did not, without those returned after earlier scrapes.
-func (p *pulls) newlyNotPulled(s *Sample, t *Traffic) float64 {
-	notPulled, ok := s.NotPulled(-1)
+func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
+	notPulled, ok := s.NotPulledTokens(-1)
 	if !ok {
 		return 0
 	}
-	if !p.known || s.StartTime != p.start { // the first scrape of this process
-		p.known, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.settled, 0
+	if !p.hasBase || s.StartTime != p.start { // the first scrape of this process
+		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.countedTokens, 0
 		return 0
 	}
-	missing := notPulled - float64(t.computes.Load()) - p.base
+	missing := notPulled - float64(t.computedTokens.Load()) - p.base
 	more := missing - p.reported
 	if more <= 0 {
 		return 0

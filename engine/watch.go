@@ -69,7 +69,7 @@ func (w *watch) setStatus(next Status) {
 	case old.Up && !next.Up:
 		next.Since = time.Now()
 		log.Warn("an engine is down", zap.Error(next.Err))
-		w.m.cfg.Client.idle.drop(w.in.Target.key()) // idle connections lead to no process, or to another one
+		w.m.cfg.Client.idle.closeHost(w.in.Target.key()) // idle connections lead to no process, or to another one
 	case old.StartTime != 0 && next.StartTime != old.StartTime:
 		log.Warn("an engine restarted between two health checks, so the KV that it held is lost")
 	}
@@ -79,21 +79,22 @@ func (w *watch) setStatus(next Status) {
 	case old.Up && !next.Up: // logged above
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
 	case !next.Up || len(next.Models) == 0:
-		w.tellWhy(log, next)
+		w.logDownReason(log, next)
 	}
 	w.status = next
-	w.m.metrics.show(w.in, next)
-	w.m.tell(w.in.ID)
+	w.m.metrics.setState(w.in, next)
+	w.m.queueChange(w.in.ID)
 }
 
-// sayAgain is the least time between two log lines about an engine that stays down while the reason changes.
-const sayAgain = time.Minute
+// minLogInterval is the least time between two log lines about an engine that stays down while the reason changes.
+const minLogInterval = time.Minute
 
-// tellWhy logs why an engine does not serve: once, and again if the reason has changed and sayAgain has passed. The caller holds m.mu.
-func (w *watch) tellWhy(log *zap.Logger, next Status) {
+// logDownReason logs why an engine does not serve: once, and again if the reason has changed and minLogInterval has passed. The caller
+// holds m.mu.
+func (w *watch) logDownReason(log *zap.Logger, next Status) {
 	kind, now := kindOf(next.Err), time.Now()
 	first := w.loggedReason == ""
-	tooSoon := !first && now.Sub(w.loggedAt) < sayAgain
+	tooSoon := !first && now.Sub(w.loggedAt) < minLogInterval
 	if kind == w.loggedReason || tooSoon {
 		return
 	}
@@ -126,14 +127,14 @@ func kindOf(err error) string {
 // continue. After this time the engine counts as dead.
 const Standstill = 30 * time.Second
 
-// late says that the engine accepted the connection but did not answer in time.
-func late(err error) bool {
+// isLate says that the engine accepted the connection but did not answer in time.
+func isLate(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// countExpired stores and returns how many hand-offs have expired by the sample.
-func (w *watch) countExpired(s *Sample) (n float64, known bool) {
+// storeExpired stores and returns how many hand-offs have expired by the sample.
+func (w *watch) storeExpired(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
@@ -150,21 +151,21 @@ func (w *watch) models(ctx context.Context) ([]Model, error) {
 	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// scrape reads the engine's metrics, within the time patience.
-func (w *watch) scrape(ctx context.Context, patience time.Duration) (*Sample, error) {
-	ctx, stop := context.WithTimeout(ctx, patience)
+// scrape reads the engine's metrics, within timeout.
+func (w *watch) scrape(ctx context.Context, timeout time.Duration) (*Sample, error) {
+	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()
 	return Scrape(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// get reads a page of the engine, of at most limit bytes and within the time patience. It fails unless the status is 200.
-func (w *watch) get(ctx context.Context, path string, patience time.Duration, limit int) ([]byte, error) {
-	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, patience, limit)
+// get reads a page of the engine, of at most limit bytes and within timeout. It fails unless the status is 200.
+func (w *watch) get(ctx context.Context, path string, timeout time.Duration, limit int) ([]byte, error) {
+	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, timeout, limit)
 }
 
 // ask does what get does, with a call of the caller, for example one that needs a new connection.
-func (w *watch) ask(ctx context.Context, call *Call, path string, patience time.Duration, limit int) ([]byte, error) {
-	ctx, stop := context.WithTimeout(ctx, patience)
+func (w *watch) ask(ctx context.Context, call *Call, path string, timeout time.Duration, limit int) ([]byte, error) {
+	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()
 	status, body, err := call.ask(ctx, http.MethodGet, path, limit)
 	if err == nil && status != http.StatusOK {

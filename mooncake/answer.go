@@ -62,14 +62,14 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 	if members.err != nil && !rawjson.IsNull(members.err) { // some endpoints send an error with status 200
 		return ProbeAnswer{}, fmt.Errorf("%w: %w", ErrBadHandoff, &SaidError{answer})
 	}
-	answered := members.read()
+	answered := members.probeAnswer()
 	if p.Connector == VLLMMooncake {
 		if info == nil || info.TransferID == "" || info.BootstrapAddr == "" || info.EngineID == "" {
 			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
 				"first", ErrBadHandoff)
 		}
 		if answered.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
-			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, reasonOf(answered.FinishReason))
+			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, shownFinishReason(answered.FinishReason))
 		}
 		answered.KV, answered.EngineID = info.handoff(), info.EngineID
 		return answered, nil
@@ -77,19 +77,19 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 	kv := members.kv
 	if kv == nil || rawjson.IsNull(kv) {
 		return answered, fmt.Errorf("%w: kv_transfer_params is missing or null, finish_reason is %s; start the engine with kv_role "+
-			"kv_producer", ErrNoHandoff, reasonOf(answered.FinishReason))
+			"kv_producer", ErrNoHandoff, shownFinishReason(answered.FinishReason))
 	}
 	if len(kv) > maxHandoff {
 		return answered, fmt.Errorf("%w: kv_transfer_params has %d bytes, more than %d", ErrBadHandoff, len(kv), maxHandoff)
 	}
 	h, ok := readHandoff(kv)
 	if !ok {
-		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
+		return answered, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
 	if answered.ReusesRequestID, err = p.checkHandoff(&h, knownHost); err != nil {
 		return answered, err
 	}
-	answered.KV, answered.EngineID = bytes.Clone(kv), text(h.engineID)
+	answered.KV, answered.EngineID = bytes.Clone(kv), stringValue(h.engineID)
 	if p.Connector == NIXLPush {
 		answered.Coordinates = h.kvAddress()
 	}
@@ -106,15 +106,15 @@ func (e *SaidError) Error() string {
 	return "an error came with status 200; the engine's log says which" // the answer is not quoted, because it may repeat the prompt
 }
 
-// scanned holds the members of an answer that evenkeel reads; nil: the answer has no such member.
-type scanned struct {
-	err, kv, usage, choices, ids, status, stop json.RawMessage
+// answerMembers holds the members of an answer that evenkeel reads; nil: the answer has no such member.
+type answerMembers struct {
+	err, kv, usage, choices, promptIDs, status, stopReason json.RawMessage
 
 	inner json.RawMessage // the response, message or delta in an event, with more of these members
 }
 
 // scanAnswer validates an answer as ScanBody does. If a key is repeated, its last value counts, as in Body.Get.
-func scanAnswer(answer []byte) (s scanned, err error) {
+func scanAnswer(answer []byte) (s answerMembers, err error) {
 	members := 0
 	_, err = rawjson.Scan(answer, 0, func(at rawjson.Place) string {
 		if members++; members > maxMembers {
@@ -137,23 +137,23 @@ func scanAnswer(answer []byte) (s scanned, err error) {
 		case "status": // of /v1/responses
 			s.status = value
 		case "stop_reason": // of /v1/messages
-			s.stop = value
+			s.stopReason = value
 		case "response", "message", "delta": // of events of /v1/responses and /v1/messages
 			if value[0] == '{' {
 				s.inner = value
 			}
 		case "prompt_token_ids": // of chat; a completion has it in its choice
-			s.ids = value
+			s.promptIDs = value
 		}
 		return ""
 	})
 	return s, err
 }
 
-// read makes a ProbeAnswer of the members that scanAnswer found. Endpoints use different names for the same thing, and an
+// probeAnswer makes a ProbeAnswer of the members that scanAnswer found. Endpoints use different names for the same thing, and an
 // answer has only the names of its own endpoint.
-func (s *scanned) read() ProbeAnswer {
-	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.ids)}
+func (s *answerMembers) probeAnswer() ProbeAnswer {
+	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.promptIDs)}
 	a.readUsage(s.usage)
 	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // the answer to a probe has one choice
 		ids := json.RawMessage(nil)
@@ -175,7 +175,7 @@ func (s *scanned) read() ProbeAnswer {
 	case `"completed"`:
 		a.FinishReason = "stop"
 	}
-	switch string(s.stop) {
+	switch string(s.stopReason) {
 	case "", "null":
 	case `"max_tokens"`, `"stop_sequence"`: // the probe's own stop string came at the token limit
 		a.FinishReason = "length"
@@ -191,14 +191,14 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 	for key, value := range rawjson.Members(usage) {
 		switch key {
 		case "prompt_tokens", "input_tokens":
-			a.PromptTokens = max(count(value), 0)
+			a.PromptTokens = max(tokenCount(value), 0)
 		case "cache_creation_input_tokens":
-			writtenToCache = max(count(value), 0)
+			writtenToCache = max(tokenCount(value), 0)
 		case "cache_read_input_tokens":
-			a.CachedTokens = count(value)
+			a.CachedTokens = tokenCount(value)
 			readFromCache = max(a.CachedTokens, 0)
 		case "cached_tokens":
-			a.CachedTokens = count(value)
+			a.CachedTokens = tokenCount(value)
 		case "finish_reason":
 			for key, value := range rawjson.Members(value) {
 				if key == "type" {
@@ -209,7 +209,7 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 			a.CachedTokens = -1 // unless the details have it
 			for key, value := range rawjson.Members(value) {
 				if key == "cached_tokens" {
-					a.CachedTokens = count(value)
+					a.CachedTokens = tokenCount(value)
 				}
 			}
 		}
@@ -217,8 +217,8 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 	a.PromptTokens += readFromCache + writtenToCache
 }
 
-// count reads a number of tokens. It returns -1 if the value is no such number, which means: not reported.
-func count(value json.RawMessage) int {
+// tokenCount reads a number of tokens. It returns -1 if the value is no such number, which means: not reported.
+func tokenCount(value json.RawMessage) int {
 	if n, ok := rawjson.Int(value, 0, len(value)); ok {
 		return n
 	}
@@ -230,7 +230,7 @@ func finishReason(value json.RawMessage) string {
 	if string(value) == `"length"` {
 		return "length"
 	}
-	return text(value)
+	return stringValue(value)
 }
 
 // handoff is a parsed kv_transfer_params. Its last fields are the values of the members that a decode engine
@@ -295,26 +295,26 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 		return false, fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, runs, wanted)
 	}
 	if string(h.doPrefill) != "true" {
-		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, kindOf(h.doPrefill))
+		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, describeValue(h.doPrefill))
 	}
 	switch n, ok := countBlocks(h.blockIDs); {
 	case !ok:
 		return false, fmt.Errorf("%w: remote_block_ids is %s, not a list of block numbers or a list of such lists", ErrBadHandoff,
-			kindOf(h.blockIDs))
+			describeValue(h.blockIDs))
 	case n == 0: // the request was preempted and lost its blocks; an empty list would crash the decode engine
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
 	unnamed := h.requestID == nil // as in vllm-ascend before 0.14, and vLLM's NIXL before 0.13
 	switch {
 	case !isName(h.engineID):
-		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, kindOf(h.engineID))
+		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, describeValue(h.engineID))
 	case !isName(h.host):
-		return false, fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, kindOf(h.host))
+		return false, fmt.Errorf("%w: remote_host is %s, not a name", ErrBadHandoff, describeValue(h.host))
 	case !unnamed && !isName(h.requestID):
-		return false, fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, kindOf(h.requestID))
+		return false, fmt.Errorf("%w: remote_request_id is %s, not a name", ErrBadHandoff, describeValue(h.requestID))
 	}
 	if port, err := strconv.Atoi(string(h.port)); err != nil || port < 1 || port > 65535 {
-		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, kindOf(h.port))
+		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
 	}
 	return unnamed || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
 }
@@ -367,8 +367,8 @@ func isBlockNumber(raw json.RawMessage) bool {
 	return true
 }
 
-// text unquotes a JSON string; empty: the value is missing or has another type.
-func text(raw json.RawMessage) string {
+// stringValue unquotes a JSON string; empty: the value is missing or has another type.
+func stringValue(raw json.RawMessage) string {
 	if len(raw) == 0 || raw[0] != '"' {
 		return ""
 	}
@@ -411,22 +411,23 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 			if !ok || string(data) == "[DONE]" {
 				continue
 			}
-			if err := a.add(data); err != nil {
+			if err := a.addPart(data); err != nil {
 				return a, err
 			}
 		}
-	} else if err := a.add(answer); err != nil {
+	} else if err := a.addPart(answer); err != nil {
 		return a, err
 	}
 	switch a.FinishReason {
 	case "", "abort", "error":
-		return a, fmt.Errorf("%w: finish_reason is %s", ErrPrefillFailed, reasonOf(a.FinishReason))
+		return a, fmt.Errorf("%w: finish_reason is %s", ErrPrefillFailed, shownFinishReason(a.FinishReason))
 	}
 	return a, nil
 }
 
-// add adds to a what an answer, or one event of an answer, contains. What the event lacks stays as an earlier event said it.
-func (a *ProbeAnswer) add(part []byte) error {
+// addPart adds to a what an answer, or one event of an answer, contains. What the part lacks stays as an earlier event said it. It fails if
+// the part is not JSON, is an error, or shows that the prefill was aborted.
+func (a *ProbeAnswer) addPart(part []byte) error {
 	members, err := scanAnswer(part)
 	if err != nil {
 		return fmt.Errorf("%w: its answer is not JSON: %w", ErrPrefillFailed, err)
@@ -435,12 +436,12 @@ func (a *ProbeAnswer) add(part []byte) error {
 		return fmt.Errorf("%w: %w", ErrPrefillFailed, &SaidError{part})
 	}
 	if members.inner != nil { // an event of /v1/responses or /v1/messages, which may also have members beside it
-		if err := a.add(members.inner); err != nil {
+		if err := a.addPart(members.inner); err != nil {
 			return err
 		}
 	}
-	read := members.read()
-	hasStopReason := len(members.stop) > 0 && !rawjson.IsNull(members.stop)
+	read := members.probeAnswer()
+	hasStopReason := len(members.stopReason) > 0 && !rawjson.IsNull(members.stopReason)
 	if hasStopReason && read.FinishReason != "length" { // the prefill was aborted: see ReadEarlyProbe
 		return fmt.Errorf("%w: stop_reason is not max_tokens", ErrPrefillFailed)
 	}
@@ -461,7 +462,7 @@ func (a *ProbeAnswer) add(part []byte) error {
 
 // kvAddress returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
 func (h *handoff) kvAddress() *KVAddress {
-	a := &KVAddress{EngineID: text(h.engineID), Host: text(h.host)}
+	a := &KVAddress{EngineID: stringValue(h.engineID), Host: stringValue(h.host)}
 	a.Port, _ = rawjson.Int(h.port, 0, len(h.port))
 	a.TPSize, _ = rawjson.Int(h.tpSize, 0, len(h.tpSize))
 	a.PPSize, _ = rawjson.Int(h.ppSize, 0, len(h.ppSize))

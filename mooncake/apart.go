@@ -3,68 +3,71 @@ package mooncake
 // The bodies of two endpoints have the sampling parameters in a member sampling_params, and name some of them differently from
 // completions: POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
 // entrypoints/scale_out/token_in_token_out/protocol.py) and POST /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py).
-// Other code uses the keys of completions, and a form translates each key to its place in the body.
+// Other code uses the keys of completions, and a keyLayout translates each key to its place in the body.
 
-// forms has a form for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
+// keyLayouts has a layout for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
 // input_ids.
-var forms = [Endpoints]*form{
+var keyLayouts = [Endpoints]*keyLayout{
 	// extra_args is dropped because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys
 	// that begin with an underscore are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
-	Tokens: newForm(map[string]place{"prompt": {"token_ids", false}}, []string{
+	Tokens: newKeyLayout(map[string]keyLocation{"prompt": {"token_ids", false}}, []string{
 		"n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
 		"logit_bias", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "structured_outputs",
 		"thinking_token_budget", "repetition_detection", "stream_interval", "prompt_logprob_token_ids", "prompt_logprob_start",
 		"logprob_token_ids", "trace_decode_token_ids",
 	}, func(key string) bool { return key == "extra_args" || key != "" && key[0] == '_' }),
-	Generate: generateForm("input_ids"),
+	Generate: generateLayout("input_ids"),
 }
 
-var textForm = generateForm("text")
+// textLayout is the layout of a body of SGLang whose prompt is in text.
+var textLayout = generateLayout("text")
 
-// generateForm returns a form with the names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt.
+// generateLayout returns a layout with the names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt.
 // No member is dropped, because in SGLang clients may set every member of sampling_params.
-func generateForm(prompt string) *form {
-	return newForm(map[string]place{
-		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true}, "seed": {"sampling_seed", true},
+func generateLayout(prompt string) *keyLayout {
+	return newKeyLayout(map[string]keyLocation{
+		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true},
+		"seed": {"sampling_seed", true},
 	}, []string{
 		"n", "stop", "stop_token_ids", "stop_regex", "custom_params", "logit_bias", "min_p", "presence_penalty", "frequency_penalty",
 		"repetition_penalty", "ignore_eos", "beam_width", "stream_interval", "json_schema", "regex", "ebnf", "structural_tag",
 	}, nil)
 }
 
-// newForm makes a form. places says where a body has each key that differs from the key of a completion. inner lists the members of
-// sampling_params whose keys do not differ, which newForm adds to places. drops says which members of sampling_params to remove; nil: none.
-func newForm(places map[string]place, inner []string, drops func(key string) bool) *form {
-	for _, key := range inner {
-		places[key] = place{key, true}
+// newKeyLayout makes a layout. locations says where a body has each key that differs from the key of a completion: "max_tokens" may be
+// "max_new_tokens" in sampling_params. sameInParams lists the members of sampling_params whose keys do not differ; newKeyLayout adds them
+// to locations. dropsParam says which members of sampling_params to remove; nil: none.
+func newKeyLayout(locations map[string]keyLocation, sameInParams []string, dropsParam func(key string) bool) *keyLayout {
+	for _, key := range sameInParams {
+		locations[key] = keyLocation{key, true}
 	}
-	words := map[place]string{}
-	for word, p := range places {
-		words[p] = word
+	completionKeys := map[keyLocation]string{}
+	for completionKey, location := range locations {
+		completionKeys[location] = completionKey
 	}
-	return &form{at: places, words: words, drops: drops}
+	return &keyLayout{locations: locations, completionKeys: completionKeys, dropsParam: dropsParam}
 }
 
-// ScanFor does what ScanBody does, and also scans sampling_params if the bodies of this endpoint have it. From then on, the methods of the
-// body translate the keys of completions.
+// ScanFor does what ScanBody does. For an endpoint whose bodies have sampling_params, it also scans this member. From then on, the methods
+// of the Body take the keys of completions and translate them to the keys of this endpoint.
 func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	b, err := ScanBody(raw, maxDepth)
-	if err != nil || forms[ep] == nil {
+	if err != nil || keyLayouts[ep] == nil {
 		return b, err
 	}
 	params, ok := b.Get(paramsKey)
 	if !ok || params[0] != '{' {
 		params = []byte("{}") // another value is left for the engine to refuse
 	}
-	inner, err := ScanBody(params, 0)
+	scannedParams, err := ScanBody(params, 0)
 	if err != nil { // too many members
 		return Body{}, err
 	}
-	text, ok := b.Get("text") // before form is set, so that the key is not translated
+	text, ok := b.Get("text") // before layout is set, so that the key is not translated
 	hasText := ok && string(text) != "null"
-	b.form, b.inner = forms[ep], &inner
+	b.layout, b.params = keyLayouts[ep], &scannedParams
 	if ep == Generate && hasText { // the prompt is in text, not in input_ids
-		b.form = textForm
+		b.layout = textLayout
 	}
 	return b, nil
 }

@@ -15,29 +15,29 @@ import (
 type Body struct {
 	raw     []byte
 	members []member
-	closing int      // index of the outermost '}'
-	set     []Member // members added by Set; they replace members of the text with the same key
-	form    *form    // where the body has the members of a completion; nil: keys are not translated
-	inner   *Body    // its sampling_params; nil: form is nil
+	closing int        // index of the outermost '}'
+	pending []Member   // members added by Set; they replace members of the text with the same key
+	layout  *keyLayout // where the body has the members of a completion; nil: keys are not translated
+	params  *Body      // its sampling_params; nil: layout is nil
 }
 
 type member struct {
-	key        string
-	from, to   int32 // its text between the commas, including white space
-	val, valTo int32 // its value
+	key         string
+	start, end  int32 // its text between the commas, including white space
+	val, valEnd int32 // its value
 }
 
-// form translates between the keys of a completion's body and the places of the same members in another endpoint's body.
-type form struct {
-	at    map[string]place      // from the key in a completion to the place
-	words map[place]string      // from the place to the key in a completion
-	drops func(key string) bool // which members of sampling_params clients may not set; nil: they may set all
+// keyLayout translates between the keys of a completion's body and the locations of the same members in another endpoint's body.
+type keyLayout struct {
+	locations      map[string]keyLocation // from the key in a completion to the location here
+	completionKeys map[keyLocation]string // from the location here to the key in a completion
+	dropsParam     func(key string) bool  // which members of sampling_params clients may not set; nil: they may set all
 }
 
-// place names a member of a body, or of its sampling_params.
-type place struct {
-	key   string
-	inner bool // the member is in sampling_params
+// keyLocation names a member of a body, or of its sampling_params.
+type keyLocation struct {
+	key      string
+	inParams bool // the member is in sampling_params
 }
 
 const paramsKey = "sampling_params"
@@ -72,8 +72,8 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 		}
 		b.members = append(b.members,
 			member{
-				key: rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), from: int32(at.From), to: int32(at.To), val: int32(at.Val),
-				valTo: int32(at.ValEnd),
+				key: rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), start: int32(at.From), end: int32(at.To), val: int32(at.Val),
+				valEnd: int32(at.ValEnd),
 			})
 		return ""
 	})
@@ -85,13 +85,13 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 
 // Set sets the member with this key; it replaces a member that the text has.
 func (b *Body) Set(key string, value []byte) {
-	for i := range b.set {
-		if b.set[i].Key == key {
-			b.set[i].Value = value
+	for i := range b.pending {
+		if b.pending[i].Key == key {
+			b.pending[i].Value = value
 			return
 		}
 	}
-	b.set = append(b.set, Member{key, value})
+	b.pending = append(b.pending, Member{key, value})
 }
 
 // Salt returns the client's cache_salt as JSON. ok is false if it is missing or null, which engines treat alike.
@@ -108,15 +108,15 @@ func (b *Body) Raw() []byte { return b.raw }
 
 // Get returns the value of key. If the key is repeated, it returns the last value, as Python's json does.
 func (b *Body) Get(key string) (json.RawMessage, bool) {
-	for i := range b.set {
-		if b.set[i].Key == key {
-			return b.set[i].Value, true
+	for i := range b.pending {
+		if b.pending[i].Key == key {
+			return b.pending[i].Value, true
 		}
 	}
-	b, key = b.find(key)
-	for i := len(b.members) - 1; i >= 0; i-- {
-		if m := &b.members[i]; m.key == key {
-			return b.raw[m.val:m.valTo:m.valTo], true
+	object, translated := b.locate(key)
+	for i := len(object.members) - 1; i >= 0; i-- {
+		if m := &object.members[i]; m.key == translated {
+			return object.raw[m.val:m.valEnd:m.valEnd], true
 		}
 	}
 	return nil, false
@@ -125,9 +125,9 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 // Count returns how often key appears in the text.
 func (b *Body) Count(key string) int {
 	n := 0
-	b, key = b.find(key)
-	for i := range b.members {
-		if b.members[i].key == key {
+	object, translated := b.locate(key)
+	for i := range object.members {
+		if object.members[i].key == translated {
 			n++
 		}
 	}
@@ -138,19 +138,19 @@ func (b *Body) Count(key string) int {
 // members, and those of its sampling_params, under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
-		for object := b; object != nil; object = object.inner {
+		for object := b; object != nil; object = object.params {
 			for i := range object.members {
 				m := &object.members[i]
-				word := b.word(m.key, object != b)
-				if word == "" || replaced(b.set, word) { // no member of a completion, or yielded below with its new value
+				word := b.completionKey(m.key, object != b)
+				if word == "" || hasKey(b.pending, word) { // no member of a completion, or yielded below with its new value
 					continue
 				}
-				if !yield(word, object.raw[m.val:m.valTo:m.valTo]) {
+				if !yield(word, object.raw[m.val:m.valEnd:m.valEnd]) {
 					return
 				}
 			}
 		}
-		for _, m := range b.set {
+		for _, m := range b.pending {
 			if !yield(m.Key, m.Value) {
 				return
 			}
@@ -165,54 +165,55 @@ const usualSegments = 8
 const inlineValue = 128
 
 // Splice appends to dst the segments of a new body: the old text, byte for byte, without the members that set replaces or for whose
-// key drop returns true, and then the members of set. The segments point into the body and into the values of set. Splice
-// allocates only memory for dst and one buffer for the keys of set.
+// key drop returns true, and then the members of set. Members that the method Set has added count as members of set, unless set has the
+// key, too, or drop drops it. The segments point into the body and into the values of set. Splice allocates only memory for dst and one
+// buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
-	for _, m := range b.set { // empty for most bodies
-		if !replaced(set, m.Key) && (drop == nil || !drop(m.Key)) {
+	for _, m := range b.pending {
+		if !hasKey(set, m.Key) && (drop == nil || !drop(m.Key)) {
 			set = append(set[:len(set):len(set)], m)
 		}
 	}
-	if b.form != nil {
-		return b.spliceForm(dst, drop, set)
+	if b.layout != nil {
+		return b.spliceWithLayout(dst, drop, set)
 	}
-	return b.splice(dst, drop, set)
+	return b.spliceText(dst, drop, set)
 }
 
-// splice does what Splice does, but ignores form and the members that Set added.
-func (b *Body) splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
+// spliceText does what Splice does, but ignores the layout and the members that Set added.
+func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
 	}
-	kept := false      // an earlier member stays, so a comma is needed
-	var from, to int32 // a stretch of the text that stays and is not appended yet
+	keptBefore := false // an earlier member stays, so a comma is needed
+	var from, to int32  // a stretch of the text that stays and is not appended yet
 	if len(b.members) == 0 {
 		to = int32(b.closing)
 	} else {
-		to = b.members[0].from // up to and including the '{'
+		to = b.members[0].start // up to and including the '{'
 	}
 	for i := range b.members {
 		m := &b.members[i]
-		if drop != nil && drop(m.key) || replaced(set, m.key) {
+		if drop != nil && drop(m.key) || hasKey(set, m.key) {
 			continue
 		}
-		start := m.from
-		if kept {
+		start := m.start
+		if keptBefore {
 			start-- // with the comma before the member
 		}
 		if start != to { // a dropped member lies between
 			dst = append(dst, b.raw[from:to:to])
 			from = start
 		}
-		to, kept = m.to, true
+		to, keptBefore = m.end, true
 	}
 	dst = append(dst, b.raw[from:to:to])
-	dst = appendMembers(dst, set, kept)
+	dst = appendMembers(dst, set, keptBefore)
 	return append(dst, b.raw[b.closing:])
 }
 
-// replaced says whether set has a member with this key.
-func replaced(set []Member, key string) bool {
+// hasKey says whether set has a member with this key.
+func hasKey(set []Member, key string) bool {
 	for i := range set {
 		if set[i].Key == key {
 			return true
@@ -254,75 +255,76 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	return dst
 }
 
-// Name returns the key that this body uses for the member which a completion calls word. Error messages show it.
-func (b *Body) Name(word string) string {
-	if b.form == nil {
-		return word
+// Name returns the key that this body uses for the member whose key in a completion is completionKey. Error messages show it.
+func (b *Body) Name(completionKey string) string {
+	if b.layout == nil {
+		return completionKey
 	}
-	p, ok := b.form.at[word]
+	location, renamed := b.layout.locations[completionKey]
 	switch {
-	case !ok:
-		return word
-	case p.inner:
-		return paramsKey + "." + p.key
+	case !renamed:
+		return completionKey
+	case location.inParams:
+		return paramsKey + "." + location.key
 	}
-	return p.key
+	return location.key
 }
 
-// find returns where to look for the member that a completion calls word: the body or its sampling_params, and the key there.
-func (b *Body) find(word string) (object *Body, key string) {
-	if b.form == nil {
-		return b, word
+// locate returns where to look for the member whose key in a completion is completionKey: the body or its sampling_params, and the key
+// there. It does not say whether the body has the member.
+func (b *Body) locate(completionKey string) (object *Body, key string) {
+	if b.layout == nil {
+		return b, completionKey
 	}
-	if p, ok := b.form.at[word]; ok {
-		if p.inner {
-			return b.inner, p.key
+	if location, renamed := b.layout.locations[completionKey]; renamed {
+		if location.inParams {
+			return b.params, location.key
 		}
-		return b, p.key
+		return b, location.key
 	}
-	return b, word
+	return b, completionKey
 }
 
-// word returns the name that a completion uses for the member key; empty: a completion has no such member.
-// inner says that the member is in sampling_params.
-func (b *Body) word(key string, inner bool) string {
-	if b.form == nil {
+// completionKey returns the key that a completion uses for the member key; empty: a completion has no such member.
+// inParams says that the member is in sampling_params.
+func (b *Body) completionKey(key string, inParams bool) string {
+	if b.layout == nil {
 		return key
 	}
-	if word, ok := b.form.words[place{key, inner}]; ok {
-		return word
+	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
+		return completionKey
 	}
-	if _, elsewhere := b.form.at[key]; inner || elsewhere { // the key means another member in a completion, or nothing
+	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed { // the member of this name has another key or place here
 		return ""
 	}
 	return key
 }
 
-// spliceForm does what Splice does, for a body with a form.
-func (b *Body) spliceForm(dst [][]byte, drop func(word string) bool, set []Member) [][]byte {
+// spliceWithLayout does what Splice does, for a body with a layout. The keys of set, and those that drop gets, are keys of completions.
+func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
 	var params, outer []Member // the members of set in sampling_params, and those beside it
 	for _, m := range set {
-		if p, ok := b.form.at[m.Key]; ok {
-			m.Key = p.key
-			if p.inner {
+		if location, renamed := b.layout.locations[m.Key]; renamed {
+			m.Key = location.key
+			if location.inParams {
 				params = append(params, m)
 				continue
 			}
 		}
 		outer = append(outer, m)
 	}
-	dropsIn := func(inner bool) func(string) bool {
+	dropsIn := func(inParams bool) func(string) bool {
 		return func(key string) bool {
-			if inner && b.form.drops != nil && b.form.drops(key) {
+			if inParams && b.layout.dropsParam != nil && b.layout.dropsParam(key) {
 				return true
 			}
-			word := b.word(key, inner)
-			return word != "" && drop != nil && drop(word)
+			completionKey := b.completionKey(key, inParams)
+			return completionKey != "" && drop != nil && drop(completionKey)
 		}
 	}
 	// A sampling_params that is not an object stays as it is if nothing must be set in it, and the engine refuses it.
 	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
-		outer = append(outer, Member{paramsKey, bytes.Join(b.inner.splice(nil, dropsIn(true), params), nil)})
+		outer = append(outer, Member{paramsKey, bytes.Join(b.params.spliceText(nil, dropsIn(true), params), nil)})
 	}
-	return b.splice(dst, dropsIn(false), outer)
+	return b.spliceText(dst, dropsIn(false), outer)
 }

@@ -48,7 +48,7 @@ type Callback struct {
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post. All needed keys must be
 // there, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
-// have. An unknown key is accepted only if it looks harmless: see unknownKey. prompt and block are as in MaxCallback.
+// have. An unknown key is accepted only if it looks harmless: see addUnknown. prompt and block are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -56,29 +56,29 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	if limit := MaxCallback(prompt, block); len(body) > limit {
 		return bad("it has %d bytes, more than %d", len(body), limit)
 	}
-	c := scannedCallback{plain: p.KVPlainKeys}
+	c := callbackMembers{plainKeys: p.KVPlainKeys}
 	if _, err := rawjson.Scan(body, callbackDepth, func(at rawjson.Place) string {
 		return c.add(rawjson.Key(body[at.Key+1:at.KeyEnd-1]), body[at.Val:at.ValEnd:at.ValEnd])
 	}); err != nil {
 		return bad("%w", err)
 	}
-	if wrong := c.wrong(); wrong != "" {
+	if wrong := c.firstWrong(); wrong != "" {
 		return bad("%s", wrong)
 	}
-	blocks, ok := mostBlocks(c.values[atBlockIDs])
+	blocks, ok := largestGroup(c.values[atBlockIDs])
 	switch limit := maxBlocks(prompt, block); {
 	case !ok:
-		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", kindOf(c.values[atBlockIDs]))
+		return bad("remote_block_ids is %s, not a list of block numbers or a list of such lists", describeValue(c.values[atBlockIDs]))
 	case limit > 0 && blocks > limit:
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
-	named := text(c.values[atRequestID])
+	named := stringValue(c.values[atRequestID])
 	isShort := len(id) > suffixLength && named == id[:len(id)-suffixLength]
 	if named != id && !isShort {
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
-	if host, _ := hostIn(text(c.values[atHost])); known == nil || !known(host) { // checkHosts accepts a string without a host
+	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) { // checkHosts accepts a string without a host
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
 	}
@@ -114,15 +114,15 @@ const (
 	atBlockIDs = iota
 	atRequestID
 	atHost
-	needed = 7 // how many of callbackKeys, from the first on, must exist
+	requiredKeys = 7 // how many of callbackKeys, from the first on, must exist
 
 	maxCount = 1 << 31 // the largest count that a callback may have
 )
 
-// actedOn lists keys that a callback may not have. It does not need them, and with them the prefill engine would do something other
+// forbiddenKeys lists keys that a callback may not have. It does not need them, and with them the prefill engine would do something other
 // than write the KV of this request to the engine that sent the callback. vllm-ascend 182b75ea reads these keys, except the last
 // two, which vLLM 0.32.0 reads.
-var actedOn = []string{
+var forbiddenKeys = []string{
 	"metaserver",               // a URL to which the engine posts
 	"do_virtual",               // the engine writes no KV
 	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
@@ -133,20 +133,20 @@ var actedOn = []string{
 }
 
 const (
-	mostUnknown = 32 // unknown keys in a callback at most
-	keyBytes    = 64 // bytes of an unknown key at most
+	maxUnknownKeys = 32 // unknown keys in a callback at most
+	maxKeyBytes    = 64 // bytes of an unknown key at most
 )
 
-// scannedCallback holds the members of a callback: the values of the known members, with the indices of callbackKeys,
+// callbackMembers holds the members of a callback: the values of the known members, with the indices of callbackKeys,
 // and the names of the unknown ones.
-type scannedCallback struct {
-	plain   []string // Profile.KVPlainKeys
-	values  [len(callbackKeys)]json.RawMessage
-	unknown []string
+type callbackMembers struct {
+	plainKeys []string // Profile.KVPlainKeys
+	values    [len(callbackKeys)]json.RawMessage
+	unknown   []string
 }
 
 // add stores a member, or returns why the callback is refused; empty: the member is accepted.
-func (c *scannedCallback) add(key string, value json.RawMessage) (refused string) {
+func (c *callbackMembers) add(key string, value json.RawMessage) (refused string) {
 	for i := range callbackKeys {
 		if callbackKeys[i].name != key {
 			continue
@@ -157,23 +157,23 @@ func (c *scannedCallback) add(key string, value json.RawMessage) (refused string
 		c.values[i] = value
 		return ""
 	}
-	return c.unknownKey(key, value)
+	return c.addUnknown(key, value)
 }
 
-// unknownKey returns why an unknown key is refused; empty: it is accepted. An accepted key looks like the name of a variable, so that
+// addUnknown returns why an unknown key is refused; empty: it is accepted. An accepted key looks like the name of a variable, so that
 // a log may show it, and holds no address. It does not begin with '_', because engines keep internal data under such keys.
-func (c *scannedCallback) unknownKey(key string, value json.RawMessage) (refused string) {
-	address := hostCheck{plainKeys: c.plain, known: func(string) bool { return false }}
+func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused string) {
+	address := hostCheck{plainKeys: c.plainKeys, known: func(string) bool { return false }}
 	switch {
-	case slices.Contains(actedOn, key):
+	case slices.Contains(forbiddenKeys, key):
 		return "a decode engine may not send " + key
 	case !isVariable(key):
 		return "a key whose name is not a letter and then at most 63 letters, digits and underscores"
 	case slices.Contains(c.unknown, key):
 		return key + " stands there twice"
-	case len(c.unknown) == mostUnknown:
-		return fmt.Sprintf("more than %d keys that this evenkeel does not know", mostUnknown)
-	case slices.Contains(c.plain, key): // the operator has declared that this key holds no address
+	case len(c.unknown) == maxUnknownKeys:
+		return fmt.Sprintf("more than %d keys that this evenkeel does not know", maxUnknownKeys)
+	case slices.Contains(c.plainKeys, key): // the operator has declared that this key holds no address
 	case namesAddress(key), address.checkValue(key, value, false) != nil:
 		return key + " seems to hold an address, and this evenkeel does not know it; add it to kv_plain_keys of the engine's profile if it is " +
 			"right"
@@ -192,25 +192,25 @@ func isVariable(key string) bool {
 			return false
 		}
 	}
-	return key != "" && len(key) <= keyBytes
+	return key != "" && len(key) <= maxKeyBytes
 }
 
-// wrong describes a member that is missing or has a wrong value; empty: there is none.
-func (c *scannedCallback) wrong() string {
+// firstWrong describes a member that is missing or has a wrong value; empty: there is none.
+func (c *callbackMembers) firstWrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
-		missing := v == nil && i < needed
+		missing := v == nil && i < requiredKeys
 		invalid := v != nil && !k.ok(v)
 		if missing || invalid {
-			return k.name + " is " + kindOf(v) + ", which it cannot be"
+			return k.name + " is " + describeValue(v) + ", which it cannot be"
 		}
 	}
 	return ""
 }
 
-// mostBlocks returns how many blocks the largest KV cache group in ids has; ok is false if ids is
+// largestGroup returns how many blocks the largest KV cache group in ids has; ok is false if ids is
 // neither a list of block numbers nor a list of such lists.
-func mostBlocks(ids json.RawMessage) (most int, ok bool) {
+func largestGroup(ids json.RawMessage) (blocks int, ok bool) {
 	if _, ok = countBlocks(ids); !ok {
 		return 0, false
 	}
@@ -226,9 +226,9 @@ func mostBlocks(ids json.RawMessage) (most int, ok bool) {
 			n++
 			ok = ok && len(id) <= blockDigits
 		}
-		most = max(most, n)
+		blocks = max(blocks, n)
 	}
-	return max(most, flat), ok
+	return max(blocks, flat), ok
 }
 
 func isList(v json.RawMessage) bool { return v[0] == '[' }

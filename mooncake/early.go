@@ -36,26 +36,26 @@ type KVAddress struct {
 	TPSize, PPSize, DCPSize int // 0: 1
 }
 
-// EarlyProbe appends the segments of the prefill request of a profile that is Early. stream says whether the decode engine streams its
-// answer. Only SGLang uses it, because its prefill request must be equal to its decode request except for the ranks.
+// EarlyProbe appends to dst the segments of the prefill request of a profile that is Early. stream says whether the decode engine streams
+// its answer. Only SGLang uses it, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
-		return p.roomBody(b, changes, r, r.PrefillRank, stream, dst)
+		return p.sglangBody(b, changes, r, r.PrefillRank, stream, dst)
 	case AscendLayerwise:
-		return p.probeWith(b, changes, r.Callback, dst)
+		return p.probeBody(b, changes, r.Callback, dst)
 	}
-	return p.probeWith(b, changes, pullProbe, dst)
+	return p.probeBody(b, changes, pullProbe, dst)
 }
 
-// EarlyDecode appends the segments of the decode request of a profile that is Early.
+// EarlyDecode appends to dst the segments of the decode request of a profile that is Early. salt is as in DecodeBody.
 func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
-		return p.roomBody(b, changes, r, r.DecodeRank, stream, dst)
+		return p.sglangBody(b, changes, r, r.DecodeRank, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
-	members = append(salted(b, salt, members), Member{"kv_transfer_params", changes.resume().addIDs(p.decodeParams(r))})
-	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
+	members = append(addSalt(b, salt, members), Member{"kv_transfer_params", changes.resumeOrNil().addIDs(p.decodeParams(r))})
+	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
 }
 
 // decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
@@ -84,21 +84,21 @@ const RIDHeader = "X-Override-Rid"
 
 // Nameless says whether the engine may run requests of this endpoint under an id that evenkeel does not know: see RIDHeader.
 func (p *Profile) Nameless(e Endpoint) bool {
-	return p.Connector == SGLang && shapes[e] != nil && shapes[e].rid == ""
+	return p.Connector == SGLang && bodyRulesOf[e] != nil && bodyRulesOf[e].rid == ""
 }
 
-// roomBody appends the body of SGLang's prefill or decode request; rank is the rank that is to run it. The two bodies are equal, byte
+// sglangBody appends the body of SGLang's prefill or decode request; rank is the rank that is to run it. The two bodies are equal, byte
 // for byte, except for the ranks at their end, because the prefill engine also samples the first token. The bootstrap members are as
 // in SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs; the ranks as in 0.5.23, managers/data_parallel_controller.py
 // and disaggregation/decode.py.
 //
-// Both requests name the prefill engine's rank. Without this name, a prefill rank either derives a rank from the room and refuses the
-// room if the result is not its own number, which is 0 in all replicas without DP attention. Or it first registers the room with its
-// bootstrap server and does no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
-func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
+// Both requests name the prefill engine's rank. Without this name, some prefill ranks derive a rank from the room, and refuse the room if
+// the result is not their own number, which is 0 in all replicas without DP attention. Other prefill ranks first register the room with
+// their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
-	if s := shapes[r.Endpoint]; s != nil { // this endpoint has other members than chat and completions
+	if s := bodyRulesOf[r.Endpoint]; s != nil { // this endpoint has other members than chat and completions
 		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
 	}
 	if rid != "" {
@@ -113,5 +113,5 @@ func (p *Profile) roomBody(b *Body, changes *Patch, r *Rendezvous, rank int, str
 	}
 	addRank("routed_dp_rank", rank)
 	addRank("disagg_prefill_dp_rank", r.PrefillRank)
-	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
+	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
 }

@@ -144,7 +144,7 @@ func TestReadCallback(t *testing.T) {
 		{"an unknown key with a URL", with(first, `"later":"http://d1/x"`), ErrBadCallback, "later seems to hold an address"},
 		{"an unknown key with a host in it", with(first, `"later":{"0":{"host":"d1"}}`), ErrBadCallback, "later seems to hold an address"},
 		{"an unknown key twice", with(first, `"later":1,"later":2`), ErrBadCallback, "later stands there twice"},
-		{"many unknown keys", with(first, unknownKeys(mostUnknown+1)), ErrBadCallback, "more than 32 keys that this evenkeel does not know"},
+		{"many unknown keys", with(first, unknownKeys(maxUnknownKeys+1)), ErrBadCallback, "more than 32 keys that this evenkeel does not know"},
 		{"a key twice", with(first, `"remote_host":"10.0.0.5"`), ErrBadCallback, "remote_host stands there twice"},
 		{"tokens that are none", with(first, `"token_ids":["a"]`), ErrBadCallback, "token_ids is a list of 5 bytes"},
 		{"blocks of text", with(blocks, `[["a"]]`), ErrBadCallback, "remote_block_ids is a list of"},
@@ -208,9 +208,9 @@ func TestAnUnknownKeyOfACallbackPasses(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, Callback{KV: json.RawMessage(body), Unknown: want}, got)
 	}
-	got, err := p.ReadCallback([]byte(strings.Replace(callbackJSON, `"token_ids":[]`, unknownKeys(mostUnknown), 1)), "chatcmpl-ek-1", 300, 128, known)
+	got, err := p.ReadCallback([]byte(strings.Replace(callbackJSON, `"token_ids":[]`, unknownKeys(maxUnknownKeys), 1)), "chatcmpl-ek-1", 300, 128, known)
 	require.NoError(t, err)
-	require.Len(t, got.Unknown, mostUnknown)
+	require.Len(t, got.Unknown, maxUnknownKeys)
 }
 
 func TestACallbackForAPromptInTheCacheNeedsNothing(t *testing.T) {
@@ -260,14 +260,14 @@ func FuzzReadCallback(f *testing.F) {
 		require.True(t, known(m["remote_host"].(string)) || strings.ContainsAny(m["remote_host"].(string), ".:"))
 		require.Equal(t, true, m["do_remote_decode"])
 		require.Equal(t, false, m["do_remote_prefill"])
-		for _, key := range actedOn {
+		for _, key := range forbiddenKeys {
 			require.NotContains(t, m, key)
 		}
 		for _, key := range got.Unknown {
 			require.Contains(t, m, key)
 			require.False(t, namesAddress(key))
 		}
-		require.LessOrEqual(t, len(m), len(callbackKeys)+mostUnknown)
+		require.LessOrEqual(t, len(m), len(callbackKeys)+maxUnknownKeys)
 	})
 }
 

@@ -22,13 +22,13 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	}
 	h, ok := readHandoff(kv)
 	if !ok {
-		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, kindOf(kv))
+		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	kept := false
+	keepsKV := false
 	for key, v := range rawjson.Members(kv) {
 		switch key {
 		case "do_remote_decode":
-			kept = string(v) == "true"
+			keepsKV = string(v) == "true"
 		case "remote_num_tokens":
 			if tokens, err = strconv.Atoi(string(v)); err != nil {
 				tokens = 0 // 0 is refused below, and err is set anew
@@ -36,7 +36,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 		}
 	}
 	handsOff := string(h.doPrefill) == "true" // a hand-off to a decode engine instead
-	if handsOff || !kept || tokens <= 0 || h.requestID == nil {
+	if handsOff || !keepsKV || tokens <= 0 || h.requestID == nil {
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
 	h.doPrefill = json.RawMessage("true") // the other members are the same as in a hand-off, so checkHandoff can check them

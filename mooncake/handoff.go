@@ -34,11 +34,11 @@ func (h *Handoff) Deadline() time.Time { return h.deadline }
 // Acquire returns the params to the first caller before the deadline, and
 // ErrTaken or ErrExpired to any other. After either, prefill again.
 func (h *Handoff) Acquire(now time.Time) (json.RawMessage, error) {
-	return h.take(now, h.deadline)
+	return h.takeBefore(now, h.deadline)
 }
 
-// take returns the params to the first caller before end, and an error to any other.
-func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
+// takeBefore returns the params to the first caller before end. It returns ErrExpired from end on, and ErrTaken to any later caller.
+func (h *Handoff) takeBefore(now, end time.Time) (json.RawMessage, error) {
 	if !now.Before(end) {
 		return nil, ErrExpired
 	}
@@ -51,7 +51,7 @@ func (h *Handoff) take(now, end time.Time) (json.RawMessage, error) {
 // Discard does what Acquire does, for a decode request whose only purpose is that the prefill engine frees the blocks.
 // It may be called until expires, not only until the deadline, because no client gets the answer of this request.
 func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
-	return h.take(now, h.expires)
+	return h.takeBefore(now, h.expires)
 }
 
 // Expires returns the time from which Discard refuses.

@@ -40,7 +40,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := Profile{Connector: NIXLPull, HoldMargin: ms(t, 0, 20_000, "margin")}.WithDefaults()
 		sent := ms(t, 0, int((p.KVHoldTimeout - max(p.HoldMargin, time.Second)).Milliseconds()), "sent")
-		taken := sent + ms(t, 0, int(p.slack().Milliseconds()/6), "taken in after")
+		taken := sent + ms(t, 0, int(p.clockMargin().Milliseconds()/6), "taken in after")
 		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
 		l, beat := &lease{expires: p.KVHoldTimeout}, -ms(t, 0, 5000, "heartbeat before")
 		now, sign := time.Duration(0), time.Duration(0)
@@ -53,7 +53,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 					read = at
 				}
 				if rapid.Bool().Draw(t, "sign") {
-					kept.Quiet(zero.Add(sign), zero.Add(at))
+					kept.RecordGap(zero.Add(sign), zero.Add(at))
 					sign = at
 				}
 			})
@@ -64,7 +64,7 @@ func TestKVThatWasGivenAwayIsNeverBelieved(t *testing.T) {
 		if read == 0 {
 			read = now
 		}
-		kept.Quiet(zero.Add(sign), zero.Add(now))
+		kept.RecordGap(zero.Add(sign), zero.Add(now))
 		if read >= l.expires {
 			late++
 			require.True(t, kept.Lost(), "read %v after the prefill, given away after %v", read, l.expires)
@@ -81,11 +81,11 @@ func TestKVIsBelievedAsLongAsTheCoreGivesSigns(t *testing.T) {
 		kept := p.Hold(zero.Add(sent), zero.Add(p.PulledWithin()))
 		last := zero
 		for at := time.Duration(0); at < 10*time.Minute; at += 200 * time.Millisecond {
-			kept.Quiet(last, zero.Add(at))
+			kept.RecordGap(last, zero.Add(at))
 			last = zero.Add(at)
 		}
 		require.False(t, kept.Lost())
-		kept.Quiet(last, last.Add(p.KVHoldTimeout))
+		kept.RecordGap(last, last.Add(p.KVHoldTimeout))
 		require.True(t, kept.Lost(), "it stood still")
 	}
 }
@@ -105,9 +105,9 @@ func TestKVWithoutSignsIsKeptForItsHold(t *testing.T) {
 			p := row.p.WithDefaults()
 			require.Equal(t, row.kept, p.PulledWithin())
 			kept := p.Hold(zero, zero.Add(p.PulledWithin()))
-			kept.Quiet(zero, zero.Add(row.kept))
+			kept.RecordGap(zero, zero.Add(row.kept))
 			require.False(t, kept.Lost())
-			kept.Quiet(zero, zero.Add(row.kept+1))
+			kept.RecordGap(zero, zero.Add(row.kept+1))
 			require.True(t, kept.Lost())
 		})
 	}

@@ -72,7 +72,8 @@ func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// checkText checks each part of a string, which may be a list of hosts. key is for the error message; address is as in checkValue.
+// checkText returns an error if a string, which may be a list of hosts, has a part that is an unknown host. key is for the error message;
+// address is as in checkValue.
 func (w *hostCheck) checkText(key, s string, address bool) error {
 	if !address && !strings.ContainsAny(s, ".:") { // no part of it looks like an address
 		return nil
@@ -81,14 +82,14 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 		if w.known(part) { // most hosts are plain names, which need no parser
 			continue
 		}
-		host, written := hostIn(part)
-		meansAddress := address || written // by its key, or by how it is written
+		host, looksLikeAddress := splitHost(part)
+		meansAddress := address || looksLikeAddress // by its key, or by how it is written
 		if !meansAddress || w.known(host) {
 			continue
 		}
 		return fmt.Errorf("%w: %s under %s; if it is one of yours, add it to kv_hosts of the engine's profile; if it is no address at all, add "+
 			"the key to kv_plain_keys",
-			ErrUnknownHost, shownHost(host), shown(key))
+			ErrUnknownHost, shownHost(host), shownKey(key))
 	}
 	return nil
 }
@@ -132,14 +133,14 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// hostIn returns the host in s, which may be a host, a host with a port, or a URL. written says that s looks like a URL or an IP
-// address.
-func hostIn(s string) (host string, written bool) {
+// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says that s looks like a URL or an
+// IP address.
+func splitHost(s string) (host string, looksLikeAddress bool) {
 	if !strings.ContainsAny(s, ".:") {
 		return s, false // a plain name, which needs no parser
 	}
 	if _, afterScheme, ok := strings.Cut(s, "://"); ok {
-		written = true
+		looksLikeAddress = true
 		s = afterScheme
 		if end := strings.IndexAny(s, "/?#\\"); end >= 0 {
 			s = s[:end]
@@ -155,9 +156,9 @@ func hostIn(s string) (host string, written bool) {
 		return ip.String(), true
 	}
 	if name, port, ok := strings.Cut(s, ":"); ok && port != "" && strings.Trim(port, "0123456789") == "" {
-		return name, written
+		return name, looksLikeAddress
 	}
-	return s, written
+	return s, looksLikeAddress
 }
 
 // shownHost returns a host for an error message: an IP address, or only the length of a
@@ -169,8 +170,8 @@ func shownHost(host string) string {
 	return fmt.Sprintf("a name of %d bytes", len(host))
 }
 
-// shown returns a key for an error message. It hides a key that evenkeel does not know, because the key could be a part of a prompt.
-func shown(key string) string {
+// shownKey returns a key for an error message. It hides a key that evenkeel does not know, because the key could be a part of a prompt.
+func shownKey(key string) string {
 	switch key {
 	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts",
 		"ip", "addr", "url":
@@ -179,8 +180,8 @@ func shown(key string) string {
 	return "a key that we do not know"
 }
 
-// kindOf describes a value for an error message by its type and length, without its text.
-func kindOf(raw json.RawMessage) string {
+// describeValue describes a value for an error message by its type and length, without its text.
+func describeValue(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return "missing"
 	}
@@ -197,8 +198,8 @@ func kindOf(raw json.RawMessage) string {
 	return "a number"
 }
 
-// reasonOf returns a finish_reason for an error message.
-func reasonOf(s string) string {
+// shownFinishReason returns a finish_reason for an error message.
+func shownFinishReason(s string) string {
 	switch s {
 	case "":
 		return "missing"

@@ -36,7 +36,7 @@ func (e Endpoint) Path() string { return paths[e] }
 // engines take hand-offs for them and report the length of prompts, and every peer knows how their streams end.
 func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
-// GoesOn says whether another engine can continue an interrupted answer of the endpoint.
+// CanResume says whether another engine can continue an interrupted answer of the endpoint.
 func (e Endpoint) CanResume() bool { return e.Assembles() || e == Generate }
 
 // Assembles says whether evenkeel can join a stream's events into an answer in one piece for this endpoint.
@@ -131,17 +131,17 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 	if p.Connector == VLLMMooncake && info != nil {
 		params = info.probeParams()
 	}
-	if s := shapes[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil {
 		return s.probe(p, b, changes, params, dst)
 	}
-	return p.probeWith(b, changes, params, dst)
+	return p.probeBody(b, changes, params, dst)
 }
 
-// probeWith does what ProbeBody does, with params as kv_transfer_params.
-func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
-	params = changes.resume().addIDs(params)
+// probeBody does what ProbeBody does, with params as kv_transfer_params.
+func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
+	params = changes.resumeOrNil().addIDs(params)
 	members := make([]Member, 0, 12)
-	members = oneToken(b, changes, members)
+	members = addOneToken(b, changes, members)
 	// A probe that ends with the end-of-sequence token returns no hand-off. With connectors that are always early, no probe returns one.
 	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
 	if setsMinTokens && !p.alwaysEarly() {
@@ -150,32 +150,33 @@ func (p *Profile) probeWith(b *Body, changes *Patch, params json.RawMessage, dst
 	if p.ProbeIgnoreEOS || p.ProbeMinTokens == MinTokensIgnoreEOS || changes.ignoresEOS() {
 		members = append(members, Member{"ignore_eos", jsonTrue})
 	}
-	if p.returnTokenIDs() && b.form == nil { // bodies with a form have the ids already
+	if p.returnTokenIDs() && b.layout == nil { // bodies with a layout have the ids already
 		members = append(members, Member{"return_token_ids", jsonTrue})
 	}
 	drop := dropOnProbe
-	if asksForMany(b) {
-		drop = dropOnProbeButLogprobs
+	if asksTooManyLogprobs(b) {
+		drop = dropOnProbeExceptLogprobs
 	}
 	// output_mode stays, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
 	// entrypoints/scale_out/token_in_token_out/protocol.py). If only the decode engine refused it, the prefill engine would keep the KV
 	// until its hold ends. The value derender is dropped, because with it the prefill engine would parse its one token as an answer.
 	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
-		inner := drop
-		drop = func(key string) bool { return key != "output_mode" && inner(key) }
+		dropOthers := drop
+		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
 	}
-	return b.Splice(dst, changes.resume().alsoDrop(drop), append(members, Member{"kv_transfer_params", params}))
+	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), append(members, Member{"kv_transfer_params", params}))
 }
 
-// dropOnProbeButLogprobs does what dropOnProbe does, but keeps the number of logprobs. It is for a request for more logprobs than
+// dropOnProbeExceptLogprobs does what dropOnProbe does, but keeps the number of logprobs. It is for a request for more logprobs than
 // engines allow by default, so that the prefill engine refuses the request before it computes anything. Otherwise only the decode
 // engine would refuse it, after the prefill, and before vLLM 0.25 the prefill engine would keep the KV until its hold ends.
-func dropOnProbeButLogprobs(key string) bool {
+func dropOnProbeExceptLogprobs(key string) bool {
 	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
 
-// asksForMany says whether a body asks for more logprobs than engines allow by default.
-func asksForMany(b *Body) bool {
+// asksTooManyLogprobs says whether a body asks for a number of logprobs that engines refuse by default: a negative one, or more than
+// defaultMaxLogprobs.
+func asksTooManyLogprobs(b *Body) bool {
 	for _, key := range [...]string{"top_logprobs", "logprobs"} {
 		v, ok := b.Get(key)
 		isNumber := ok && (v[0] == '-' || v[0] >= '0' && v[0] <= '9')
@@ -193,31 +194,31 @@ func asksForMany(b *Body) bool {
 // stream is false, the client gets the engine's own answer, so the request asks for no members that the client did not ask for.
 // If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. For salt see salted.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
-	if s := shapes[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
 	}
 	members, drop := p.answerMembers(b, changes, stream)
 	if changes != nil && changes.RID != "" {
 		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
-	members = salted(b, salt, members)
-	if kv != nil || changes.resume().idsInParams() {
-		members = append(members, Member{"kv_transfer_params", changes.resume().addIDs(kv)})
+	members = addSalt(b, salt, members)
+	if kv != nil || changes.resumeOrNil().idsInParams() { // otherwise the decode engine needs no kv_transfer_params
+		members = append(members, Member{"kv_transfer_params", changes.resumeOrNil().addIDs(kv)})
 	}
-	return b.Splice(dst, changes.resume().alsoDrop(drop), members)
+	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
 }
 
-// salted adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the
+// addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the
 // client sent a salt, the new one is made of both. An empty salt changes nothing.
-func salted(b *Body, salt string, members []Member) []Member {
+func addSalt(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
 	}
-	if own, ok := b.Salt(); ok {
-		if len(own) <= 2 || own[0] != '"' {
+	if clientSalt, ok := b.Salt(); ok {
+		if len(clientSalt) <= 2 || clientSalt[0] != '"' {
 			return members // an empty salt, or one that is not a string: every engine refuses the request
 		}
-		hash := sha256.Sum256([]byte(rawjson.Unquote(own) + " " + salt)) // a hash, because vLLM allows at most 128 characters in a salt
+		hash := sha256.Sum256([]byte(rawjson.Unquote(clientSalt) + " " + salt)) // a hash, because vLLM allows at most 128 characters in a salt
 		salt = hex.EncodeToString(hash[:])
 	}
 	return append(members, Member{"cache_salt", appendString(nil, salt)})
@@ -231,9 +232,9 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because it is the number of beams
 		drop = Reserved
 	}
-	if !p.stopTokensSafe(b) { // without them the answer may be longer, but the engine does not crash
-		inner := drop
-		drop = func(key string) bool { return key == "stop_token_ids" || inner(key) }
+	if !p.mayForwardStopTokens(b) { // without them the answer may be longer, but the engine does not crash
+		dropOthers := drop
+		drop = func(key string) bool { return key == "stop_token_ids" || dropOthers(key) }
 	}
 	if stream {
 		usage := usageTotal
@@ -241,22 +242,22 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 			usage = usageEachStep
 		}
 		members = append(members, Member{"stream", jsonTrue}, Member{"stream_options", usage})
-		willEcho := echoes(b) && changes.resume() == nil // a request that continues an answer drops echo: see Resume.alsoDrop
-		if p.tellsIDs(b) && !willEcho {
+		willEcho := wantsEcho(b) && changes.resumeOrNil() == nil // a request that continues an answer drops echo: see Resume.dropAlso
+		if p.mayAskTokenIDs(b) && !willEcho {
 			members = append(members, Member{"return_token_ids", jsonTrue})
 		}
 	} else {
 		members = append(members, Member{"stream", jsonFalse})
-		inner := drop
-		drop = func(key string) bool { return key == "stream_options" || inner(key) }
+		dropOthers := drop
+		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse it without a stream
 	}
 	return members, drop
 }
 
-// tellsIDs says whether evenkeel may ask for token ids in the streamed answer to a body. SGLang refuses a chat
+// mayAskTokenIDs says whether evenkeel may ask for token ids in the streamed answer to a body. SGLang refuses a chat
 // that asks for them (0.5.23, entrypoints/openai/serving_chat.py), but allows it for completions, as vLLM does.
-func (p *Profile) tellsIDs(b *Body) bool {
-	if b.form != nil { // these answers always have token ids
+func (p *Profile) mayAskTokenIDs(b *Body) bool {
+	if b.layout != nil { // these answers always have token ids
 		return false
 	}
 	if p.Connector == SGLang {
@@ -271,16 +272,16 @@ func (p *Profile) tellsIDs(b *Body) bool {
 // prefill engine frees its blocks. The blocks may have another prompt's KV by now. Each discard therefore needs a new salt, with which
 // no other request finds this KV in the decode engine's prefix cache.
 func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, dst [][]byte) [][]byte {
-	if s := shapes[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil {
 		return s.discard(b, changes, kv, salt, dst)
 	}
-	members := oneToken(b, changes, make([]Member, 0, 7))
-	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", changes.resume().addIDs(kv)})
-	return b.Splice(dst, changes.resume().alsoDrop(dropOnProbe), members)
+	members := addOneToken(b, changes, make([]Member, 0, 7))
+	members = append(members, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", changes.resumeOrNil().addIDs(kv)})
+	return b.Splice(dst, changes.resumeOrNil().dropAlso(dropOnProbe), members)
 }
 
-// oneToken adds the members that end a request after its first token, with an answer that is not streamed.
-func oneToken(b *Body, changes *Patch, members []Member) []Member {
+// addOneToken adds the members that end a request after its first token, with an answer that is not streamed.
+func addOneToken(b *Body, changes *Patch, members []Member) []Member {
 	members = append(promptMembers(b, changes, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // only chat has this key, which engines prefer to max_tokens
 		members = append(members, Member{"max_completion_tokens", jsonOne})
@@ -301,8 +302,8 @@ func promptMembers(b *Body, changes *Patch, members []Member) []Member {
 	return members
 }
 
-// resume returns c.Resume; nil if c is nil.
-func (c *Patch) resume() *Resume {
+// resumeOrNil returns c.Resume; nil if c is nil.
+func (c *Patch) resumeOrNil() *Resume {
 	if c == nil {
 		return nil
 	}
@@ -318,33 +319,33 @@ func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	if changes.SeedOffset != 0 {
 		if raw, ok := b.Get("seed"); ok { // without a seed, the choices differ anyway
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
-				members = append(members, Member{"seed", strconv.AppendInt(nil, shift(seed, int64(changes.SeedOffset)), 10)})
+				members = append(members, Member{"seed", strconv.AppendInt(nil, offsetSeed(seed, int64(changes.SeedOffset)), 10)})
 			}
 		}
 	}
 	return members
 }
 
-// shift adds offset to seed, or subtracts it if the sum would overflow. Either way the
+// offsetSeed adds offset to seed, or subtracts it if the sum would overflow. Either way the
 // choices of one request get different seeds.
-func shift(seed, offset int64) int64 {
+func offsetSeed(seed, offset int64) int64 {
 	if seed > math.MaxInt64-offset {
 		return seed - offset
 	}
 	return seed + offset
 }
 
-// echoes says whether the client wants the answer to begin with the prompt's text. vLLM leaves this text out if the request has
+// wantsEcho says whether the client wants the answer to begin with the prompt's text. vLLM leaves this text out if the request has
 // return_token_ids, so evenkeel does not ask such a request for token ids.
-func echoes(b *Body) bool {
+func wantsEcho(b *Body) bool {
 	echo, ok := b.Get("echo")
 	return ok && string(echo) == "true"
 }
 
-// stopTokensSafe says whether an engine may get the body's stop_token_ids.
+// mayForwardStopTokens says whether an engine may get the body's stop_token_ids.
 // If min_tokens is above zero, the engine uses these ids as indices into the logits without a check,
 // so one id outside the vocabulary crashes the whole engine.
-func (p *Profile) stopTokensSafe(b *Body) bool {
+func (p *Profile) mayForwardStopTokens(b *Body) bool {
 	ids, ok := b.Get("stop_token_ids")
 	if !ok || string(ids) == "null" {
 		return true

@@ -161,7 +161,7 @@ func TestSeedsOfSamplesDiffer(t *testing.T) {
 			require.Equal(t, tc.want, string(got))
 		})
 	}
-	require.NotEqual(t, shift(math.MaxInt64-1, 1), shift(math.MaxInt64-1, 2))
+	require.NotEqual(t, offsetSeed(math.MaxInt64-1, 1), offsetSeed(math.MaxInt64-1, 2))
 }
 
 func TestStopTokensThatCouldEndTheEngineAreDropped(t *testing.T) {

@@ -34,17 +34,17 @@ const (
 	BindLate    = "late"    // after its prefill
 	BindArrival = "arrival" // before its prefill
 
-	bindAlone = "alone" // to a rank that prefills and decodes; see Alone
+	bindAggregated = "alone" // to a rank that prefills and decodes; see Alone
 )
 
 // Alone returns the profile for an engine that prefills and decodes. Its connector only says what kind of engine it is.
 func (p Profile) Alone() Profile {
-	p.Bind = bindAlone
+	p.Bind = bindAggregated
 	return p
 }
 
 // Aggregated says whether Alone returned the profile: its engine prefills and decodes.
-func (p *Profile) Aggregated() bool { return p.Bind == bindAlone }
+func (p *Profile) Aggregated() bool { return p.Bind == bindAggregated }
 
 // alwaysEarly lists the connectors with which a request must be bound to its decode rank before its prefill, each with the reason.
 var alwaysEarly = map[string]string{
@@ -60,6 +60,7 @@ func (p *Profile) Early() bool { return p.Bind == BindArrival || p.alwaysEarly()
 // HasHandoff says whether the prefill engine returns a hand-off, so that the decode rank can be chosen after the prefill.
 func (p *Profile) HasHandoff() bool { return !p.alwaysEarly() && !p.Aggregated() }
 
+// alwaysEarly says whether the connector leaves no choice: requests are bound to their decode rank before their prefill.
 func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 
 // nixl says whether the connector is vLLM's NIXL, which keeps KV under a lease that the decode engine renews while a request is queued.
@@ -99,7 +100,7 @@ const (
 const (
 	ChatResumeNone     = "none"
 	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids are sent beside the hand-off, vLLM from 0.27 on (PR 48145)
-	ChatResumeAscend   = "ascend_private"         // as ChatResumeVLLM, for vllm-ascend from 0.26 on; see idKeys
+	ChatResumeAscend   = "ascend_private"         // as ChatResumeVLLM, for vllm-ascend from 0.26 on; see resumeIDKeys
 	ChatResumeContinue = "continue_final_message" // the text so far is sent as the last message
 )
 
@@ -163,34 +164,34 @@ type MetricNames struct {
 	Waiting string `yaml:"waiting"`
 }
 
-// oldHold is how long engines without a lease keep the KV of a hand-off.
-const oldHold = 480 * time.Second
+// holdWithoutLease is how long engines whose hold is no lease keep the KV of a hand-off.
+const holdWithoutLease = 480 * time.Second
 
 // WithDefaults returns the profile with defaults in the fields that are not set.
 func (p Profile) WithDefaults() Profile {
-	set(&p.Connector, AscendMooncakeV1)
-	set(&p.Name, p.Connector)
+	setDefault(&p.Connector, AscendMooncakeV1)
+	setDefault(&p.Name, p.Connector)
 	if p.alwaysEarly() { // there is no hold, and no probe whose end could lose a hand-off
-		set(&p.Bind, BindArrival)
+		setDefault(&p.Bind, BindArrival)
 	} else {
-		set(&p.Bind, BindLate)
-		hold := oldHold
+		setDefault(&p.Bind, BindLate)
+		hold := holdWithoutLease
 		if p.nixl() {
 			hold = 30 * time.Second // vLLM's lease since mid 2026
 		}
-		set(&p.KVHoldTimeout, hold)
-		set(&p.ProbeMinTokens, MinTokensOne)
+		setDefault(&p.KVHoldTimeout, hold)
+		setDefault(&p.ProbeMinTokens, MinTokensOne)
 	}
 	if p.Ascend() { // most tutorials of vllm-ascend turn on its recompute scheduler, which interrupts answers
-		set(&p.ChatResume, ChatResumeAscend)
+		setDefault(&p.ChatResume, ChatResumeAscend)
 	}
-	set(&p.ChatResume, ChatResumeNone)
-	set(&p.DPMode, DPExternal)
-	set(&p.NonStream, NonStreamAssemble)
-	set(&p.FirstEventTimeout, 60*time.Second)
-	set(&p.BootstrapPort, 8998)
-	set(&p.HandBack, HandBackNone)
-	set(&p.DecoderTTL, 480*time.Second)
+	setDefault(&p.ChatResume, ChatResumeNone)
+	setDefault(&p.DPMode, DPExternal)
+	setDefault(&p.NonStream, NonStreamAssemble)
+	setDefault(&p.FirstEventTimeout, 60*time.Second)
+	setDefault(&p.BootstrapPort, 8998)
+	setDefault(&p.HandBack, HandBackNone)
+	setDefault(&p.DecoderTTL, 480*time.Second)
 	if p.ContinuousUsage == nil {
 		p.ContinuousUsage = new(true)
 	}
@@ -201,13 +202,13 @@ func (p Profile) WithDefaults() Profile {
 		p.RecomputeMax = new(3)
 	}
 	if p.QueueRenews == nil { // versions of vLLM whose NIXL kept KV for 480 s had no leases
-		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < oldHold)
+		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < holdWithoutLease)
 	}
 	return p
 }
 
-// set sets a field to its default if it has its zero value.
-func set[T comparable](field *T, def T) {
+// setDefault sets a field to its default if it has its zero value.
+func setDefault[T comparable](field *T, def T) {
 	var zero T
 	if *field == zero {
 		*field = def
@@ -237,7 +238,7 @@ func (p Profile) Validate() error {
 		if p.Bind == BindLate {
 			bad("bind is late, and connector %s cannot wait for a decode rank: %s", p.Connector, alwaysEarly[p.Connector])
 		}
-		p.refuseMeaningless(bad)
+		p.reportMeaningless(bad)
 	case p.Bind == BindArrival && p.Connector != NIXLPush:
 		bad("bind is arrival, and connector %s gets its decode rank after the prefill; only %s has the choice", p.Connector, NIXLPush)
 	}
@@ -288,9 +289,9 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// refuseMeaningless reports the settings that have no meaning with a connector that always binds early, and a chat_resume that is not
+// reportMeaningless reports the settings that have no meaning with a connector that always binds early, and a chat_resume that is not
 // possible with it.
-func (p *Profile) refuseMeaningless(bad func(format string, args ...any)) {
+func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
 		set  bool
@@ -362,10 +363,10 @@ func (p *Profile) VersionPath() string {
 	return ""
 }
 
-// fakeHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode engine with such a request
+// fakeBootstrapHost is the bootstrap host that makes an SGLang engine run a request without a partner. A decode engine with such a request
 // waits for no KV, decodes on whatever its pages contain, and keeps none of it in its prefix cache. SGLang itself warms up each rank in
 // this way (0.5.23: FAKE_BOOTSTRAP_HOST in disaggregation/utils.py, _is_fake_transfer in disaggregation/decode.py).
-const fakeHost = "2.2.2.2"
+const fakeBootstrapHost = "2.2.2.2"
 
 // Canary returns a function that makes the body of a short completion, which shows whether a rank computes; nil: any completion shows
 // it. SGLang needs a special body: without a bootstrap_room, an engine refuses every request, and a server whose ranks are chosen by
@@ -378,7 +379,7 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	return func(model string, rank int) []byte {
 		room := max(0, rank) // the server may choose the rank by the room
 		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
-			"bootstrap_host": fakeHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": room}
+			"bootstrap_host": fakeBootstrapHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": room}
 		if named := p.NamedRank(rank); named >= 0 {
 			request["routed_dp_rank"] = named
 		}

@@ -30,6 +30,7 @@ const (
 // the answer so far, and may get other tokens than the first engine generated.
 func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
 
+// replacesPrompt says whether the request gets a longer prompt in place of its own. Otherwise the answer so far is sent beside the prompt.
 func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
 // promptMembers adds the members that replace the prompt. Their value is the prompt and the answer so far.
@@ -40,7 +41,7 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	case ResumeText:
 		return append(members, Member{"prompt", r.Text})
 	}
-	messages, _ := b.Get("messages") // How is ChatResumeContinue
+	messages, _ := b.Get("messages") // How is ChatResumeContinue: the answer so far becomes the last message, which the engine continues
 	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")
 	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
 	members = append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue})
@@ -56,7 +57,7 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 		kv = json.RawMessage("{}")
 	}
 	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // Clip makes append copy, so that kv does not change
-	for _, key := range idKeys[r.How] {
+	for _, key := range resumeIDKeys[r.How] {
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
 		}
@@ -66,13 +67,13 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 }
 
 // idsInParams says whether this way of resuming (How) puts the token ids into kv_transfer_params.
-func (r *Resume) idsInParams() bool { return r != nil && idKeys[r.How] != nil }
+func (r *Resume) idsInParams() bool { return r != nil && resumeIDKeys[r.How] != nil }
 
-// idKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on
+// resumeIDKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on
 // (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the other key (patch/recompute_proxy.py), but not 0.27.1rc1 and 0.30.0rc2.
 // Its engines therefore get both keys. Each engine removes the key that it knows, and the connectors ignore the other one
 // (distributed/kv_transfer/kv_p2p).
-var idKeys = map[string][]string{
+var resumeIDKeys = map[string][]string{
 	ChatResumeVLLM:   {"prompt_token_ids"},
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
@@ -93,15 +94,16 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	return members
 }
 
-// alsoDrop returns a function that drops the keys that inner drops, and those that must not apply to the longer prompt: the engine must
-// not echo it into the answer, nor truncate it once more. The messages of ChatResumeContinue were not truncated yet.
-func (r *Resume) alsoDrop(inner func(string) bool) func(string) bool {
+// dropAlso returns a function that drops the keys that drop drops, and those that must not apply to the longer prompt: the engine must
+// not echo it into the answer, nor truncate it once more. The messages of ChatResumeContinue were not truncated yet. A nil Resume returns
+// drop itself.
+func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
 	if r == nil {
-		return inner
+		return drop
 	}
 	isTruncated := r.How != ChatResumeContinue
 	return func(key string) bool {
-		return key == "echo" || isTruncated && key == "truncate_prompt_tokens" || inner(key)
+		return key == "echo" || isTruncated && key == "truncate_prompt_tokens" || drop(key)
 	}
 }
 

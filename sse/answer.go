@@ -20,10 +20,10 @@ type Answer struct {
 	Transcript Transcript
 	Assembler  *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
-	reported int // the largest Effects.Tokens returned so far
-	endBytes int // length of the last event, if it completed the answer: DropEnd removes so many bytes
-	ended    bool
-	err      error
+	reportedTokens int // the largest Effects.Tokens returned so far
+	endBytes       int // length of the last event, if it completed the answer: DropEnd removes so many bytes
+	hasEnded       bool
+	err            error
 }
 
 // Reset makes the answer ready for another request and reuses its memory. Afterwards the assembler is
@@ -31,14 +31,14 @@ type Answer struct {
 func (a *Answer) Reset(options Options) {
 	a.Reader.Reset(Limits{})
 	a.Filter.Reset(options)
-	a.Assembler, a.reported, a.endBytes, a.ended, a.err = nil, 0, 0, false, nil
+	a.Assembler, a.reportedTokens, a.endBytes, a.hasEnded, a.err = nil, 0, 0, false, nil
 }
 
 // Feed takes in p, the bytes that the engine sent by now, and appends to dst the bytes for the client.
 // p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var total Effects
-	if a.ended && !a.Reader.Done() { // the answer ended early, so the rest of the body does not matter
+	if a.hasEnded && !a.Reader.Done() { // the answer ended early, so the rest of the body does not matter
 		return dst, total
 	}
 	a.Reader.Feed(p, now) // after [DONE] it only counts the bytes
@@ -52,18 +52,19 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 		total.Events += effects.Events
 		total.Tokens, total.End = max(total.Tokens, effects.Tokens), effects.End
 	}
-	a.ended = a.ended || total.End != NotEnded
+	a.hasEnded = a.hasEnded || total.End != NotEnded
 	return dst, total
 }
 
-// Event takes in one event and appends to dst the bytes that the client gets for it: none if an assembler collects the events, or if the
-// event ends the answer without being a part of it.
+// Event takes in one event, which the Reader has just returned, and appends to dst the bytes that the client gets for it: none if an
+// assembler collects the events, or if the event ends the answer without being a part of it. It also tells the Reader whether the event
+// ends the answer, and whether the wait for the next event goes on as if this one had not come.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	from := len(dst) // where the client's copy of the event begins
 	edited, end := a.Filter.Event(e, dst)
 	effects := Effects{End: end}
 	// The filter returns e.Raw if the event needs no edit, and otherwise dst with the edited event appended.
-	if len(edited) > 0 && &edited[0] != &e.Raw[0] {
+	if inDst := len(edited) > 0 && &edited[0] != &e.Raw[0]; inDst {
 		dst = edited
 		edited = dst[from:]
 	} else {
@@ -72,12 +73,12 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	if a.Assembler != nil {
 		dst = dst[:from] // this client gets no events; the bytes of edited stay valid until the next append
 	}
-	if tokens := a.Filter.Tokens(); tokens > a.reported {
-		a.reported = tokens
+	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens {
+		a.reportedTokens = tokens
 		effects.Events, effects.Tokens = 1, tokens
 	}
-	isPart := len(edited) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted) // the event belongs to the answer
-	if a.Assembler != nil && isPart {
+	belongsToAnswer := len(edited) > 0 && e.Kind != KindComment && (end == NotEnded || end == Preempted)
+	if a.Assembler != nil && belongsToAnswer {
 		if err := a.Assembler.Add(edited); err != nil {
 			a.err, effects.End = err, Broken
 			return dst, effects
@@ -86,15 +87,15 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	switch end {
 	case NotEnded:
 		switch {
-		case a.Filter.over: // no [DONE] comes after this event
-			a.Reader.finish()
+		case a.Filter.streamEnded: // no [DONE] comes after this event
+			a.Reader.markEnd()
 			a.endBytes, effects.End = len(dst)-from, Complete
 		case a.Filter.Started():
-			if a.Filter.facts.idle { // the answer makes no progress by this event
-				a.Reader.idled()
+			if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
+				a.Reader.ignoreForGap()
 			}
 		case len(edited) == 0: // the filter holds the event back, or drops it
-			a.Reader.unheard()
+			a.Reader.ignoreAsFirst()
 		case e.Kind == KindComment:
 			dst = dst[:from] // a comment sent now would fix the client's status to 200, and the engine may still fail
 		}
@@ -102,7 +103,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
 		dst = dst[:from] // the caller writes evenkeel's own error event, or [DONE]
-	}
+	} // with Preempted, the client gets the event's content
 	return dst, effects
 }
 
@@ -122,7 +123,7 @@ func (a *Answer) DropEnd(dst []byte) []byte {
 		return dst
 	}
 	dst, a.endBytes = dst[:len(dst)-a.endBytes], 0
-	a.Filter.events-- // the error event that follows gets the number of the removed event
+	a.Filter.eventCount-- // the error event that follows gets the number of the removed event
 	return dst
 }
 
@@ -161,13 +162,13 @@ func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 // Verbatim needs no functions, because its events are forwarded as they are.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	judge  func(f *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
-	keep   func(t *Transcript, f *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
+	adapt  func(f *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
+	record func(t *Transcript, f *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it
 }{
 	Responses: {read: readResponse, failed: failedResponse},
 	Messages:  {read: readMessage, failed: failedMessage, end: messageStop},
-	Generated: {read: readGenerated, judge: (*Filter).judgeGenerated, keep: (*Transcript).keepGenerated, end: Done},
+	Generated: {read: readGenerated, adapt: (*Filter).adaptGenerated, record: (*Transcript).recordGenerated, end: Done},
 	Verbatim:  {},
 }

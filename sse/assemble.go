@@ -19,14 +19,14 @@ var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask
 // Assembler joins the events of a stream into an answer in one piece. The events come from a Filter whose Options.Usage is
 // set. The Filter, not the Assembler, decides whether the stream ended well.
 type Assembler struct {
-	chat     bool
-	top      fields // the members of the answer except object, choices and usage
-	choices  []*choice
-	usage    []byte
-	scratch  []byte
-	found    bool // an event had a choice or a usage
-	byTokens bool // the answer is one of /inference/v1/generate
-	room     int  // bytes of events that Add may still take
+	chat         bool
+	topMembers   fields // the members of the answer except object, choices and usage
+	choices      []*choice
+	usage        []byte
+	scratch      []byte
+	hasAnswer    bool // an event had a choice or a usage
+	isTokensForm bool // the answer is one of /inference/v1/generate
+	bytesLeft    int  // bytes of events that Add may still take
 }
 
 // NewAssembler returns an assembler for one answer whose events have up to limit bytes together; 0: no limit.
@@ -34,7 +34,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 	if limit <= 0 {
 		limit = math.MaxInt
 	}
-	return &Assembler{chat: chat, room: limit}
+	return &Assembler{chat: chat, bytesLeft: limit}
 }
 
 // Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE] add nothing.
@@ -47,7 +47,7 @@ func (a *Assembler) Add(event []byte) error {
 	if len(data) == 0 || isDone(data) {
 		return nil
 	}
-	if a.room -= len(data); a.room < 0 {
+	if a.bytesLeft -= len(data); a.bytesLeft < 0 {
 		return ErrTooLarge
 	}
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
@@ -60,18 +60,18 @@ func (a *Assembler) Add(event []byte) error {
 			}
 		case "usage":
 			if !rawjson.IsNull(o.Value()) {
-				a.usage, a.found = append(a.usage[:0], o.Value()...), true
+				a.usage, a.hasAnswer = append(a.usage[:0], o.Value()...), true
 			}
 		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the first value is the only one
-			a.top.first(o.Key, o.Value())
+			a.topMembers.setFirst(o.Key, o.Value())
 		default:
-			a.top.gather(o.Key, o.Value())
+			a.topMembers.merge(o.Key, o.Value())
 		}
 	}
 	switch {
 	case o.Pos < 0:
 		return fmt.Errorf("sse: assembling the answer: an event of the decode stream of %d bytes is not a JSON object with choices", len(data))
-	case a.top.full() || len(a.choices) > maxMembers:
+	case a.topMembers.tooMany() || len(a.choices) > maxMembers:
 		return errMembers
 	}
 	return nil
@@ -105,7 +105,7 @@ func (a *Assembler) addChoice(b []byte, i int) int {
 	if o.Pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
 		return -1
 	}
-	a.found = true
+	a.hasAnswer = true
 	return o.Pos
 }
 
@@ -124,11 +124,11 @@ var errNotJSON = errors.New("sse: assembling the answer: an event of the decode 
 
 // JSON appends the answer to dst. It fails if no event had a choice or a usage, or if an event was not JSON.
 func (a *Assembler) JSON(dst []byte) ([]byte, error) {
-	if !a.found {
+	if !a.hasAnswer {
 		return dst, ErrNoAnswer
 	}
 	from := len(dst)
-	if a.byTokens {
+	if a.isTokensForm {
 		dst = a.tokensJSON(dst)
 	} else {
 		dst = a.appendJSON(dst)
@@ -142,7 +142,7 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 // appendJSON appends the answer of a chat or of a completion.
 func (a *Assembler) appendJSON(dst []byte) []byte {
 	dst = append(dst, '{')
-	if id := a.top.find([]byte("id")); id != nil { // OpenAI sends id and object first
+	if id := a.topMembers.find([]byte("id")); id != nil { // OpenAI sends id and object first
 		dst = append(appendKey(dst, "id"), id.val...)
 	}
 	dst = appendKey(dst, "object")
@@ -151,7 +151,7 @@ func (a *Assembler) appendJSON(dst []byte) []byte {
 	} else {
 		dst = append(dst, `"text_completion"`...)
 	}
-	for _, f := range a.top {
+	for _, f := range a.topMembers {
 		if f.key != "id" {
 			dst = append(appendKey(dst, f.key), f.val...)
 		}

@@ -9,15 +9,15 @@ import (
 
 // choice is one choice of an answer under construction.
 type choice struct {
-	index    int
-	text     []byte // completions: the text as a JSON string
-	message  fields // chat: the members of all deltas, joined
-	tools    calls
-	function fields // the single function_call of older APIs
-	logprobs fields
-	hasProbs bool
-	finish   []byte
-	rest     fields // stop_reason, token_ids, and members that we do not know
+	index        int
+	text         []byte // completions: the text as a JSON string
+	message      fields // chat: the members of all deltas, joined
+	tools        calls
+	function     fields // the single function_call of older APIs
+	logprobs     fields
+	hasProbs     bool
+	finishReason []byte
+	otherMembers fields // stop_reason, token_ids, and members that we do not know
 }
 
 // add adds the choice of one event, an object at i in b; false: it cannot be read or has too many members.
@@ -40,22 +40,22 @@ func (c *choice) add(b []byte, i int) bool {
 			}
 		case "finish_reason":
 			if !rawjson.IsNull(val) {
-				c.finish = append(c.finish[:0], val...)
+				c.finishReason = append(c.finishReason[:0], val...)
 			}
 		case "token_ids": // each event has those of its new tokens
-			c.rest.join(o.Key, val)
+			c.otherMembers.appendTo(o.Key, val)
 		case "prompt_token_ids": // only the first event has them
-			c.rest.first(o.Key, val)
+			c.otherMembers.setFirst(o.Key, val)
 		default:
-			c.rest.gather(o.Key, val)
+			c.otherMembers.merge(o.Key, val)
 		}
 	}
-	return o.Pos > 0 && !c.full()
+	return o.Pos > 0 && !c.tooMany()
 }
 
-// full says whether any object or list of the choice has more than maxMembers members.
-func (c *choice) full() bool {
-	return c.message.full() || c.function.full() || c.logprobs.full() || c.rest.full() || len(c.tools) > maxMembers
+// tooMany says whether any object or list of the choice has more than maxMembers members.
+func (c *choice) tooMany() bool {
+	return c.message.tooMany() || c.function.tooMany() || c.logprobs.tooMany() || c.otherMembers.tooMany() || len(c.tools) > maxMembers
 }
 
 // addText appends a JSON string to the text so far. It ignores a value that is not a string.
@@ -76,7 +76,7 @@ func (c *choice) addDelta(b []byte, i int) bool {
 		val := o.Value()
 		switch string(o.Key) {
 		case "role":
-			c.message.first(o.Key, val)
+			c.message.setFirst(o.Key, val)
 		case "tool_calls":
 			if !rawjson.IsNull(val) && !c.tools.add(b, o.Val) {
 				return false
@@ -87,9 +87,9 @@ func (c *choice) addDelta(b []byte, i int) bool {
 			}
 		default: // content, refusal, and reasoning or reasoning_content
 			if val[0] == '"' {
-				c.message.join(o.Key, val)
+				c.message.appendTo(o.Key, val)
 			} else {
-				c.message.gather(o.Key, val)
+				c.message.merge(o.Key, val)
 			}
 		}
 	}
@@ -102,9 +102,9 @@ func (c *choice) addLogprobs(b []byte, i int) bool {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		if o.Value()[0] == '[' {
-			c.logprobs.join(o.Key, o.Value())
+			c.logprobs.appendTo(o.Key, o.Value())
 		} else {
-			c.logprobs.last(o.Key, o.Value())
+			c.logprobs.setLast(o.Key, o.Value())
 		}
 	}
 	return o.Pos > 0
@@ -129,11 +129,11 @@ func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 		dst = append(appendKey(dst, "logprobs"), "null"...)
 	}
 	dst = appendKey(dst, "finish_reason")
-	if c.finish == nil {
+	if c.finishReason == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = append(dst, c.finish...)
-	return append(c.rest.appendMembers(dst), '}')
+	dst = append(dst, c.finishReason...)
+	return append(c.otherMembers.appendMembers(dst), '}')
 }
 
 // appendMessage appends the message of a chat's choice, in the order in which engines write it.
@@ -149,7 +149,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	switch {
 	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val):
 		dst = append(dst, content.val...)
-	case c.saysOtherwise(): // an empty content beside a tool call, a refusal or reasoning becomes null
+	case c.hasNonContent(): // an empty content beside a tool call, a refusal or reasoning becomes null
 		dst = append(dst, "null"...)
 	default:
 		dst = append(dst, '"', '"')
@@ -168,8 +168,8 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// saysOtherwise says whether the message has anything besides content: a tool call, a refusal or reasoning.
-func (c *choice) saysOtherwise() bool {
+// hasNonContent says whether the message has anything besides content: a tool call, a refusal or reasoning.
+func (c *choice) hasNonContent() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
 		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)
 	})
@@ -179,12 +179,12 @@ func (c *choice) saysOtherwise() bool {
 type calls []*call
 
 type call struct {
-	index    int
-	function fields
-	rest     fields // id, type, and members that we do not know
+	index        int
+	function     fields
+	otherMembers fields // id, type, and members that we do not know
 }
 
-// add adds the list of deltas of tool calls at i in b; false: it cannot be read.
+// add adds the tool calls of a delta, a list at i in b; false: it cannot be read.
 func (cs *calls) add(b []byte, i int) bool {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
@@ -217,12 +217,12 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 				return -1
 			}
 		case "id", "type":
-			c.rest.first(o.Key, val)
+			c.otherMembers.setFirst(o.Key, val)
 		default:
-			c.rest.last(o.Key, val)
+			c.otherMembers.setLast(o.Key, val)
 		}
 	}
-	if c.rest.full() || c.function.full() {
+	if c.otherMembers.tooMany() || c.function.tooMany() {
 		return -1
 	}
 	return end
@@ -244,11 +244,11 @@ func addFunction(fn *fields, b []byte, i int) bool {
 		val := o.Value()
 		switch {
 		case string(o.Key) == "name":
-			fn.first(o.Key, val)
+			fn.setFirst(o.Key, val)
 		case string(o.Key) == "arguments" && val[0] == '"':
-			fn.join(o.Key, val)
+			fn.appendTo(o.Key, val)
 		default:
-			fn.last(o.Key, val)
+			fn.setLast(o.Key, val)
 		}
 	}
 	return o.Pos > 0
@@ -261,8 +261,8 @@ func (cs calls) appendJSON(dst []byte) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = c.rest.appendMembers(append(dst, '{'))
-		if c.rest.find([]byte("type")) == nil {
+		dst = c.otherMembers.appendMembers(append(dst, '{'))
+		if c.otherMembers.find([]byte("type")) == nil {
 			dst = append(appendKey(dst, "type"), `"function"`...)
 		}
 		dst = c.function.appendMembers(append(appendKey(dst, "function"), '{'))

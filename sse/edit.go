@@ -11,15 +11,15 @@ import (
 type action uint8
 
 const (
-	keep action = iota
-	remove
-	null
-	put // write a new value: see appendValue
+	keepValue action = iota
+	removeMember
+	setNull
+	setValue // write a new value: see appendValue
 )
 
-// edit returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
+// editMarked returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
 // not change keep their bytes, so that their order and the spelling of numbers stay as the engine wrote them.
-func (f *Filter) edit(e Event, dst []byte) []byte {
+func (f *Filter) editMarked(e Event, dst []byte) []byte {
 	var removals [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many members it has lost
 	b, copied, edited := e.Data, 0, false   // copied: the bytes of b before it are dealt with
 	for i := range f.marks {
@@ -27,17 +27,17 @@ func (f *Filter) edit(e Event, dst []byte) []byte {
 		if int(marked.val) < copied {
 			continue // a member around it was replaced or removed already
 		}
-		act := f.act(marked, b)
-		if act == keep {
+		action := f.actionFor(marked, b)
+		if action == keepValue {
 			continue
 		}
 		from, to := int(marked.val), int(marked.end)
-		if act == remove {
+		if action == removeMember {
 			removed := &removals[marked.level]
 			if removed.open != marked.open {
 				removed.open, removed.n = marked.open, 0
 			}
-			isFirst := marked.nth == removed.n // all members before it are removed
+			isFirst := marked.membersBefore == removed.n // all members before it are removed
 			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, isFirst)
 			removed.n++
 		}
@@ -46,10 +46,10 @@ func (f *Filter) edit(e Event, dst []byte) []byte {
 			dst = appendHead(dst, e)
 		}
 		dst = appendPart(dst, e, b[copied:from])
-		switch act {
-		case null:
+		switch action {
+		case setNull:
 			dst = append(dst, "null"...)
-		case put:
+		case setValue:
 			dst = f.appendValue(dst, marked, b[marked.val:marked.end])
 		}
 		copied = to
@@ -60,74 +60,74 @@ func (f *Filter) edit(e Event, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
-// act decides what to do with a marked member. If no case of the switch returns, the member gets a new value, unless it has this
+// actionFor decides what to do with a marked member. If no case of the switch returns, the member gets a new value, unless it has this
 // value already.
-func (f *Filter) act(marked *mark, b []byte) action {
+func (f *Filter) actionFor(marked *mark, b []byte) action {
 	var scratch [20]byte
 	old := b[marked.val:marked.end]
 	switch marked.kind {
 	case usageValue:
 		return usageAction(f, old)
 	case detailsValue:
-		if f.options.Cached == unknownCached && marked.inside == 0 { // without cached_tokens, nothing is left in them
-			return remove
+		if f.options.Cached == unknownCached && marked.otherMembers == 0 { // without cached_tokens, nothing is left in them
+			return removeMember
 		}
-		return keep
+		return keepValue
 	case cachedValue:
 		switch f.options.Cached {
 		case OwnCached:
-			return keep
+			return keepValue
 		case unknownCached:
-			return remove
+			return removeMember
 		}
 	case noDetails, nullDetails, noCached:
 		if f.facts.hasUsage {
-			return put
+			return setValue
 		}
-		return keep // a usage without counts gets no details either
-	case foreign:
+		return keepValue // a usage without counts gets no details either
+	case engineOnlyValue:
 		switch {
 		case !f.options.Unstreamed:
-			return remove
+			return removeMember
 		case rawjson.IsNull(old): // an engine that does not stream sends this null to every client
-			return keep
+			return keepValue
 		}
-		return null
+		return setNull
 	case roleValue: // the client has the role from the first engine
-		return remove
+		return removeMember
 	case offsetsValue, spansValue: // they count from the start of this engine's part of the answer
-		return put
+		return setValue
 	case promptValue, completionValue, totalValue:
 		if !f.facts.hasUsage { // the counts could not be read, so there is nothing to add them up from
-			return keep
+			return keepValue
 		}
 	case createdValue:
 		if f.options.Created == 0 && len(f.options.Continuation.Head.Created) == 0 {
-			return keep
+			return keepValue
 		}
 	case modelValue:
 		if len(f.options.Continuation.Head.Model) == 0 {
-			return keep
+			return keepValue
 		}
 	case fingerprintValue:
 		if len(f.options.Continuation.Head.Fingerprint) == 0 {
-			return remove // the first engine of this answer sent no fingerprint
+			return removeMember // the first engine of this answer sent no fingerprint
 		}
 	case idValue:
 		if bytes.Equal(old, f.id) {
-			return keep
+			return keepValue
 		}
-		return put
+		return setValue
 	case endValue: // the finish_reason of an engine whose answer is continued by another
 		if f.facts.recomputed && !rawjson.IsNull(old) {
-			return null
+			return setNull
 		}
-		return keep
+		return keepValue
 	}
 	if bytes.Equal(old, f.appendValue(scratch[:0], marked, old)) {
-		return keep
+		return keepValue
 	}
-	return put
+	return setValue
 }
 
 // usageAction decides what to do with a usage, whose value in the event is old.
@@ -135,13 +135,13 @@ func usageAction(f *Filter, old []byte) action {
 	wanted := f.continuous || f.options.Usage && f.facts.choices == 0 // the client asked for the usage of this event
 	switch {
 	case wanted:
-		return keep
-	case !f.options.Usage && !f.byIDs: // at /inference/v1/generate every event has a usage, and the client expects one
-		return remove
+		return keepValue
+	case !f.options.Usage && !f.isTokensForm: // at /inference/v1/generate every event has a usage, and the client expects one
+		return removeMember
 	case rawjson.IsNull(old):
-		return keep
+		return keepValue
 	}
-	return null // OpenAI sends null in each event before the one with the final usage
+	return setNull // OpenAI sends null in each event before the one with the final usage
 }
 
 // appendValue appends the value that the client gets for a marked member, whose value in the event is old.
@@ -165,11 +165,11 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 	case fingerprintValue:
 		return append(dst, f.options.Continuation.Head.Fingerprint...)
 	case promptValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Prompt), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Prompt), 10)
 	case completionValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Completion), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Completion), 10)
 	case totalValue:
-		return strconv.AppendInt(dst, int64(f.options.Continuation.join(f.facts.usage).Total), 10)
+		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
 	default: // cachedValue
@@ -179,7 +179,7 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
 func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
-	if marked.kind != nullDetails && marked.inside > 0 { // a new member after others, not a value in place of null
+	if marked.kind != nullDetails && marked.otherMembers > 0 { // a new member after others, not a value in place of null
 		dst = append(dst, ',')
 	}
 	if marked.kind == noDetails {
@@ -215,15 +215,15 @@ func appendShifted(dst, list []byte, offset int) []byte {
 
 // appendHead appends the bytes of an event before its data.
 func appendHead(dst []byte, e Event) []byte {
-	if e.at > 0 {
-		return append(dst, e.Raw[:e.at]...)
+	if e.dataAt > 0 {
+		return append(dst, e.Raw[:e.dataAt]...)
 	}
 	return append(appendOtherLines(dst, e.Raw), "data: "...)
 }
 
 // appendPart appends a piece of the data. Data that came in several data lines is written in several, too.
 func appendPart(dst []byte, e Event, part []byte) []byte {
-	if e.at > 0 {
+	if e.dataAt > 0 {
 		return append(dst, part...)
 	}
 	for {
@@ -238,8 +238,8 @@ func appendPart(dst []byte, e Event, part []byte) []byte {
 
 // appendTail appends the bytes of an event after its data.
 func appendTail(dst []byte, e Event) []byte {
-	if e.at > 0 {
-		return append(dst, e.Raw[e.at+len(e.Data):]...)
+	if e.dataAt > 0 {
+		return append(dst, e.Raw[e.dataAt+len(e.Data):]...)
 	}
 	return append(dst, "\n\n"...)
 }

@@ -55,16 +55,16 @@ type errorFields struct {
 	Code    json.RawMessage `json:"code"` // a number; vLLM's Rust front end sends a name
 }
 
-// clientGone is the status with which proxies log that a client disconnected. In an engine's answer, this client is evenkeel.
+// statusClientGone is the status with which proxies log that a client disconnected. In an engine's answer, this client is evenkeel.
 // evenkeel's own client is still there and must get a real error status.
-const clientGone = 499
+const statusClientGone = 499
 
 // errorCode returns the error's code as text, and the HTTP status: by the code if it is a status, else by the type.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
 	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) {
 		code = string(raw)
 	}
-	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != clientGone {
+	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != statusClientGone {
 		return code, n
 	}
 	for _, name := range []string{typ, code} {

@@ -24,32 +24,32 @@ func (fs fields) find(key []byte) *field {
 	return nil
 }
 
-// first sets a member to val, unless the member has a value other than null already.
-func (fs *fields) first(key, val []byte) {
+// setFirst sets a member to val, unless the member has a value other than null already.
+func (fs *fields) setFirst(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
-		fs.add(key, val)
+		fs.appendMember(key, val)
 	case rawjson.IsNull(f.val):
 		f.val = append(f.val[:0], val...)
 	}
 }
 
-// last sets a member to val. It ignores null if the member exists.
-func (fs *fields) last(key, val []byte) {
+// setLast sets a member to val, so that the last value that came stays. It ignores null if the member exists.
+func (fs *fields) setLast(key, val []byte) {
 	switch f := fs.find(key); {
 	case f == nil:
-		fs.add(key, val)
+		fs.appendMember(key, val)
 	case !rawjson.IsNull(val):
 		f.val = append(f.val[:0], val...)
 	}
 }
 
-// join appends a string to a string and an array to an array. Of other values it keeps the last.
+// appendTo appends val to the member: a string to a string, and an array to an array. Of other values it keeps the last.
 // Strings are joined in their escaped form, because two events may each have one half of a \u surrogate pair.
-func (fs *fields) join(key, val []byte) {
+func (fs *fields) appendTo(key, val []byte) {
 	f := fs.find(key)
 	if f == nil {
-		fs.add(key, val)
+		fs.appendMember(key, val)
 		return
 	}
 	old := f.val
@@ -66,13 +66,13 @@ func (fs *fields) join(key, val []byte) {
 	}
 }
 
-// gather adds a value of a member whose meaning is not known. It joins lists, and the members of objects.
+// merge adds a value of a member whose meaning evenkeel does not know. It joins lists, and the members of objects.
 // Of other values it keeps the last. It ignores a value that equals the one so far.
-func (fs *fields) gather(key, val []byte) {
+func (fs *fields) merge(key, val []byte) {
 	f := fs.find(key)
 	switch {
 	case f == nil:
-		fs.add(key, val)
+		fs.appendMember(key, val)
 	case rawjson.IsNull(val), bytes.Equal(f.val, val):
 	case f.val[0] == '[' && val[0] == '[':
 		f.val = joinArrays(f.val, val)
@@ -87,11 +87,12 @@ func (fs *fields) gather(key, val []byte) {
 // choices of an answer under construction.
 const maxMembers = 256
 
-func (fs fields) full() bool { return len(fs) > maxMembers }
+// tooMany says whether the object has more than maxMembers members.
+func (fs fields) tooMany() bool { return len(fs) > maxMembers }
 
-// add appends a member; a full object ignores it, and the caller finds out by full.
-func (fs *fields) add(key, val []byte) {
-	if fs.full() {
+// appendMember appends a member; a full object ignores it, and the caller finds out by tooMany.
+func (fs *fields) appendMember(key, val []byte) {
+	if fs.tooMany() {
 		return
 	}
 	*fs = append(*fs, field{string(key), append([]byte(nil), val...)})
@@ -114,7 +115,7 @@ func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {
 		for o := rawjson.ObjectAt(from, 0); o.NextValue(); {
-			all.last(o.Key, o.Value())
+			all.setLast(o.Key, o.Value())
 		}
 	}
 	return append(all.appendMembers([]byte{'{'}), '}')

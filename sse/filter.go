@@ -43,7 +43,7 @@ type Options struct {
 	Continuation *Continuation // set if this engine continues an interrupted answer; nil: this engine begins the answer
 }
 
-// Found sets Options.Cached, in tokens, for a decode stream that begins before the prefill engine has reported how much of the prompt
+// SetCached sets Options.Cached, in tokens, for a decode stream that begins before the prefill engine has reported how much of the prompt
 // it found in its prefix cache.
 func (f *Filter) SetCached(cached int) { f.options.Cached = cached }
 
@@ -57,7 +57,7 @@ type End uint8
 
 // The possible ends of an answer.
 const (
-	NotEnded      End = iota // the answer has not ended
+	NotEnded  End = iota // the answer has not ended
 	Complete             // the answer is complete
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
@@ -78,15 +78,16 @@ func NewFilter(o Options) *Filter {
 	return f
 }
 
-// Reset makes the filter ready for another stream and reuses its memory, except for marks and held if a rare large event made them large.
+// Reset makes the filter ready for another stream and reuses its memory, except for marks and heldEvents if a rare large event made them
+// large.
 func (f *Filter) Reset(o Options) {
 	marks := f.marks[:0]
 	if cap(marks) > keepMarks {
 		marks = make([]mark, 0, usualMarks)
 	}
-	held := f.held[:0]
-	if cap(held) > keepBuffer {
-		held = nil
+	heldEvents := f.heldEvents[:0]
+	if cap(heldEvents) > maxKeptBuffer {
+		heldEvents = nil
 	}
 	id := f.id[:0] // if it stays empty, the client gets the engine's own id
 	switch {
@@ -95,17 +96,17 @@ func (f *Filter) Reset(o Options) {
 	case o.Continuation != nil: // the client already got events with the first engine's id, which is JSON here
 		id = append(id, o.Continuation.Head.ID...)
 	}
-	*f = Filter{options: o, byIDs: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks, owed: f.owed[:0],
-		details: f.details[:0], held: held}
+	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks,
+		pendingUsage: f.pendingUsage[:0], details: f.details[:0], heldEvents: heldEvents}
 }
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
 // change, dst with the edited event appended if it does, nil if the client gets nothing. With Refused, out is the engine's
 // error event. With Preempted, out is the event if it has content, else nil. Event does not allocate if dst has room.
 //
-// Some forms have no [DONE]. For their last event Event returns Runs, and Answer.Event returns Complete.
+// Some forms have no [DONE]. For their last event Event returns NotEnded, and Answer.Event returns Complete.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.idle = false
+	f.facts.isEmpty = false
 	switch e.Kind {
 	case KindComment:
 		return e.Raw, NotEnded
@@ -114,11 +115,11 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		if f.Finished() {
 			end = Complete
 		}
-		if f.options.DropDone {
+		switch {
+		case f.options.DropDone:
 			return nil, end
-		}
-		if f.options.Form == Verbatim { // there [DONE] completes the answer even without a finish_reason
-			return f.verbatim(e)
+		case f.options.Form == Verbatim: // there [DONE] completes the answer even without a finish_reason
+			return f.forwardVerbatim(e)
 		}
 		return e.Raw, end
 	}
@@ -127,7 +128,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		return nil, Broken
 	}
 	if !f.options.Form.chunked() {
-		return f.take(e, dst)
+		return f.takeFormEvent(e, dst)
 	}
 	f.facts = facts{choices: -1}
 	f.marks = f.marks[:0]
@@ -139,30 +140,30 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		return e.Raw, NotEnded
 	}
 	if !f.read(e.Data) {
-		return f.unreadable(e.Data)
+		return f.handleNonJSON(e.Data)
 	}
 	if f.facts.isError {
 		f.failure = ReadFailure(e.Data)
 		return e.Raw, Refused
 	}
-	if fault := f.overrun(); fault != nil {
+	if fault := f.exceededLimit(); fault != nil {
 		f.fault = fault
 		return nil, Broken
 	}
-	f.count(e.Data)
-	out, end = f.judge(e, dst)
+	f.countTokens(e.Data)
+	out, end = f.decide(e, dst)
 	if f.options.Transcript != nil && end != Refused { // an error is no part of the answer
-		f.options.Transcript.keep(f, e.Data)
+		f.options.Transcript.record(f, e.Data)
 	}
 	return out, end
 }
 
-// unreadable judges an event that is not a JSON object. It is ignored if it is empty or if the answer has ended already. Otherwise
-// the answer was damaged on its way.
-func (f *Filter) unreadable(data []byte) ([]byte, End) {
+// handleNonJSON decides about an event that is not a JSON object. The client gets nothing for it. The event is ignored if it is empty, or
+// if a finish_reason has come already. Otherwise the answer was damaged on its way, and handleNonJSON returns Garbled.
+func (f *Filter) handleNonJSON(data []byte) ([]byte, End) {
 	empty := rawjson.Space(data, 0) == len(data)
-	f.facts.idle = empty
-	if empty || f.finish != "" {
+	f.facts.isEmpty = empty
+	if empty || f.finishReason != "" {
 		return nil, NotEnded
 	}
 	f.fault = ErrNotJSON
@@ -178,37 +179,37 @@ var (
 )
 
 const (
-	// spareTokens is by how many tokens an answer may exceed its limit: with speculative decoding,
+	// allowedExtraTokens is by how many tokens an answer may exceed its limit: with speculative decoding,
 	// an engine may stop some tokens late.
-	spareTokens = 32
+	allowedExtraTokens = 32
 	// chunksPerToken bounds how many chunks an engine's parsers of tool calls and reasoning may make of one token.
 	chunksPerToken = 4
 )
 
-// overrun returns ErrBadCount if the event claims more tokens than Options.Context or Options.MaxTokens allows, and ErrTooManyTokens if
-// the answer with this event has more than MaxTokens allows; nil: it exceeds no bound. The event is not counted yet.
-func (f *Filter) overrun() error {
+// exceededLimit returns ErrBadCount if the event claims more tokens than Options.Context or Options.MaxTokens allows, and ErrTooManyTokens
+// if the answer with this event has more than MaxTokens allows; nil: it exceeds no bound. The event is not counted yet.
+func (f *Filter) exceededLimit() error {
 	facts, limit := &f.facts, f.options.MaxTokens
 	switch {
-	case f.options.Context > 0 && facts.hasUsage && facts.usage.Prompt+facts.usage.Completion > f.options.Context+spareTokens:
+	case f.options.Context > 0 && facts.hasUsage && facts.usage.Prompt+facts.usage.Completion > f.options.Context+allowedExtraTokens:
 		return ErrBadCount
-	case f.options.Context > 0 && facts.promptIDs > f.options.Context+spareTokens:
+	case f.options.Context > 0 && facts.promptIDs > f.options.Context+allowedExtraTokens:
 		return ErrBadCount
 	case limit <= 0: // MaxTokens sets no bound
-	case facts.hasUsage && facts.usage.Completion > limit+spareTokens:
+	case facts.hasUsage && facts.usage.Completion > limit+allowedExtraTokens:
 		return ErrBadCount
-	case f.ids+facts.ids > limit+spareTokens:
+	case f.ids+facts.ids > limit+allowedExtraTokens:
 		return ErrTooManyTokens
-	case facts.content && f.chunks >= chunksPerToken*(limit+spareTokens): // this bounds an engine that sends no ids
+	case facts.content && f.chunks >= chunksPerToken*(limit+allowedExtraTokens): // this bounds an engine that sends no ids
 		return ErrTooManyTokens
 	}
 	return nil
 }
 
-// count updates the number of tokens by the event that was read, whose data is data. The number is the engine's count in its last
+// countTokens updates the number of tokens by the event that was read, whose data is data. The number is the engine's count in its last
 // usage plus the tokens that came after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number
-// of chunks. count also stores the usage itself, and sets drift when the final usage comes.
-func (f *Filter) count(data []byte) {
+// of chunks. countTokens also stores the usage itself, and sets drift when the final usage comes.
+func (f *Filter) countTokens(data []byte) {
 	facts := &f.facts
 	before := f.tokens
 	if facts.content {
@@ -224,7 +225,7 @@ func (f *Filter) count(data []byte) {
 		f.usage = facts.usage
 		f.details = f.details[:0]
 		if facts.detailsEnd > 0 {
-			f.details = append(f.details, data[facts.details:facts.detailsEnd]...)
+			f.details = append(f.details, data[facts.detailsAt:facts.detailsEnd]...)
 		}
 		switch {
 		case f.options.Cached != OwnCached:
@@ -233,73 +234,74 @@ func (f *Filter) count(data []byte) {
 			f.usage.Cached = -1
 		}
 	}
-	f.tokens, f.guessed = f.usage.Completion, false
+	f.tokens, f.tokensEstimated = f.usage.Completion, false
 	if f.idsSeen {
 		f.tokens += f.ids - f.idsAtUsage
 	} else {
 		sinceUsage := f.chunks - f.chunksAtUsage
-		f.tokens += int(math.Round(float64(sinceUsage) * f.perChunk()))
-		f.guessed = sinceUsage > 0
+		f.tokens += int(math.Round(float64(sinceUsage) * f.assumedPerChunk()))
+		f.tokensEstimated = sinceUsage > 0
 	}
 	if facts.hasUsage && facts.choices == 0 { // the final usage
 		f.reconciled, f.drift = true, before-facts.usage.Completion
 	}
 }
 
-// perChunk is the number of tokens assumed for a chunk without an exact count.
-func (f *Filter) perChunk() float64 {
+// assumedPerChunk is the number of tokens assumed for a chunk without an exact count.
+func (f *Filter) assumedPerChunk() float64 {
 	if f.options.TokensPerChunk <= 0 {
 		return 1
 	}
 	return f.options.TokensPerChunk
 }
 
-// judge decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort. Otherwise it stores what the
-// event says of the end of the answer, and drops an unwanted event. The end that judge returns is Preempted, Refused or Runs.
-func (f *Filter) judge(e Event, dst []byte) ([]byte, End) {
+// decide decides what the client gets of the event. First it looks for a bad end: recomputed, error or abort. Otherwise it stores what the
+// event says of the end of the answer, the finish_reason and the final usage, and drops an unwanted event. The end that decide returns is
+// Preempted, Refused or NotEnded.
+func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
-	finish := e.Data[facts.finishAt:facts.finishEnd]
+	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
 	switch {
 	case facts.recomputed: // checked first, because recomputed counts with any finish_reason
 		f.started = true
 		if !facts.content { // the event only reports the preemption
 			return nil, Preempted
 		}
-		return f.edit(e, dst), Preempted
+		return f.editMarked(e, dst), Preempted
 	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // the client wanted this end, so it is no failure
 	case string(finish) == "error", string(finish) == "abort":
 		f.failure = finishFailure(string(finish))
-		return f.edit(e, dst), Refused
+		return f.editMarked(e, dst), Refused
 	}
 	f.started = true
 	if facts.promptIDs > 0 {
 		f.promptIDs = facts.promptIDs
 	}
 	if len(finish) > 0 {
-		f.finish, f.stopped, f.handsBack = finishReason(finish), facts.stopText, facts.backEnd > 0
+		f.finishReason, f.endedByStopText, f.keepsKV = finishReason(finish), facts.stopText, facts.handBackEnd > 0
 	}
-	if f.finish != "" && facts.hasUsage {
-		f.owe(e.Data)
+	if f.finishReason != "" && facts.hasUsage {
+		f.deferUsage(e.Data)
 	}
-	if isUnwanted(f, finish) {
+	if isDropped(f, finish) {
 		return nil, NotEnded
 	}
-	keepsUsage := facts.choices == 0 || f.continuous // edit removes the usage from all other events, or sets it to null
+	keepsUsage := facts.choices == 0 || f.continuous // editMarked removes the usage from all other events, or sets it to null
 	f.usageSent = f.usageSent || facts.hasUsage && keepsUsage
-	return f.edit(e, dst), NotEnded
+	return f.editMarked(e, dst), NotEnded
 }
 
-// isUnwanted says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
+// isDropped says whether the client must not get the event, because only evenkeel asked for it, or because the client already has what
 // the event says, or will get it with another event. finish is the event's finish_reason; empty: the event has none.
-func isUnwanted(f *Filter, finish []byte) bool {
+func isDropped(f *Filter, finish []byte) bool {
 	facts := &f.facts
 	onlyUsage := facts.choices == 0 && facts.hasUsage
-	onlyIDs := facts.choices == 1 && facts.bare && facts.hasIDs
-	onlyRole := facts.choices == 1 && facts.role && !facts.content && facts.ids == 0 && len(finish) == 0
+	onlyIDs := facts.choices == 1 && facts.emptyChoice && facts.hasIDs
+	onlyRole := facts.choices == 1 && facts.hasRole && !facts.content && facts.ids == 0 && len(finish) == 0
 	switch {
 	case onlyUsage && (!f.options.Usage || f.options.DropFinalUsage): // the client wants no usage, or the fan-out sends the sum
 		return true
-	case onlyUsage && f.options.Transcript != nil && f.finish == "": // not yet the end: another engine will go on, and send the usage
+	case onlyUsage && f.options.Transcript != nil && f.finishReason == "": // not yet the end: another engine will go on, and send the usage
 		return true
 	case onlyIDs && !f.options.TokenIDs && !f.continuous: // the engine sends it only because evenkeel asked for token ids
 		return true
@@ -309,19 +311,20 @@ func isUnwanted(f *Filter, finish []byte) bool {
 	return false
 }
 
-// owe stores the final usage as an event of its own, which MissingUsage appends. It is needed if the engine sends the usage only
-// with the finish_reason, where OpenAI's clients do not look for it.
-func (f *Filter) owe(data []byte) {
+// deferUsage stores the final usage as an event of its own, pendingUsage, which MissingUsage appends. It is needed if the engine sends the
+// usage only with the finish_reason, where OpenAI's clients do not look for it. It does nothing if the client gets the usage in another
+// way, and clears pendingUsage once the engine itself has sent such an event.
+func (f *Filter) deferUsage(data []byte) {
 	facts := &f.facts
 	switch {
 	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client wants no usage, has each, or gets a sum
 		return
 	case facts.choices == 0: // the engine itself has sent such an event
-		f.owed = f.owed[:0]
+		f.pendingUsage = f.pendingUsage[:0]
 		return
 	}
 	var usage []byte
-	f.owed = append(f.owed[:0], "data: {"...)
+	f.pendingUsage = append(f.pendingUsage[:0], "data: {"...)
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -329,19 +332,19 @@ func (f *Filter) owe(data []byte) {
 		case "usage":
 			usage = o.Value()
 		default:
-			f.owed = append(append(f.owed, data[o.Quote:o.Pos]...), ',')
+			f.pendingUsage = append(append(f.pendingUsage, data[o.Quote:o.Pos]...), ',')
 		}
 	}
-	f.owed = append(append(append(f.owed, `"choices":[],"usage":`...), usage...), "}\n\n"...)
+	f.pendingUsage = append(append(append(f.pendingUsage, `"choices":[],"usage":`...), usage...), "}\n\n"...)
 }
 
 // MissingUsage appends the event with the final usage if the client asked for it and the engine sent no such event.
 func (f *Filter) MissingUsage(dst []byte) []byte {
-	if len(f.owed) == 0 {
+	if len(f.pendingUsage) == 0 {
 		return dst
 	}
 	const head = len("data: ")
-	e := Event{Raw: f.owed, Data: f.owed[head : len(f.owed)-2], Kind: KindData, at: head}
+	e := Event{Raw: f.pendingUsage, Data: f.pendingUsage[head : len(f.pendingUsage)-2], Kind: KindData, dataAt: head}
 	out, _ := f.Event(e, dst)
 	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged {
 		return append(dst, out...)
@@ -349,11 +352,12 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage and did not get the final one. It is false for an answer that continues another
-// engine's. With DropFinalUsage the fan-out sends the usage itself, which it reads by Usage, so the usage of any chunk is enough.
+// LacksUsage says that the client asked for the usage, that it did not get the final one, and that MissingUsage has none for it. It is
+// false for an answer that continues another engine's.
 func (f *Filter) LacksUsage() bool {
-	satisfied := f.usageSent || len(f.owed) > 0 || f.options.DropFinalUsage && f.usageSeen
-	return f.options.Usage && !satisfied && f.options.Continuation == nil
+	fanOutHasIt := f.options.DropFinalUsage && f.usageSeen // the fan-out reads the usage by the method Usage and sends it itself
+	hasUsage := f.usageSent || len(f.pendingUsage) > 0 || fanOutHasIt
+	return f.options.Usage && !hasUsage && f.options.Continuation == nil
 }
 
 // Untrack stops adding events to Options.Transcript.
@@ -371,23 +375,23 @@ func (f *Filter) Empty() bool { return f.chunks == 0 }
 func (f *Filter) Started() bool { return f.started }
 
 // Finished says whether a finish_reason came that ends the answer without a failure.
-func (f *Filter) Finished() bool { return f.finish != "" }
+func (f *Filter) Finished() bool { return f.finishReason != "" }
 
 // Kept says whether a vLLM engine may keep the answer's KV after its end. From 0.33 on, the last chunk of the stream has
 // kv_transfer_params if the engine keeps the KV; older versions do not say it. vLLM keeps no KV if the answer ended at a stop text of the
 // request (0.33, process_outputs in v1/engine/output_processor.py) or for repetition (request_finished in nixl/pull_scheduler.py).
 func (f *Filter) Kept() bool {
-	return f.handsBack || !f.stopped && (f.finish == "stop" || f.finish == "length" || f.finish == "tool_calls")
+	return f.keepsKV || !f.endedByStopText && (f.finishReason == "stop" || f.finishReason == "length" || f.finishReason == "tool_calls")
 }
 
 // FinishReason is the finish_reason that ended the answer; empty: none came so far.
-func (f *Filter) FinishReason() string { return f.finish }
+func (f *Filter) FinishReason() string { return f.finishReason }
 
 // Usage returns the last usage that the engine sent, with the tokens of earlier engines of this answer added, as the
 // client gets it. ok is false if the engine has sent none so far.
 func (f *Filter) Usage() (u Usage, ok bool) {
 	if f.options.Continuation != nil && f.usageSeen {
-		return f.options.Continuation.join(f.usage), true
+		return f.options.Continuation.addEarlier(f.usage), true
 	}
 	return f.usage, f.usageSeen
 }
@@ -417,11 +421,11 @@ func (f *Filter) Fault() error { return f.fault }
 func (f *Filter) Drift() (tokens int, ok bool) { return f.drift, f.reconciled }
 
 const (
-	// fewChunks is the least number of chunks a stream must have for its average to count: a parser of
+	// minChunks is the least number of chunks a stream must have for its average to count: a parser of
 	// tool calls may hold back a whole call and send it as one chunk.
-	fewChunks = 4
-	// mostPerChunk bounds a stream's average: with speculative decoding, one step makes about so many tokens.
-	mostPerChunk = 8
+	minChunks = 4
+	// maxPerChunk bounds a stream's average: with speculative decoding, one step makes about so many tokens.
+	maxPerChunk = 8
 )
 
 // TokensPerChunk returns the average number of tokens in a chunk, for the Options of the next stream. before is the average of
@@ -432,14 +436,14 @@ func (f *Filter) TokensPerChunk(before float64) float64 {
 	if f.usageSeen {
 		exact = f.usage.Completion
 	}
-	if f.chunks < fewChunks || exact == 0 {
+	if f.chunks < minChunks || exact == 0 {
 		return before
 	}
 	if before <= 0 {
 		before = 1
 	}
-	seen := min(float64(exact)/float64(f.chunks), mostPerChunk)
-	return before + (seen-before)/10
+	average := min(float64(exact)/float64(f.chunks), maxPerChunk)
+	return before + (average-before)/10
 }
 
 // finishReason returns string(b); for the reasons that engines use it does not allocate.
@@ -459,14 +463,14 @@ func finishReason(b []byte) string {
 	return string(b)
 }
 
-// keep adds the filter's current event, whose data is b, to the transcript: first what the event says of the answer as a whole, then
-// the answer's tokens and content. f.count has counted the event.
-func (t *Transcript) keep(f *Filter, b []byte) {
+// record adds the filter's current event, whose data is b, to the transcript: first what the event says of the answer as a whole, then
+// the answer's tokens and content. f.countTokens has counted the event.
+func (t *Transcript) record(f *Filter, b []byte) {
 	facts := &f.facts
 	if t.Head.ID == nil {
 		t.Head = readHead(b)
 	}
-	t.Completed, t.Guessed = f.tokens, f.guessed
+	t.Completed, t.Guessed = f.tokens, f.tokensEstimated
 	if f.usageSeen {
 		t.Prompt = f.usage.Prompt
 	} else if facts.promptIDs > 0 {
@@ -475,8 +479,8 @@ func (t *Transcript) keep(f *Filter, b []byte) {
 	if t.KeepPrompt && facts.promptEnd > 0 {
 		t.PromptIDs = append(t.PromptIDs[:0], b[facts.promptAt:facts.promptEnd]...)
 	}
-	if facts.backEnd > 0 {
-		t.HandBack = append(t.HandBack[:0], b[facts.backAt:facts.backEnd]...)
+	if facts.handBackEnd > 0 {
+		t.HandBack = append(t.HandBack[:0], b[facts.handBackAt:facts.handBackEnd]...)
 	}
 	t.Unread = t.Unread || facts.choices > 1 // the facts have the text and the ids of one choice only
 	if facts.idsAt > 0 {
@@ -491,7 +495,7 @@ func (t *Transcript) keep(f *Filter, b []byte) {
 }
 
 // keepID adds the id of the answer's next token. An id that is no number, or does not fit into IDs, makes the transcript Unread. It is
-// stored all the same: no engine gets the ids of an Unread transcript, but their number must stay right for growth.
+// stored all the same: no engine gets the ids of an Unread transcript, but their number must stay right for modeOf.
 func (t *Transcript) keepID(idJSON []byte) {
 	id, ok := rawjson.Int(idJSON, 0, len(idJSON))
 	t.Unread = t.Unread || !ok || id > math.MaxInt32
@@ -502,7 +506,7 @@ func (t *Transcript) keepID(idJSON []byte) {
 func (t *Transcript) keepContent(facts *facts, b []byte) {
 	t.Content = true
 	t.Shown = len(t.IDs) // also tokens of earlier events without text, because their text came with this event
-	t.MoreThan = t.MoreThan || facts.moreThan
+	t.MoreThan = t.MoreThan || facts.hasNonText
 	if facts.textEnd > facts.textAt {
 		text := b[facts.textAt+1 : facts.textEnd-1] // without its quotes
 		t.Runes += runes(text)

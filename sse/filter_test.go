@@ -203,7 +203,7 @@ func TestMirrorLearnsTokensPerChunk(t *testing.T) {
 	for range 100 {
 		per = run(per, text, text, text, text, `{"choices":[],"usage":{"completion_tokens":4000}}`)
 	}
-	require.InDelta(t, mostPerChunk, per, 1e-3, "no engine makes more at once")
+	require.InDelta(t, maxPerChunk, per, 1e-3, "no engine makes more at once")
 }
 
 func TestDriftComparesWithTheFinalUsage(t *testing.T) {
@@ -248,7 +248,7 @@ func TestResetForgetsTheLegBefore(t *testing.T) {
 	require.NotZero(t, f.Tokens())
 	f.Reset(nothing)
 	fresh := NewFilter(nothing)
-	fresh.id, fresh.marks, fresh.owed, fresh.details = f.id, f.marks, f.owed, f.details // memory it may keep
+	fresh.id, fresh.marks, fresh.pendingUsage, fresh.details = f.id, f.marks, f.pendingUsage, f.details // memory it may keep
 	require.Equal(t, fresh, f)
 }
 
@@ -392,12 +392,12 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 		tokens int // counted before the fault
 	}{
 		{"as many as asked for", []string{ids(4), `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":4}}`}, nil, 4},
-		{"some more, of an engine that speculates", []string{ids(4 + spareTokens)}, nil, 4 + spareTokens},
+		{"some more, of an engine that speculates", []string{ids(4 + allowedExtraTokens)}, nil, 4 + allowedExtraTokens},
 		{"ids without end", []string{ids(4), ids(20), ids(20)}, ErrTooManyTokens, 24},
 		{"all at once", []string{ids(100)}, ErrTooManyTokens, 0},
 		{"a usage that says so", []string{text, `{"choices":[],"usage":{"completion_tokens":1000000000000000}}`}, ErrBadCount, 1},
 		{"a usage that understates the ids", []string{`{"choices":[{"text":"a","token_ids":[` + strings.Repeat("1,", 99) + `1]}],"usage":{"completion_tokens":1}}`}, ErrTooManyTokens, 0},
-		{"chunks without end", slices.Repeat([]string{text}, 500), ErrTooManyTokens, chunksPerToken * (4 + spareTokens)},
+		{"chunks without end", slices.Repeat([]string{text}, 500), ErrTooManyTokens, chunksPerToken * (4 + allowedExtraTokens)},
 		{"an answer beyond the context", []string{`{"choices":[],"usage":{"prompt_tokens":14,"completion_tokens":33}}`}, ErrBadCount, 0},
 		{"a prompt beyond the context", []string{`{"choices":[],"usage":{"prompt_tokens":1000000000000000,"completion_tokens":1}}`}, ErrBadCount, 0},
 	} {
@@ -417,7 +417,7 @@ func TestAnAnswerHasNoMoreTokensThanItMay(t *testing.T) {
 
 // A list of the prompt's token ids is a count, too.
 func TestAPromptHasNoMoreTokenIDsThanItsContext(t *testing.T) {
-	for n, want := range map[int]End{14 + spareTokens: NotEnded, 15 + spareTokens: Broken} {
+	for n, want := range map[int]End{14 + allowedExtraTokens: NotEnded, 15 + allowedExtraTokens: Broken} {
 		f := NewFilter(Options{MaxTokens: 4, Context: 14, Cached: -1, Choice: -1, Transcript: &Transcript{}})
 		_, end := f.Event(event(t, `{"choices":[{"text":"a"}],"prompt_token_ids":[1`+strings.Repeat(",1", n-1)+`]}`), nil)
 		require.Equal(t, want, end)

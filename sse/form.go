@@ -40,35 +40,35 @@ func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
 // formFacts is what one event, or one answer in one piece, contains if its form is not chunked. For chunked forms see facts.
 type formFacts struct {
-	ok       bool // the event is readable JSON
-	opening  bool // the event is about the request, not about the answer
-	idle     bool // the event is a ping, which has no content
-	delta    bool // it has generated tokens, as text or in another form
-	last     bool // it has the final usage
-	over     bool // it is the last event of the stream
-	failed   bool
-	fault    error  // why the event cannot be forwarded; nil: it can
-	why      []byte // the event or the error in it, as the argument for ReadFailure
-	finish   string
-	stopText bool // a stop text of the request ended the answer
-	usage    Usage
-	cuts     []cut // changes that the client's copy needs
-	idAt     cut   // of Generated: where the answer's id stands
-	textAt   cut   // of Generated: where the text stands
-	idsAt    cut   // of Generated: where the token ids stand
-	endAt    int   // of Generated: where the object's closing brace stands
+	readable        bool // the event is readable JSON
+	announces       bool // the event is about the request, not about the answer
+	isPing          bool // the event is a ping, which has no content
+	hasTokens       bool // it has generated tokens, as text or in another form
+	hasFinalUsage   bool // it has the final usage
+	endsStream      bool // it is the last event of the stream
+	failed          bool
+	fault           error  // why the event cannot be forwarded; nil: it can
+	failure         []byte // the event or the error in it, as the argument for ReadFailure
+	finish          string // the finish_reason; empty: the event has none
+	endedByStopText bool   // a stop text of the request ended the answer
+	usage           Usage
+	edits           []edit // changes that the client's copy needs
+	idAt            edit   // of Generated: where the answer's id stands
+	textAt          edit   // of Generated: where the text stands
+	idsAt           edit   // of Generated: where the token ids stand
+	endAt           int    // of Generated: where the object's closing brace stands
 }
 
-// verbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
-func (f *Filter) verbatim(e Event) ([]byte, End) {
+// forwardVerbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
+func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
 	if e.Kind == KindData && f.ReadUsage(e.Data) {
 		const message = "the engine ended its answer with an error; its log says why"
 		f.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Refused
 	}
 	f.started = true
-	f.over = e.Kind == KindDone
-	f.finish = "stop" // the body may end at any event, so the answer always counts as finished
+	f.streamEnded = e.Kind == KindDone
+	f.finishReason = "stop" // the body may end at any event, so the answer always counts as finished
 	return e.Raw, NotEnded
 }
 
@@ -84,7 +84,7 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 		case string(o.Key) == "usage" && v[0] == '{':
 			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
 				switch n := countOf(&c); {
-				case n > mostCounted: // ignored, because no request has so many
+				case n > maxPlausibleTokens: // ignored, because no request has so many
 				case string(c.Key) == "prompt_tokens":
 					u.Prompt = n
 				case string(c.Key) == "completion_tokens":
@@ -102,82 +102,94 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	return failed
 }
 
-// mostCounted is the largest number of tokens in a usage that is taken seriously (67 million). Not even a request with many prompts
+// maxPlausibleTokens is the largest number of tokens in a usage that is taken seriously (67 million). Not even a request with many prompts
 // has more.
-const mostCounted = 64 << 20
+const maxPlausibleTokens = 64 << 20
 
-// maxHeld bounds how many events take holds back before the first event with a token.
-const maxHeld = 4
+// maxHeldEvents bounds how many events takeFormEvent holds back before the first event with a token.
+const maxHeldEvents = 4
 
-// take takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
-// an engine sends events that only announce the answer. take holds these back until the first token comes. Until then the
-// engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing.
-func (f *Filter) take(e Event, dst []byte) (out []byte, end End) {
+// takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
+// an engine sends events that only announce the answer. takeFormEvent holds these back until the first token comes. Until then the
+// engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing. out has
+// the events held back before, too. It is e.Raw itself if there are none and the event does not change.
+func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if f.options.Form == Verbatim {
-		return f.verbatim(e)
+		return f.forwardVerbatim(e)
 	}
 	if e.Kind == KindOpaque {
 		return takeOpaque(f, e, dst)
 	}
-	said := forms[f.options.Form].read(e.Data, f.options.Cached)
-	if judge := forms[f.options.Form].judge; judge != nil && said.ok {
-		judge(f, &said, e.Data)
+	event := forms[f.options.Form].read(e.Data, f.options.Cached)
+	if adapt := forms[f.options.Form].adapt; adapt != nil && event.readable {
+		adapt(f, &event, e.Data)
 	}
-	noPlace := f.opened == 0 || f.opened == maxHeld // a ping is held only after another event, and if there is room
+	mayHoldPing := f.heldCount > 0 && f.heldCount < maxHeldEvents // a ping is held only after another event, and if there is room
 	switch {
-	case !said.ok:
-		return f.unreadable(e.Data)
-	case said.failed:
-		f.failure = ReadFailure(said.why)
+	case !event.readable:
+		return f.handleNonJSON(e.Data)
+	case event.failed:
+		f.failure = ReadFailure(event.failure)
 		return e.Raw, Refused
-	case said.fault != nil:
-		f.fault = said.fault
+	case event.fault != nil:
+		f.fault = event.fault
 		return nil, Broken
-	case said.idle && !f.started && noPlace: // a ping says nothing of the answer, so it may be dropped
+	case event.isPing && !f.started && !mayHoldPing: // a ping says nothing of the answer, so it may be dropped
 		return nil, NotEnded
-	case said.over && !said.last && f.finish == "": // the stream ends without a finish_reason
+	case event.endsStream && !event.hasFinalUsage && f.finishReason == "": // the stream ends without a finish_reason
 		return nil, Short
 	}
-	f.events++
-	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
-	if said.usage.Prompt == 0 && said.usage.Total > 0 {
-		said.usage.Prompt, said.usage.Cached = f.usage.Prompt, f.usage.Cached
-		said.usage.Total += said.usage.Prompt
-	}
-	f.facts = facts{choices: -1, idle: said.idle, content: said.delta, hasUsage: said.usage.Total > 0, usage: said.usage}
-	if said.last {
-		f.facts.choices = 0 // by this, count knows the final usage
-	}
-	if fault := f.overrun(); fault != nil {
+	f.eventCount++
+	setFacts(f, &event)
+	if fault := f.exceededLimit(); fault != nil {
 		f.fault = fault
 		return nil, Broken
 	}
-	announces := !f.started && !said.delta && !said.last // nothing of the answer itself has come
-	// Once maxHeld events are held, an event counts as a part of the answer, and is forwarded, unless it is surely an opening.
-	if announces && (said.opening || f.opened < maxHeld) {
-		if f.opened++; f.opened > maxHeld { // no engine opens an answer with so many events
-			f.fault = ErrBadCount
-			return nil, Broken
-		}
-		f.count(e.Data)
-		f.held = f.cut(e, said.cuts, f.held)
-		return nil, NotEnded
+	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // nothing of the answer itself has come
+	// Once maxHeldEvents events are held, an event counts as a part of the answer, and is forwarded, unless it is surely an opening.
+	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
+		return nil, hold(f, e, event.edits)
 	}
-	f.count(e.Data)
+	f.countTokens(e.Data)
 	f.started = true
-	if keep := forms[f.options.Form].keep; keep != nil && f.options.Transcript != nil {
-		keep(f.options.Transcript, f, &said, e.Data)
+	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
+		record(f.options.Transcript, f, &event, e.Data)
 	}
-	if said.last {
-		f.finish, f.stopped = said.finish, said.stopText
+	if event.hasFinalUsage {
+		f.finishReason, f.endedByStopText = event.finish, event.endedByStopText
 	}
-	f.over = said.over && f.finish != ""
-	if len(said.cuts) == 0 {
-		return f.release(e.Raw, dst), NotEnded
+	f.streamEnded = event.endsStream && f.finishReason != ""
+	if len(event.edits) == 0 {
+		return f.appendHeld(e.Raw, dst), NotEnded
 	}
-	dst = append(dst, f.held...)
-	f.held = f.held[:0]
-	return f.cut(e, said.cuts, dst), NotEnded
+	dst = append(dst, f.heldEvents...)
+	f.heldEvents = f.heldEvents[:0]
+	return f.appendEdited(e, event.edits, dst), NotEnded
+}
+
+// hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends too many of them.
+func hold(f *Filter, e Event, edits []edit) End {
+	if f.heldCount++; f.heldCount > maxHeldEvents { // no engine opens an answer with so many events
+		f.fault = ErrBadCount
+		return Broken
+	}
+	f.countTokens(e.Data)
+	f.heldEvents = f.appendEdited(e, edits, f.heldEvents)
+	return NotEnded
+}
+
+// setFacts makes the facts of an event whose form is not chunked the facts of the filter's current event, so that countTokens and
+// exceededLimit can use them.
+func setFacts(f *Filter, event *formFacts) {
+	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
+	if event.usage.Prompt == 0 && event.usage.Total > 0 {
+		event.usage.Prompt, event.usage.Cached = f.usage.Prompt, f.usage.Cached
+		event.usage.Total += event.usage.Prompt
+	}
+	f.facts = facts{choices: -1, isEmpty: event.isPing, content: event.hasTokens, hasUsage: event.usage.Total > 0, usage: event.usage}
+	if event.hasFinalUsage {
+		f.facts.choices = 0 // countTokens takes the usage of an event without choices for the final one
+	}
 }
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
@@ -190,54 +202,56 @@ func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
 	if f.options.Transcript != nil {
 		f.options.Transcript.Unread = true
 	}
-	return f.release(e.Raw, dst), NotEnded
+	return f.appendHeld(e.Raw, dst), NotEnded
 }
 
-// release appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
-func (f *Filter) release(raw, dst []byte) []byte {
-	if len(f.held) == 0 {
+// appendHeld appends the events that were held back and then raw to dst. If none were held back, it returns raw alone.
+func (f *Filter) appendHeld(raw, dst []byte) []byte {
+	if len(f.heldEvents) == 0 {
 		return raw
 	}
-	dst = append(append(dst, f.held...), raw...)
-	f.held = f.held[:0]
+	dst = append(append(dst, f.heldEvents...), raw...)
+	f.heldEvents = f.heldEvents[:0]
 	return dst
 }
 
-// cut is a stretch of an event's data that is replaced for the client.
-type cut struct {
-	from, to int
-	put      string // the replacement
+// edit is a part of an event's data that is replaced for the client.
+type edit struct {
+	from, to    int
+	replacement string // empty: the part is removed
 }
 
-// cut appends an event with its cuts made. The cuts are sorted by where they start.
-func (f *Filter) cut(e Event, cuts []cut, dst []byte) []byte {
+// appendEdited appends an event with its edits applied. The edits are sorted by where they start.
+func (f *Filter) appendEdited(e Event, edits []edit, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
-	for _, c := range cuts {
-		if c.to <= copied { // it lies in an earlier cut
+	for _, edit := range edits {
+		if edit.to <= copied { // it lies in an earlier edit
 			continue
 		}
-		dst = append(appendPart(dst, e, e.Data[copied:max(c.from, copied)]), c.put...)
-		copied = c.to
+		dst = append(appendPart(dst, e, e.Data[copied:max(edit.from, copied)]), edit.replacement...)
+		copied = edit.to
 	}
 	return appendTail(appendPart(dst, e, e.Data[copied:]), e)
 }
 
-// without returns the cut that removes an object's current member and one comma: the comma before it if kept is true, which says
+// removalOf returns the edit that removes an object's current member and one comma: the comma before it if keptBefore is true, which says
 // that an earlier member stays, else the comma after it.
-func without(o *rawjson.Object, kept bool) cut {
-	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !kept)
-	return cut{from: from, to: to}
+func removalOf(o *rawjson.Object, keptBefore bool) edit {
+	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !keptBefore)
+	return edit{from: from, to: to}
 }
 
-// order sorts the cuts by where they start.
-func (s *formFacts) order() {
-	if len(s.cuts) > 1 {
-		slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
+// sortEdits sorts the edits by where they start.
+func (s *formFacts) sortEdits() {
+	if len(s.edits) > 1 {
+		slices.SortFunc(s.edits, func(a, b edit) int { return a.from - b.from })
 	}
 }
 
-// foreignKey says whether a member of an answer is meant for engines, so that clients must not get it.
-func foreignKey(key string) bool { return key == "kv_transfer_params" || key == "ec_transfer_params" }
+// isEngineOnlyKey says whether a member of an answer is meant for engines, so that clients must not get it.
+func isEngineOnlyKey(key string) bool {
+	return key == "kv_transfer_params" || key == "ec_transfer_params"
+}
 
 // text unquotes a JSON string; empty: v is not a string.
 func text(v []byte) string {
@@ -283,8 +297,8 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	case f.options.Form.chunked():
 		return append(dst, Done...)
 	case failed:
-		return form.failed(dst, f.events, message, typ, code)
-	case !f.over: // else the client has the engine's own last event
+		return form.failed(dst, f.eventCount, message, typ, code)
+	case !f.streamEnded: // else the client has the engine's own last event
 		return append(dst, form.end...)
 	}
 	return dst

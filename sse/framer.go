@@ -11,9 +11,9 @@ import "bytes"
 // DefaultMaxEvent bounds one event, in bytes. One event can carry the token ids of a prompt of a million tokens, about 7 MB.
 const DefaultMaxEvent = 8 << 20
 
-// keepBuffer is the size in bytes of the largest buffer that is kept while it is empty. A larger one was needed only for a rare large
+// maxKeptBuffer is the size in bytes of the largest buffer that is kept while it is empty. A larger one was needed only for a rare large
 // event, for example one with the token ids of a long prompt.
-const keepBuffer = 4 << 10
+const maxKeptBuffer = 4 << 10
 
 // Kind says what an event holds.
 type Kind uint8
@@ -32,29 +32,29 @@ type Event struct {
 	Data []byte // the value of its data line; the values of several data lines are joined by \n
 	Kind Kind
 
-	at int // where Data starts in Raw; 0: Data was joined from several lines and is not a part of Raw
+	dataAt int // where Data starts in Raw; 0: Data was joined from several lines and is not a part of Raw
 }
 
 // Framer cuts a byte stream into events at blank lines. How the network split the bytes makes no difference.
 // Lines end in LF, CRLF or a lone CR. The zero value is not ready: use NewFramer.
 type Framer struct {
-	max     int
-	buf     []byte // the bytes to cut: the caller's slice while lent is true, else a part of own
-	own     []byte // memory of the framer for an event of which only a part has come
-	lent    bool
-	scratch []byte // joined data of the events returned since the last Feed
+	max          int
+	buf          []byte // the bytes to cut: the argument of Feed while bufIsCallers is true, else a part of ownBuf
+	ownBuf       []byte // memory of the framer for an event of which only a part has come
+	bufIsCallers bool
+	scratch      []byte // joined data of the events returned since the last Feed
 
-	start int // where the current event starts in buf
-	line  int // where its current line starts
-	scan  int // the current line has no line end before this offset
-	lf    int // there is no LF from scan up to this offset; each lone CR would otherwise cost another search for the next LF
+	eventStart int // where the current event starts in buf
+	lineStart  int // where its current line starts
+	scanned    int // the current line has no line end before this offset
+	nextLF     int // there is no LF from scanned up to this offset; each lone CR would otherwise cost another search for the next LF
 
-	handed  int  // bytes of this event that were returned already, as opaque pieces
-	midLine bool // some bytes of the current line were returned already, so the line is not blank
-	afterCR bool // the previous line of this event ended in a lone CR
+	emittedBytes     int  // bytes of this event that were returned already, as opaque pieces
+	lineBegunEarlier bool // some bytes of the current line were returned already, so the line is not blank
+	afterCR          bool // the previous line of this event ended in a lone CR
 
 	dataLines       int // how many data lines this event has so far
-	dataAt, dataLen int // offset (from start) and length of the value of its first data line
+	dataAt, dataLen int // offset (from eventStart) and length of the value of its first data line
 }
 
 // NewFramer returns a framer that takes events of up to maxEvent bytes;
@@ -79,35 +79,36 @@ func Events(text []byte) func(yield func(Event) bool) {
 // Feed takes in the bytes p. It copies only what belongs to an unfinished event, so p must not change until Next returns false. Slices
 // of earlier events are no longer valid after Feed.
 func (f *Framer) Feed(p []byte) {
-	f.settle()
+	f.takeOwnership()
 	f.scratch = f.scratch[:0]
 	if len(f.buf) == 0 { // no event is unfinished, so p itself can be cut
-		if cap(f.own) > keepBuffer {
-			f.own = nil
+		if cap(f.ownBuf) > maxKeptBuffer {
+			f.ownBuf = nil
 		}
-		f.buf, f.lent = p, true
+		f.buf, f.bufIsCallers = p, true
 		return
 	}
 	f.buf = append(f.buf, p...)
-	f.own = f.buf // append may have moved it
+	f.ownBuf = f.buf // append may have moved it
 }
 
-// settle copies the beginning of an unfinished event to the start of the framer's own memory.
-func (f *Framer) settle() {
-	unfinished := f.buf[f.start:]
-	if len(unfinished) > 0 && f.start == 0 && !f.lent {
+// takeOwnership copies the beginning of an unfinished event to the start of the framer's own memory, because the caller may reuse its
+// slice. Without an unfinished event it only forgets that slice.
+func (f *Framer) takeOwnership() {
+	unfinished := f.buf[f.eventStart:]
+	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
 		return // it is there already; copying it again at each Feed would take time quadratic in its length
 	}
-	f.line -= f.start
-	f.scan -= f.start
-	f.lf = max(0, f.lf-f.start)
-	f.start = 0
+	f.lineStart -= f.eventStart
+	f.scanned -= f.eventStart
+	f.nextLF = max(0, f.nextLF-f.eventStart)
+	f.eventStart = 0
 	if len(unfinished) == 0 {
-		f.buf, f.lent = nil, false
+		f.buf, f.bufIsCallers = nil, false
 		return
 	}
-	f.own = append(f.own[:0], unfinished...) // unfinished may be a part of own itself; it then moves to the front
-	f.buf, f.lent = f.own, false
+	f.ownBuf = append(f.ownBuf[:0], unfinished...) // unfinished may be a part of ownBuf itself; it then moves to the front
+	f.buf, f.bufIsCallers = f.ownBuf, false
 }
 
 // Next returns the next complete event. Its slices are valid until the next Feed. An event that is larger than the limit comes in
@@ -116,36 +117,36 @@ func (f *Framer) Next() (Event, bool) {
 	for {
 		end, next, ok := f.lineEnd()
 		if !ok {
-			return f.piece()
+			return f.takePiece()
 		}
-		blank := end == f.line && !f.midLine
-		if !blank && f.handed == 0 { // the data of an event in pieces is not read
-			f.keepLine(end)
+		blank := end == f.lineStart && !f.lineBegunEarlier
+		if !blank && f.emittedBytes == 0 { // the data of an event that comes in pieces is not read
+			f.recordDataLine(end)
 		}
-		f.line, f.scan, f.midLine = next, next, false
+		f.lineStart, f.scanned, f.lineBegunEarlier = next, next, false
 		if blank {
-			return f.cut(next), true
+			return f.takeEvent(next), true
 		}
 	}
 }
 
 // Buffered returns how many bytes of an unfinished event have come, including those returned
 // as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
-func (f *Framer) Buffered() int { return f.handed + f.held() }
+func (f *Framer) Buffered() int { return f.emittedBytes + f.unreturned() }
 
-// held returns how many bytes have come that were not returned yet.
-func (f *Framer) held() int { return len(f.buf) - f.start }
+// unreturned returns how many bytes have come that were not returned yet.
+func (f *Framer) unreturned() int { return len(f.buf) - f.eventStart }
 
 // Reset makes the framer ready for another stream.
 func (f *Framer) Reset() {
-	own, scratch := f.own[:0], f.scratch[:0]
-	if cap(own) > keepBuffer {
-		own = nil
+	ownBuf, scratch := f.ownBuf[:0], f.scratch[:0]
+	if cap(ownBuf) > maxKeptBuffer {
+		ownBuf = nil
 	}
-	if cap(scratch) > keepBuffer {
+	if cap(scratch) > maxKeptBuffer {
 		scratch = nil
 	}
-	*f = Framer{max: f.max, own: own, scratch: scratch}
+	*f = Framer{max: f.max, ownBuf: ownBuf, scratch: scratch}
 }
 
 // lineEnd finds where the current line ends and the next one starts; ok is false if the end has not come yet.
@@ -153,24 +154,24 @@ func (f *Framer) Reset() {
 // after a line that ended in a lone CR: this stream does not use CRLF, and waiting would delay each event until the next one.
 func (f *Framer) lineEnd() (end, next int, ok bool) {
 	limit := len(f.buf)
-	f.lf = max(f.lf, f.scan)
-	lf := bytes.IndexByte(f.buf[f.lf:], '\n')
+	f.nextLF = max(f.nextLF, f.scanned)
+	lf := bytes.IndexByte(f.buf[f.nextLF:], '\n')
 	if lf >= 0 {
-		limit = f.lf + lf
+		limit = f.nextLF + lf
 	}
-	f.lf = limit
-	cr := bytes.IndexByte(f.buf[f.scan:limit], '\r')
-	switch i := f.scan + cr; {
+	f.nextLF = limit
+	cr := bytes.IndexByte(f.buf[f.scanned:limit], '\r')
+	switch i := f.scanned + cr; {
 	case cr < 0 && lf < 0: // neither has come
-		f.scan = limit
+		f.scanned = limit
 		return 0, 0, false
 	case cr < 0: // an LF
 		f.afterCR = false
 		return limit, limit + 1, true
-	case i == f.line && f.afterCR && !f.midLine: // a blank line after a lone CR
+	case i == f.lineStart && f.afterCR && !f.lineBegunEarlier: // a blank line after a lone CR
 		return i, i + 1, true
 	case i+1 == len(f.buf): // a CR, or half of a CRLF
-		f.scan = i
+		f.scanned = i
 		return 0, 0, false
 	case f.buf[i+1] == '\n': // a CRLF
 		f.afterCR = false
@@ -181,27 +182,28 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	}
 }
 
-// keepLine records the current line, which ends at end, if it is a data line.
-func (f *Framer) keepLine(end int) {
-	value, ok := dataLine(f.buf[f.line:end])
+// recordDataLine records the current line, which ends at end, if it is a data line.
+func (f *Framer) recordDataLine(end int) {
+	value, ok := dataLine(f.buf[f.lineStart:end])
 	if !ok {
 		return
 	}
 	if f.dataLines == 0 {
-		f.dataAt, f.dataLen = end-len(value)-f.start, len(value)
+		f.dataAt, f.dataLen = end-len(value)-f.eventStart, len(value)
 	}
 	f.dataLines++
 }
 
-// cut returns the event that ends at next, where the following event starts.
-func (f *Framer) cut(next int) Event {
-	raw := f.buf[f.start:next:next]
+// takeEvent returns the event that ends at next, where the following event starts. Of an event that is larger than the limit, it returns
+// the last piece.
+func (f *Framer) takeEvent(next int) Event {
+	raw := f.buf[f.eventStart:next:next]
 	e := Event{Raw: raw, Kind: KindComment}
 	switch {
-	case f.handed+len(raw) > f.max: // also if the event came in one read: how the network split the bytes must make no difference
+	case f.emittedBytes+len(raw) > f.max: // too large, even if it came in one read: how the network split the bytes must make no difference
 		e.Kind = KindOpaque
 	case f.dataLines == 1:
-		e.Kind, e.at = KindData, f.dataAt
+		e.Kind, e.dataAt = KindData, f.dataAt
 		e.Data = raw[f.dataAt : f.dataAt+f.dataLen : f.dataAt+f.dataLen]
 	case f.dataLines > 1:
 		from := len(f.scratch)
@@ -211,25 +213,27 @@ func (f *Framer) cut(next int) Event {
 	if e.Kind == KindData && isDone(e.Data) {
 		e.Kind = KindDone
 	}
-	f.start, f.handed, f.dataLines, f.afterCR = next, 0, 0, false
+	f.eventStart, f.emittedBytes, f.dataLines, f.afterCR = next, 0, 0, false
 	return e
 }
 
-// piece returns the bytes of an unfinished event that is already too large; false: there is no such event.
-func (f *Framer) piece() (Event, bool) {
+// takePiece returns the bytes of an unfinished event that is already too large; false: there is no such event, or none of its bytes are
+// new. Then it copies the unfinished event, because the caller may reuse its slice.
+func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
-	if f.scan < end {
-		end = f.scan // a CR at the end may be half of a CRLF, so it waits
+	if f.scanned < end {
+		end = f.scanned // a CR at the end may be half of a CRLF, so it waits
 	}
-	if f.Buffered() <= f.max || end == f.start {
-		if f.lent { // the caller may change its slice from now on
-			f.settle()
+	tooLarge := f.Buffered() > f.max
+	if !tooLarge || end == f.eventStart {
+		if f.bufIsCallers { // the caller may change its slice from now on
+			f.takeOwnership()
 		}
 		return Event{}, false
 	}
-	e := Event{Raw: f.buf[f.start:end:end], Kind: KindOpaque}
-	f.midLine = f.midLine || end > f.line
-	f.handed += end - f.start
-	f.start, f.line, f.scan, f.dataLines = end, end, end, 0
+	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
+	f.lineBegunEarlier = f.lineBegunEarlier || end > f.lineStart
+	f.emittedBytes += end - f.eventStart
+	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0
 	return e, true
 }

@@ -107,11 +107,11 @@ func TestAnOversizedEventThatIsCutOffIsNoticed(t *testing.T) {
 
 func TestABigBufferDoesNotStay(t *testing.T) {
 	f := NewFramer(0)
-	f.Feed(append(bytes.Repeat([]byte("data: x\n"), keepBuffer), '\n'))
+	f.Feed(append(bytes.Repeat([]byte("data: x\n"), maxKeptBuffer), '\n'))
 	_, ok := f.Next()
 	require.True(t, ok)
 	f.Feed([]byte("data: a\n\n"))
-	require.Less(t, cap(f.buf), keepBuffer)
+	require.Less(t, cap(f.buf), maxKeptBuffer)
 }
 
 // TestASplitChangesNothing: TCP may cut anywhere, a client must not see where.

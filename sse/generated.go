@@ -12,7 +12,7 @@ import (
 
 // readGenerated reads an event of /generate, or an answer in one piece.
 func readGenerated(b []byte, _ int) (s formFacts) {
-	s.why = b
+	s.failure = b
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -20,19 +20,19 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 		case "error":
 			s.failed = s.failed || !rawjson.IsNull(o.Value())
 		case "text":
-			s.textAt = cut{from: o.Val, to: o.Pos}
+			s.textAt = edit{from: o.Val, to: o.Pos}
 		case "output_ids":
-			s.idsAt = cut{from: o.Val, to: o.Pos}
+			s.idsAt = edit{from: o.Val, to: o.Pos}
 		case "meta_info":
 			if b[o.Val] == '{' {
 				s.readMeta(rawjson.ObjectAt(b, o.Val))
 			}
 		}
 	}
-	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	s.endAt = max(0, o.Pos-1)
-	s.last = s.finish != ""
-	s.delta = s.usage.Completion > 0
+	s.hasFinalUsage = s.finish != ""
+	s.hasTokens = s.usage.Completion > 0
 	return s
 }
 
@@ -42,7 +42,7 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "id":
-			s.idAt = cut{from: o.Val, to: o.Pos}
+			s.idAt = edit{from: o.Val, to: o.Pos}
 		case "prompt_tokens":
 			u.Prompt = countOf(&o)
 		case "completion_tokens":
@@ -59,7 +59,7 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 	s.usage = u
 }
 
-// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in why.
+// readEnd reads a finish_reason. If its type is abort, it has a message and the HTTP status of the error, which readEnd stores in failure.
 func (s *formFacts) readEnd(o rawjson.Object) {
 	message, status := `""`, "500"
 	for o.NextValue() {
@@ -77,34 +77,35 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 		}
 	}
 	if s.finish == "abort" {
-		s.why = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
+		s.failure = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
 	}
 }
 
-// judgeGenerated decides whether an event that readGenerated has read failed, and adds the cuts that the client's copy needs. If the event
-// cannot be joined to those of an earlier engine, it sets fault.
-func (f *Filter) judgeGenerated(s *formFacts, data []byte) {
+// adaptGenerated decides whether an event that readGenerated has read failed, and adds the edits that the client's copy needs: the client's
+// id, the index of its prompt, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier engine, it
+// sets fault.
+func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	if s.finish == "abort" {
 		wanted := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer
 		s.failed = s.failed || !wanted
 	}
 	if len(f.id) > 0 && s.idAt.to > 0 { // the client has another id, and the event has one
-		s.idAt.put = string(f.id)
-		s.cuts = append(s.cuts, s.idAt)
+		s.idAt.replacement = string(f.id)
+		s.edits = append(s.edits, s.idAt)
 	}
 	if f.options.Choice >= 0 && !f.options.Unstreamed { // only events have the index of their prompt
 		comma := ","
 		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
 			comma = ""
 		}
-		s.cuts = append(s.cuts, cut{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
+		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
 	}
 	if f.options.Continuation != nil && f.options.Continuation.Last != nil {
 		joinGenerated(f, s, data)
 	}
 }
 
-// joinGenerated adds the cuts that join an event of the engine that continues an answer to the last event of the engines before. If the
+// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. If the
 // events grow in different ways, it sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
@@ -112,16 +113,17 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	if f.options.Transcript != nil {
 		known = len(f.options.Transcript.IDs)
 	}
-	listed := countAt(data, s.idsAt)
-	grows, _ := growth(listed, s.usage.Completion, known)
-	otherGrowth := grows != GrowthUnknown && grows != continuation.Grows
-	tokensMissing := continuation.Grows == AllSoFar && listed != s.usage.Completion
-	if otherGrowth || tokensMissing {
+	listed := countListed(data, s.idsAt)
+	mode, _ := modeOf(listed, s.usage.Completion, known)
+	otherMode := mode != GrowthUnknown && mode != continuation.Grows
+	// In a cumulative stream, an event that lacks some ids cannot be joined: the ids before them would stand at the wrong place.
+	tokensMissing := continuation.Grows == Cumulative && listed != s.usage.Completion
+	if otherMode || tokensMissing {
 		s.fault = ErrOtherGrowth
 		return
 	}
-	s.cuts = joinEvent(s.cuts, continuation.Last, continuation.Grows, data)
-	s.order()
+	s.edits = editsToJoin(s.edits, continuation.Last, continuation.Grows, data)
+	s.sortEdits() // the edit at the object's end was added before those inside it
 }
 
 // GeneratedEnding appends the end of a stream of /generate. If the answer was aborted before its first token, one event

@@ -15,21 +15,21 @@ import (
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
 	"set --incremental-streaming-output for all engines of a model or for none")
 
-// growth finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
+// modeOf finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
 // ids in the event, completion the engine's count of the answer's tokens, and known the number of ids in earlier events. ok is false if
 // the numbers fit neither.
-func growth(listed, completion, known int) (g Growth, ok bool) {
+func modeOf(listed, completion, known int) (mode Growth, ok bool) {
 	switch {
-	case known == 0: // the first event with tokens is the same for both
+	case known == 0: // the first event with tokens is the same in both modes
 		return GrowthUnknown, listed == completion
 	case listed == completion:
-		return AllSoFar, true
+		return Cumulative, true
 	}
-	return OnlyNew, listed+known == completion
+	return Delta, listed+known == completion
 }
 
-// keepGenerated adds an event of /generate, whose data is b, to the transcript.
-func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
+// recordGenerated adds an event of /generate, whose data is b, to the transcript.
+func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
@@ -45,14 +45,14 @@ func (t *Transcript) keepGenerated(f *Filter, s *formFacts, b []byte) {
 // Unread if the number of ids does not fit the engine's count, or if earlier events grew in the other way.
 func (t *Transcript) keepGeneratedIDs(s *formFacts, b []byte) Growth {
 	known := len(t.IDs)
-	grows, ok := growth(countAt(b, s.idsAt), s.usage.Completion, known)
+	grows, ok := modeOf(countListed(b, s.idsAt), s.usage.Completion, known)
 	if grows != GrowthUnknown {
 		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
 	}
 	t.Unread = t.Unread || !ok
 	repeated := 0 // how many ids at the beginning of the list came in earlier events
-	if grows == AllSoFar {
+	if grows == Cumulative {
 		repeated = known
 	}
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
@@ -68,30 +68,30 @@ func (t *Transcript) keepGeneratedIDs(s *formFacts, b []byte) Growth {
 // text as a JSON string, with its quotes; empty: the event has no text.
 func (t *Transcript) keepShown(textJSON []byte, grows Growth) {
 	longer := len(textJSON) > t.textBytes
-	if grows == OnlyNew {
+	if grows == Delta {
 		longer = len(textJSON) > len(`""`)
 	}
 	if !longer && len(textJSON) > 0 {
 		return // the text of the new tokens comes with a later event
 	}
 	t.textBytes = len(textJSON)
-	if shown(textJSON) {
+	if showsAllTokens(textJSON) {
 		t.Shown = len(t.IDs)
 	}
 }
 
-// countAt returns how many elements the list in b at this stretch has; 0 if the stretch is empty.
-func countAt(b []byte, at cut) (n int) {
+// countListed returns how many elements the list in b at this stretch has; 0 if the stretch is empty.
+func countListed(b []byte, at edit) (n int) {
 	for list := rawjson.ArrayAt(b, at.from); at.to > 0 && list.Next(); n++ {
 		list.Pos = rawjson.ValueEnd(b, list.Val)
 	}
 	return n
 }
 
-// shown says whether a text that has just become longer surely includes the text of all its tokens. textJSON is the text as a JSON
+// showsAllTokens says whether a text that has just become longer surely includes the text of all its tokens. textJSON is the text as a JSON
 // string, with its quotes; empty: the event has no text. If the engine holds back characters that may still change, the text ends with a
 // space or a Chinese character (SGLang 0.5.23, find_printable_text in utils.py).
-func shown(textJSON []byte) bool {
+func showsAllTokens(textJSON []byte) bool {
 	switch {
 	case len(textJSON) == 0: // an engine without a tokenizer sends no text, so no token lacks its text
 		return true
@@ -132,7 +132,7 @@ func (t *Transcript) joinLast(next *Transcript) {
 		t.Last, t.Grows = last, next.Grows
 		return
 	}
-	t.Last = applyCuts(joinEvent(nil, t.Last, t.Grows, last), last)
+	t.Last = applyEdits(editsToJoin(nil, t.Last, t.Grows, last), last)
 }
 
 // withSpans returns a copy of the event with the member weight_versions, which says which model weights made which tokens. If the event
@@ -149,54 +149,54 @@ func withSpans(event []byte) []byte {
 		if memberOf(meta, "weight_versions") == nil && version != nil {
 			end := o.Pos - 1 // where the closing brace stands
 			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
-			return applyCuts([]cut{{end, end, spans}}, event)
+			return applyEdits([]edit{{end, end, spans}}, event)
 		}
 	}
 	return bytes.Clone(event)
 }
 
-// applyCuts returns a copy of the event with the cuts made. The cuts are sorted by where they start.
-func applyCuts(cuts []cut, event []byte) (all []byte) {
+// applyEdits returns a copy of the event with the edits applied. The edits are sorted by where they start.
+func applyEdits(edits []edit, event []byte) (all []byte) {
 	copied := 0
-	for _, c := range cuts {
-		all = append(append(all, event[copied:c.from]...), c.put...)
-		copied = c.to
+	for _, edit := range edits {
+		all = append(append(all, event[copied:edit.from]...), edit.replacement...)
+		copied = edit.to
 	}
 	return append(all, event[copied:]...)
 }
 
-// perToken are the members of meta_info that have an element for each token.
-var perToken = []string{
+// perTokenMembers are the members of meta_info that have an element for each token.
+var perTokenMembers = []string{
 	"output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_sampling_mask",
 	"output_token_sampling_logprobs",
 }
 
-// joinEvent adds the cuts that make the event b look as if its engine had made the whole answer. last is the last event of the
-// engines before. If grows is OnlyNew, the text and the ids stay, because the client joins those of all events itself.
-func joinEvent(cuts []cut, last []byte, grows Growth, b []byte) []cut {
+// editsToJoin adds the edits that make the event b look as if its engine had made the whole answer. last is the last event of the
+// engines before. If grows is Delta, the text and the ids stay, because the client joins those of all events itself.
+func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
 		before, put := memberOf(last, string(o.Key)), ""
 		switch key := string(o.Key); {
 		case before == nil: // there is nothing to join
-		case key == "text" && grows == AllSoFar && before[0] == '"' && b[o.Val] == '"':
+		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"':
 			put = string(before[:len(before)-1]) + string(o.Value()[1:])
-		case key == "output_ids" && grows == AllSoFar:
+		case key == "output_ids" && grows == Cumulative:
 			put = joinLists(before, o.Value())
 		case key == "prompt_token_ids": // the prompt of this engine also has the answer so far
 			put = string(before)
 		case key == "meta_info" && b[o.Val] == '{':
-			cuts = joinMeta(cuts, before, grows, rawjson.ObjectAt(b, o.Val))
+			edits = editsToJoinMeta(edits, before, grows, rawjson.ObjectAt(b, o.Val))
 		}
 		if put != "" {
-			cuts = append(cuts, cut{o.Val, o.Pos, put})
+			edits = append(edits, edit{o.Val, o.Pos, put})
 		}
 	}
-	return cuts
+	return edits
 }
 
-// joinMeta does for the member meta_info what joinEvent does for an event.
-func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
+// editsToJoinMeta does for the member meta_info what editsToJoin does for an event.
+func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) []edit {
 	tokens := numberOf(memberOf(last, "completion_tokens"))
 	for o.NextValue() {
 		key := string(o.Key)
@@ -205,14 +205,14 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 		case key == "finish_reason" && v[0] == '{': // the type length has the number of tokens that this engine was asked for
 			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
 				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
-					cuts = append(cuts, cut{in.Val, in.Pos, strconv.Itoa(n + tokens)})
+					edits = append(edits, edit{in.Val, in.Pos, strconv.Itoa(n + tokens)})
 				}
 			}
 		case key == "weight_versions" && v[0] == '[': // also without a list before: its tokens count from the start of the answer
 			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
 		case before == nil: // there is nothing to join
-		case slices.Contains(perToken, key):
-			if grows == AllSoFar {
+		case slices.Contains(perTokenMembers, key):
+			if grows == Cumulative {
 				put = joinLists(before, v)
 			}
 		case key == "completion_tokens", key == "reasoning_tokens", key == "output_token_logprobs_length",
@@ -222,10 +222,10 @@ func joinMeta(cuts []cut, last []byte, grows Growth, o rawjson.Object) []cut {
 			put = string(before) // it describes the client's prompt; the prompt of this engine also has the answer so far
 		}
 		if put != "" {
-			cuts = append(cuts, cut{o.Val, o.Pos, put})
+			edits = append(edits, edit{o.Val, o.Pos, put})
 		}
 	}
-	return cuts
+	return edits
 }
 
 // A span says which model weights made the tokens from start to end of an answer (add_weight_versions_to_meta_info in
@@ -285,7 +285,7 @@ func numberOf(v []byte) int {
 
 // joinLists joins two JSON lists, each of which may be null.
 func joinLists(before, behind []byte) string {
-	switch first, second := inside(before), inside(behind); {
+	switch first, second := listElements(before), listElements(behind); {
 	case len(first) == 0:
 		return string(behind)
 	case len(second) == 0:
@@ -295,8 +295,8 @@ func joinLists(before, behind []byte) string {
 	}
 }
 
-// inside returns the elements of a JSON list without its brackets.
-func inside(list []byte) []byte {
+// listElements returns the elements of a JSON list without its brackets.
+func listElements(list []byte) []byte {
 	if len(list) < len("[]") || list[0] != '[' {
 		return nil
 	}

@@ -26,7 +26,7 @@ type grows struct {
 func (g *grows) events(to int) (all []string) {
 	for n := g.made + 1; n <= to; n++ {
 		from := g.made
-		if g.growth == OnlyNew {
+		if g.growth == Delta {
 			from = n - 1
 		}
 		var ids, probs, spans, input []string
@@ -67,7 +67,7 @@ func relayed(t require.TestingT, events []string, continuation *Continuation, ke
 	f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: kept, Continuation: continuation})
 	for _, e := range events {
 		raw := []byte("data: " + e + "\n\n")
-		got, end := f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+		got, end := f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, dataAt: 6}, nil)
 		require.Equal(t, NotEnded, end, e)
 		require.NotNil(t, got, e)
 		out = append(out, strings.TrimSuffix(strings.TrimPrefix(string(got), "data: "), "\n\n"))
@@ -80,7 +80,7 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := grows{
 			texts: rapid.SliceOfN(rapid.SampledFrom([]string{"a", " b", `"`, "ü", "\n", "\\u12"}), 2, 12).Draw(t, "texts"), prompt: rapid.IntRange(0, 3).Draw(t, "prompt"),
-			growth: rapid.SampledFrom([]Growth{AllSoFar, OnlyNew}).Draw(t, "growth"), ids: rapid.Bool().Draw(t, "ids only"), cached: 1,
+			growth: rapid.SampledFrom([]Growth{Cumulative, Delta}).Draw(t, "growth"), ids: rapid.Bool().Draw(t, "ids only"), cached: 1,
 			late: rapid.Bool().Draw(t, "late"),
 		}
 		want, legs, sofar := g.events(len(g.texts)), g, &Transcript{}
@@ -120,7 +120,7 @@ func TestWhatIsJoinedIsWhatOneEngineSends(t *testing.T) {
 func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 	sofar, got := &Transcript{}, ""
 	for i, version := range []string{"a", "b", "b", "c"} {
-		g := grows{texts: strings.Split("abcdefgh", ""), growth: AllSoFar, late: true, made: 2 * i}
+		g := grows{texts: strings.Split("abcdefgh", ""), growth: Cumulative, late: true, made: 2 * i}
 		var events []string
 		for _, e := range g.events(2*i + 2) {
 			events = append(events, strings.ReplaceAll(e, `"w"`, `"`+version+`"`))
@@ -139,19 +139,19 @@ func TestEachPartHasTheWeightsThatMadeIt(t *testing.T) {
 
 // Nothing is joined to events of another kind.
 func TestEventsThatDoNotFitAreNotJoined(t *testing.T) {
-	for _, of := range []Growth{AllSoFar, OnlyNew} {
+	for _, of := range []Growth{Cumulative, Delta} {
 		g := grows{texts: strings.Split("abcdefgh", ""), growth: of}
 		kept, sofar := &Transcript{}, &Transcript{}
 		relayed(t, g.events(3), nil, kept)
 		sofar.Join(kept)
 		require.Equal(t, of, sofar.Grows)
-		g.made, g.growth = 3, AllSoFar+OnlyNew-of
+		g.made, g.growth = 3, Cumulative+Delta-of
 		f := NewFilter(Options{Form: Generated, Choice: -1, Cached: OwnCached, Transcript: &Transcript{},
 			Continuation: &Continuation{Head: sofar.Head, Tokens: 3, Last: sofar.Last, Grows: of}})
 		var last End
 		for _, e := range g.events(5) {
 			raw := []byte("data: " + e + "\n\n")
-			_, last = f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, at: 6}, nil)
+			_, last = f.Event(Event{Raw: raw, Data: raw[6 : len(raw)-2], Kind: KindData, dataAt: 6}, nil)
 		}
 		require.Equal(t, Broken, last)
 		require.ErrorIs(t, f.Fault(), ErrOtherGrowth)
@@ -164,7 +164,7 @@ func TestSpansOfWeightsThatAreNoJSON(t *testing.T) {
 	for _, spans := range [][2]string{{whole, torn}, {torn, whole}, {`[,]`, `[}`}} {
 		last := `{"output_ids":[1],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[0] + `}}`
 		next := `{"output_ids":[2],"meta_info":{"id":"x","completion_tokens":1,"weight_versions":` + spans[1] + `}}`
-		continuation := &Continuation{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: AllSoFar}
+		continuation := &Continuation{Head: Head{ID: []byte(`"x"`)}, Tokens: 1, Last: []byte(last), Grows: Cumulative}
 		got := relayed(t, []string{next}, continuation, &Transcript{})
 		require.Len(t, got, 1)
 		require.True(t, json.Valid([]byte(got[0])), got[0])
@@ -186,7 +186,7 @@ func TestWhenATextIsWhole(t *testing.T) {
 		{[]string{"a", "b\n"}, true},          // a line that ends is flushed
 		{[]string{"a", "b", "\u0001"}, false}, // written as an escape
 	} {
-		for _, of := range []Growth{AllSoFar, OnlyNew} {
+		for _, of := range []Growth{Cumulative, Delta} {
 			kept := &Transcript{}
 			g := grows{texts: append(slices.Clone(row.texts), "end"), growth: of}
 			relayed(t, g.events(len(row.texts)), nil, kept)

@@ -63,6 +63,7 @@ func appendOtherLines(dst, raw []byte) []byte {
 	return dst
 }
 
+// isDone says whether the data of an event is [DONE], with white space or without.
 func isDone(data []byte) bool {
 	return len(data) < 16 && string(bytes.TrimSpace(data)) == "[DONE]"
 }

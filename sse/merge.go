@@ -32,11 +32,11 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 
 // merger makes one answer of several.
 type merger struct {
-	single  bool // there is only one answer
-	top     fields
-	choices []byte // the elements of the list, with commas between them
-	count   int    // how many choices there are
-	usage   usageSum
+	single     bool // there is only one answer
+	topMembers fields
+	choices    []byte // the elements of the list, with commas between them
+	count      int    // how many choices there are
+	usage      usageSum
 }
 
 // add adds the next answer.
@@ -54,10 +54,10 @@ func (m *merger) add(p Part) error {
 			}
 		case "metrics": // metrics describe one answer; vLLM 0.33 leaves them out if a request has several
 			if m.single {
-				m.top.first(o.Key, o.Value())
+				m.topMembers.setFirst(o.Key, o.Value())
 			}
 		default:
-			m.top.first(o.Key, o.Value())
+			m.topMembers.setFirst(o.Key, o.Value())
 		}
 	}
 	if o.Pos < 0 || !hasChoices {
@@ -94,9 +94,9 @@ func (m *merger) addChoice(b []byte, i int) int {
 
 // json returns the merged answer.
 func (m *merger) json() ([]byte, error) {
-	dst := appendKey(m.top.appendMembers([]byte{'{'}), "choices")
+	dst := appendKey(m.topMembers.appendMembers([]byte{'{'}), "choices")
 	dst = append(append(append(dst, '['), m.choices...), ']')
-	if m.usage.seen {
+	if m.usage.found {
 		usage, err := json.Marshal(&m.usage)
 		if err != nil {
 			return nil, fmt.Errorf("sse: merging the answers of a fan-out: %w", err)
@@ -116,7 +116,7 @@ type usageSum struct {
 	PromptBy   map[string]int `json:"prompt_tokens_details,omitempty"`
 	ComplBy    map[string]int `json:"completion_tokens_details,omitempty"`
 
-	seen    bool
+	found   bool // an answer had a usage
 	prompts map[int]bool
 }
 
@@ -134,7 +134,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	if err := json.Unmarshal(val, &one); err != nil {
 		return errUsage // the decoder's own error is not shown, because it quotes numbers of the answer
 	}
-	s.seen = true
+	s.found = true
 	s.Completion += one.Completion
 	addCounts(&s.ComplBy, one.ComplBy)
 	if !s.prompts[prompt] {

@@ -18,7 +18,7 @@ const noReason = `{"error":"the decode engine ended the answer without a stop_re
 // cached prompt tokens that the client is to see.
 func readMessage(b []byte, cached int) (s formFacts) {
 	var kind string
-	s.why = b
+	s.failure = b
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -39,38 +39,38 @@ func readMessage(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
-	case !s.ok:
+	case !s.readable:
 	case kind == "error":
 		s.failed = true
-	case kind == "message": // an answer in one piece; the cuts of its usage come twice, which changes nothing
-		s.last, s.over = true, true
+	case kind == "message": // an answer in one piece; the edits of its usage come twice, which changes nothing
+		s.hasFinalUsage, s.endsStream = true, true
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
-		s.last = true
+		s.hasFinalUsage = true
 		if s.finish == "" && !s.failed { // see noReason
-			s.failed, s.why = true, []byte(noReason)
+			s.failed, s.failure = true, []byte(noReason)
 		}
 	case kind == "message_stop":
-		s.over = true
+		s.endsStream = true
 	case kind == "ping":
-		s.idle = true
+		s.isPing = true
 	}
-	s.order()
+	s.sortEdits()
 	return s
 }
 
-// readAnswer reads a message, and adds cuts for the members that clients must not get.
+// readAnswer reads a message, and adds edits for the members that clients must not get.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
-	kept := false // an earlier member stays in the client's copy
+	keptBefore := false // an earlier member stays in the client's copy
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
-		if foreignKey(key) {
-			s.cuts = append(s.cuts, without(&o, kept))
+		if isEngineOnlyKey(key) {
+			s.edits = append(s.edits, removalOf(&o, keptBefore))
 			continue
 		}
-		kept = true
+		keptBefore = true
 		switch key {
 		case "stop_reason":
 			s.readReason(o.Value())
@@ -87,7 +87,7 @@ func (s *formFacts) readDelta(o rawjson.Object) {
 		case "type":
 			switch string(o.Value()) {
 			case `"text_delta"`, `"thinking_delta"`, `"input_json_delta"`:
-				s.delta = true
+				s.hasTokens = true
 			}
 		case "stop_reason":
 			s.readReason(o.Value())
@@ -95,8 +95,9 @@ func (s *formFacts) readDelta(o rawjson.Object) {
 	}
 }
 
+// readReason reads a stop_reason.
 func (s *formFacts) readReason(v []byte) {
-	s.finish, s.stopText = stopReason(v), string(v) == `"stop_sequence"`
+	s.finish, s.endedByStopText = stopReason(v), string(v) == `"stop_sequence"`
 }
 
 // stopReason translates a stop_reason into a finish_reason; empty: v is not a string.
@@ -112,20 +113,20 @@ func stopReason(v []byte) string {
 	return text(v)
 }
 
-// readMessageUsage reads a usage, the current member of an object, whose input_tokens do not include cached tokens. It adds cuts that
+// readMessageUsage reads a usage, the current member of an object, whose input_tokens do not include cached tokens. It adds edits that
 // show the client the number cached (see Options.Cached), because a decode engine counts the KV that it pulled as cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	if usage.Text[usage.Val] != '{' {
 		return
 	}
 	var input, read, created, output int
-	var inputs, reads []cut // where the counts stand; a key may be repeated, and a client may read any of its values
+	var inputEdits, readEdits []edit // one for each value: a key may be repeated, and a client may read any of its values
 	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
-		switch n, place := countOf(&o), (cut{from: o.Val, to: o.Pos}); string(o.Key) {
+		switch n, value := countOf(&o), (edit{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":
-			input, inputs = n, append(inputs, place)
+			input, inputEdits = n, append(inputEdits, value)
 		case "cache_read_input_tokens":
-			read, reads = n, append(reads, place)
+			read, readEdits = n, append(readEdits, value)
 		case "cache_creation_input_tokens":
 			created = n
 		case "output_tokens":
@@ -134,17 +135,17 @@ func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	}
 	prompt := input + read + created
 	s.usage = Usage{Prompt: prompt, Completion: output, Total: prompt + output, Cached: read}
-	if cached == OwnCached || len(reads) == 0 {
+	if cached == OwnCached || len(readEdits) == 0 { // the engine's own count is right, or there is none to replace
 		return
 	}
 	cached = min(max(0, cached), input+read) // a client adds up the three counts, so their sum must not change
-	for i := range inputs {
-		inputs[i].put = strconv.Itoa(input + read - cached)
+	for i := range inputEdits {
+		inputEdits[i].replacement = strconv.Itoa(input + read - cached)
 	}
-	for i := range reads {
-		reads[i].put = strconv.Itoa(cached)
+	for i := range readEdits {
+		readEdits[i].replacement = strconv.Itoa(cached)
 	}
-	s.cuts = append(append(s.cuts, inputs...), reads...)
+	s.edits = append(append(s.edits, inputEdits...), readEdits...)
 }
 
 // failedMessage appends the error event of /v1/messages.

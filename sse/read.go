@@ -20,56 +20,56 @@ type Filter struct {
 	chunks        int // how many chunks with content have come
 	idsAtUsage    int // the value of ids when the last usage came
 	chunksAtUsage int // the value of chunks when the last usage came
-	finish        string
+	finishReason  string
 	usage         Usage
 	details       []byte // prompt_tokens_details of usage
 	drift         int    // see Drift
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error
-	owed          []byte // the final usage as an event of its own, if the engine has not sent such an event
+	pendingUsage  []byte // the final usage as an event of its own, if the engine has not sent such an event
 
 	// For forms that are not chunked:
-	held   []byte // events that are held back until the first event with a token
-	opened int    // how many events were held back
-	events int    // events for the client so far, including those that are held back
+	heldEvents []byte // events that are held back until the first event with a token
+	heldCount  int    // how many events were held back
+	eventCount int    // events for the client so far, including those that are held back
 
 	// The flags stand together, because a stream holds a filter for its whole life, and each flag elsewhere would take eight bytes.
 
-	continuous bool // the client gets the usage of every chunk
-	byIDs      bool // the answer is one of /inference/v1/generate
-	guessed    bool // some of the tokens are estimated from the number of chunks
-	idsSeen    bool
-	usageSeen  bool
-	usageSent  bool // the client has the usage that it asked for
-	started    bool
-	stopped    bool // the answer ended at a stop text of the request
-	handsBack  bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
-	reconciled bool // the final usage has come, so drift is set
-	over       bool // the stream has ended, with or without [DONE]; for forms that are not chunked
+	continuous      bool // the client gets the usage of every chunk
+	isTokensForm    bool // the answer is one of /inference/v1/generate
+	tokensEstimated bool // some of the tokens are estimated from the number of chunks
+	idsSeen         bool
+	usageSeen       bool
+	usageSent       bool // the client has the usage that it asked for
+	started         bool
+	endedByStopText bool // the answer ended at a stop text of the request
+	keepsKV         bool // the event with the finish_reason had kv_transfer_params: the engine keeps the KV
+	reconciled      bool // the final usage has come, so drift is set
+	streamEnded     bool // the stream has ended, with or without [DONE]; for forms that are not chunked
 }
 
 // facts is what one event contains. read finds all of it in one pass over the bytes.
 type facts struct {
-	choices             int // how many choices the event has; -1: it has no list of choices
-	hasUsage            bool
-	details, detailsEnd int // where the usage's prompt_tokens_details stands
-	usage               Usage
-	ids                 int // token ids in this event
-	hasIDs              bool
-	idle                bool // the event has nothing of the answer: it is a ping, or its data is empty
-	content             bool // the event has text, reasoning or a part of a tool call
-	bare                bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
+	choices               int // how many choices the event has; -1: it has no list of choices
+	hasUsage              bool
+	detailsAt, detailsEnd int // where the usage's prompt_tokens_details stands
+	usage                 Usage
+	ids                   int // token ids in this event
+	hasIDs                bool
+	isEmpty               bool // the event has nothing of the answer: it is a ping, or its data is empty
+	content               bool // the event has text, reasoning or a part of a tool call
+	emptyChoice           bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
-	finishAt, finishEnd int  // the finish_reason, without its quotes
-	recomputed          bool // the stop_reason is "recomputed"
-	stopText            bool // the stop_reason is a string
-	backAt, backEnd     int  // where kv_transfer_params stands; 0: there is none
-	isError             bool
+	finishAt, finishEnd     int  // the finish_reason, without its quotes
+	recomputed              bool // the stop_reason is "recomputed"
+	stopText                bool // the stop_reason is a string
+	handBackAt, handBackEnd int  // where kv_transfer_params stands; 0: there is none
+	isError                 bool
 
 	textAt, textEnd int  // where the text or content stands, with its quotes
-	moreThan        bool // the event has content other than this text
-	role            bool // the delta has a role
+	hasNonText      bool // the event has content other than this text
+	hasRole         bool // the delta has a role
 	idsAt           int  // where the list of token ids starts
 	promptIDs       int  // how many token ids of the prompt the event has
 
@@ -83,7 +83,7 @@ const (
 	usageValue valueKind = iota
 	detailsValue
 	cachedValue
-	foreign // token ids and hand-off parameters that this client must not get
+	engineOnlyValue // token ids and hand-off parameters that this client must not get
 	idValue
 	createdValue
 	indexValue
@@ -110,29 +110,36 @@ const (
 // has more than 1 GiB.
 type mark struct {
 	kind              valueKind
-	level             uint8 // nesting: 0 in the event itself, 1 in a choice or the usage, 2 in the details of the usage
+	level             uint8 // nesting: one of the levels below
 	open              int32 // where the object opens that has the member
-	nth               int32 // how many members of the object come before it
+	membersBefore     int32 // how many members of the object come before it
 	comma, quote, val int32 // where its comma, its key and its value start
 	end               int32 // where its value ends
-	inside            int32 // for details: how many members its value has
+	otherMembers      int32 // for details: how many members its value has besides cached_tokens
 }
 
-// mark records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
-func (f *Filter) mark(kind valueKind, level uint8, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, level: level, open: int32(o.Open), nth: int32(o.N - 1), comma: int32(o.Comma),
+// Levels of nesting.
+const (
+	inEvent   uint8 = iota
+	inPart          // in a choice, or in the usage
+	inSubpart       // in a delta, in logprobs, or in the details of the usage
+)
+
+// markMember records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
+func (f *Filter) markMember(kind valueKind, level uint8, o *rawjson.Object) {
+	f.marks = append(f.marks, mark{kind: kind, level: level, open: int32(o.Open), membersBefore: int32(o.N - 1), comma: int32(o.Comma),
 		quote: int32(o.Quote), val: int32(o.Val), end: int32(o.Pos)})
 }
 
-// markValue finds the end of the current member's value and records the member.
-func (f *Filter) markValue(kind valueKind, level uint8, o *rawjson.Object) {
+// markWholeMember finds the end of the current member's value and records the member.
+func (f *Filter) markWholeMember(kind valueKind, level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
-	f.mark(kind, level, o)
+	f.markMember(kind, level, o)
 }
 
-// markBehind records where a new last member of an object could be inserted. All members of the object were read.
-func (f *Filter) markBehind(kind valueKind, o *rawjson.Object) {
-	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), inside: int32(o.N)})
+// markInsertion records where a new last member of an object could be inserted. All members of the object were read.
+func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
+	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), otherMembers: int32(o.N)})
 }
 
 // read scans an event's JSON and fills f.facts and f.marks; false: it is not a JSON object.
@@ -145,28 +152,28 @@ func (f *Filter) read(b []byte) bool {
 		case "usage":
 			f.readUsage(&o)
 		case "prompt_token_ids":
-			f.readPromptIDs(0, &o)
+			f.readPromptIDs(inEvent, &o)
 		case "kv_transfer_params":
 			if b[o.Val] == '{' {
-				f.facts.backAt, f.facts.backEnd = o.Val, rawjson.ValueEnd(b, o.Val)
+				f.facts.handBackAt, f.facts.handBackEnd = o.Val, rawjson.ValueEnd(b, o.Val)
 			}
-			f.markValue(foreign, 0, &o)
+			f.markWholeMember(engineOnlyValue, inEvent, &o)
 		case "id":
 			if len(f.id) > 0 {
-				f.markValue(idValue, 0, &o)
+				f.markWholeMember(idValue, inEvent, &o)
 			}
 		case "request_id": // the id of /inference/v1/generate
-			if f.byIDs && len(f.id) > 0 {
-				f.markValue(idValue, 0, &o)
+			if f.isTokensForm && len(f.id) > 0 {
+				f.markWholeMember(idValue, inEvent, &o)
 			}
 		case "created":
 			if f.options.Created != 0 || f.options.Continuation != nil {
-				f.markValue(createdValue, 0, &o)
+				f.markWholeMember(createdValue, inEvent, &o)
 			}
 		case "model":
-			f.markIfContinued(modelValue, 0, &o)
+			f.markIfContinued(modelValue, inEvent, &o)
 		case "system_fingerprint":
-			f.markIfContinued(fingerprintValue, 0, &o)
+			f.markIfContinued(fingerprintValue, inEvent, &o)
 		case "error":
 			f.facts.isError = f.facts.isError || !rawjson.IsNull(b[o.Val:])
 		case "object":
@@ -176,12 +183,13 @@ func (f *Filter) read(b []byte) bool {
 	return o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 }
 
-// readPromptIDs marks the token ids of the prompt for removal if the client did not ask for them, or got them already from an earlier
-// engine. For an answer that has a transcript or continues another, it also counts the ids and notes where their list stands.
+// readPromptIDs reads the current member of o, the token ids of the prompt, which another engine needs to continue the answer. It marks
+// them for removal if the client did not ask for them, or got them already from an earlier engine. For an answer that has a transcript or
+// continues another, it also counts the ids and notes where their list stands.
 func (f *Filter) readPromptIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !f.options.TokenIDs || f.options.Continuation != nil {
-		f.mark(foreign, level, o)
+		f.markMember(engineOnlyValue, level, o)
 	}
 	listed := o.Text[o.Val] == '[' && o.Pos-o.Val > len("[]") // true for the first event; later events have null here
 	if listed && (f.options.Transcript != nil || f.options.Continuation != nil) {
@@ -193,7 +201,7 @@ func (f *Filter) readPromptIDs(level uint8, o *rawjson.Object) {
 // markIfContinued marks a member that must be replaced or removed if this engine continues an answer that another engine began.
 func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object) {
 	if f.options.Continuation != nil {
-		f.markValue(kind, level, o)
+		f.markWholeMember(kind, level, o)
 	}
 }
 
@@ -220,7 +228,7 @@ func (f *Filter) readChoice(b []byte, i int) int {
 		switch string(o.Key) {
 		case "index":
 			if f.options.Choice >= 0 {
-				f.markValue(indexValue, 1, &o)
+				f.markWholeMember(indexValue, inPart, &o)
 			}
 		case "delta":
 			hasMembers := f.readDelta(&o)
@@ -232,21 +240,21 @@ func (f *Filter) readChoice(b []byte, i int) int {
 				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
-			f.markValue(endValue, 1, &o)
+			f.markWholeMember(endValue, inPart, &o)
 			if b[o.Val] == '"' {
 				bare = false
 				f.facts.finishAt, f.facts.finishEnd = o.Val+1, o.Pos-1
 			}
 		case "stop_reason":
-			f.markValue(endValue, 1, &o)
+			f.markWholeMember(endValue, inPart, &o)
 			f.facts.stopText = f.facts.stopText || b[o.Val] == '"'
 			f.facts.recomputed = f.facts.recomputed || bytes.HasPrefix(b[o.Val:], []byte(`"recomputed"`))
 		case "token_ids":
 			f.readIDs(&o)
 		case "prompt_token_ids":
-			f.readPromptIDs(1, &o)
+			f.readPromptIDs(inPart, &o)
 		case "kv_transfer_params":
-			f.markValue(foreign, 1, &o)
+			f.markWholeMember(engineOnlyValue, inPart, &o)
 		case "logprobs":
 			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // offsets start after this text
 			if textBefore && b[o.Val] == '{' {
@@ -255,14 +263,14 @@ func (f *Filter) readChoice(b []byte, i int) int {
 			bare = bare && rawjson.IsNull(b[o.Val:])
 		case "weight_versions":
 			if f.options.Continuation != nil && b[o.Val] == '[' {
-				f.markValue(spansValue, 1, &o)
+				f.markWholeMember(spansValue, inPart, &o)
 			}
 		}
 	}
-	if f.byIDs && !hasText { // without a text, only token ids show that the choice has content
+	if f.isTokensForm && !hasText { // without a text, only token ids show that the choice has content
 		f.facts.content = f.facts.content || f.facts.ids > 0
 	}
-	f.facts.bare = bare && hasDelta
+	f.facts.emptyChoice = bare && hasDelta
 	return o.Pos
 }
 
@@ -276,8 +284,8 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	o := rawjson.ObjectAt(b, choice.Val)
 	for o.Next() {
 		if string(o.Key) == "role" {
-			f.facts.role = true
-			f.markIfContinued(roleValue, 2, &o)
+			f.facts.hasRole = true
+			f.markIfContinued(roleValue, inSubpart, &o)
 			continue
 		}
 		first := b[o.Val]
@@ -291,7 +299,7 @@ func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 		if string(o.Key) == "content" && first == '"' {
 			f.facts.textAt, f.facts.textEnd = o.Val, o.Pos
 		} else {
-			f.facts.moreThan = true
+			f.facts.hasNonText = true
 		}
 	}
 	choice.Pos = o.Pos
@@ -304,7 +312,7 @@ func (f *Filter) readOffsets(b []byte, i int) int {
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
 		if string(o.Key) == "text_offset" && b[o.Val] == '[' {
-			f.markValue(offsetsValue, 2, &o)
+			f.markWholeMember(offsetsValue, inSubpart, &o)
 		}
 	}
 	return o.Pos
@@ -323,14 +331,14 @@ func (f *Filter) readIDs(choice *rawjson.Object) {
 		choice.Pos = rawjson.ValueEnd(choice.Text, choice.Val)
 	}
 	if !f.options.TokenIDs {
-		f.mark(foreign, 1, choice)
+		f.markMember(engineOnlyValue, inPart, choice)
 	}
 }
 
 // readUsage reads the usage of an event, which may be null, and moves top to its end.
 func (f *Filter) readUsage(top *rawjson.Object) {
 	at := len(f.marks)
-	f.mark(usageValue, 0, top)
+	f.markMember(usageValue, inEvent, top)
 	if top.Text[top.Val] == '{' {
 		top.Pos = f.readCounts(top.Text, top.Val)
 	} else {
@@ -361,7 +369,7 @@ func (f *Filter) readCounts(b []byte, i int) int {
 		return o.Pos
 	}
 	if !hasDetails && f.options.Cached >= 0 && o.Pos > 0 {
-		f.markBehind(noDetails, &o)
+		f.markInsertion(noDetails, &o)
 	}
 	if !hasTotal {
 		u.Total = u.Prompt + u.Completion
@@ -370,11 +378,12 @@ func (f *Filter) readCounts(b []byte, i int) int {
 	return o.Pos
 }
 
-// readCount reads the current member of a usage, and marks it if the counts of earlier engines must be added.
+// readCount reads the current member of a usage as a number of tokens; ok is false if it is no such number. It marks the member if the
+// count must include the tokens of earlier engines.
 func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok bool) {
 	usage.Pos = rawjson.ValueEnd(usage.Text, usage.Val)
 	if f.options.Continuation != nil {
-		f.mark(kind, 1, usage)
+		f.markMember(kind, inPart, usage)
 	}
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
@@ -385,32 +394,32 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
 		if f.options.Cached >= 0 && b[usage.Val] == 'n' { // null is replaced by details with cached_tokens
-			f.markValue(nullDetails, 1, usage)
+			f.markWholeMember(nullDetails, inPart, usage)
 		}
 		return
 	}
 	at := len(f.marks)
-	f.mark(detailsValue, 1, usage)
+	f.markMember(detailsValue, inPart, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
 	found := 0 // how often the details have cached_tokens
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			found++
-			f.markValue(cachedValue, 2, &o)
+			f.markWholeMember(cachedValue, inSubpart, &o)
 			if n, ok := rawjson.Int(b, o.Val, o.Pos); ok {
 				u.Cached = n
 			}
 		}
 	}
 	usage.Pos = o.Pos
-	f.facts.details, f.facts.detailsEnd = usage.Val, o.Pos
+	f.facts.detailsAt, f.facts.detailsEnd = usage.Val, o.Pos
 	f.marks[at].end = int32(o.Pos)
 	if found > 0 {
-		f.marks[at].inside = int32(o.N - found) // 0: cached_tokens is the only member, so act may remove the details as a whole
+		f.marks[at].otherMembers = int32(o.N - found) // 0: cached_tokens is the only member, so actionFor may remove the details as a whole
 		return
 	}
-	f.marks[at].inside = 1 // the details lack cached_tokens, so act must not remove them, even if they are empty
+	f.marks[at].otherMembers = 1 // the details lack cached_tokens, so actionFor must not remove them, even if they are empty
 	if f.options.Cached >= 0 && o.Pos > 0 {
-		f.markBehind(noCached, &o)
+		f.markInsertion(noCached, &o)
 	}
 }

@@ -39,14 +39,14 @@ type Reader struct {
 	framer Framer
 	limits Limits
 
-	bytes       int64         // bytes of the events returned; after [DONE], only the bytes that came after it
-	quiet       time.Duration // time spent in waits since the last data event with content
-	quietBefore time.Duration // the value of quiet when the last data event came; see unheard
-	since       time.Time     // when the current wait began; zero: there is no wait
-	begun       bool          // a data event came
-	done        bool          // [DONE] or another last event came
-	torn        bool          // the last event returned is a piece of an event, but not its last piece
-	err         error
+	bytes        int64         // bytes of the events returned; after [DONE], only the bytes that came after it
+	silentFor    time.Duration // time spent in waits since the last data event with content
+	silentBefore time.Duration // the value of silentFor when the last data event came; see ignoreAsFirst
+	waitBegan    time.Time     // when the current wait began; zero: there is no wait
+	sawData      bool          // a data event came
+	done         bool          // [DONE] or another last event came
+	torn         bool          // the last event returned is a piece of an event, but not its last piece
+	err          error
 }
 
 // NewReader returns a reader without limits; Reset sets them.
@@ -66,42 +66,42 @@ func (r *Reader) Reset(l Limits) {
 // over, Err returns ErrSilent or ErrTail. The time between a Feed and the next Wait does not count, because the proxy
 // spends it on a client that may read slowly.
 func (r *Reader) Wait(now time.Time) time.Duration {
-	if r.since.IsZero() {
-		r.since = now
+	if r.waitBegan.IsZero() {
+		r.waitBegan = now
 	}
-	limit := r.limit()
+	limit := r.waitLimit()
 	if limit <= 0 {
 		return 0
 	}
-	left := limit - r.quiet - now.Sub(r.since)
-	if left <= 0 {
-		r.timeUp()
+	timeLeft := limit - r.silentFor - now.Sub(r.waitBegan)
+	if timeLeft <= 0 {
+		r.failTimedOut()
 	}
-	return max(left, 1) // 0 would mean for ever
+	return max(timeLeft, 1) // 0 would mean for ever
 }
 
 // Pause ends the current wait before bytes have come. The time until the next Wait does not count. The proxy calls it when it stops
-// reading until its client has taken a comment.
+// reading from the engine, because it must first write an SSE keep-alive comment to a client that reads slowly.
 func (r *Reader) Pause(now time.Time) {
-	if !r.since.IsZero() {
-		r.quiet += now.Sub(r.since)
-		r.since = time.Time{}
+	if !r.waitBegan.IsZero() {
+		r.silentFor += now.Sub(r.waitBegan)
+		r.waitBegan = time.Time{}
 	}
 }
 
-// limit is how long the reader may wait for the first event, for the next event, or after [DONE] for the end of the body; 0: for ever.
-func (r *Reader) limit() time.Duration {
+// waitLimit is how long the reader may wait for the first event, for the next event, or after [DONE] for the end of the body; 0: for ever.
+func (r *Reader) waitLimit() time.Duration {
 	switch {
 	case r.done:
 		return tailTime
-	case r.begun:
+	case r.sawData:
 		return r.limits.Gap
 	}
 	return r.limits.First
 }
 
-// timeUp sets err to say that the current wait took too long.
-func (r *Reader) timeUp() {
+// failTimedOut sets err to say that the current wait took too long.
+func (r *Reader) failTimedOut() {
 	switch {
 	case r.err != nil:
 	case r.done:
@@ -132,42 +132,42 @@ func (r *Reader) Next() (Event, bool) {
 	}
 	e, ok := r.framer.Next()
 	if !ok {
-		switch limit := r.limit(); {
-		case r.exceeds(int64(r.framer.held())):
-		case limit > 0 && r.quiet >= limit:
-			r.timeUp()
+		switch limit := r.waitLimit(); {
+		case r.failIfTooLarge(int64(r.framer.unreturned())):
+		case limit > 0 && r.silentFor >= limit:
+			r.failTimedOut()
 		}
 		return Event{}, false
 	}
-	if r.exceeds(int64(len(e.Raw))) {
+	if r.failIfTooLarge(int64(len(e.Raw))) {
 		return Event{}, false
 	}
 	r.bytes += int64(len(e.Raw))
-	r.torn = e.Kind == KindOpaque && r.framer.handed > 0
+	r.torn = e.Kind == KindOpaque && r.framer.emittedBytes > 0
 	switch {
 	case e.Kind == KindDone:
-		r.finish()
+		r.markEnd()
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the end of a large one
-		r.begun, r.quiet, r.quietBefore = true, 0, r.quiet
+		r.sawData, r.silentFor, r.silentBefore = true, 0, r.silentFor
 	}
 	return e, true
 }
 
-// unheard makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in this
+// ignoreAsFirst makes the wait for the first event continue as if the event that Next returned last had not come, because nothing in this
 // event shows that the engine has computed anything.
-func (r *Reader) unheard() {
-	r.begun = false
-	r.idled()
+func (r *Reader) ignoreAsFirst() {
+	r.sawData = false
+	r.ignoreForGap()
 }
 
-// idled makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
-func (r *Reader) idled() { r.quiet = r.quietBefore }
+// ignoreForGap makes the wait for the next event continue as if the event that Next returned last had not come, because it has no content.
+func (r *Reader) ignoreForGap() { r.silentFor = r.silentBefore }
 
-// finish marks the event that Next returned last as the end of the answer, as [DONE] would be.
-func (r *Reader) finish() { r.done, r.bytes, r.quiet = true, int64(r.framer.held()), 0 }
+// markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.
+func (r *Reader) markEnd() { r.done, r.bytes, r.silentFor = true, int64(r.framer.unreturned()), 0 }
 
-// exceeds says whether the answer with so many more bytes is larger than Limits.Bytes. If so, it sets err.
-func (r *Reader) exceeds(more int64) bool {
+// failIfTooLarge says whether the answer with so many more bytes is larger than Limits.Bytes. If so, it sets err.
+func (r *Reader) failIfTooLarge(more int64) bool {
 	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
 		r.err = ErrTooMuch
 		return true
@@ -179,7 +179,7 @@ func (r *Reader) exceeds(more int64) bool {
 // ErrTail if it is; nil: it has not stopped.
 func (r *Reader) Err() error { return r.err }
 
-// Torn says whether only a part of an event was returned so far. Before another event, the client must
+// Torn says whether only a part of the last event was returned so far. Before another event, the client must
 // get a blank line, or it would read both as one event.
 func (r *Reader) Torn() bool { return r.torn }
 

@@ -10,7 +10,7 @@ import (
 // cached prompt tokens that the client is to see.
 func readResponse(b []byte, cached int) (s formFacts) {
 	var kind, object string
-	s.why = b
+	s.failure = b
 	at := rawjson.Space(b, 0)
 	o := rawjson.ObjectAt(b, at)
 	for o.NextValue() {
@@ -27,36 +27,36 @@ func readResponse(b []byte, cached int) (s formFacts) {
 			}
 		}
 	}
-	s.ok = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
-	case !s.ok:
+	case !s.readable:
 	case object == "response": // an answer in one piece
-		s.last = true
+		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
-		s.order()
+		s.sortEdits()
 	case kind == "response.completed", kind == "response.incomplete":
-		s.last = true
+		s.hasFinalUsage = true
 	case kind == "response.failed", kind == "error", object == "error":
 		s.failed = true
 	case kind == "response.created", kind == "response.in_progress", kind == "response.queued":
-		s.opening = true
+		s.announces = true
 	default:
-		s.delta = len(kind) > len(".delta") && kind[len(kind)-len(".delta"):] == ".delta"
+		s.hasTokens = len(kind) > len(".delta") && kind[len(kind)-len(".delta"):] == ".delta"
 	}
-	s.over = s.last
+	s.endsStream = s.hasFinalUsage
 	return s
 }
 
-// readResponse reads a response object, and adds cuts for members that clients must not get.
+// readResponse reads a response object, and adds edits for members that clients must not get.
 func (s *formFacts) readResponse(o rawjson.Object, cached int) {
-	kept := false // an earlier member stays in the client's copy
+	keptBefore := false // an earlier member stays in the client's copy
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
-		if foreignKey(key) {
-			s.cuts = append(s.cuts, without(&o, kept))
+		if isEngineOnlyKey(key) {
+			s.edits = append(s.edits, removalOf(&o, keptBefore))
 			continue
 		}
-		kept = true
+		keptBefore = true
 		switch key {
 		case "status":
 			switch string(v) {
@@ -69,7 +69,7 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 			}
 		case "error":
 			if !rawjson.IsNull(v) {
-				s.why = append(append([]byte(`{"error":`), v...), '}')
+				s.failure = append(append([]byte(`{"error":`), v...), '}')
 			}
 		case "usage":
 			if v[0] == '{' {
@@ -98,10 +98,10 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 				switch listed := d.Text[d.Val] == '[' && len(d.Value()) > len("[]"); {
 				case string(d.Key) == "cached_tokens":
 					if s.usage.Cached = countOf(&d); cached != OwnCached {
-						s.cuts = append(s.cuts, cut{d.Val, d.Pos, shown})
+						s.edits = append(s.edits, edit{d.Val, d.Pos, shown})
 					}
 				case string(d.Key) == "cached_tokens_per_turn" && listed && cached != OwnCached:
-					s.cuts = append(s.cuts, cut{d.Val, d.Pos, "[" + shown + "]"})
+					s.edits = append(s.edits, edit{d.Val, d.Pos, "[" + shown + "]"})
 				}
 			}
 		}

@@ -74,7 +74,7 @@ func TestAResponseThatIsNotWhole(t *testing.T) {
 		"an event of an error":                      {created + delta + "event: error\ndata: {\"type\":\"error\",\"code\":\"x\",\"message\":\"no\"}\n\n", Refused, delta},
 		"a response that failed":                    {created + strings.NewReplacer("completed", "failed", ".completed", ".failed").Replace(completed), Refused, ""},
 		"a chat's error":                            {"data: {\"error\":{\"message\":\"no\",\"code\":400}}\n\n", Refused, ""},
-		"too many events that tell of no answer":    {strings.Repeat(created, maxHeld+1), Broken, ""},
+		"too many events that tell of no answer":    {strings.Repeat(created, maxHeldEvents+1), Broken, ""},
 		"[DONE] does not stand for what is missing": {created + delta + Done, Short, delta},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -14,24 +14,24 @@ import (
 // ByTokens makes the assembler build an answer of /inference/v1/generate. model and created are
 // arguments because the events of this endpoint do not have them.
 func (a *Assembler) ByTokens(model string, created int64) *Assembler {
-	a.byTokens = true
-	a.top.add([]byte("model"), rawjson.AppendString(nil, model))
-	a.top.add([]byte("created"), strconv.AppendInt(nil, created, 10))
+	a.isTokensForm = true
+	a.topMembers.appendMember([]byte("model"), rawjson.AppendString(nil, model))
+	a.topMembers.appendMember([]byte("created"), strconv.AppendInt(nil, created, 10))
 	return a
 }
 
 // The members of an answer in one piece, in the order in which vLLM sends them. Events lack some of them.
 var (
-	tokensBefore = []string{"request_id", "model", "created"}
-	tokensBehind = []string{
+	tokensFirstKeys = []string{"request_id", "model", "created"}
+	tokensLastKeys  = []string{
 		"prompt_logprobs", "prompt_token_id_logprobs", "prompt_token_ids", "mm_placeholders", "metrics", "kv_transfer_params",
 		"ec_transfer_params", "output_mode",
 	}
-	tokensChoice = []string{"stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions"}
+	tokensChoiceKeys = []string{"stop_reason", "token_ids", "routed_experts", "sampling_mask", "weight_versions"}
 )
 
-// appendNamed appends the members with these names; a member that is missing becomes null.
-func (fs fields) appendNamed(dst []byte, names []string) []byte {
+// appendNamedOrNull appends the members with these names; a member that is missing becomes null.
+func (fs fields) appendNamedOrNull(dst []byte, names []string) []byte {
 	for _, name := range names {
 		dst = appendKey(dst, name)
 		if f := fs.find([]byte(name)); f != nil {
@@ -43,8 +43,8 @@ func (fs fields) appendNamed(dst []byte, names []string) []byte {
 	return dst
 }
 
-// appendOthers appends all members but those with these names.
-func (fs fields) appendOthers(dst []byte, names ...[]string) []byte {
+// appendExcept appends all members but those with these names.
+func (fs fields) appendExcept(dst []byte, names ...[]string) []byte {
 	for _, f := range fs {
 		if !slices.ContainsFunc(names, func(list []string) bool { return slices.Contains(list, f.key) }) {
 			dst = append(appendKey(dst, f.key), f.val...)
@@ -55,14 +55,14 @@ func (fs fields) appendOthers(dst []byte, names ...[]string) []byte {
 
 // tokensJSON does what JSON does, for an answer of /inference/v1/generate.
 func (a *Assembler) tokensJSON(dst []byte) []byte {
-	dst = a.top.appendNamed(append(dst, '{'), tokensBefore)
+	dst = a.topMembers.appendNamedOrNull(append(dst, '{'), tokensFirstKeys)
 	dst = appendKey(dst, "usage")
 	if a.usage == nil {
 		dst = append(dst, "null"...)
 	}
 	dst = append(dst, a.usage...)
-	dst = a.top.appendNamed(dst, tokensBehind)
-	dst = a.top.appendOthers(dst, tokensBefore, tokensBehind)
+	dst = a.topMembers.appendNamedOrNull(dst, tokensLastKeys)
+	dst = a.topMembers.appendExcept(dst, tokensFirstKeys, tokensLastKeys)
 	dst = append(appendKey(dst, "choices"), '[')
 	for i, c := range a.choices {
 		if i > 0 {
@@ -77,11 +77,12 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 func (c *choice) tokensJSON(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, `{"index":`...), int64(c.index), 10)
 	dst = appendKey(dst, "finish_reason")
-	if c.finish == nil {
+	if c.finishReason == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = c.rest.appendNamed(append(dst, c.finish...), tokensChoice)
-	dst = c.rest.appendOthers(dst, tokensChoice)
+	dst = append(dst, c.finishReason...)
+	dst = c.otherMembers.appendNamedOrNull(dst, tokensChoiceKeys) // the members that vLLM always sends come first
+	dst = c.otherMembers.appendExcept(dst, tokensChoiceKeys)
 	if c.text != nil {
 		dst = append(appendKey(dst, "text"), c.text...)
 	}

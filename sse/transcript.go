@@ -12,7 +12,7 @@ type Transcript struct {
 	MoreThan bool   // there was content other than plain text: reasoning or a tool call
 	Unread   bool   // an event could not be read, so the transcript may lack a part of the answer
 	Guessed  bool   // the engine did not count all tokens: Completed is partly estimated from chunks
-	Grows    Growth // whether events of /generate have all tokens so far or only new ones
+	Grows    Growth // whether events of /generate have all tokens so far (cumulative) or only new ones (delta)
 
 	Head      Head
 	IDs       []int32 // the ids of the tokens, in order
@@ -35,8 +35,8 @@ type Growth uint8
 // The growths. A stream's first event with tokens is the same for both, so it does not show which one applies.
 const (
 	GrowthUnknown Growth = iota
-	AllSoFar
-	OnlyNew // --incremental-streaming-output
+	Cumulative           // each event has the whole answer so far
+	Delta                // each event has only the new part: the engine runs with --incremental-streaming-output
 )
 
 // Head holds the members that all events of an answer share, each as JSON; nil: the engine sent no such member.
@@ -53,7 +53,7 @@ func (t *Transcript) Reset(keepText bool) {
 // Exact says whether the id of every token is known.
 func (t *Transcript) Exact() bool { return !t.Unread && len(t.IDs) == t.Completed }
 
-// Cut drops the tokens after Shown. The client has not seen their text, so the next engine generates them again.
+// Cut drops the ids of the tokens after Shown. The client has not seen their text, so the next engine generates these tokens again.
 func (t *Transcript) Cut() {
 	t.IDs = t.IDs[:t.Shown]
 	t.Completed = t.Shown
@@ -88,11 +88,11 @@ func readHead(b []byte) (h Head) {
 	if size > maxHead {
 		return Head{}
 	}
-	own := make([]byte, 0, size)
+	buf := make([]byte, 0, size)
 	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint, &h.Mode} {
-		if from := len(own); *v != nil {
-			own = append(own, *v...)
-			*v = own[from:len(own):len(own)]
+		if from := len(buf); *v != nil {
+			buf = append(buf, *v...)
+			*v = buf[from:len(buf):len(buf)]
 		}
 	}
 	return h
@@ -132,8 +132,8 @@ type Continuation struct {
 	Grows Growth
 }
 
-// join adds the tokens of earlier engines to the usage of this one.
-func (c *Continuation) join(u Usage) Usage {
+// addEarlier adds the tokens of earlier engines to the usage of this one.
+func (c *Continuation) addEarlier(u Usage) Usage {
 	u.Prompt -= c.Tokens
 	if c.Prompt > 0 {
 		u.Prompt = c.Prompt

@@ -22,33 +22,33 @@ const (
 type Circuit struct {
 	Limit int // failures in a row that take it out; 0: the constant Limit
 
-	failures int
-	out      time.Duration // length of the current outage, or of the last one if there was no success since
-	until    time.Time     // when the trial may be sent; zero: the circuit is in service
-	trial    uint64        // id of the trial while it runs; 0: none runs
+	failures     int
+	outageLength time.Duration // length of the current outage, or of the last one if there was no success since
+	trialAt      time.Time     // when the trial may be sent; zero: the circuit is in service
+	trialID      uint64        // id of the trial while it runs; 0: none runs
 }
 
-// In says whether the circuit is in service.
-func (c *Circuit) InService() bool { return c.until.IsZero() }
+// InService says whether requests may be sent without regard to trials.
+func (c *Circuit) InService() bool { return c.trialAt.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
 func (c *Circuit) Allows(now time.Time) bool {
-	return c.InService() || c.trial == 0 && !now.Before(c.until)
+	return c.InService() || c.trialID == 0 && !now.Before(c.trialAt)
 }
 
 // Send records that a request is sent; its id is not 0. If a trial is due, this request becomes the trial.
 func (c *Circuit) Send(request uint64, now time.Time) {
 	if !c.InService() && c.Allows(now) {
-		c.trial = request
+		c.trialID = request
 	}
 }
 
 // Succeed brings the circuit back into service and forgets all failures.
 func (c *Circuit) Succeed() { *c = Circuit{Limit: c.Limit} }
 
-// Return brings the circuit back into service after a check that proves less than a success. Unless Succeed is called first, the next
-// outage is twice as long as this one.
-func (c *Circuit) Return() { c.failures, c.until, c.trial = 0, time.Time{}, 0 }
+// ReturnToService brings the circuit back into service after a check that proves less than a success. Unless Succeed is called first, the
+// next outage is twice as long as this one.
+func (c *Circuit) ReturnToService() { c.failures, c.trialAt, c.trialID = 0, time.Time{}, 0 }
 
 // Fail counts a failed request and reports whether this took the circuit out of service. During an outage only the failure of the
 // trial counts, because the other requests were sent before the outage.
@@ -58,7 +58,7 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
-	case c.trial == 0 || c.trial != request: // not the trial
+	case c.trialID == 0 || c.trialID != request: // not the trial
 		return false
 	}
 	c.Trip(now)
@@ -72,26 +72,27 @@ func (c *Circuit) Forgive() {
 	}
 }
 
-// Trip takes the circuit out of service now, without regard to the number of failures.
+// Trip takes the circuit out of service now, without regard to the number of failures. Each outage is twice as long as the one before,
+// unless there was a success between them.
 func (c *Circuit) Trip(now time.Time) {
-	c.out = min(max(2*c.out, FirstOut), MaxOut)
-	c.trial = 0
-	c.until = now.Add(c.out)
+	c.outageLength = min(max(2*c.outageLength, FirstOut), MaxOut)
+	c.trialID = 0
+	c.trialAt = now.Add(c.outageLength)
 }
 
 // Neutral records that a request ended without a result, for example because its client disconnected. If it was the trial, the next
 // request becomes the trial.
 func (c *Circuit) Neutral(request uint64) {
-	if c.trial == request {
-		c.trial = 0
+	if c.trialID == request {
+		c.trialID = 0
 	}
 }
 
 // Failures returns how many failures in a row were counted.
 func (c *Circuit) Failures() int { return c.failures }
 
-// Out returns the length of the current outage, from its begin to the next trial.
-func (c *Circuit) OutageLength() time.Duration { return c.out }
+// OutageLength returns the length of the current outage, from its begin to the next trial.
+func (c *Circuit) OutageLength() time.Duration { return c.outageLength }
 
-// Until returns when the next trial may be sent; zero: the circuit is in service.
-func (c *Circuit) TrialAt() time.Time { return c.until }
+// TrialAt returns when the next trial may be sent; zero: the circuit is in service.
+func (c *Circuit) TrialAt() time.Time { return c.trialAt }

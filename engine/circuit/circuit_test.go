@@ -19,7 +19,7 @@ func TestAReturnIsNoSuccess(t *testing.T) {
 		require.False(t, c.Allows(c.TrialAt().Add(-1)))
 		now = c.TrialAt()
 		require.True(t, c.Allows(now))
-		c.Return()
+		c.ReturnToService()
 		require.True(t, c.InService())
 	}
 	c.Succeed()
@@ -61,7 +61,7 @@ func TestCircuit(t *testing.T) {
 			},
 			"neutral": func(t *rapid.T) { c.Neutral(rapid.Uint64Range(1, sent+1).Draw(t, "request")) },
 			"trip":    func(*rapid.T) { c.Trip(now); row = 0 },
-			"return":  func(*rapid.T) { c.Return(); row = 0 },
+			"return":  func(*rapid.T) { c.ReturnToService(); row = 0 },
 			"succeed": func(*rapid.T) { c.Succeed(); row = 0 },
 			"": func(t *rapid.T) {
 				require.False(t, c.TrialAt().After(now.Add(MaxOut)))

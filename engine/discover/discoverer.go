@@ -29,10 +29,10 @@ type Config struct {
 // States of an engine that a source lists.
 const (
 	InUse  = "in_use"
-	Away   = "away"   // it must not get new requests now
+	Away   = "away"   // it gets no new requests for now: see Engine.Away
 	Trying = "trying" // its trial has not ended
 	Unfit  = "unfit"  // it failed the trial, or the fleet refused it; the trial will be repeated
-	Listed = "listed" // it is also in the config, so discovery ignores it
+	Listed = "listed" // it is also in the config, so discovery does not manage it
 )
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
@@ -64,51 +64,51 @@ type Found struct {
 }
 
 const (
-	probes     = 8           // trials that may run at the same time
-	firstPause = time.Second // pause after the first failed trial; it doubles with each further one
-	lastPause  = time.Minute // longest pause
+	maxTrials       = 8           // trials that may run at the same time
+	firstRetryDelay = time.Second // pause after the first failed trial; it doubles with each further one
+	maxRetryDelay   = time.Minute // longest pause
 )
 
 // Discoverer reports to the fleet which engines the sources list. Only Run's goroutine uses its fields, except the channels and
 // status.
 type Discoverer struct {
-	cfg      Config
-	metrics  *metrics
-	news     chan news
-	verdicts chan verdict
-	recheck  chan struct{}
-	status   atomic.Pointer[Status]
+	cfg          Config
+	metrics      *metrics
+	reports      chan sourceReport
+	trialResults chan trialResult
+	recheck      chan struct{}
+	status       atomic.Pointer[Status]
 
-	lists        [][]Engine // for each source, its last list
-	sources      []SourceStatus
-	loggedCauses []map[string]bool // for each source, the causes of failures that were logged since it last worked
-	records      map[string]*record
-	running      int // how many trials run now
+	lists         [][]Engine // for each source, its last list
+	sources       []SourceStatus
+	loggedCauses  []map[string]bool // for each source, the causes of failures that were logged since it last worked
+	records       map[string]*record
+	runningTrials int // how many trials run now
 }
 
-// news is a report of a source, as its Run passes it on.
-type news struct {
+// sourceReport is a report of a source, as its Run passes it on.
+type sourceReport struct {
 	source  int
 	engines []Engine
 	err     error
 }
 
-// verdict is the result of a trial.
-type verdict struct {
+// trialResult is the result of a trial.
+type trialResult struct {
 	engine Engine
 	err    error
 }
 
 // record is the state of one engine that a source lists.
 type record struct {
-	want    Engine    // the engine as the source lists it
-	inFleet *Engine   // the engine as the fleet has it; nil: the fleet does not have it
-	passed  bool      // it has passed the trial
-	trying  bool      // its trial runs
-	listed  bool      // it is in the config
-	tries   int       // failed tries since its description changed
-	err     error     // why the last try failed
-	next    time.Time // the earliest time of the next try
+	listed       Engine    // the engine as the source lists it
+	inFleet      *Engine   // the engine as the fleet has it; nil: the fleet does not have it
+	trialPassed  bool      // it has passed the trial
+	trialRuns    bool      // its trial runs
+	inConfig     bool      // it is in the config
+	failedTrials int       // failed trials, and refusals by the fleet, since its description changed
+	err          error     // why the last of them failed
+	nextTrial    time.Time // the earliest time of the next trial, or of the next attempt to pass it to the fleet
 }
 
 // New returns a Discoverer; Run starts it.
@@ -117,7 +117,8 @@ func New(cfg Config) *Discoverer {
 		cfg.Log = zap.NewNop()
 	}
 	d := &Discoverer{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), news: make(chan news), verdicts: make(chan verdict), recheck: make(chan struct{}, 1),
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), reports: make(chan sourceReport),
+		trialResults: make(chan trialResult), recheck: make(chan struct{}, 1),
 		lists: make([][]Engine, len(cfg.Sources)), loggedCauses: make([]map[string]bool, len(cfg.Sources)), records: map[string]*record{},
 	}
 	for _, s := range cfg.Sources {
@@ -147,7 +148,7 @@ func (d *Discoverer) Run(ctx context.Context) {
 		wg.Go(func() {
 			s.Run(ctx, func(engines []Engine, err error) {
 				select {
-				case d.news <- news{i, engines, err}:
+				case d.reports <- sourceReport{i, engines, err}:
 				case <-ctx.Done():
 				}
 			})
@@ -157,27 +158,28 @@ func (d *Discoverer) Run(ctx context.Context) {
 	defer timer.Stop()
 	for {
 		select {
-		case n := <-d.news:
-			d.hear(n, time.Now())
-		case v := <-d.verdicts:
-			d.judge(v, time.Now())
+		case report := <-d.reports:
+			d.storeList(report, time.Now())
+		case result := <-d.trialResults:
+			d.recordTrial(result, time.Now())
 		case <-d.recheck:
 		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
 		now := time.Now()
-		d.settle(now)
-		d.try(ctx, &wg, now)
+		d.updateFleet(now)
+		d.startTrials(ctx, &wg, now)
 		d.publish()
-		timer.Reset(d.pause(now))
+		timer.Reset(d.untilNextTrial(now))
 	}
 }
 
-// hear stores the list of a source. After a failure without a list, the last list stays valid.
-func (d *Discoverer) hear(n news, now time.Time) {
+// storeList stores the list of a source, and logs when the source begins to fail or works again. After a failure without a list, the last
+// list stays valid.
+func (d *Discoverer) storeList(n sourceReport, now time.Time) {
 	s := &d.sources[n.source]
-	d.metrics.answered(s.Name, n.err)
+	d.metrics.countAnswer(s.Name, n.err)
 	if n.err == nil || n.engines != nil {
 		s.At, s.Engines = now, len(n.engines)
 		d.lists[n.source] = slices.Clone(n.engines)
@@ -186,7 +188,7 @@ func (d *Discoverer) hear(n news, now time.Time) {
 		}
 	}
 	if n.err != nil {
-		d.complain(n.source, n.err)
+		d.logFailure(n.source, n.err)
 		return
 	}
 	if s.Error != "" {
@@ -195,9 +197,9 @@ func (d *Discoverer) hear(n news, now time.Time) {
 	d.loggedCauses[n.source], s.Error = nil, ""
 }
 
-// complain logs a failure, and sets it in the source's status, if it has a cause that was not logged since the source last worked. Each
+// logFailure logs a failure, and sets it in the source's status, if it has a cause that was not logged since the source last worked. Each
 // cause is logged once per outage, because several causes often alternate.
-func (d *Discoverer) complain(source int, err error) {
+func (d *Discoverer) logFailure(source int, err error) {
 	s, logged := &d.sources[source], d.loggedCauses[source]
 	if logged == nil {
 		logged = map[string]bool{}
@@ -237,14 +239,15 @@ func causesOf(err error) (causes []string) {
 	}, err.Error())}
 }
 
-// settle updates the fleet to the lists of the sources. Engines that have not passed their trial are left out.
-func (d *Discoverer) settle(now time.Time) {
-	all := merge(d.lists)
+// updateFleet updates the records and the fleet to the lists of the sources: it removes engines that no source lists any more, and adds or
+// changes others. Engines that have not passed their trial are left out, and so are those that are in the config.
+func (d *Discoverer) updateFleet(now time.Time) {
+	all := mergeLists(d.lists)
 	for key, r := range d.records {
 		want, listed := all[key]
-		otherProcess := r.inFleet != nil && replaced(*r.inFleet, want)
+		otherProcess := r.inFleet != nil && isOtherEngine(*r.inFleet, want)
 		if !listed || otherProcess {
-			d.drop(r)
+			d.removeFromFleet(r)
 			delete(d.records, key)
 		}
 	}
@@ -254,57 +257,57 @@ func (d *Discoverer) settle(now time.Time) {
 			r = &record{}
 			d.records[key] = r
 		}
-		if r.want != e { // the description has changed, so earlier failures say nothing
-			r.passed = r.passed && !replaced(r.want, e) // another process needs a trial of its own
-			r.want = e
-			r.err, r.tries, r.next = nil, 0, time.Time{}
+		if r.listed != e { // the description has changed, so earlier failures say nothing
+			r.trialPassed = r.trialPassed && !isOtherEngine(r.listed, e) // another process needs a trial of its own
+			r.listed = e
+			r.err, r.failedTrials, r.nextTrial = nil, 0, time.Time{}
 		}
-		if r.listed = d.cfg.Fleet.InConfig(e); r.listed {
-			r.inFleet, r.passed = nil, false // the fleet now has the engine from the config, so it is not discovery's
+		if r.inConfig = d.cfg.Fleet.InConfig(e); r.inConfig {
+			r.inFleet, r.trialPassed = nil, false // the fleet now has the engine from the config, so it is not discovery's
 			continue
 		}
-		d.report(r, now)
+		d.passToFleet(r, now)
 	}
 }
 
-// report passes an engine to the fleet if it is new there and may be used, or if its description has changed. After a failure it
+// passToFleet passes an engine to the fleet if it is new there and may be used, or if its description has changed. After a failure it
 // waits for the time of the next try.
-func (d *Discoverer) report(r *record, now time.Time) {
+func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	isNew := r.inFleet == nil
-	unchanged := !isNew && *r.inFleet == r.want
-	untried := !r.passed && d.cfg.Probe != nil
-	notYet := isNew && (untried || r.want.Away != "")
-	if unchanged || notYet || now.Before(r.next) {
+	unchanged := !isNew && *r.inFleet == r.listed
+	untried := !r.trialPassed && d.cfg.Probe != nil
+	notYet := isNew && (untried || r.listed.Away != "")
+	if unchanged || notYet || now.Before(r.nextTrial) {
 		return
 	}
 	change := added
 	if !isNew {
-		change = difference(*r.inFleet, r.want)
+		change = difference(*r.inFleet, r.listed)
 	}
 	switch change {
 	case away, back:
-		d.cfg.Fleet.SetAway(r.want)
+		d.cfg.Fleet.SetAway(r.listed)
 	default:
-		if err := d.cfg.Fleet.Put(r.want); err != nil {
-			d.turnOnly(r)
-			d.fail(r, now, err)
+		if err := d.cfg.Fleet.Put(r.listed); err != nil {
+			d.setAwayOnly(r)
+			d.recordFailure(r, now, err)
 			return
 		}
 	}
-	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.want.Key()), zap.String("source", r.want.Source),
-		zap.String("incarnation", r.want.Incarnation), zap.String("why", r.want.Away))
-	r.inFleet, r.err, r.tries = new(r.want), nil, 0
+	d.cfg.Log.Info("discovery: engine "+change, zap.String("engine", r.listed.Key()), zap.String("source", r.listed.Source),
+		zap.String("incarnation", r.listed.Incarnation), zap.String("why", r.listed.Away))
+	r.inFleet, r.err, r.failedTrials = new(r.listed), nil, 0
 }
 
-// turnOnly starts or stops new work for an engine whose new description the fleet has refused. The fleet keeps the old description.
-func (d *Discoverer) turnOnly(r *record) {
-	if r.inFleet == nil || r.inFleet.Away == r.want.Away {
+// setAwayOnly starts or stops new work for an engine whose new description the fleet has refused. The fleet keeps the old description.
+func (d *Discoverer) setAwayOnly(r *record) {
+	if r.inFleet == nil || r.inFleet.Away == r.listed.Away {
 		return
 	}
-	turned := *r.inFleet
-	turned.Away = r.want.Away
-	d.cfg.Fleet.SetAway(turned)
-	r.inFleet = &turned
+	updated := *r.inFleet
+	updated.Away = r.listed.Away
+	d.cfg.Fleet.SetAway(updated)
+	r.inFleet = &updated
 }
 
 // difference names the change from old, an engine as the fleet has it, to want.
@@ -319,8 +322,8 @@ func difference(old, want Engine) string {
 	return back
 }
 
-// drop removes an engine from the fleet, if the fleet has it.
-func (d *Discoverer) drop(r *record) {
+// removeFromFleet removes an engine from the fleet, if the fleet has it.
+func (d *Discoverer) removeFromFleet(r *record) {
 	if r.inFleet == nil {
 		return
 	}
@@ -329,72 +332,72 @@ func (d *Discoverer) drop(r *record) {
 		zap.String("incarnation", r.inFleet.Incarnation))
 }
 
-// try starts the trials that are due.
-func (d *Discoverer) try(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
+// startTrials starts the trials that are due.
+func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 	if d.cfg.Probe == nil {
 		return
 	}
 	for _, r := range d.records {
-		if d.running == probes {
+		if d.runningTrials == maxTrials {
 			return
 		}
-		tried := r.inFleet != nil || r.passed || r.trying
-		if tried || r.listed || r.want.Away != "" || now.Before(r.next) {
+		needsNoTrial := r.inFleet != nil || r.trialPassed || r.trialRuns
+		if needsNoTrial || r.inConfig || r.listed.Away != "" || now.Before(r.nextTrial) {
 			continue
 		}
-		r.trying = true
-		d.running++
-		e := r.want
+		r.trialRuns = true
+		d.runningTrials++
+		e := r.listed
 		wg.Go(func() {
 			err := d.cfg.Probe(ctx, e)
 			select {
-			case d.verdicts <- verdict{e, err}:
+			case d.trialResults <- trialResult{e, err}:
 			case <-ctx.Done():
 			}
 		})
 	}
 }
 
-// judge records the result of a trial. If the source describes the engine differently by now, the result is ignored.
-func (d *Discoverer) judge(v verdict, now time.Time) {
-	d.running--
-	d.metrics.probed(v.engine.Role, v.err)
+// recordTrial records the result of a trial. If the source describes the engine differently by now, the result is ignored.
+func (d *Discoverer) recordTrial(v trialResult, now time.Time) {
+	d.runningTrials--
+	d.metrics.countTrial(v.engine.Role, v.err)
 	r := d.records[v.engine.Key()]
-	if r == nil || !r.trying { // meanwhile the engine was removed, and may have been listed again
+	if r == nil || !r.trialRuns { // meanwhile the engine was removed, and may have been listed again
 		return
 	}
-	r.trying = false
+	r.trialRuns = false
 	switch {
-	case r.want != v.engine: // a new trial of the changed engine begins
+	case r.listed != v.engine: // a new trial of the changed engine begins
 	case v.err != nil:
-		d.fail(r, now, v.err)
+		d.recordFailure(r, now, v.err)
 	default:
-		r.passed = true
+		r.trialPassed = true
 	}
 }
 
-// fail records why an engine cannot be used, and sets the time of its next try.
-func (d *Discoverer) fail(r *record, now time.Time, err error) {
-	pause := min(firstPause<<min(r.tries, 10), lastPause) // 10 doublings are past lastPause, and more could overflow
-	r.tries++
-	r.next = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
+// recordFailure records and logs why an engine cannot be used, and sets the time of its next trial. The time doubles with each failure.
+func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
+	pause := min(firstRetryDelay<<min(r.failedTrials, 10), maxRetryDelay) // 10 doublings are past maxRetryDelay, and more could overflow
+	r.failedTrials++
+	r.nextTrial = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
 	if r.err == nil || r.err.Error() != err.Error() {
-		d.cfg.Log.Warn("a discovered engine is not used, because its trial failed", zap.String("engine", r.want.Key()),
-			zap.String("source", r.want.Source), zap.Int("tries", r.tries), zap.Error(err))
+		d.cfg.Log.Warn("a discovered engine is not used, because its trial failed", zap.String("engine", r.listed.Key()),
+			zap.String("source", r.listed.Source), zap.Int("tries", r.failedTrials), zap.Error(err))
 	}
 	r.err = err
 }
 
-// pause returns the time until the next try is due.
-func (d *Discoverer) pause(now time.Time) time.Duration {
-	next := now.Add(time.Hour)
+// untilNextTrial returns the time until the next repeated trial is due; at most an hour, and a millisecond if one is overdue.
+func (d *Discoverer) untilNextTrial(now time.Time) time.Duration {
+	next := now.Add(time.Hour) // any longer wait would do: new reports and results wake Run
 	for _, r := range d.records {
-		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.passed
-		if needsTrial && d.running == probes {
+		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed
+		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		if r.err != nil && !r.trying && !r.listed && r.next.Before(next) {
-			next = r.next
+		if r.err != nil && !r.trialRuns && !r.inConfig && r.nextTrial.Before(next) {
+			next = r.nextTrial
 		}
 	}
 	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a try that is overdue does not keep Run busy
@@ -409,18 +412,19 @@ func (d *Discoverer) publish() {
 	slices.SortFunc(s.Engines, func(a, b Found) int {
 		return strings.Compare(a.Role+" "+a.ID, b.Role+" "+b.ID)
 	})
-	d.metrics.show(s)
+	d.metrics.setEngineCounts(s)
 	d.status.Store(s)
 }
 
-// status returns the state of the engine for operators.
+// status returns the state of the engine for operators. If several states apply, the first one of the switch counts.
 func (r *record) status() Found {
-	f := Found{ID: r.want.Address, Role: r.want.Role, Source: r.want.Source, Incarnation: r.want.Incarnation, Tries: r.tries, Next: r.next}
+	f := Found{ID: r.listed.Address, Role: r.listed.Role, Source: r.listed.Source, Incarnation: r.listed.Incarnation,
+		Tries: r.failedTrials, Next: r.nextTrial}
 	switch {
-	case r.listed:
+	case r.inConfig:
 		f.State, f.Why = Listed, "it stands in engines of the config, which is not discovery's"
-	case r.want.Away != "":
-		f.State, f.Why = Away, r.want.Away
+	case r.listed.Away != "":
+		f.State, f.Why = Away, r.listed.Away
 	case r.err != nil:
 		f.State, f.Why = Unfit, r.err.Error()
 	case r.inFleet == nil:

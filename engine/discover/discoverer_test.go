@@ -242,7 +242,7 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 		{nil, ""},
 		{fmt.Errorf("Get https://api/?timeoutSeconds=%d: %w", 512, context.DeadlineExceeded), "discovery fails; the engines that it found last stay in use"},
 	} {
-		d.hear(news{0, nil, step.err}, time.Now())
+		d.storeList(sourceReport{0, nil, step.err}, time.Now())
 		var said []string
 		for _, l := range logs.TakeAll() {
 			said = append(said, l.Message)
@@ -255,10 +255,10 @@ func TestAFailureIsSaidOnce(t *testing.T) {
 func TestAListThatComesWithAFailureIsUsed(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	d := New(Config{Sources: []Source{&told{name: "a"}}, Log: zap.New(core)})
-	d.hear(news{0, []Engine{at("x:1")}, nil}, time.Now())
-	d.hear(news{0, nil, io.ErrUnexpectedEOF}, time.Now())
+	d.storeList(sourceReport{0, []Engine{at("x:1")}, nil}, time.Now())
+	d.storeList(sourceReport{0, nil, io.ErrUnexpectedEOF}, time.Now())
 	require.Len(t, d.lists[0], 1, "it stays in force")
-	d.hear(news{0, []Engine{}, io.ErrUnexpectedEOF}, time.Now())
+	d.storeList(sourceReport{0, []Engine{}, io.ErrUnexpectedEOF}, time.Now())
 	require.Empty(t, d.lists[0])
 	require.NotEmpty(t, d.sources[0].Error)
 	require.Equal(t, 1, logs.Len(), "nothing works again")
@@ -306,7 +306,7 @@ func TestAnotherAtTheSameAddressIsAnother(t *testing.T) {
 		r.say(r.a, as(at("x:1"), "u2", ""))
 		require.Equal(t, []string{"-decode x:1"}, r.fleet.take(), "the first at once, the second when it has proved itself")
 		r.probe = func(Engine) error { return nil }
-		r.wait(2 * firstPause)
+		r.wait(2 * firstRetryDelay)
 		require.Equal(t, []string{"+decode x:1"}, r.fleet.take())
 		require.Equal(t, "u2", r.fleet.has["decode x:1"].Incarnation)
 
@@ -320,7 +320,7 @@ func TestWhatFailsItsProbeIsTriedAgainLater(t *testing.T) {
 		r := start(t, true)
 		r.probe = func(Engine) error { return errors.New("no hand-off") }
 		r.say(r.a, at("x:1"))
-		r.wait(6 * lastPause)
+		r.wait(6 * maxRetryDelay)
 		require.Equal(t, Unfit, r.state("x:1"))
 		require.Equal(t, "no hand-off", r.Status().Engines[0].Why)
 		require.Empty(t, r.fleet.take())
@@ -328,7 +328,7 @@ func TestWhatFailsItsProbeIsTriedAgainLater(t *testing.T) {
 		require.Greater(t, n, 7, "often at first")
 		require.Less(t, n, 15, "then once a minute")
 		r.probe = func(Engine) error { return nil }
-		r.wait(2 * lastPause)
+		r.wait(2 * maxRetryDelay)
 		require.Equal(t, InUse, r.state("x:1"))
 		require.Equal(t, []string{"+decode x:1"}, r.fleet.take())
 		require.EqualValues(t, n, testutil.ToFloat64(r.metrics.probes.WithLabelValues(Decode, "failed")))
@@ -342,7 +342,7 @@ func TestWhatTheFleetRefusesIsToldAgain(t *testing.T) {
 		r.say(r.a, at("x:1"))
 		require.Equal(t, Unfit, r.state("x:1"))
 		r.fleet.refuse = nil
-		r.wait(2 * firstPause)
+		r.wait(2 * firstRetryDelay)
 		require.Equal(t, InUse, r.state("x:1"))
 	})
 }
@@ -360,12 +360,12 @@ func TestAnEngineLeavesAlthoughItsNewDescriptionIsRefused(t *testing.T) {
 		r.say(r.a, as(wrong, "", Leaving))
 		require.Equal(t, []string{"+decode x:1 leaving"}, r.fleet.take())
 		require.Empty(t, r.fleet.has["decode x:1"].Profile, "the rest of its description is the one that the fleet took")
-		r.wait(5 * lastPause)
+		r.wait(5 * maxRetryDelay)
 		require.Empty(t, r.fleet.take(), "it is told once")
 		r.say(r.a, wrong)
 		require.Equal(t, []string{"+decode x:1"}, r.fleet.take(), "it is back")
 		r.fleet.refuse = nil
-		r.wait(2 * lastPause)
+		r.wait(2 * maxRetryDelay)
 		require.Equal(t, "unknown", r.fleet.has["decode x:1"].Profile, "the fleet knows the profile now")
 		require.Equal(t, InUse, r.state("x:1"))
 	})
@@ -421,13 +421,13 @@ func TestThereIsNoRoundWithoutACause(t *testing.T) {
 				return unfit
 			}
 			var all []Engine
-			for n := range 2 * probes {
+			for n := range 2 * maxTrials {
 				all = append(all, at(fmt.Sprintf("x:%d", n+1)))
 			}
 			r.say(r.a, all...)
 			r.wait(90 * time.Second)
 			require.Less(t, r.fleet.asked/len(all), 100)
-			require.Len(t, r.tried, 2*probes)
+			require.Len(t, r.tried, 2*maxTrials)
 		})
 	})
 }

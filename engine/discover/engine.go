@@ -27,7 +27,7 @@ type Engine struct {
 	// Incarnation identifies the process, because another engine may have had the same address before; empty: only the address
 	// identifies the engine.
 	Incarnation string
-	Away        string // why it gets no new requests; empty: it gets them
+	Away        string // why it gets no new requests for now: NotReady or Leaving; empty: it gets them
 	Attributes
 }
 
@@ -48,11 +48,11 @@ type Attributes struct {
 	Budget, Interval           int // tokens of a step, and the number of steps from one that computes prompts to the next
 }
 
-// A Source passes all its engines to tell whenever they change, until ctx ends. An error means that the source does not know
+// A Source passes all its engines to report whenever they change, until ctx ends. An error means that the source does not know
 // all of its engines now. With an error it passes nil or, if it has a list, the engines that it knows.
 type Source interface {
 	Name() string
-	Run(ctx context.Context, tell func([]Engine, error))
+	Run(ctx context.Context, report func([]Engine, error))
 }
 
 // Fleet receives the engines. Only one goroutine calls its methods.
@@ -60,16 +60,17 @@ type Fleet interface {
 	// Put adds an engine, or replaces the description of an engine that the fleet has. After an error it may be called
 	// again with the same engine.
 	Put(Engine) error
-	// Turn replaces the description of an engine that the fleet has, if only its field Away has changed.
+	// SetAway replaces the description of an engine that the fleet has, if only its field Away has changed: it gets no new requests from now
+	// on, or it gets them again.
 	SetAway(Engine)
 	// Remove removes an engine that no source lists any more, or whose address now belongs to another incarnation.
 	Remove(Engine)
-	// Listed says that the engine is in the config, so that discovery ignores it.
+	// InConfig says that the engine is in the config, so that discovery ignores it.
 	InConfig(Engine) bool
 }
 
-// merge joins the lists of all sources. If several sources list an engine, the first one counts.
-func merge(lists [][]Engine) map[string]Engine {
+// mergeLists joins the lists of all sources. If several sources list an engine, the first one counts.
+func mergeLists(lists [][]Engine) map[string]Engine {
 	all := map[string]Engine{}
 	for _, list := range lists {
 		for _, e := range list {
@@ -84,7 +85,8 @@ func merge(lists [][]Engine) map[string]Engine {
 	return all
 }
 
-// replaced says that the address belongs to another engine now: a and b have different incarnations.
-func replaced(a, b Engine) bool {
+// isOtherEngine says that an address belongs to another engine now: a and b have different incarnations. If one of them has no
+// incarnation, they count as the same engine.
+func isOtherEngine(a, b Engine) bool {
 	return a.Incarnation != "" && b.Incarnation != "" && a.Incarnation != b.Incarnation
 }

@@ -52,8 +52,8 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
-// answered counts an answer of a source, and sets the gauge that shows whether the source fails.
-func (m *metrics) answered(source string, err error) {
+// countAnswer counts an answer of a source, and sets the gauge that shows whether the source fails.
+func (m *metrics) countAnswer(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
 		m.stale.WithLabelValues(source).Set(1)
@@ -63,8 +63,8 @@ func (m *metrics) answered(source string, err error) {
 	m.stale.WithLabelValues(source).Set(0)
 }
 
-// probed counts a trial of an engine by its result.
-func (m *metrics) probed(role string, err error) {
+// countTrial counts a trial of an engine by its result.
+func (m *metrics) countTrial(role string, err error) {
 	outcome := "passed"
 	if err != nil {
 		outcome = "failed"
@@ -72,8 +72,8 @@ func (m *metrics) probed(role string, err error) {
 	m.probes.WithLabelValues(role, outcome).Inc()
 }
 
-// show sets the gauges that count the engines of each source by state.
-func (m *metrics) show(s *Status) {
+// setEngineCounts sets the gauges that count the engines of each source by state.
+func (m *metrics) setEngineCounts(s *Status) {
 	type series struct{ source, state string }
 	count := map[series]int{}
 	for _, e := range s.Engines {

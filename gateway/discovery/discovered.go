@@ -38,7 +38,7 @@ type discovered struct{ *Deps }
 // Put adds an engine, or updates its description.
 func (d discovered) Put(e discover.Engine) error { return d.Fleet.Put(e.Role, engineOf(e), foundOf(e)) }
 
-// Turn starts or stops new work for an engine.
+// SetAway starts or stops new work for an engine.
 func (d discovered) SetAway(e discover.Engine) { d.Fleet.Turn(e.Key(), foundOf(e)) }
 
 // Remove removes an engine that is gone, unless the config lists it.
@@ -48,5 +48,5 @@ func (d discovered) Remove(e discover.Engine) {
 	}
 }
 
-// Listed says whether the config lists an engine.
+// InConfig says whether the config lists an engine.
 func (d discovered) InConfig(e discover.Engine) bool { return d.Settings().Listed[e.Key()] }

@@ -62,7 +62,7 @@ func TestAnArrivalLeavesAsOneWrite(t *testing.T) {
 	require.Empty(t, read())
 	require.Empty(t, read())
 	require.Len(t, out, 2, "a write of more than 64 KiB is two")
-	require.LessOrEqual(t, len(out[0]), writePiece)
+	require.LessOrEqual(t, len(out[0]), writePieceSize)
 	require.Empty(t, read())
 	require.Equal(t, "fc1\r\n"+strings.Repeat("c", smallChunk+1)+"\r\n", out[2])
 }
@@ -127,7 +127,7 @@ func TestALargeArrivalAllocatesNothing(t *testing.T) {
 	text := strings.Repeat("x", 60_000)
 	a := &arrivals{}
 	p := NewBodyStream(a, nil, zap.NewNop())
-	p.conn, p.head = &bytes.Buffer{}, true
+	p.conn, p.headWritten = &bytes.Buffer{}, true
 	buf, parts := make([]byte, 4096), []string{text}
 	require.Less(t, testing.AllocsPerRun(1000, func() {
 		p.conn.(*bytes.Buffer).Reset()
@@ -147,18 +147,18 @@ func (h *half) Torn() bool { return h.torn }
 func (h *half) Read(p []byte) (int, error) {
 	h.keep.mu.Lock()
 	defer h.keep.mu.Unlock()
-	h.comments = h.keep.waits
+	h.comments = h.keep.isWaiting
 	return copy(p, "data"), nil
 }
 
 func TestNoCommentIsDueInsideAnEvent(t *testing.T) {
-	src := &half{keep: &KeepAlive{span: time.Hour, head: answered}}
+	src := &half{keep: &KeepAlive{interval: time.Hour, headState: headSentByAnswer}}
 	p := NewBodyStream(src, func(error) {}, zap.NewNop())
-	p.head, p.keep = true, src.keep
+	p.headWritten, p.keepAlive = true, src.keep
 	for _, src.torn = range []bool{false, true, false} {
 		_, err := p.Read(make([]byte, 100))
 		require.NoError(t, err)
 		require.Equal(t, !src.torn, src.comments)
-		require.False(t, src.keep.waits)
+		require.False(t, src.keep.isWaiting)
 	}
 }

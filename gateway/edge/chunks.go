@@ -45,21 +45,21 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		var crlf [2]byte
 		switch _, err := io.ReadFull(br, crlf[:]); {
 		case err != nil:
-			return eof(err)
+			return unexpectedEOF(err)
 		case string(crlf[:]) != "\r\n":
 			return errChunked("a chunk does not end where its size says")
 		}
 	}
 }
 
-// chunkLine returns the next line without its CRLF. The line is valid until the next read.
-func chunkLine(br *bufio.Reader, most int) ([]byte, error) {
+// chunkLine returns the next line without its CRLF. It has at most maxBytes, with its CRLF, and is valid until the next read.
+func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	line, err := br.ReadSlice('\n')
 	switch {
-	case errors.Is(err, bufio.ErrBufferFull), len(line) > most:
+	case errors.Is(err, bufio.ErrBufferFull), len(line) > maxBytes:
 		return nil, errChunked("a line between the chunks is too long")
 	case err != nil:
-		return nil, eof(err)
+		return nil, unexpectedEOF(err)
 	case len(line) < 2 || line[len(line)-2] != '\r':
 		return nil, errChunked("a line between the chunks does not end in CRLF")
 	}

@@ -12,11 +12,11 @@ import (
 type CloseNotifier struct {
 	log *zap.Logger
 
-	mu     sync.Mutex // held while onGone runs
-	left   bool
-	onGone func()
-	gone   chan struct{}
-	goneAt time.Time // set before gone is closed
+	mu      sync.Mutex // held while onGone runs
+	hasLeft bool
+	onGone  func()
+	gone    chan struct{}
+	goneAt  time.Time // set before gone is closed
 }
 
 // NewCloseNotifier returns the CloseNotifier of a client that has not left.
@@ -50,19 +50,19 @@ func (d *CloseNotifier) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.onGone = f
-	if d.left {
+	if d.hasLeft {
 		d.runCallback()
 	}
 }
 
-// Leave closes Gone and calls the callback of OnGone. Only the first call does so.
+// MarkGone closes Gone and calls the callback of OnGone. Only the first call does so.
 func (d *CloseNotifier) MarkGone() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.left {
+	if d.hasLeft {
 		return
 	}
-	d.left, d.goneAt = true, time.Now()
+	d.hasLeft, d.goneAt = true, time.Now()
 	close(d.gone)
 	d.runCallback()
 }
@@ -80,9 +80,9 @@ func (d *CloseNotifier) runCallback() {
 	d.onGone()
 }
 
-// awaited says whether a callback of OnGone is set and the client has not left.
-func (d *CloseNotifier) awaited() bool {
+// hasCallback says whether a callback of OnGone is set and the client has not left.
+func (d *CloseNotifier) hasCallback() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.onGone != nil && !d.left
+	return d.onGone != nil && !d.hasLeft
 }

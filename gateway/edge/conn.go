@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	writePiece = 64 << 10    // bytes per write deadline: a slow client that takes this much in time is not cut during a large answer
-	lingerTime = time.Second // how long a refused client may go on sending; see Conn.Close
+	writePieceSize = 64 << 10    // bytes per write deadline: a slow client that takes this much in time is not cut during a large answer
+	lingerTime     = time.Second // how long a refused client may go on sending; see Conn.Close
 )
 
 // Conn is an accepted client connection. It closes Gone as soon as the client closes, resets or half-closes the connection, even while no
@@ -28,19 +28,19 @@ const (
 type Conn struct {
 	net.Conn
 	*CloseNotifier
-	sock socket.Socket // the socket of the embedded Conn, if it has one
-	ln   *Listener
-	id   uint64 // names the connection to the watcher; unlike a file descriptor, an id is never reused
-	ip   netip.Addr
+	socket socket.Socket // the socket of the embedded Conn, if it has one
+	ln     *Listener
+	id     uint64 // names the connection to the watcher; unlike a file descriptor, an id is never reused
+	ip     netip.Addr
 
-	writeBy      atomic.Int64 // current write deadline, Unix ns; 0: none
-	lagged       atomic.Int64 // how long this answer's writes have waited for the client, ns
-	callersOwn   atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
-	readTimedOut atomic.Bool  // a read has timed out, even if a later read failed with another error
-	linger       atomic.Bool  // the client was refused and may still be sending, so Close reads on for lingerTime
-	idle         atomic.Bool  // a Hijacked has written an answer, and the next request has not begun
-	closed       atomic.Bool
-	counted      atomic.Bool // the connection is counted in CutStalled or CutLagging
+	writeDeadline      atomic.Int64 // current write deadline, Unix ns; 0: none
+	writeWaitNanos     atomic.Int64 // how long this answer's writes have waited for the client, ns
+	fixedWriteDeadline atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
+	readTimedOut       atomic.Bool  // a read has timed out, even if a later read failed with another error
+	linger             atomic.Bool  // the client was refused and may still be sending, so Close reads on for lingerTime
+	waitsForRequest    atomic.Bool  // a Hijacked has written an answer, and the next request has not begun
+	closed             atomic.Bool
+	cutCounted         atomic.Bool // the connection is counted in CutStalled or CutLagging
 }
 
 // ConnOf returns the connection of a request, also if TLS is above it; false: the request did not come through a Listener.
@@ -52,38 +52,40 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return h.client, true
 }
 
-// timedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to this
-// call, or to a Write.
-func (c *Conn) timedOut() bool {
-	return c.awaited() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
+// kernelTimedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to
+// this call, or to a Write.
+func (c *Conn) kernelTimedOut() bool {
+	return c.hasCallback() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
 // Read reads from the client. It records errors that end the connection.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.receive(p)
-	c.observe(err)
+	c.recordReadError(err)
 	return n, err
 }
 
+// receive reads from the socket, or from the connection below if it has none.
 func (c *Conn) receive(p []byte) (int, error) {
-	if c.sock.Exists() {
-		return c.sock.Read(p)
+	if c.socket.Exists() {
+		return c.socket.Read(p)
 	}
 	return c.Conn.Read(p)
 }
 
 // Await waits until there are bytes or an error to Read. It returns at once if the connection has no socket.
 func (c *Conn) Await() error {
-	if !c.sock.Exists() {
+	if !c.socket.Exists() {
 		return nil
 	}
-	err := c.sock.Await()
-	c.observe(err)
+	err := c.socket.Await()
+	c.recordReadError(err)
 	return err
 }
 
-// observe records the error of a read. Any error but a timeout means that the client has left.
-func (c *Conn) observe(err error) {
+// recordReadError records the error of a read; nil: there is none. Any error but a timeout means that the client has left, so Gone is
+// closed.
+func (c *Conn) recordReadError(err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -101,15 +103,15 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 		if err := c.renewWriteDeadline(began); err != nil {
 			return n, err
 		}
-		k, err := c.send(p[n:min(len(p), n+writePiece)])
+		k, err := c.send(p[n:min(len(p), n+writePieceSize)])
 		n += k
 		took := time.Since(began)
-		if took > blocked {
-			c.lagged.Add(int64(took))
+		if took > minCountedWait {
+			c.writeWaitNanos.Add(int64(took))
 		}
 		if err != nil {
-			c.logCut(err, took)
-			c.abandon()
+			c.countSlowClient(err, took)
+			c.dropClient()
 			return n, err
 		}
 		if n == len(p) {
@@ -118,64 +120,67 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
+// send writes to the socket, or to the connection below if it has none.
 func (c *Conn) send(p []byte) (int, error) {
-	if c.sock.Exists() {
-		return c.sock.Write(p)
+	if c.socket.Exists() {
+		return c.socket.Write(p)
 	}
 	return c.Conn.Write(p)
 }
 
-// blocked is how long a write must take to count as one that waited for the client. A write into a buffer with room takes microseconds.
-const blocked = time.Millisecond
+// minCountedWait is how long a write must take to count as one that waited for the client. A write into a buffer with room takes
+// microseconds.
+const minCountedWait = time.Millisecond
 
-// lagLeft returns how long the writes of this answer may still wait.
-func (c *Conn) lagLeft() time.Duration {
-	if c.ln.opt.MaxLag <= 0 {
+// writeWaitLeft returns how long the writes of this answer may still wait.
+func (c *Conn) writeWaitLeft() time.Duration {
+	if c.ln.options.MaxLag <= 0 {
 		return math.MaxInt64
 	}
-	return max(0, c.ln.opt.MaxLag-time.Duration(c.lagged.Load()))
+	return max(0, c.ln.options.MaxLag-time.Duration(c.writeWaitNanos.Load()))
 }
 
 // renewWriteDeadline moves the write deadline to WriteTimeout from now, but only if less than 3/4 of this time is left until the old one. A
 // stream may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
-	timeout := c.ln.opt.WriteTimeout
-	if timeout <= 0 || c.callersOwn.Load() {
+	timeout := c.ln.options.WriteTimeout
+	if timeout <= 0 || c.fixedWriteDeadline.Load() {
 		return nil
 	}
-	timeout = min(timeout, c.lagLeft())
-	left := c.writeBy.Load() - now.UnixNano()
-	if left >= int64(timeout)/4*3 && left <= int64(timeout) { // above timeout: lagLeft has lowered it
+	timeout = min(timeout, c.writeWaitLeft())
+	remaining := c.writeDeadline.Load() - now.UnixNano()
+	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) { // above timeout: writeWaitLeft has lowered it
 		return nil
 	}
 	by := now.Add(timeout)
-	c.writeBy.Store(by.UnixNano())
+	c.writeDeadline.Store(by.UnixNano())
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// logCut counts a client that was cut because it was too slow: for a single write or, if that write failed before WriteTimeout, for all
-// writes of its answer. took is how long the failed write has waited.
-func (c *Conn) logCut(err error, took time.Duration) {
+// countSlowClient counts a client that was cut because it was too slow: for a single write or, if that write failed before WriteTimeout,
+// for all writes of its answer. took is how long the failed write has waited.
+func (c *Conn) countSlowClient(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
-		c.countCut(&c.ln.cutStalled)
-	case !errors.Is(err, os.ErrDeadlineExceeded) || c.callersOwn.Load(): // the client was not cut for being slow
-	case took < c.ln.opt.WriteTimeout/4*3: // only MaxLag makes a deadline this short (see renewWriteDeadline)
-		c.countCut(&c.ln.cutLagging)
+		c.countOnce(&c.ln.cutStalled)
+	case !errors.Is(err, os.ErrDeadlineExceeded) || c.fixedWriteDeadline.Load(): // the client was not cut for being slow
+	case took < c.ln.options.WriteTimeout/4*3: // only MaxLag makes a deadline this short (see renewWriteDeadline)
+		c.countOnce(&c.ln.cutLagging)
 	default:
-		c.countCut(&c.ln.cutStalled)
+		c.countOnce(&c.ln.cutStalled)
 	}
 }
 
-// countCut counts a client only once, because several writes may fail, and the watcher may report the failure, too.
-func (c *Conn) countCut(reason *atomic.Uint64) {
-	if !c.counted.Swap(true) {
+// countOnce counts a client that was cut, but only once, because several writes may fail, and the watcher may report the failure, too.
+func (c *Conn) countOnce(reason *atomic.Uint64) {
+	if !c.cutCounted.Swap(true) {
 		reason.Add(1)
 	}
 }
 
-// abandon gives up a client that cannot be written to. Bytes that the kernel still holds for it are dropped at once.
-func (c *Conn) abandon() {
+// dropClient gives up a client that cannot be written to, and closes Gone. Bytes that the kernel still holds for it are dropped when the
+// socket is closed.
+func (c *Conn) dropClient() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // an error means that the socket is closed, and has no bytes to drop
 	}
@@ -184,20 +189,21 @@ func (c *Conn) abandon() {
 
 // SetDeadline sets the deadlines of reads and writes. Afterwards Write does not renew the write deadline.
 func (c *Conn) SetDeadline(t time.Time) error {
-	c.ownWriteDeadline(t)
+	c.fixWriteDeadline(t)
 	return c.Conn.SetDeadline(t)
 }
 
 // SetWriteDeadline sets a fixed write deadline; the zero time makes Write renew deadlines again. crypto/tls uses it to bound its closing
 // alert.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
-	c.ownWriteDeadline(t)
+	c.fixWriteDeadline(t)
 	return c.Conn.SetWriteDeadline(t)
 }
 
-func (c *Conn) ownWriteDeadline(t time.Time) {
-	c.callersOwn.Store(!t.IsZero())
-	c.writeBy.Store(0)
+// fixWriteDeadline records that the caller has set the write deadline t, so that Write does not renew it; the zero time ends this.
+func (c *Conn) fixWriteDeadline(t time.Time) {
+	c.fixedWriteDeadline.Store(!t.IsZero())
+	c.writeDeadline.Store(0)
 }
 
 // NetConn returns the connection below, as the method of tls.Conn does.
@@ -214,7 +220,7 @@ func (c *Conn) Close() error {
 	}
 	err := c.Conn.Close()
 	c.MarkGone()
-	c.ln.forget(c)
+	c.ln.unregister(c)
 	return err
 }
 
@@ -227,8 +233,9 @@ func (c *Conn) drainInput() {
 	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing
 }
 
-// cut closes the socket while another goroutine may use it. The owner of the connection still calls Close.
-func (c *Conn) cut() {
+// closeSocket closes the socket and Gone while another goroutine may use the connection: its reads and writes then fail. The owner of the
+// connection must still call Close.
+func (c *Conn) closeSocket() {
 	_ = c.Conn.Close() // an error means that it was closed before
 	c.MarkGone()
 }

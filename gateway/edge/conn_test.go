@@ -32,7 +32,7 @@ func (p *tape) SetDeadline(t time.Time) error      { return p.SetWriteDeadline(t
 
 func taped(timeout time.Duration) (*Conn, *tape) {
 	p := &tape{}
-	l := &Listener{opt: ListenOptions{WriteTimeout: timeout}, log: zap.NewNop()}
+	l := &Listener{options: ListenOptions{WriteTimeout: timeout}, log: zap.NewNop()}
 	return &Conn{Conn: p, CloseNotifier: NewCloseNotifier(l.log), ln: l}, p
 }
 
@@ -131,7 +131,7 @@ func (p *slowTape) Write(b []byte) (int, error) {
 func TestAClientThatLagsIsCutInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &slowTape{takes: 20 * time.Second}
-		l := &Listener{opt: ListenOptions{WriteTimeout: 30 * time.Second, MaxLag: time.Minute}, log: zap.NewNop()}
+		l := &Listener{options: ListenOptions{WriteTimeout: 30 * time.Second, MaxLag: time.Minute}, log: zap.NewNop()}
 		c := &Conn{Conn: p, CloseNotifier: NewCloseNotifier(l.log), ln: l}
 		began := time.Now()
 		for range 3 {

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	drainPoll = 20 * time.Millisecond
-	cutGrace  = 5 * time.Second // handlers get this long to notice that their connection was cut
+	drainPoll    = 20 * time.Millisecond
+	handlerGrace = 5 * time.Second // handlers get this long to notice that their connection was cut
 )
 
 // Drain stops s: it accepts no new connections and no new requests. Running requests may finish until ctx ends. After that, Drain cuts the
@@ -21,20 +21,21 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 		return fmt.Errorf("drain: %w", err)
 	}
 	// fasthttp stops counting a connection before it closes it, so wait for the listener's count, too.
-	if wait(ctx, s, l) {
+	if awaitIdle(ctx, s, l) {
 		return nil
 	}
 	cut := l.CloseConns()
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), cutGrace)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), handlerGrace)
 	defer cancel()
-	if !wait(grace, s, l) {
-		return fmt.Errorf("drain: %w: %d connections cut, %d handlers still run after %v", ctx.Err(), cut, s.GetCurrentConcurrency(), cutGrace)
+	if !awaitIdle(grace, s, l) {
+		return fmt.Errorf("drain: %w: %d connections cut, %d handlers still run after %v", ctx.Err(), cut, s.GetCurrentConcurrency(),
+			handlerGrace)
 	}
 	return fmt.Errorf("drain: %w: %d connections cut; allow more time if their requests mattered", ctx.Err(), cut)
 }
 
-// wait waits until no connection is open and no handler runs; false: ctx ended first.
-func wait(ctx context.Context, s *Server, l *Listener) bool {
+// awaitIdle waits until no connection is open and no handler runs; false: ctx ended first.
+func awaitIdle(ctx context.Context, s *Server, l *Listener) bool {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	for l.Stats().Open > 0 || s.GetCurrentConcurrency() > 0 {

@@ -37,27 +37,27 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		}
 		value := bytes.Trim(line[len(name)+1:], " \t")
 		switch {
-		case is(name, "Content-Length"):
+		case equalFoldName(name, "Content-Length"):
 			if f.length, hasLength = decimal(value); !hasLength { // fasthttp refuses a second Content-Length
 				return f, "Content-Length is not a number"
 			}
-		case is(name, "Transfer-Encoding"):
-			if !is(value, "chunked") { // some parsers read a body after "identity", and others read none
+		case equalFoldName(name, "Transfer-Encoding"):
+			if !equalFoldName(value, "chunked") { // some parsers read a body after "identity", and others read none
 				return f, "the only Transfer-Encoding is chunked"
 			}
 			f.chunked = true
-		case is(name, "Authorization"):
+		case equalFoldName(name, "Authorization"):
 			if hasAuthorization { // a proxy before this one may have checked the other one
 				return f, "there are two Authorization headers"
 			}
 			hasAuthorization = true
-		case is(name, "X-Api-Key"):
+		case equalFoldName(name, "X-Api-Key"):
 			if hasKey {
 				return f, "there are two x-api-key headers"
 			}
 			hasKey = true
-		case is(name, "Expect"):
-			f.expect = http11 && is(value, "100-continue")
+		case equalFoldName(name, "Expect"):
+			f.expect = http11 && equalFoldName(value, "100-continue")
 		}
 	}
 	switch {
@@ -92,7 +92,8 @@ func fieldName(line []byte) (name []byte, why string) {
 	return line[:colon], ""
 }
 
-func is(b []byte, word string) bool {
+// equalFoldName says whether b is word; upper and lower case are equal.
+func equalFoldName(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 

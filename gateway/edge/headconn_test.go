@@ -59,19 +59,19 @@ func FuzzHeadEnd(f *testing.F) {
 // A request that has come with its body costs one read beside the wait for it, and the body keeps no memory of the head.
 func TestARequestIsReadAtOnce(t *testing.T) {
 	in := post + "Content-Length: 2\r\n\r\nab"
-	c := &Conn{Conn: &pieces{in: []byte(in), size: firstRead}}
+	c := &Conn{Conn: &pieces{in: []byte(in), size: firstReadSize}}
 	h := &headConn{Conn: c, client: c}
 	var first [1]byte
 	n, err := h.Read(first[:])
 	require.NoError(t, err)
 	require.Equal(t, in[:1], string(first[:n]))
-	require.NotNil(t, h.first)
+	require.NotNil(t, h.pooledBuf)
 	head := make([]byte, 100)
 	n, err = h.Read(head)
 	require.NoError(t, err)
 	require.Equal(t, in[1:len(in)-2], string(head[:n]))
-	require.Equal(t, "ab", string(h.rest))
-	require.Nil(t, h.first)
+	require.Equal(t, "ab", string(h.unread))
+	require.Nil(t, h.pooledBuf)
 }
 
 // What we take for a chunked body, net/http takes for the same.
@@ -83,11 +83,11 @@ func FuzzChunks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		h := &headConn{Conn: &deaf{&pieces{in: in, size: 100}}}
 		o := Options{}.withDefaults()
-		u := upload{o: &o, headConn: h, f: framing{chunked: true}, limit: 1 << 20, reservation: &Reservation{quota: o.Bodies}}
+		u := upload{o: &o, headConn: h, framing: framing{chunked: true}, limit: 1 << 20, reservation: &Reservation{quota: o.Bodies}}
 		if u.read() != nil {
 			return
 		}
-		require.Equal(t, int64(cap(u.buf)), u.reservation.n)
+		require.Equal(t, int64(cap(u.buf)), u.reservation.amount)
 		whole := bytes.NewReader(in)
 		want, err := io.ReadAll(httputil.NewChunkedReader(whole))
 		require.NoError(t, err)

@@ -20,26 +20,27 @@ import (
 //
 // A Hijacked belongs to one goroutine at a time.
 type Hijacked struct {
-	client   *Conn
-	headConn *headConn
-	log      *zap.Logger
-	head     []byte // head of the answer, still to be written; nil: it is written already
-	closes   bool   // the connection is closed after the answer
-	keep     *KeepAlive
+	client      *Conn
+	headConn    *headConn
+	log         *zap.Logger
+	pendingHead []byte // head of the answer, still to be written; nil: it is written already
+	closesAfter bool   // the connection is closed after the answer
+	keepAlive   *KeepAlive
 
-	raw     syscall.RawConn
-	attempt func(fd uintptr) // the method value o.write, made once to save an allocation per chunk
-	p       []byte           // bytes that attempt writes; n and err are its results
-	n       int
-	err     error
+	raw       syscall.RawConn
+	writeFunc func(fd uintptr) // the method value o.writeSocket, made once to save an allocation per chunk
+	toWrite   []byte           // bytes that writeFunc writes; written and writeErr are its results
+	written   int
+	writeErr  error
 
-	blocked time.Time // since when the client has taken less than 64 KiB of the bytes that wait for it; zero: no bytes wait
-	taken   int       // bytes that the client has taken since then
+	blockedSince      time.Time // since when the client has taken less than 64 KiB of the bytes that wait for it; zero: no bytes wait
+	bytesSinceBlocked int       // bytes that the client has taken since then
 }
 
-// Release makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
-// to which it passes the connection, writes the body and calls End. Release returns false if fasthttp must write the answer itself: to a
-// client of HTTP/1.0, to a HEAD request, over TLS, or to a connection that did not come through a Listener.
+// Hijack makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
+// to which it passes the connection, writes the body and calls End. Hijack also ends the keep-alive comments that the client gets until
+// then. It returns false, and does nothing, if fasthttp must write the answer itself: to a client of HTTP/1.0, to a HEAD request, over TLS,
+// or to a connection that did not come through a Listener.
 func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
 	conn := headConnOf(ctx)
 	fromListener := conn != nil && conn.client != nil && conn.server != nil
@@ -55,30 +56,30 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 	if err != nil {
 		return false
 	}
-	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keep: conn.alive}
-	o.attempt = o.write
-	if StopKeepAlive(ctx) { // the head is sent, and has said whether the connection closes
-		o.closes = o.keep.closes
+	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keepAlive: conn.keepAlive}
+	o.writeFunc = o.writeSocket
+	if headSent := StopKeepAlive(ctx); headSent { // the head has said whether the connection closes
+		o.closesAfter = o.keepAlive.closesAfter
 	} else {
 		h := &ctx.Response.Header
-		o.closes = conn.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
-		if o.closes {
+		o.closesAfter = conn.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
+		if o.closesAfter {
 			h.SetConnectionClose()
 		}
 		h.SetContentLength(-1)
-		o.head = h.AppendBytes(nil)
+		o.pendingHead = h.AppendBytes(nil)
 	}
 	ctx.HijackSetNoResponse(true)
-	ctx.Hijack(func(net.Conn) { o.guard(func() { run(o) }) })
+	ctx.Hijack(func(net.Conn) { o.recoverPanic(func() { run(o) }) })
 	return true
 }
 
-// guard calls f and recovers its panic. fasthttp does not recover on this goroutine, so a panic would end the process.
-func (o *Hijacked) guard(f func()) {
+// recoverPanic calls f and recovers its panic. fasthttp does not recover on this goroutine, so a panic would end the process.
+func (o *Hijacked) recoverPanic(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			o.log.Error("edge: panic while answering", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-			o.client.abandon()
+			o.client.dropClient()
 			_ = o.client.Close()
 		}
 	}()
@@ -88,108 +89,109 @@ func (o *Hijacked) guard(f func()) {
 // ChunkRoom is how many bytes Frame needs before the data, for the size of the chunk.
 const ChunkRoom = 10
 
-// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it, and
-// then the head counts as written.
+// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it; from
+// then on, keep-alive comments no longer send a head.
 func (o *Hijacked) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
 	at := ChunkRoom - len(size)
 	copy(b[at:], size)
 	b = append(b, "\r\n"...)[at:]
-	if o.head != nil {
-		b, o.head = slices.Concat(o.head, b), nil
-		o.keep.wrote()
+	if o.pendingHead != nil {
+		b, o.pendingHead = slices.Concat(o.pendingHead, b), nil
+		o.keepAlive.recordHeadWritten()
 	}
 	return b
 }
 
 // KeepAlive returns the sender of comments to the client while the engine is silent; nil: the client gets no comments.
-func (o *Hijacked) KeepAlive() *KeepAlive { return o.keep }
+func (o *Hijacked) KeepAlive() *KeepAlive { return o.keepAlive }
 
 // Send writes data as a chunk and, if last is set, the end of the body. It waits until the client has taken all bytes.
 func (o *Hijacked) Send(data []byte, last bool) error {
-	buf := chunks.Get().(*[]byte)
-	defer chunks.Put(buf)
+	buf := bufferPool.Get().(*[]byte)
+	defer bufferPool.Put(buf)
 	b := slices.Grow((*buf)[:0], ChunkRoom+len(data)+len("\r\n"+lastChunk))[:ChunkRoom]
 	if len(data) > 0 {
 		b = o.Frame(append(b, data...))
-	} else { // a chunk without data would end the body
-		b = append(b[:0], o.head...)
-		o.head = nil
-		o.keep.wrote()
+	} else { // a chunk without data would end the body, so only the head is written, if it is not out yet
+		b = append(b[:0], o.pendingHead...)
+		o.pendingHead = nil
+		o.keepAlive.recordHeadWritten()
 	}
 	if last {
 		b = append(b, lastChunk...)
 	}
-	if cap(b) <= writePiece {
+	if cap(b) <= writePieceSize {
 		*buf = b
 	}
 	_, err := o.client.Write(b)
 	return err
 }
 
-// Finish writes the bytes that Try has not written. It waits until the client has taken them.
+// WriteRest writes the bytes that TryWrite has not written. It waits until the client has taken them.
 func (o *Hijacked) WriteRest(rest []byte) error {
-	o.unblocked(time.Now())
+	o.endBlocked(time.Now())
 	_, err := o.client.Write(rest)
 	return err
 }
 
-// Smooth removes the write deadline, in place of which Patience bounds how long the client may be blocked. It must be called before Try.
+// ClearWriteDeadline removes the write deadline, in place of which GiveUpAt bounds how long the client may be blocked. It must be called
+// before TryWrite.
 func (o *Hijacked) ClearWriteDeadline() error {
-	o.client.writeBy.Store(0)
+	o.client.writeDeadline.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})
 }
 
-// Try writes as much of p as the client takes now. If that is not all of p, the client counts as blocked until
-// another Try writes the rest.
+// TryWrite writes as much of p as the client takes now. If that is not all of p, the client counts as blocked until
+// another TryWrite writes the rest.
 func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
-	o.p, o.n, o.err = p, 0, nil
-	err := o.raw.Control(o.attempt) // raw.Write would prepare to wait for room, but here the event loop waits
-	o.p = nil
+	o.toWrite, o.written, o.writeErr = p, 0, nil
+	err := o.raw.Control(o.writeFunc) // raw.Write would prepare to wait for room, but here the event loop waits
+	o.toWrite = nil
 	if err == nil {
-		err = o.err
+		err = o.writeErr
 	}
 	switch {
 	case err != nil:
-		o.client.logCut(err, 0) // Smooth has removed the deadline, so the time does not matter
-		o.client.abandon()
-	case o.n < len(p):
+		o.client.countSlowClient(err, 0) // ClearWriteDeadline has removed the deadline, so the time does not matter
+		o.client.dropClient()
+	case o.written < len(p):
 		// Each 64 KiB have a deadline of their own, as in Conn.Write.
-		if o.taken += o.n; o.blocked.IsZero() || o.taken >= writePiece {
-			o.unblocked(now)
-			o.blocked, o.taken = now, 0
+		if o.bytesSinceBlocked += o.written; o.blockedSince.IsZero() || o.bytesSinceBlocked >= writePieceSize {
+			o.endBlocked(now)
+			o.blockedSince, o.bytesSinceBlocked = now, 0
 		}
 	default:
-		o.unblocked(now)
+		o.endBlocked(now)
 	}
-	return o.n, err
+	return o.written, err
 }
 
-// unblocked adds the time for which the client kept a write waiting to its lag.
-func (o *Hijacked) unblocked(now time.Time) {
-	if !o.blocked.IsZero() {
-		o.client.lagged.Add(int64(now.Sub(o.blocked)))
-		o.blocked = time.Time{}
+// endBlocked ends the time in which the client counts as blocked, and adds it to the time for which writes have waited for the client.
+func (o *Hijacked) endBlocked(now time.Time) {
+	if !o.blockedSince.IsZero() {
+		o.client.writeWaitNanos.Add(int64(now.Sub(o.blockedSince)))
+		o.blockedSince = time.Time{}
 	}
 }
 
-// write writes p without waiting.
-func (o *Hijacked) write(fd uintptr) { o.n, o.err = socket.Write(fd, o.p) }
+// writeSocket writes toWrite without waiting.
+func (o *Hijacked) writeSocket(fd uintptr) { o.written, o.writeErr = socket.Write(fd, o.toWrite) }
 
-// Patience returns when a blocked client is given up; zero: never.
+// GiveUpAt returns when a blocked client is given up; zero: never.
 func (o *Hijacked) GiveUpAt() time.Time {
-	timeout := o.client.ln.opt.WriteTimeout
+	timeout := o.client.ln.options.WriteTimeout
 	if timeout <= 0 {
 		return time.Time{}
 	}
-	return o.blocked.Add(min(timeout, o.client.lagLeft()))
+	return o.blockedSince.Add(min(timeout, o.client.writeWaitLeft()))
 }
 
-// Cut gives up a blocked client whose Patience has passed.
+// GiveUp gives up a blocked client whose time, GiveUpAt, has passed.
 func (o *Hijacked) GiveUp(now time.Time) {
-	o.client.logCut(os.ErrDeadlineExceeded, now.Sub(o.blocked))
-	o.client.abandon()
+	o.client.countSlowClient(os.ErrDeadlineExceeded, now.Sub(o.blockedSince))
+	o.client.dropClient()
 }
 
 // Socket calls f with the descriptor of the client's socket, which stays open during the call. It fails if the socket is closed.
@@ -199,9 +201,9 @@ func (o *Hijacked) Socket(f func(fd int)) error {
 
 // End closes the connection. If the answer was whole and the connection may stay open, it serves the next requests instead.
 func (o *Hijacked) End(whole bool) {
-	if !whole || o.closes {
+	if !whole || o.closesAfter {
 		_ = o.client.Close() // an error could not be reported to anyone
 		return
 	}
-	go o.headConn.again().serve()
+	go o.headConn.renew().serve()
 }

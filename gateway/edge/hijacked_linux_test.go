@@ -34,7 +34,7 @@ func outlet(t *testing.T, reads <-chan struct{}) *Hijacked {
 	raw, err := c.(*Conn).Conn.(*net.TCPConn).SyscallConn()
 	require.NoError(t, err)
 	o := &Hijacked{client: c.(*Conn), log: zap.NewNop(), raw: raw}
-	o.attempt = o.write
+	o.writeFunc = o.writeSocket
 	return o
 }
 
@@ -63,7 +63,7 @@ func TestABlockedClientIsChargedForItsTime(t *testing.T) {
 			require.Less(t, n, len(answer))
 			close(reads)
 			tt.rest(t, o, answer[n:])
-			require.GreaterOrEqual(t, time.Duration(o.client.lagged.Load()), time.Hour)
+			require.GreaterOrEqual(t, time.Duration(o.client.writeWaitNanos.Load()), time.Hour)
 		})
 	}
 }
@@ -76,7 +76,7 @@ func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 	began := time.Now()
 	n, err := o.TryWrite(rest, began)
 	require.NoError(t, err)
-	require.Equal(t, began.Add(o.client.ln.opt.WriteTimeout), o.GiveUpAt())
+	require.Equal(t, began.Add(o.client.ln.options.WriteTimeout), o.GiveUpAt())
 	close(reads)
 	taken, later := 0, began.Add(10*time.Second)
 	require.Eventually(t, func() bool {
@@ -85,10 +85,10 @@ func TestASlowClientHasTimeForEachPieceOfALargeEvent(t *testing.T) {
 		require.NoError(t, err)
 		require.Less(t, n, len(rest))
 		taken += n
-		return taken >= writePiece
+		return taken >= writePieceSize
 	}, patience, time.Millisecond)
-	require.Equal(t, later.Add(o.client.ln.opt.WriteTimeout), o.GiveUpAt())
-	require.Equal(t, 10*time.Second, time.Duration(o.client.lagged.Load()))
+	require.Equal(t, later.Add(o.client.ln.options.WriteTimeout), o.GiveUpAt())
+	require.Equal(t, 10*time.Second, time.Duration(o.client.writeWaitNanos.Load()))
 }
 
 // A drain that ends cuts connections whose handlers run. An answer that is released then must be ended, too, because its request may hold a
@@ -137,7 +137,7 @@ func TestAFrameIsAChunk(t *testing.T) {
 		require.Equal(t, size, got)
 		require.Equal(t, "\r\n", string(rest[size:]))
 	}
-	o := &Hijacked{head: []byte("HTTP/1.1 200 OK\r\n\r\n")}
+	o := &Hijacked{pendingHead: []byte("HTTP/1.1 200 OK\r\n\r\n")}
 	require.Equal(t, "HTTP/1.1 200 OK\r\n\r\n2\r\nab\r\n", string(o.Frame(append(make([]byte, ChunkRoom), "ab"...))),
 		"the head goes with the first chunk")
 	require.Equal(t, "1\r\nc\r\n", string(o.Frame(append(make([]byte, ChunkRoom), "c"...))))

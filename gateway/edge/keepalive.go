@@ -12,149 +12,149 @@ import (
 )
 
 // A KeepAlive sends comments to a client that waits for events, because other proxies close a silent connection. The client gets a comment
-// each time it has waited for span. If no event has come yet, the first comment is sent with the head of the answer, whose status is 200.
-// This status stays even if the request fails later.
+// each time it has waited for interval. If no event has come yet, the first comment is sent with the head of the answer, whose status is
+// 200. This status stays even if the request fails later.
 //
 // Only the goroutine that answers may use a KeepAlive. Its timer uses the connection and the head only during a wait.
 type KeepAlive struct {
-	span    time.Duration
-	comment []byte
-	log     *zap.Logger
+	interval time.Duration
+	comment  []byte
+	log      *zap.Logger
 
-	client *Conn
-	conn   net.Conn // the client's connection, above TLS
-	header *fasthttp.ResponseHeader
-	plain  bool // the client speaks HTTP/1.0, which has no chunks
-	closes bool // the connection ends with the answer
-	server *Server
+	client      *Conn
+	conn        net.Conn // the client's connection, above TLS
+	header      *fasthttp.ResponseHeader
+	isHTTP10    bool // the client speaks HTTP/1.0, which has no chunks
+	closesAfter bool // the connection ends with the answer
+	server      *Server
 
-	mu    sync.Mutex
-	timer *time.Timer
-	head  headState
-	waits bool
+	mu        sync.Mutex
+	timer     *time.Timer
+	headState headState
+	isWaiting bool // the client waits, so it gets comments
 }
 
 // A headState says whether the head of an answer was sent, and whether with a comment or with an event.
 type headState uint8
 
 const (
-	unopened headState = iota // the head was not sent, so the status may still change
-	opened                    // the head went out with a comment
-	answered                  // the head went out with the first event
+	headNotSent       headState = iota // the head was not sent, so the status may still change
+	headSentByComment                  // the head went out with a comment
+	headSentByAnswer                   // the head went out with the first event
 )
 
-// onComment returns whether the next comment must be sent with the head, and the state after this comment.
-func (s headState) onComment() (head bool, next headState) {
-	if s == unopened {
-		return true, opened
+// afterComment returns whether the next comment must be sent with the head, and the state after this comment.
+func (s headState) afterComment() (needsHead bool, next headState) {
+	if s == headNotSent {
+		return true, headSentByComment
 	}
 	return false, s
 }
 
-// KeepClient sends comments to ctx's client until EndWait: the first one at span after the time since. Before EndWait, the handler must not
-// touch ctx's answer. KeepClient sends none if span is 0 or less, if the request is a HEAD, or if the client did not come through a
-// Listener.
-func StartKeepAlive(ctx *fasthttp.RequestCtx, span time.Duration, since time.Time, comment []byte, log *zap.Logger) {
+// StartKeepAlive sends a comment to ctx's client per interval, the first one at interval after the time since, until StopKeepAlive. It
+// sends none if interval is 0 or less, if the request is a HEAD, or if the client did not come through a Listener. Before StopKeepAlive,
+// the handler must not touch ctx's answer.
+func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
-	if span <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
+	if interval <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
 		return
 	}
-	plain := !ctx.Request.Header.IsHTTP11()
+	isHTTP10 := !ctx.Request.Header.IsHTTP11()
 	closeWanted := ctx.Request.Header.ConnectionClose() || ctx.Response.ConnectionClose()
 	k := &KeepAlive{
-		span: span, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
-		plain: plain, closes: closeWanted || plain || ctx.IsTLS(), // with TLS, await could not read the next request
+		interval: interval, comment: comment, log: log, client: h.client, conn: ctx.Conn(), header: &ctx.Response.Header, server: h.server,
+		isHTTP10: isHTTP10, closesAfter: closeWanted || isHTTP10 || ctx.IsTLS(), // with TLS, awaitRequest could not read the next request
 	}
-	h.alive = k
-	k.wait(time.Until(since.Add(span)))
+	h.keepAlive = k
+	k.startTimer(time.Until(since.Add(interval)))
 }
 
-// EndWait ends the wait that KeepClient began. It returns true if the head of the answer was sent during the wait, so that only events may
-// follow.
-func StopKeepAlive(ctx *fasthttp.RequestCtx) bool {
+// StopKeepAlive ends the wait that StartKeepAlive began. It returns true if the head of the answer was sent during the wait, so that only
+// events may follow.
+func StopKeepAlive(ctx *fasthttp.RequestCtx) (headSent bool) {
 	h := headConnOf(ctx)
-	return h != nil && h.alive.over() == opened
+	return h != nil && h.keepAlive.stopTimer() == headSentByComment
 }
 
-// wait begins a wait. The client gets its first comment after the time first, and then one per span.
-func (k *KeepAlive) wait(first time.Duration) {
+// startTimer begins a wait, or restarts the current one. The client gets its first comment after the time first, and then one per interval.
+func (k *KeepAlive) startTimer(first time.Duration) {
 	if k == nil {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.waits = true; k.timer == nil {
-		k.timer = time.AfterFunc(max(0, first), k.speak)
+	if k.isWaiting = true; k.timer == nil {
+		k.timer = time.AfterFunc(max(0, first), k.sendComment)
 	} else {
 		k.timer.Reset(max(0, first))
 	}
 }
 
-// Wait begins a wait for the next event, if the head of the answer is out.
+// StartTimer begins a wait for the next event, if the head of the answer is out.
 func (k *KeepAlive) StartTimer() {
-	if k != nil && k.head != unopened {
-		k.wait(k.span)
+	if k != nil && k.headState != headNotSent {
+		k.startTimer(k.interval)
 	}
 }
 
-// Over ends a wait: the client gets no more comments.
-func (k *KeepAlive) StopTimer() { k.over() }
+// StopTimer ends a wait: the client gets no more comments.
+func (k *KeepAlive) StopTimer() { k.stopTimer() }
 
-// over ends a wait, and returns the state of the head.
-func (k *KeepAlive) over() headState {
+// stopTimer ends a wait, and returns the state of the head. A KeepAlive that is nil has sent no head.
+func (k *KeepAlive) stopTimer() headState {
 	if k == nil {
-		return unopened
+		return headNotSent
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.waits = false; k.timer != nil {
+	if k.isWaiting = false; k.timer != nil {
 		k.timer.Stop()
 	}
-	return k.head
+	return k.headState
 }
 
-// wrote ends the wait, and records that the answer's head was written.
-func (k *KeepAlive) wrote() {
-	if k != nil && k.over() == unopened {
-		k.head = answered
+// recordHeadWritten ends the wait, and records that the answer's head was written.
+func (k *KeepAlive) recordHeadWritten() {
+	if k != nil && k.stopTimer() == headNotSent {
+		k.headState = headSentByAnswer
 	}
 }
 
-// Silence returns the time without an event after which the client gets a comment; 0: it gets none.
+// Interval returns the time without an event after which the client gets a comment; 0: it gets none.
 func (k *KeepAlive) Interval() time.Duration {
 	if k == nil {
 		return 0
 	}
-	return k.span
+	return k.interval
 }
 
 // Comment returns the bytes of the comment, without the framing of a chunk.
 func (k *KeepAlive) Comment() []byte { return k.comment }
 
-// speak writes a comment, if the client still waits.
-func (k *KeepAlive) speak() {
+// sendComment writes a comment, if the client still waits.
+func (k *KeepAlive) sendComment() {
 	defer func() { // on the timer's goroutine a panic would end the process
 		if v := recover(); v != nil {
 			k.log.Error("edge: panic while keeping a client's connection alive", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-			k.client.cut()
+			k.client.closeSocket()
 		}
 	}()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.waits {
+	if !k.isWaiting {
 		return
 	}
 	var out []byte
-	head, next := k.head.onComment()
-	if head {
+	needsHead, next := k.headState.afterComment()
+	if needsHead {
 		out = k.appendHead()
 	}
-	k.head = next
+	k.headState = next
 	if _, err := k.conn.Write(k.frame(out, k.comment)); err != nil {
-		k.waits = false // no more comments: the connection is closed, so the next write of the answer fails, too
+		k.isWaiting = false // no more comments: the connection is closed, so the next write of the answer fails, too
 		return
 	}
-	k.timer.Reset(k.span)
+	k.timer.Reset(k.interval)
 }
 
 // appendHead returns the head of an answer whose first event has not come.
@@ -162,20 +162,20 @@ func (k *KeepAlive) appendHead() []byte {
 	h := k.header
 	h.SetStatusCode(fasthttp.StatusOK)
 	StreamHead(h, eventStream)
-	k.closes = k.closes || k.server.stopping.Load()
-	if k.plain {
-		h.SetContentLength(identity)
+	k.closesAfter = k.closesAfter || k.server.stopping.Load()
+	if k.isHTTP10 {
+		h.SetContentLength(bodyUntilClose)
 	} else {
 		h.SetContentLength(-1)
 	}
-	if k.closes {
+	if k.closesAfter {
 		h.SetConnectionClose()
 	}
 	return h.AppendBytes(nil)
 }
 
-// identity is the value that fasthttp takes as the content length of a body that ends where its connection ends.
-const identity = -2
+// bodyUntilClose is the value that fasthttp takes as the content length of a body that ends where its connection ends.
+const bodyUntilClose = -2
 
 // eventStream is the content type of streamed answers, as engines send it.
 var eventStream = []byte("text/event-stream; charset=utf-8")
@@ -189,7 +189,7 @@ func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 
 // frame appends data as a chunk, or unframed for a client of HTTP/1.0.
 func (k *KeepAlive) frame(dst, data []byte) []byte {
-	if k.plain || len(data) == 0 {
+	if k.isHTTP10 || len(data) == 0 {
 		return append(dst, data...)
 	}
 	dst = append(strconv.AppendInt(dst, int64(len(data)), 16), "\r\n"...)

@@ -18,11 +18,11 @@ func TestTheHeadOfAnAnswerGoesOutOnce(t *testing.T) {
 		is   headState
 		head bool
 		next headState
-	}{{unopened, true, opened}, {opened, false, opened}, {answered, false, answered}} {
-		head, next := row.is.onComment()
+	}{{headNotSent, true, headSentByComment}, {headSentByComment, false, headSentByComment}, {headSentByAnswer, false, headSentByAnswer}} {
+		head, next := row.is.afterComment()
 		require.Equal(t, row.head, head)
 		require.Equal(t, row.next, next)
-		again, still := next.onComment()
+		again, still := next.afterComment()
 		require.False(t, again)
 		require.Equal(t, next, still, "there is no way back")
 	}

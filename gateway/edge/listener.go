@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	firstBackoff = 5 * time.Millisecond
-	lastBackoff  = time.Second
-	busyWrite    = 100 * time.Millisecond // write deadline for a few hundred bytes into an empty socket buffer
-	noteEvery    = time.Minute            // shortest time between two log lines about refused connections
+	firstBackoff          = 5 * time.Millisecond
+	lastBackoff           = time.Second
+	busyWrite             = 100 * time.Millisecond // write deadline for a few hundred bytes into an empty socket buffer
+	minRefusalLogInterval = time.Minute            // shortest time between two log lines about refused connections
 )
 
 // ListenOptions say how a Listener treats its connections. A limit of zero means no
@@ -66,17 +66,17 @@ type Stats struct {
 // connection are closed.
 type Listener struct {
 	net.Listener
-	opt   ListenOptions
-	log   *zap.Logger
-	watch *watcher
-	done  chan struct{} // closed by Close, so that pause ends early
+	options ListenOptions
+	log     *zap.Logger
+	watch   *watcher
+	done    chan struct{} // closed by Close, so that pauseAccept ends early
 
-	mu        sync.Mutex
-	conns     map[uint64]*Conn
-	perIP     map[netip.Addr]int
-	lastID    uint64
-	closed    bool
-	lastNoted time.Time
+	mu                sync.Mutex
+	conns             map[uint64]*Conn
+	perIP             map[netip.Addr]int
+	lastID            uint64
+	closed            bool
+	lastRefusalLogged time.Time
 
 	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
@@ -118,10 +118,10 @@ func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	opt.WriteTimeout = cmp.Or(opt.WriteTimeout, 30*time.Second)
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
 	l := &Listener{
-		Listener: ln, opt: opt, log: opt.Log, done: make(chan struct{}),
+		Listener: ln, options: opt, log: opt.Log, done: make(chan struct{}),
 		conns: make(map[uint64]*Conn), perIP: make(map[netip.Addr]int),
 	}
-	w, err := newWatcher(l.fire)
+	w, err := newWatcher(l.markGone)
 	if err != nil {
 		return nil, fmt.Errorf("watch connections of %s: %w; raise the limit of open files", ln.Addr(), err)
 	}
@@ -136,7 +136,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		raw, err := l.Listener.Accept()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) || !l.pause(err, backoff) {
+			if errors.Is(err, net.ErrClosed) || !l.pauseAccept(err, backoff) {
 				return nil, net.ErrClosed
 			}
 			backoff = min(2*backoff, lastBackoff)
@@ -155,8 +155,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// pause waits for d after a failed accept. It returns false if the listener was closed meanwhile.
-func (l *Listener) pause(err error, d time.Duration) bool {
+// pauseAccept waits for d after a failed accept. It returns false if the listener was closed meanwhile.
+func (l *Listener) pauseAccept(err error, d time.Duration) bool {
 	l.acceptErrors.Add(1)
 	l.log.Warn("a connection could not be accepted; the listener goes on", zap.Error(err), zap.Duration("in", d),
 		zap.Stringer("listen", l.Addr()))
@@ -177,20 +177,20 @@ var (
 
 // admit checks the limits, counts the connection and begins to watch it.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
-	c := &Conn{Conn: raw, sock: socket.Of(raw), CloseNotifier: NewCloseNotifier(l.log), ln: l, ip: addrOf(raw)}
-	if err := l.book(c); err != nil {
-		l.turnAway(raw, err)
+	c := &Conn{Conn: raw, socket: socket.Of(raw), CloseNotifier: NewCloseNotifier(l.log), ln: l, ip: countedAddr(raw)}
+	if err := l.register(c); err != nil {
+		l.refuseConn(raw, err)
 		return nil, err
 	}
-	if t, ok := raw.(*net.TCPConn); ok && l.opt.SendBuffer > 0 {
-		_ = t.SetWriteBuffer(l.opt.SendBuffer) // an error means that the socket is closed, which the watcher notices
+	if t, ok := raw.(*net.TCPConn); ok && l.options.SendBuffer > 0 {
+		_ = t.SetWriteBuffer(l.options.SendBuffer) // an error means that the socket is closed, which the watcher notices
 	}
 	err := errors.ErrUnsupported // for a connection without a socket
 	if sock, ok := raw.(syscall.Conn); ok {
-		err = l.watch.add(sock, c.id, l.opt.WriteTimeout)
+		err = l.watch.add(sock, c.id, l.options.WriteTimeout)
 	}
 	if err != nil {
-		l.forget(c)
+		l.unregister(c)
 		l.watchErrors.Add(1)
 		l.log.Warn("a connection was closed, because the proxy could not watch whether its client leaves", zap.Error(err))
 		return nil, err
@@ -198,30 +198,30 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	return c, nil
 }
 
-// book counts a connection and gives it an id, or returns the limit that it exceeds.
-func (l *Listener) book(c *Conn) error {
+// register counts a connection and gives it an id, or returns the limit that it exceeds.
+func (l *Listener) register(c *Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.closed:
 		return net.ErrClosed
-	case l.opt.MaxConns > 0 && len(l.conns) >= l.opt.MaxConns:
+	case l.options.MaxConns > 0 && len(l.conns) >= l.options.MaxConns:
 		return errFull
-	case l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.opt.MaxConnsPerIP:
+	case l.options.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.options.MaxConnsPerIP:
 		return errPerIP
 	}
 	l.lastID++ // ids begin at 1, because 0 is the watcher's stopID
 	c.id = l.lastID
 	l.conns[c.id] = c
-	if l.opt.MaxConnsPerIP > 0 && c.ip.IsValid() {
+	if l.options.MaxConnsPerIP > 0 && c.ip.IsValid() {
 		l.perIP[c.ip]++
 	}
 	return nil
 }
 
-// turnAway counts a refused connection, and answers its client unless it uses TLS. The answer fits into the empty socket buffer, so the
+// refuseConn counts a refused connection, and answers its client unless it uses TLS. The answer fits into the empty socket buffer, so the
 // write returns at once.
-func (l *Listener) turnAway(raw net.Conn, why error) {
+func (l *Listener) refuseConn(raw net.Conn, why error) {
 	var answer string
 	switch {
 	case errors.Is(why, errFull):
@@ -234,7 +234,7 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 		return
 	}
 	l.logRefusal(why)
-	if !l.opt.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
+	if !l.options.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
 		_, _ = raw.Write([]byte(answer)) // best effort: the connection closes either way
 	}
 }
@@ -242,9 +242,9 @@ func (l *Listener) turnAway(raw net.Conn, why error) {
 // logRefusal logs at most one refusal per minute: during an attack there may be thousands per second.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
-	due := time.Since(l.lastNoted) >= noteEvery
+	due := time.Since(l.lastRefusalLogged) >= minRefusalLogInterval
 	if due {
-		l.lastNoted = time.Now()
+		l.lastRefusalLogged = time.Now()
 	}
 	l.mu.Unlock()
 	if due {
@@ -255,29 +255,29 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// fire marks a connection as left by its client, and counts the client if the kernel gave it up. The watcher calls it.
-func (l *Listener) fire(id uint64) {
+// markGone marks a connection as left by its client, and counts the client if the kernel gave it up. The watcher calls it.
+func (l *Listener) markGone(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
 	l.mu.Unlock()
 	if c != nil { // nil: the connection was closed between the event and now
-		if c.timedOut() {
-			c.countCut(&l.cutStalled)
+		if c.kernelTimedOut() {
+			c.countOnce(&l.cutStalled)
 		}
 		c.MarkGone()
 	}
 }
 
-// forget removes a closed connection from the counts. The last connection after Close
+// unregister removes a closed connection from the counts. The last connection after Close
 // ends the watcher.
-func (l *Listener) forget(c *Conn) {
+func (l *Listener) unregister(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if _, ok := l.conns[c.id]; !ok {
 		return
 	}
 	delete(l.conns, c.id)
-	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // below 0 for an address that book did not count
+	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // below 0 for an address that register did not count
 		delete(l.perIP, c.ip)
 	}
 	if l.closed && len(l.conns) == 0 {
@@ -308,19 +308,20 @@ func (l *Listener) CloseConns() int {
 	open := slices.Collect(maps.Values(l.conns))
 	l.mu.Unlock()
 	for _, c := range open {
-		c.cut()
+		c.closeSocket()
 	}
 	return len(open)
 }
 
-// closeIdle closes the connections that wait for another request after the answer of a Hijacked. fasthttp closes other idle connections.
+// closeIdle closes the idle connections whose last answer was written by a Hijacked instead of fasthttp. fasthttp closes the other idle
+// connections itself.
 func (l *Listener) closeIdle() {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
 	l.mu.Unlock()
 	for _, c := range open {
-		if c.idle.Load() {
-			c.cut()
+		if c.waitsForRequest.Load() {
+			c.closeSocket()
 		}
 	}
 }
@@ -337,9 +338,9 @@ func (l *Listener) Stats() Stats {
 	}
 }
 
-// addrOf returns the address by which connections are counted: the IPv4 address, or the IPv6 /64, which is what one customer gets. It is
-// invalid for a Unix socket.
-func addrOf(c net.Conn) netip.Addr {
+// countedAddr returns the address by which connections are counted: the IPv4 address, or the IPv6 /64, which is what one customer gets. It
+// is invalid for a Unix socket.
+func countedAddr(c net.Conn) netip.Addr {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}

@@ -146,10 +146,10 @@ func TestWhomAConnectionCountsFor(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := remote{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(tt.remote))}
-			require.Equal(t, netip.MustParseAddr(tt.want), addrOf(c))
+			require.Equal(t, netip.MustParseAddr(tt.want), countedAddr(c))
 		})
 	}
-	require.False(t, addrOf(remote{addr: &net.UnixAddr{Name: "@"}}).IsValid())
+	require.False(t, countedAddr(remote{addr: &net.UnixAddr{Name: "@"}}).IsValid())
 }
 
 type remote struct {

@@ -11,11 +11,11 @@ import (
 // A caller may hold only as much as stays free after it, so that there is always room for another caller. This is half of the limit for a
 // caller that is alone, and a third for each of two callers.
 type Quota struct {
-	limit int64 // 0: no limit
-	small int64 // a reservation up to this is always allowed
+	limit         int64 // 0: no limit
+	alwaysAllowed int64 // a reservation up to this is always allowed
 
 	mu      sync.Mutex
-	held    int64
+	used    int64
 	callers map[caller]int64
 }
 
@@ -28,7 +28,7 @@ type caller struct {
 // NewBodies returns an empty quota of bytes that the bodies of requests and answers may take; 0: no limit. A
 // reservation up to 4 KiB is always allowed, because it is no larger than a connection's own buffers.
 func NewBodies(bytes int64) *Quota {
-	return &Quota{limit: bytes, small: smallBody, callers: map[caller]int64{}}
+	return &Quota{limit: bytes, alwaysAllowed: smallBody, callers: map[caller]int64{}}
 }
 
 // NewPlaces returns an empty quota of n places; 0: no limit.
@@ -38,18 +38,18 @@ func NewPlaces(n int64) *Quota { return &Quota{limit: n, callers: map[caller]int
 func (q *Quota) Held() int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.held
+	return q.used
 }
 
 // Full says whether the whole limit is taken.
 func (q *Quota) Full() bool { return q.limit > 0 && q.Held() >= q.limit }
 
-// Reservation is what one request holds of a quota, in bytes or places, until Give.
+// Reservation is what one request holds of a quota, in bytes or places, until Release.
 type Reservation struct {
-	quota *Quota
-	who   caller
-	body  *Reservation // the reservation of the same request's body on the same quota; nil: there is none
-	n     int64        // bytes or places; protected by the quota's lock
+	quota  *Quota
+	caller caller
+	body   *Reservation // the reservation of the same request's body on the same quota; nil: there is none
+	amount int64        // bytes or places; protected by the quota's lock
 }
 
 // For returns an empty reservation on this quota, for the caller who is charged for body; nil: for no caller.
@@ -58,7 +58,7 @@ func (q *Quota) For(body *Reservation) *Reservation {
 	if body == nil {
 		return r
 	}
-	r.who = body.who
+	r.caller = body.caller
 	if body.quota == q { // allowed takes both for one request
 		r.body = body
 	}
@@ -84,9 +84,9 @@ func (r *Reservation) Acquire(n int) bool {
 	if !r.allowed(int64(n)) {
 		return false
 	}
-	r.n += int64(n)
-	q.held += int64(n)
-	q.callers[r.who] += int64(n)
+	r.amount += int64(n)
+	q.used += int64(n)
+	q.callers[r.caller] += int64(n)
 	return true
 }
 
@@ -94,18 +94,18 @@ func (r *Reservation) Acquire(n int) bool {
 // could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
-	if q.limit <= 0 || r.n+n <= q.small {
+	if q.limit <= 0 || r.amount+n <= q.alwaysAllowed {
 		return true
 	}
 	// what the caller and the request would hold with n more, and what would be free
-	mine := q.callers[r.who] + n
-	request := r.n + n
-	free := q.limit - q.held - n
+	ofCaller := q.callers[r.caller] + n
+	ofRequest := r.amount + n
+	free := q.limit - q.used - n
 	if r.body != nil {
-		request += r.body.n
+		ofRequest += r.body.amount
 	}
-	isOnlyRequest := mine == request
-	return free >= 0 && (mine <= free || isOnlyRequest)
+	isOnlyRequest := ofCaller == ofRequest
+	return free >= 0 && (ofCaller <= free || isOnlyRequest)
 }
 
 // Most returns how much the reservation could hold if no other request held anything, but not more than n.
@@ -116,31 +116,31 @@ func (r *Reservation) Most(n int) int {
 	if q.limit <= 0 {
 		return n
 	}
-	most := q.limit
+	bound := q.limit
 	if r.body != nil {
-		most -= r.body.n
+		bound -= r.body.amount
 	}
-	return int(min(int64(n), max(most, q.small)))
+	return int(min(int64(n), max(bound, q.alwaysAllowed)))
 }
 
-// Give returns the whole reservation to its quota. It may be called more than once.
-func (r *Reservation) Release() { r.give(math.MaxInt64) }
+// Release returns the whole reservation to its quota. It may be called more than once.
+func (r *Reservation) Release() { r.releaseSome(math.MaxInt64) }
 
-// give returns n of the reservation to its quota, or all of it if it is smaller. left is what the reservation still holds.
-func (r *Reservation) give(n int64) (left int64) {
+// releaseSome returns n of the reservation to its quota, or all of it if it is smaller. remaining is what the reservation still holds.
+func (r *Reservation) releaseSome(n int64) (remaining int64) {
 	if r == nil {
 		return 0
 	}
 	q := r.quota
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n = min(n, r.n)
-	q.held -= n
-	if q.callers[r.who] -= n; q.callers[r.who] == 0 {
-		delete(q.callers, r.who)
+	n = min(n, r.amount)
+	q.used -= n
+	if q.callers[r.caller] -= n; q.callers[r.caller] == 0 {
+		delete(q.callers, r.caller)
 	}
-	r.n -= n
-	return r.n
+	r.amount -= n
+	return r.amount
 }
 
 // smallBody is the largest body, in bytes, that is read although its request will be refused, so that the connection can stay open.

@@ -89,7 +89,7 @@ func TestNoCallerHoldsMoreThanItsShare(t *testing.T) {
 		c.send(t, head("greedy")+"hello")
 		greedy = append(greedy, c)
 	}
-	require.Eventually(t, func() bool { return bodies.Held() == 32*firstRoom }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return bodies.Held() == 32*firstBufferSize }, patience, time.Millisecond)
 	var wg sync.WaitGroup
 	for _, c := range greedy { // all but the last byte: none of them ends
 		wg.Go(func() { _, _ = io.WriteString(c.Conn, strings.Repeat("x", size-6)) }) // most are refused meanwhile
@@ -239,7 +239,7 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 	places := NewPlaces(12)
 	taken := func(name string) (n int, all []*Reservation) {
 		for {
-			r := places.For(&Reservation{who: caller{name: name}})
+			r := places.For(&Reservation{caller: caller{name: name}})
 			if !r.Acquire(1) {
 				return n, all
 			}
@@ -265,7 +265,7 @@ func TestACallerLeavesPlacesToOthers(t *testing.T) {
 // If a caller has one request only, its answer may fill all the memory that its body leaves.
 func TestTheAnswerToACallersOnlyRequestMayFillTheLimit(t *testing.T) {
 	bodies := NewBodies(64 << 10)
-	body := &Reservation{quota: bodies, who: caller{name: "a"}}
+	body := &Reservation{quota: bodies, caller: caller{name: "a"}}
 	require.True(t, body.Acquire(10<<10))
 	answer := bodies.For(body)
 	require.Equal(t, 54<<10, answer.Most(64<<10))

@@ -84,6 +84,7 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	return refusedRequest
 }
 
+// tooLarge returns the refusal of a body that is larger than MaxBody.
 func (o *Options) tooLarge() *Refusal {
 	return &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
 		"the request body is limited to " + strconv.Itoa(o.MaxBody) + " bytes; send less"}
@@ -102,6 +103,7 @@ func AnswerJSON(ctx *fasthttp.RequestCtx, r Refusal) {
 	ctx.SetBody(errorJSON(r))
 }
 
+// errorJSON returns a refusal as OpenAI's error object.
 func errorJSON(r Refusal) []byte {
 	type detail struct {
 		Message string  `json:"message"`
@@ -133,6 +135,7 @@ var (
 		"too many connections from your address; reuse the ones you have"})
 )
 
+// rawAnswer returns a refusal as a complete HTTP answer, after which the connection is closed.
 func rawAnswer(status string, r Refusal) string {
 	body := errorJSON(r)
 	return "HTTP/1.1 " + status + "\r\nConnection: close\r\nRetry-After: 1\r\nContent-Type: application/json\r\nContent-Length: " +

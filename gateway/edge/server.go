@@ -36,9 +36,9 @@ func (o Options) withDefaults() Options {
 func NewServer(o Options) *Server {
 	o = o.withDefaults()
 	return &Server{Server: &fasthttp.Server{
-		Handler:        o.guard,
+		Handler:        o.serve,
 		HeaderReceived: withoutBody,
-		ErrorHandler:   o.unread,
+		ErrorHandler:   o.answerUnreadable,
 		ReadBufferSize: o.MaxHead,
 		ReadTimeout:    o.ReadTimeout,
 		IdleTimeout:    o.IdleTimeout,
@@ -70,9 +70,9 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{}
 }
 
-// guard checks the head, reads the body and calls the handler. It refuses a request whose head or body is not in order. It recovers a panic
+// serve checks the head, reads the body and calls the handler. It refuses a request whose head or body is not in order. It recovers a panic
 // of the handler, because fasthttp does not, and the panic would end the process.
-func (o *Options) guard(ctx *fasthttp.RequestCtx) {
+func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if v := recover(); v != nil {
 			o.Log.Error("edge: panic in a handler", zap.Any("panic", v), zap.ByteString("method", ctx.Method()),
@@ -91,20 +91,20 @@ func (o *Options) guard(ctx *fasthttp.RequestCtx) {
 		o.refuse(ctx, r) // refuse closes the connection, because it is not known where the next request begins
 		return
 	}
-	if r := o.receive(ctx, h, f); r != nil {
+	if r := o.receiveBody(ctx, h, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
 	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
-		if !h.taken {
+		if !h.bodyAcquired {
 			_, reservation := AcquireBody(ctx)
 			reservation.Release()
 		}
 	}()
 	if h.client != nil {
-		h.client.lagged.Store(0) // MaxLag is for one answer
+		h.client.writeWaitNanos.Store(0) // MaxLag is for one answer
 	}
-	h.alive = nil // it belonged to the last request of the connection
+	h.keepAlive = nil // it belonged to the last request of the connection
 	if h.server.stopping.Load() {
 		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
@@ -125,17 +125,17 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 			ctx.HijackSetNoResponse(true)
 			ctx.Hijack(func(net.Conn) { _ = conn.Close() })
 		}
-		c.abandon()
-		c.cut()
+		c.dropClient()
+		c.closeSocket()
 		return
 	}
 	ctx.Response.Reset() // Reset also closes a body stream that the handler has set
 	o.refuse(ctx, refusedPanic)
 }
 
-// unread is fasthttp's ErrorHandler: it answers heads that fasthttp could not read. fasthttp has set status 200 before, and closes the
-// connection afterwards.
-func (o *Options) unread(ctx *fasthttp.RequestCtx, err error) {
+// answerUnreadable is fasthttp's ErrorHandler: it answers heads that fasthttp could not read. fasthttp has set status 200 before, and
+// closes the connection afterwards.
+func (o *Options) answerUnreadable(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }
 

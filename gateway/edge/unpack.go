@@ -23,26 +23,26 @@ const maxWindow = 8 << 20
 
 // A coding is one way in which a body may be compressed.
 type coding struct {
-	look    func(packed []byte) (says announced, err error)            // reads the announced sizes
-	open    func(packed []byte, says announced) (io.ReadCloser, error) // returns a reader of the content
-	explain func(err error) error                                      // turns an error of the decoder into an error for the client
+	readSizes   func(packed []byte) (sizes statedSizes, err error)            // reads the sizes that the body states
+	open        func(packed []byte, sizes statedSizes) (io.ReadCloser, error) // returns a reader of the content
+	clientError func(err error) error                                         // turns an error of the decoder into an error for the client
 }
 
-// announced has the sizes that a compressed body states in its own header or trailer. They may be wrong.
-type announced struct {
+// statedSizes has the sizes that a compressed body states in its own header or trailer. They may be wrong.
+type statedSizes struct {
 	bytes  uint64 // size of the content; 0: not stated
 	window uint64 // bytes of content that the decoder keeps to refer back to; 0: gzip, whose window is small
 }
 
 var (
-	gzips = coding{lookGzip, openGzip, explainGzip}
-	zstds = coding{lookZstd, openZstd, explainZstd}
+	gzips = coding{gzipSizes, openGzip, gzipError}
+	zstds = coding{zstdSizes, openZstd, zstdError}
 )
 
-// Unpack returns the content of a compressed body, or a refusal. most bounds the content, in bytes. The reservation is charged for the
+// Unpack returns the content of a compressed body, or a refusal. maxBytes bounds the content, in bytes. The reservation is charged for the
 // content before its memory is allocated, so a small body cannot expand into memory that is not charged. At the end, the part of the
 // reservation for the compressed body is given back.
-func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, most int) ([]byte, *Refusal) {
+func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, maxBytes int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
 	case !ok:
@@ -51,49 +51,50 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case c == nil: // the body is not compressed
 		return packed, nil
 	}
-	before := reservation.give(0) // what it holds, for the compressed body
-	says, err := c.look(packed)
+	before := reservation.releaseSome(0) // what it holds, for the compressed body
+	sizes, err := c.readSizes(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
 	// What zstd's decoder allocates beside the content (klauspost/compress 1.20.1, frameDec.reset).
-	beside := int(min(2*says.window, says.window+1<<20))
-	if !reservation.Acquire(beside) {
+	windowMemory := int(min(2*sizes.window, sizes.window+1<<20))
+	if !reservation.Acquire(windowMemory) {
 		return nil, &refusedBodies
 	}
-	r, err := c.open(packed, says)
+	r, err := c.open(packed, sizes)
 	if err != nil {
-		return nil, badEncoding(c.explain(err))
+		return nil, badEncoding(c.clientError(err))
 	}
-	room := max(smallBody, 8*len(packed)) // a guess, for a size that is not stated
-	if says.bytes > 0 {
-		room = int(min(says.bytes, math.MaxInt32))
+	bufSize := max(smallBody, 8*len(packed)) // a guess, for a size that is not stated
+	if sizes.bytes > 0 {
+		bufSize = int(min(sizes.bytes, math.MaxInt32))
 	}
-	plain, err := unpackAll(r, reservation, min(room, most), most)
+	content, err := unpackAll(r, reservation, min(bufSize, maxBytes), maxBytes)
 	_ = r.Close() // the Close of neither decoder returns an error
 	switch {
 	case errors.Is(err, errBodyTooLarge):
 		return nil, &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
-			"the request body is limited to " + strconv.Itoa(most) + " bytes after decoding; send less"}
+			"the request body is limited to " + strconv.Itoa(maxBytes) + " bytes after decoding; send less"}
 	case errors.Is(err, errNoRoom):
 		return nil, &refusedBodies
 	case err != nil:
-		return nil, badEncoding(c.explain(err))
+		return nil, badEncoding(c.clientError(err))
 	}
-	reservation.give(before + int64(beside))
-	return plain, nil
+	reservation.releaseSome(before + int64(windowMemory))
+	return content, nil
 }
 
+// badEncoding returns the refusal of a body that cannot be decoded; err says why, for the client.
 func badEncoding(err error) *Refusal {
 	return &Refusal{fasthttp.StatusBadRequest, "bad_encoding", "the body is not what its Content-Encoding says: " + err.Error()}
 }
 
-// unpackAll reads the whole content, of at most `most` bytes. Its buffer begins with room bytes.
-func unpackAll(r io.Reader, reservation *Reservation, room, most int) ([]byte, error) {
-	if !reservation.Acquire(room) {
+// unpackAll reads the whole content, of at most maxBytes. Its buffer begins with bufSize bytes, and grows only when one more byte comes.
+func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]byte, error) {
+	if !reservation.Acquire(bufSize) {
 		return nil, errNoRoom
 	}
-	buf := make([]byte, 0, room)
+	buf := make([]byte, 0, bufSize)
 	for {
 		var one [1]byte // for a full buffer: only if one more byte comes, the buffer must grow
 		into := buf[len(buf):cap(buf)]
@@ -102,10 +103,10 @@ func unpackAll(r io.Reader, reservation *Reservation, room, most int) ([]byte, e
 		}
 		n, err := r.Read(into)
 		if n > 0 && len(buf) == cap(buf) {
-			if len(buf) == most {
+			if len(buf) == maxBytes {
 				return nil, errBodyTooLarge
 			}
-			larger := min(most, max(smallBody, 4*len(buf)))
+			larger := min(maxBytes, max(smallBody, 4*len(buf)))
 			if !reservation.Acquire(larger - len(buf)) {
 				return nil, errNoRoom
 			}
@@ -152,7 +153,8 @@ type gunzip struct {
 	src bytes.Reader
 }
 
-func openGzip(packed []byte, _ announced) (io.ReadCloser, error) {
+// openGzip returns a reader of the content of a gzip body. Its Close gives the decoder back to the pool.
+func openGzip(packed []byte, _ statedSizes) (io.ReadCloser, error) {
 	z := gunzips.Get().(*gunzip)
 	z.src.Reset(packed)
 	if err := z.Reset(&z.src); err != nil {
@@ -162,23 +164,25 @@ func openGzip(packed []byte, _ announced) (io.ReadCloser, error) {
 	return z, nil
 }
 
+// Close gives the decoder back to the pool.
 func (z *gunzip) Close() error {
 	z.src.Reset(nil)
 	gunzips.Put(z)
 	return nil
 }
 
-// lookGzip reads the size of the content from the last four bytes. If a body has several gzip streams, the size may be too small, because
+// gzipSizes reads the size of the content from the last four bytes. If a body has several gzip streams, the size may be too small, because
 // the four bytes belong to the last stream only.
-func lookGzip(packed []byte) (says announced, err error) {
+func gzipSizes(packed []byte) (sizes statedSizes, err error) {
 	const mostRatio = 1032 // the best compression ratio of deflate, which bounds a size that is wrong
 	if n := len(packed); n >= 4 {
-		says.bytes = min(uint64(binary.LittleEndian.Uint32(packed[n-4:])), mostRatio*uint64(n))
+		sizes.bytes = min(uint64(binary.LittleEndian.Uint32(packed[n-4:])), mostRatio*uint64(n))
 	}
-	return says, nil
+	return sizes, nil
 }
 
-func explainGzip(err error) error {
+// gzipError turns an error of the gzip decoder into an error for the client.
+func gzipError(err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errors.New("the gzip data is cut off")
@@ -190,38 +194,40 @@ func explainGzip(err error) error {
 
 var errWindow = errors.New("its zstd window is larger than 8 MiB, which no sender may use over HTTP; compress at a lower level")
 
-// lookZstd reads the head of the first frame. The decoder refuses later frames with a larger window.
-func lookZstd(packed []byte) (says announced, err error) {
+// zstdSizes reads the head of the first frame. The decoder refuses later frames with a larger window.
+func zstdSizes(packed []byte) (sizes statedSizes, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
-		return says, explainZstd(err)
+		return sizes, zstdError(err)
 	case h.Skippable: // a skippable frame says nothing about the frames after it
-		return announced{window: maxWindow}, nil
+		return statedSizes{window: maxWindow}, nil
 	case h.HasFCS:
-		says.bytes = h.FrameContentSize
+		sizes.bytes = h.FrameContentSize
 	}
 	window := h.WindowSize
 	if h.SingleSegment {
 		window = h.FrameContentSize
 	}
 	if window > maxWindow {
-		return says, errWindow
+		return sizes, errWindow
 	}
-	says.window = max(window, zstd.MinWindowSize) // the decoder accepts no lower bound
-	return says, nil
+	sizes.window = max(window, zstd.MinWindowSize) // the decoder accepts no lower bound
+	return sizes, nil
 }
 
-func openZstd(packed []byte, says announced) (io.ReadCloser, error) {
+// openZstd returns a reader of the content of a zstd body, which refuses a window larger than the stated one.
+func openZstd(packed []byte, sizes statedSizes) (io.ReadCloser, error) {
 	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
-		zstd.WithDecoderMaxWindow(says.window))
+		zstd.WithDecoderMaxWindow(sizes.window))
 	if err != nil {
 		return nil, err
 	}
 	return z.IOReadCloser(), nil
 }
 
-func explainZstd(err error) error {
+// zstdError turns an error of the zstd decoder into an error for the client.
+func zstdError(err error) error {
 	switch {
 	case errors.Is(err, zstd.ErrDecoderSizeExceeded), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return errors.New("a zstd frame has a larger window than the first; compress the body as one frame")

@@ -49,7 +49,7 @@ func headWith(encodings ...string) *fasthttp.RequestHeader {
 
 // unpacked decodes a body whose memory is charged to a quota, and gives everything back.
 func unpacked(t testing.TB, quota *Quota, h *fasthttp.RequestHeader, body []byte, most int) (plain []byte, refused string) {
-	reservation := &Reservation{quota: quota, who: caller{name: "a"}}
+	reservation := &Reservation{quota: quota, caller: caller{name: "a"}}
 	require.True(t, reservation.Acquire(len(body)))
 	plain, r := Unpack(h, body, reservation, most)
 	if r != nil {

@@ -15,11 +15,12 @@ import (
 // removes a socket from the epoll instance.
 type watcher struct {
 	ep, stop int // stop is an eventfd in the same epoll instance, because closing ep does not end a wait
-	gone     func(id uint64)
+	onGone   func(id uint64)
 }
 
 const stopID = 0
 
+// newWatcher returns a watcher that is running. It calls onGone with the id of each client that leaves.
 func newWatcher(gone func(id uint64)) (*watcher, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -29,38 +30,39 @@ func newWatcher(gone func(id uint64)) (*watcher, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(ep))
 	}
-	w := &watcher{ep: ep, stop: stop, gone: gone}
-	if err := w.ctlAdd(stop, unix.EPOLLIN, stopID); err != nil {
+	w := &watcher{ep: ep, stop: stop, onGone: gone}
+	if err := w.addToEpoll(stop, unix.EPOLLIN, stopID); err != nil {
 		return nil, errors.Join(err, unix.Close(stop), unix.Close(ep))
 	}
 	go w.run()
 	return w, nil
 }
 
-// add watches a socket until it is closed. If a client acknowledges nothing for patience, the kernel ends the connection, and run
+// add watches a socket until it is closed. If a client acknowledges nothing for ackTimeout, the kernel ends the connection, and run
 // reports this client, too.
-func (w *watcher) add(c syscall.Conn, id uint64, patience time.Duration) error {
+func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
 	var ctlErr error
 	err = rc.Control(func(fd uintptr) {
-		if patience > 0 {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(patience.Milliseconds())) // fails for a Unix socket
+		if ackTimeout > 0 {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds())) // fails for a Unix socket
 		}
-		ctlErr = w.ctlAdd(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
+		ctlErr = w.addToEpoll(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
 	})
 	return errors.Join(err, ctlErr)
 }
 
-func (w *watcher) ctlAdd(fd int, events uint32, id uint64) error {
+// addToEpoll makes epoll report these events of a descriptor, together with the id.
+func (w *watcher) addToEpoll(fd int, events uint32, id uint64) error {
 	// Fd and Pad together are the 64 bits of user data
 	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
-// run calls gone for each client that leaves, until close.
+// run calls onGone for each client that leaves, until close.
 func (w *watcher) run() {
 	defer func() { // the listener is closed and has no connections, so add is not called any more
 		_ = unix.Close(w.ep)
@@ -77,7 +79,7 @@ func (w *watcher) run() {
 			if id == stopID {
 				return
 			}
-			w.gone(id)
+			w.onGone(id)
 		}
 	}
 }

@@ -78,7 +78,7 @@ type told []string
 func (m *told) RecordOutcome(_ string, v engine.Verdict, _ error) {
 	*m = append(*m, [...]string{engine.Served: "served", engine.Faulted: "faulted", engine.Silent: "silent"}[v])
 }
-func (m *told) ReportFailure(string, error)                               { *m = append(*m, "reported") }
+func (m *told) ReportFailure(string, error)                        { *m = append(*m, "reported") }
 func (m *told) Expired(string) (float64, bool)                     { return 0, false }
 func (m *told) ExpiredNow(context.Context, string) (float64, bool) { return 0, false }
 

@@ -28,12 +28,12 @@ func Open(path string) (*os.File, error) {
 // A Writer writes lines to a log. A log may end with a part of a line, because a write failed or a process died. The Writer then begins
 // with a line end, so that the next line can be read.
 type Writer struct {
-	Log  io.Writer
+	Log         io.Writer
 	EndsMidLine bool // the log ends with a part of a line
 }
 
-// WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. It returns how many bytes
-// were written.
+// WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. If the log ends with a part
+// of a line, it writes a line end first. It returns how many bytes were written.
 func (w *Writer) WriteLine(line []byte) (n int, err error) {
 	if w.EndsMidLine {
 		line = append([]byte{'\n'}, line...)

@@ -20,12 +20,12 @@ func (k Key[T]) Meaning(must string) Key[T] {
 	return k
 }
 
-// Whole returns a key for a whole number from least to most. at returns where a T holds the value.
-func Whole[T any, N int | int32 | int64](name string, least, most N, at func(*T) *N) Key[T] {
+// Whole returns a key for a whole number from low to high. at returns where a T holds the value.
+func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *N) Key[T] {
 	return Key[T]{
-		Name: name, Must: "a whole number from " + show(float64(least)) + " to " + show(float64(most)),
+		Name: name, Must: "a whole number from " + show(float64(low)) + " to " + show(float64(high)),
 		Read: func(v *T, text string) bool {
-			x, ok := number(text, float64(least), float64(most))
+			x, ok := number(text, float64(low), float64(high))
 			*at(v) = N(x)
 			return ok && x == math.Trunc(x)
 		},
@@ -33,12 +33,12 @@ func Whole[T any, N int | int32 | int64](name string, least, most N, at func(*T)
 	}
 }
 
-// Number returns a key for a number from least to most. at returns where a T holds the value.
-func Number[T any](name string, least, most float64, at func(*T) *float64) Key[T] {
+// Number returns a key for a number from low to high. at returns where a T holds the value.
+func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] {
 	return Key[T]{
-		Name: name, Must: "a number from " + show(least) + " to " + show(most),
+		Name: name, Must: "a number from " + show(low) + " to " + show(high),
 		Read: func(v *T, text string) (ok bool) {
-			*at(v), ok = number(text, least, most)
+			*at(v), ok = number(text, low, high)
 			return ok
 		},
 		Show: func(v *T) string { return strconv.FormatFloat(*at(v), 'g', -1, 64) },
@@ -98,10 +98,11 @@ func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key
 	return with
 }
 
-// number reads a number from least to most; ok is false for any other text, and for NaN.
-func number(text string, least, most float64) (x float64, ok bool) {
+// number reads a number from low to high; ok is false for any other text, and for NaN.
+func number(text string, low, high float64) (x float64, ok bool) {
 	x, err := strconv.ParseFloat(text, 64)
-	return x, err == nil && x >= least && x <= most
+	return x, err == nil && x >= low && x <= high
 }
 
+// show returns a number without an exponent.
 func show(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }

@@ -81,6 +81,7 @@ func Text[T any](name string, keys []Key[T], v, defaults *T) string {
 // Has says whether one of the keys has this name.
 func Has[T any](keys []Key[T], name string) bool { return find(keys, name) != nil }
 
+// find returns the key with this name; nil: there is none.
 func find[T any](keys []Key[T], name string) *Key[T] {
 	for i := range keys {
 		if keys[i].Name == name {
@@ -90,6 +91,7 @@ func find[T any](keys []Key[T], name string) *Key[T] {
 	return nil
 }
 
+// namesOf returns the names of the keys, in their order.
 func namesOf[T any](keys []Key[T]) []string {
 	names := make([]string, len(keys))
 	for i := range keys {

@@ -56,6 +56,7 @@ type scanner struct {
 	err      *SyntaxError
 }
 
+// fail sets err, unless it is set already, and returns -1.
 func (s *scanner) fail(at int, msg string) int {
 	if s.err == nil {
 		s.err = &SyntaxError{Offset: at, Msg: msg}
@@ -63,7 +64,7 @@ func (s *scanner) fail(at int, msg string) int {
 	return -1
 }
 
-// failAt fails because the byte at i, or the end of the text, is not what was wanted.
+// failAt does what fail does: the byte at i, or the end of the text, is not what was wanted.
 func (s *scanner) failAt(i int, want string) int {
 	if i >= len(s.data) {
 		return s.fail(i, "the text ends where "+want+" should be")
@@ -118,6 +119,7 @@ func (s *scanner) value(i, depth int) int {
 	return s.failAt(i, "a value")
 }
 
+// array scans the array that starts at i. depth counts it, too.
 func (s *scanner) array(i, depth int) int {
 	i = Space(s.data, i+1)
 	if i < len(s.data) && s.data[i] == ']' {
@@ -254,6 +256,7 @@ func (s *scanner) escape(i int) int {
 	return s.fail(i, "an escape that JSON does not have")
 }
 
+// digits returns the index of the first byte from i on that is not a digit.
 func (s *scanner) digits(i int) int {
 	for i < len(s.data) && s.data[i]-'0' <= 9 {
 		i++
@@ -295,6 +298,7 @@ func (s *scanner) number(i int) int {
 	return i
 }
 
+// literal scans true, false or null at i.
 func (s *scanner) literal(i int) int {
 	want := "null"
 	switch s.data[i] {

@@ -29,10 +29,10 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// Blank overwrites with spaces, in place, each member of an object for whose key drop returns true. The object keeps
-// its length.
+// Blank overwrites with spaces, in place, each member of an object for whose key drop returns true, together with one comma. The object
+// keeps its length.
 func Blank(value json.RawMessage, drop func(key string) bool) {
-	kept := false
+	kept := false // a member before the current one stays
 	for o := ObjectAt(value, 0); o.NextValue(); {
 		if !drop(Key(o.Key)) {
 			kept = true
@@ -48,15 +48,15 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 	}
 }
 
-// Cut returns the part of text to delete in order to remove a member of an object, together with one comma. If first is set, no member
-// before it stays, and the comma after it goes; otherwise the comma before it goes. comma, quote and end are the member's offsets,
-// as an Object has them.
-func Cut(text []byte, comma, quote, end int, first bool) (from, to int) {
-	if !first {
+// Cut returns the part of text to delete in order to remove a member of an object, together with one comma. isFirst says that all members
+// before it are removed, too, so that it is the first one: then the comma after it goes. Otherwise the comma before it goes. Of
+// {"a":1,"b":2}, the part is `"a":1,` for a, and `,"b":2` for b. comma, quote and end are the member's offsets, as an Object has them.
+func Cut(text []byte, comma, quote, end int, isFirst bool) (from, to int) {
+	if !isFirst {
 		return comma, end
 	}
 	if i := Space(text, end); text[i] == ',' {
 		return quote, i + 1
 	}
-	return quote, end
+	return quote, end // it is the only member, so there is no comma
 }

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Int reads the non-negative integer from i to end, of at most 18 digits.
+// Int reads the non-negative integer from i to end. ok is false if there is no digit, another byte, or more than 18 digits.
 func Int(b []byte, i, end int) (n int, ok bool) {
 	if end-i > 18 || end <= i {
 		return 0, false

@@ -13,6 +13,7 @@ func Space(b []byte, i int) int {
 	return skipSpace(b, i)
 }
 
+// skipSpace does what Space does.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++

@@ -7,16 +7,16 @@ import (
 	"os"
 )
 
-// Read returns the content of a file. It fails if the file has more than most bytes, and reads no more than that.
-func Read(path string, most int64) ([]byte, error) {
+// Read returns the content of a file. It fails if the file has more than maxBytes bytes, and reads no more than that.
+func Read(path string, maxBytes int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }() // nothing is written
-	text, err := io.ReadAll(io.LimitReader(f, most+1))
-	if err == nil && int64(len(text)) > most {
-		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, most)
+	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err == nil && int64(len(text)) > maxBytes {
+		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxBytes)
 	}
 	return text, err
 }

@@ -31,21 +31,21 @@ func Of(c net.Conn) Socket {
 // Exists says whether the connection has a socket.
 func (s Socket) Exists() bool { return s.raw != nil }
 
-// A turn is one operation on a socket: its arguments and its result.
-type turn struct {
-	op operation
-	// Both functions call step. A turn that is used again keeps them, because making them anew would allocate.
-	try  func(fd uintptr) bool // for RawConn.Read and Write
-	look func(fd uintptr)      // for RawConn.Control
+// An ioOp is one operation on a socket: its arguments and its result. A pool keeps ioOps for later operations.
+type ioOp struct {
+	kind operation
+	// Both functions call step. An ioOp that is used again keeps them, because making them anew would allocate.
+	stepOrWait func(fd uintptr) bool // for RawConn.Read and Write
+	stepOnce   func(fd uintptr)      // for RawConn.Control
 
-	p     []byte   // the argument of read and write
-	parts [][]byte // the arguments of ask
-	sent  func()
+	buf    []byte   // the argument of read and write
+	parts  [][]byte // the arguments of ask
+	onSent func()   // another argument of ask; nil: none
 
-	tried bool // step was called before in this turn
-	quiet bool // the result of peek: there is nothing to read
-	n     int
-	err   error
+	stepped    bool // step was called before for this operation
+	hasNoInput bool // the result of peek: there is nothing to read
+	n          int
+	err        error
 }
 
 type operation uint8
@@ -58,43 +58,45 @@ const (
 	peek  // see Quiet
 )
 
-var turns = sync.Pool{New: func() any {
-	t := &turn{}
-	t.try = t.step
-	t.look = func(fd uintptr) { t.step(fd) }
+var ioOpPool = sync.Pool{New: func() any {
+	t := &ioOp{}
+	t.stepOrWait = t.step
+	t.stepOnce = func(fd uintptr) { t.step(fd) }
 	return t
 }}
 
-func (t *turn) end() {
-	*t = turn{try: t.try, look: t.look}
-	turns.Put(t)
+// recycle clears the arguments and the result, and puts the ioOp back into the pool.
+func (t *ioOp) recycle() {
+	*t = ioOp{stepOrWait: t.stepOrWait, stepOnce: t.stepOnce}
+	ioOpPool.Put(t)
 }
 
 // step does as much of the operation as is possible now. It returns false if the poller must call it again once the socket is ready.
-func (t *turn) step(fd uintptr) bool {
-	again := t.tried
-	t.tried = true
-	switch t.op {
+func (t *ioOp) step(fd uintptr) bool {
+	again := t.stepped
+	t.stepped = true
+	switch t.kind {
 	case read:
-		t.n, t.err = Read(fd, t.p)
+		t.n, t.err = Read(fd, t.buf)
 		return t.n > 0 || t.err != nil
 	case write:
 		var n int
-		n, t.err = Write(fd, t.p[t.n:])
+		n, t.err = Write(fd, t.buf[t.n:])
 		t.n += n
-		return t.err != nil || t.n == len(t.p)
+		return t.err != nil || t.n == len(t.buf)
 	case ask:
-		return again || t.pose(fd) // the second call means that the answer has come
+		return again || t.writeRequest(fd) // the second call means that the answer has come
 	case await:
-		return again || !quiet(fd)
+		return again || !hasNoInput(fd)
 	case peek:
-		t.quiet = quiet(fd)
+		t.hasNoInput = hasNoInput(fd)
 	}
 	return true
 }
 
-// pose writes parts. done is false if it could write everything, because the turn must then wait for the answer.
-func (t *turn) pose(fd uintptr) (done bool) {
+// writeRequest writes parts, and calls onSent if it could write everything. done is then false, because the operation must still wait for
+// the answer.
+func (t *ioOp) writeRequest(fd uintptr) (done bool) {
 	size := 0
 	for _, p := range t.parts {
 		size += len(p)
@@ -102,8 +104,8 @@ func (t *turn) pose(fd uintptr) (done bool) {
 	if t.n, t.err = writev(fd, t.parts); t.err != nil || t.n < size {
 		return true
 	}
-	if t.sent != nil {
-		t.sent()
+	if t.onSent != nil {
+		t.onSent()
 	}
 	return false
 }
@@ -113,10 +115,10 @@ func (s Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	t := turns.Get().(*turn)
-	defer t.end()
-	t.op, t.p = read, p
-	if err := s.raw.Read(t.try); err != nil {
+	t := ioOpPool.Get().(*ioOp)
+	defer t.recycle()
+	t.kind, t.buf = read, p
+	if err := s.raw.Read(t.stepOrWait); err != nil {
 		return 0, err
 	}
 	return t.n, t.err
@@ -124,10 +126,10 @@ func (s Socket) Read(p []byte) (int, error) {
 
 // Write does what Write of the connection does.
 func (s Socket) Write(p []byte) (int, error) {
-	t := turns.Get().(*turn)
-	defer t.end()
-	t.op, t.p = write, p
-	err := s.raw.Write(t.try)
+	t := ioOpPool.Get().(*ioOp)
+	defer t.recycle()
+	t.kind, t.buf = write, p
+	err := s.raw.Write(t.stepOrWait)
 	if err == nil {
 		err = t.err
 	}
@@ -136,23 +138,23 @@ func (s Socket) Write(p []byte) (int, error) {
 
 // Await waits until Read would not block. A caller needs no buffer while it waits so.
 func (s Socket) Await() error {
-	t := turns.Get().(*turn)
-	defer t.end()
-	t.op = await
-	return s.raw.Read(t.try)
+	t := ioOpPool.Get().(*ioOp)
+	defer t.recycle()
+	t.kind = await
+	return s.raw.Read(t.stepOrWait)
 }
 
 // Ask writes parts, as far as the socket has room. If it could write everything, it calls sent, unless sent is nil, and waits
 // until Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read.
 // A Read after a Write would first try to read an answer that cannot have come yet. Ask saves this system call.
 func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
-	t := turns.Get().(*turn)
-	defer t.end()
-	t.op, t.parts, t.sent = ask, parts, sent
+	t := ioOpPool.Get().(*ioOp)
+	defer t.recycle()
+	t.kind, t.parts, t.onSent = ask, parts, sent
 	// The poller forgets earlier events and then calls step, so it always notices an answer that comes after the writing.
 	// It does not notice bytes that came before: the caller must check Quiet first.
-	err = s.raw.Read(t.try)
-	if t.tried { // it has written, and an error of the poller is about the wait
+	err = s.raw.Read(t.stepOrWait)
+	if t.stepped { // it has written, and an error of the poller is about the wait
 		err = t.err
 	}
 	return t.n, err
@@ -160,14 +162,14 @@ func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
 
 // Quiet says that there is nothing to read: no bytes, no end of the stream and no error.
 func (s Socket) Quiet() bool {
-	t := turns.Get().(*turn)
-	defer t.end()
-	t.op = peek
+	t := ioOpPool.Get().(*ioOp)
+	defer t.recycle()
+	t.kind = peek
 	// Control instead of Read, because Read fails once a deadline has passed.
-	return s.raw.Control(t.look) == nil && t.quiet
+	return s.raw.Control(t.stepOnce) == nil && t.hasNoInput
 }
 
-// Read reads from a non-blocking socket. It returns 0 and no error if there is nothing to read, and io.EOF at the end.
+// Read reads from a non-blocking socket. It returns 0 and no error if there is nothing to read, and io.EOF at the end of the stream.
 func Read(fd uintptr, p []byte) (int, error) {
 	n, errno := call(unix.SYS_RECVFROM, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
 	switch {
@@ -176,7 +178,7 @@ func Read(fd uintptr, p []byte) (int, error) {
 	case errno != 0:
 		return 0, os.NewSyscallError("read", errno)
 	}
-	if received(fd); n == 0 {
+	if raceNoteRead(fd); n == 0 {
 		return 0, io.EOF
 	}
 	return n, nil
@@ -184,7 +186,7 @@ func Read(fd uintptr, p []byte) (int, error) {
 
 // Write writes to a non-blocking socket as much of p as it has room for.
 func Write(fd uintptr, p []byte) (n int, err error) {
-	written()
+	raceNoteWrite() // before the write, so that the race detector orders it before the read on the other side
 	for n < len(p) {
 		k, errno := call(unix.SYS_SENDTO, fd, unsafe.Pointer(unsafe.SliceData(p[n:])), len(p)-n, unix.MSG_NOSIGNAL)
 		switch {
@@ -209,7 +211,7 @@ func writev(fd uintptr, parts [][]byte) (int, error) {
 			n++
 		}
 	}
-	written()
+	raceNoteWrite()
 	k, errno := call(unix.SYS_WRITEV, fd, unsafe.Pointer(&list[0]), n, 0)
 	switch {
 	case errno == unix.EAGAIN:
@@ -220,8 +222,8 @@ func writev(fd uintptr, parts [][]byte) (int, error) {
 	return k, nil
 }
 
-// quiet says whether there is nothing to read. It takes no bytes off the socket.
-func quiet(fd uintptr) bool {
+// hasNoInput says whether there is nothing to read. It takes no bytes off the socket.
+func hasNoInput(fd uintptr) bool {
 	var b [1]byte
 	for {
 		_, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
@@ -231,8 +233,8 @@ func quiet(fd uintptr) bool {
 	}
 }
 
-// call makes a system call, again if a signal interrupts it. Its callers prefer calls for sockets to read and write, because the
-// kernel handles them faster.
+// call makes a system call, and repeats it if a signal interrupts it. It does not tell Go's scheduler, because a call on a non-blocking
+// socket cannot block. Callers use recvfrom and sendto instead of read and write, because the kernel handles these faster for sockets.
 func call(trap, fd uintptr, p unsafe.Pointer, size int, flags uintptr) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(p), uintptr(size), flags, 0, 0)

@@ -7,15 +7,15 @@ import (
 	"unicode/utf8"
 )
 
-// most is how many letters of a word may be missing, wrong or superfluous. In a word of two to four letters, Hint allows only one. The
-// parser of the command line uses the same number for commands and flags (kong, findPotentialCandidates).
-const most = 2
+// maxDistance is how many letters of a word may be missing, wrong or superfluous. In a word of two to four letters, Hint allows only one.
+// The parser of the command line uses the same number for commands and flags (kong, findPotentialCandidates).
+const maxDistance = 2
 
 // Hint returns ` (did you mean "name"?)` with the names that are closest to word, or nothing if no name is close.
 // An error message has it after the unknown word.
 func Hint(word string, names []string) string {
 	var closest []string
-	least := min(most, (utf8.RuneCountInString(word)+1)/3)
+	least := min(maxDistance, (utf8.RuneCountInString(word)+1)/3)
 	for _, name := range names {
 		switch d := distance(word, name); {
 		case d > least:

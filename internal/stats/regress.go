@@ -5,7 +5,7 @@ import "math"
 // Regression is a linear model, y = the sum of Of[i] * x[i], fitted by least squares. For a constant term, one column must be all ones.
 type Regression struct {
 	N         int       // how many rows it was fitted to
-	Of, Error []float64 // the coefficients, and the standard error of each
+	Of, Error []float64 // the coefficient of each column, and its standard error
 	R2        float64   // share of y's variance that the model explains; 0 if y does not vary
 }
 
@@ -29,24 +29,11 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		}
 		scale[i] = math.Sqrt(scale[i])
 	}
-	// Each row of sums is a normal equation: a coefficient for each column, a row of the unit matrix, which becomes the inverse, and y.
-	sums := make([][]float64, columns)
-	for i := range sums {
-		sums[i] = make([]float64, 2*columns+1)
-		sums[i][columns+i] = 1
-	}
-	mean := Mean(y)
-	for k, x := range rows {
-		for i := range columns {
-			for j := range columns {
-				sums[i][j] += x[i] / scale[i] * x[j] / scale[j] / float64(r.N)
-			}
-			sums[i][2*columns] += x[i] / scale[i] * y[k] / float64(r.N)
-		}
-	}
+	sums := normalEquations(rows, y, scale)
 	if !eliminate(sums) {
 		return r, false
 	}
+	mean := Mean(y)
 	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
 	for i := range columns {
 		r.Of[i] = sums[i][2*columns] / sums[i][i] / scale[i]
@@ -63,6 +50,26 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		r.R2 = 1 - residual/total
 	}
 	return r, true
+}
+
+// normalEquations returns the equations that the coefficients solve, one for each column. The columns of rows are divided by scale. Each
+// equation has a factor for each coefficient, then a row of the unit matrix, which eliminate turns into the inverse, and then the constant.
+func normalEquations(rows [][]float64, y, scale []float64) [][]float64 {
+	columns, n := len(scale), float64(len(rows))
+	sums := make([][]float64, columns)
+	for i := range sums {
+		sums[i] = make([]float64, 2*columns+1)
+		sums[i][columns+i] = 1
+	}
+	for k, x := range rows {
+		for i := range columns {
+			for j := range columns {
+				sums[i][j] += x[i] / scale[i] * x[j] / scale[j] / n
+			}
+			sums[i][2*columns] += x[i] / scale[i] * y[k] / n
+		}
+	}
+	return sums
 }
 
 // eliminate solves the equations by Gauss-Jordan elimination; false: they have no single solution.

@@ -130,6 +130,6 @@ func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, hig
 		figures[i] = figure(drawn)
 	}
 	slices.Sort(figures)
-	beyond := (1 - share) / 2
-	return Percentile(figures, beyond), Percentile(figures, 1-beyond)
+	tail := (1 - share) / 2
+	return Percentile(figures, tail), Percentile(figures, 1-tail)
 }

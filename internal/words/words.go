@@ -34,15 +34,15 @@ func Capital(s string) string {
 
 // FirstOf lists the first three names and says how many more there are.
 func FirstOf(names []string) (s string) {
-	const most = 3
-	for i, n := range names[:min(most, len(names))] {
+	const maxListed = 3
+	for i, n := range names[:min(maxListed, len(names))] {
 		if i > 0 {
 			s += ", "
 		}
 		s += n
 	}
-	if len(names) > most {
-		s += fmt.Sprintf(" and %d more", len(names)-most)
+	if len(names) > maxListed {
+		s += fmt.Sprintf(" and %d more", len(names)-maxListed)
 	}
 	return s
 }

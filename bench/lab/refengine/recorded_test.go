@@ -370,7 +370,7 @@ func TestReferenceMetricsAreLikeRecordedOnes(t *testing.T) {
 				_, k["running"] = s.Running(0)
 				_, k["waiting"] = s.Waiting(0)
 				_, k["generated"] = s.Generated(0)
-				_, k["not pulled"] = s.NotPulled(-1)
+				_, k["not pulled"] = s.NotPulledTokens(-1)
 				_, k["capacity"] = s.CacheTokens(0)
 				return k
 			}

@@ -76,16 +76,16 @@ func (s *Source) Name() string { return "dns:" + s.cfg.Host + " " + s.cfg.Role }
 
 // Run looks up the name until ctx ends. Each interval varies at random by up to 10 %, so that several proxies do not ask at the same
 // times.
-func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
+func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	for {
 		found, err := s.lookup(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if err != nil {
-			tell(nil, fmt.Errorf("look up %s records of %s: %w", s.cfg.Type, s.cfg.Host, err))
+			report(nil, fmt.Errorf("look up %s records of %s: %w", s.cfg.Type, s.cfg.Host, err))
 		} else {
-			tell(s.present(found), nil)
+			report(s.withoutMissing(found), nil)
 		}
 		select {
 		case <-time.After(time.Duration(float64(s.cfg.Interval) * (0.9 + 0.2*rand.Float64()))):
@@ -106,26 +106,26 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}
 		}
-		return found, orNothing(found, err)
+		return found, errUnlessFound(found, err)
 	}
 	addrs, err := s.cfg.Resolver.LookupNetIP(ctx, "ip", s.cfg.Host)
 	for _, a := range addrs {
 		found = append(found, net.JoinHostPort(a.Unmap().String(), strconv.Itoa(s.cfg.Port)))
 	}
-	return found, orNothing(found, err)
+	return found, errUnlessFound(found, err)
 }
 
-// orNothing returns nil if addresses were found. Otherwise it returns err or, if err is nil, errNothing.
-func orNothing(found []string, err error) error {
+// errUnlessFound returns nil if addresses were found. Otherwise it returns err or, if err is nil, errNothing.
+func errUnlessFound(found []string, err error) error {
 	if len(found) > 0 {
 		return nil
 	}
 	return cmp.Or(err, errNothing)
 }
 
-// present updates how many answers in a row each known address was missing from, removes the addresses that were missing too often,
+// withoutMissing updates how many answers in a row each known address was missing from, removes the addresses that were missing too often,
 // and returns engines for the others.
-func (s *Source) present(found []string) (list []discover.Engine) {
+func (s *Source) withoutMissing(found []string) (list []discover.Engine) {
 	for _, address := range found {
 		s.missing[address] = -1 // the loop below makes it 0
 	}

@@ -55,7 +55,7 @@ func NewClient(cfg *rest.Config) (Client, error) {
 		config := rest.CopyConfig(cfg)
 		config.APIPath, config.GroupVersion = group.path, &group.of
 		config.NegotiatedSerializer = serializer.NewCodecFactory(types).WithoutConversion()
-		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return telltale{rt} })
+		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return errorRecorder{rt} })
 		var err error
 		if *group.into, err = rest.RESTClientFor(config); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
@@ -92,15 +92,15 @@ func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Reques
 	return client.Get().MaxRetries(0).Namespace(namespace).Resource(kind).VersionedParams(o, s.params)
 }
 
-// telltale is a transport that also stores the error of a round trip in a variable of the caller (see failureKey).
-type telltale struct{ http.RoundTripper }
+// errorRecorder is a transport that also stores the error of a round trip in a variable of the caller (see failureKey).
+type errorRecorder struct{ http.RoundTripper }
 
 // failureKey is the key of a context value by which a caller asks for the error: a pointer to an error variable, which
-// telltale sets.
+// errorRecorder sets.
 type failureKey struct{}
 
 // RoundTrip implements http.RoundTripper.
-func (t telltale) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t errorRecorder) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := t.RoundTripper.RoundTrip(r)
 	if failed, ok := r.Context().Value(failureKey{}).(*error); ok {
 		*failed = err

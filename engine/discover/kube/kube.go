@@ -58,8 +58,9 @@ func (s *Source) Name() string {
 	return name
 }
 
-// Run mirrors pods and EndpointSlices until ctx ends.
-func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
+// Run mirrors pods and EndpointSlices until ctx ends. It reports the engines after each change, once each mirror has a list. It reports a
+// failure together with the engines only if they have changed.
+func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	mirrors := []*mirror{s.pods}
@@ -89,22 +90,22 @@ func (s *Source) Run(ctx context.Context, tell func([]discover.Engine, error)) {
 			}
 		}
 		if complete || failure != nil {
-			tell(news, failure)
+			report(news, failure)
 		}
 	}
 }
 
 // list returns the engines of all pods in the mirrors. It logs each new reason why a pod is not used.
 func (s *Source) list() (list []discover.Engine) {
-	var seen []*discoveryv1.EndpointSlice
+	var endpointSlices []*discoveryv1.EndpointSlice
 	if s.slices != nil {
 		for _, o := range s.slices.List() {
 			if slice, ok := o.(*discoveryv1.EndpointSlice); ok {
-				seen = append(seen, slice)
+				endpointSlices = append(endpointSlices, slice)
 			}
 		}
 	}
-	stands := standings(seen)
+	states := statesBySlices(endpointSlices)
 	warned := map[string]string{}
 	for _, o := range s.pods.List() {
 		pod, ok := o.(*corev1.Pod)
@@ -112,7 +113,7 @@ func (s *Source) list() (list []discover.Engine) {
 			continue
 		}
 		uid := string(pod.UID)
-		engines, err := s.cfg.engines(pod, stands[uid])
+		engines, err := s.cfg.engines(pod, states[uid])
 		if err != nil {
 			warned[uid] = err.Error()
 			if s.warned[uid] != err.Error() {
@@ -133,10 +134,10 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.LabelSelector = selector
-			limited, cancel := context.WithTimeout(ctx, listPatience)
+			limited, cancel := context.WithTimeout(ctx, listTimeout)
 			defer cancel()
 			all, err := s.cfg.Client.List(limited, kind, m.namespace, o)
-			m.keepFailure(ctx, "list", err)
+			m.recordFailure(ctx, "list", err)
 			return all, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
@@ -144,14 +145,14 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
 				if o.SendInitialEvents == nil { // otherwise this asked for a streamed list, and the reflector tries a plain list next
-					m.keepFailure(ctx, "watch", err)
+					m.recordFailure(ctx, "watch", err)
 				}
 				return nil, errors.New(err.Error()) // without its type: after errors of some types the reflector would not list again
 			}
-			return overhear(w, func(e watch.Event) watch.Event { return m.heard(ctx, e) }), nil
+			return mapWatch(w, func(e watch.Event) watch.Event { return m.onEvent(ctx, e) }), nil
 		},
 	}
-	backoff := pauses
+	backoff := retryBackoff
 	watched := cache.ToListWatcherWithWatchListSemantics(lw, s.cfg.Client)
 	m.reflector = cache.NewReflectorWithOptions(watched, object, m, cache.ReflectorOptions{Name: kind, Backoff: &backoff})
 	return m

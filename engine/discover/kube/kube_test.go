@@ -307,7 +307,7 @@ var errRefused error = &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallEr
 
 // However long the server was away, it is asked again soon.
 func TestPausesStayShort(t *testing.T) {
-	backoff := pauses
+	backoff := retryBackoff
 	pause := backoff.DelayWithReset(clock.RealClock{}, time.Hour)
 	for range 100 {
 		require.LessOrEqual(t, pause(), 3*time.Second)
@@ -348,7 +348,7 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 		{"no role", with(yes, func(p *corev1.Pod) { delete(p.Labels, "evenkeel.io/role") }), nil, `evenkeel.io/role is ""; write prefill, decode, both or aggregated`},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			got, err := cfg.engines(row.pod, standing{})
+			got, err := cfg.engines(row.pod, slicesState{})
 			if row.fail != "" {
 				require.ErrorContains(t, err, row.fail)
 				require.Empty(t, got)
@@ -365,7 +365,7 @@ func TestWhatAPodSaysOfItself(t *testing.T) {
 	t.Run("both roles on several ports are an engine each", func(t *testing.T) {
 		cfg := cfg
 		cfg.Role, cfg.Port, cfg.Scheme = "both", "http, 8001", "https"
-		got, err := cfg.engines(yes, standing{})
+		got, err := cfg.engines(yes, slicesState{})
 		require.NoError(t, err)
 		keys := []string{}
 		for _, e := range got {

@@ -56,13 +56,13 @@ type mirror struct {
 	failed error // last failure since the last list; nil: the mirror is fresh
 }
 
-// pauses are the times between two tries after a failure. They are shorter than client-go's own, which go up to half a minute, so that
-// a list comes soon after the server answers again.
-var pauses = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
+// retryBackoff are the times between two tries after a failure. They are shorter than client-go's own, which go up to half a minute, so
+// that a list comes soon after the server answers again.
+var retryBackoff = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8, Cap: 2 * time.Second}
 
-// listPatience bounds how long a list may take. Without it, a list over a dead connection that is still open
+// listTimeout bounds how long a list may take. Without it, a list over a dead connection that is still open
 // would never end.
-const listPatience = 30 * time.Second
+const listTimeout = 30 * time.Second
 
 // run fills the mirror until ctx ends. It discards the log of the reflector, because the mirror records failures itself.
 func (m *mirror) run(ctx context.Context) {
@@ -76,8 +76,8 @@ func (m *mirror) state() (listed bool, failed error) {
 	return m.listed, m.failed
 }
 
-// keepFailure records that a call failed, unless the end of ctx was the cause.
-func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
+// recordFailure records that a call failed, unless the end of ctx was the cause.
+func (m *mirror) recordFailure(ctx context.Context, verb string, err error) {
 	if err == nil || ctx.Err() != nil {
 		return
 	}
@@ -87,9 +87,9 @@ func (m *mirror) keepFailure(ctx context.Context, verb string, err error) {
 	m.wake()
 }
 
-// heard passes an event of a watch on, and records it as a failure if it ends the watch with an error. It is no failure if the server
+// onEvent passes an event of a watch on, and records it as a failure if it ends the watch with an error. It is no failure if the server
 // does not have the version of the watch any more, because the reflector then asks for a new list.
-func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
+func (m *mirror) onEvent(ctx context.Context, e watch.Event) watch.Event {
 	if e.Type != watch.Error {
 		return e
 	}
@@ -97,23 +97,23 @@ func (m *mirror) heard(ctx context.Context, e watch.Event) watch.Event {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return e
 	}
-	m.keepFailure(ctx, "watch", err)
+	m.recordFailure(ctx, "watch", err)
 	// This copy has no type: after errors of some types the reflector would not list again.
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{Status: metav1.StatusFailure, Message: err.Error()}}
 }
 
-// overheard is a watch whose events pass through a function. It replaces watch.Filter, whose goroutine never ends
+// mappedWatch is a watch whose events pass through a function. It replaces watch.Filter, whose goroutine never ends
 // if it has an event to send when the watch is stopped, for example after the context of the watch has ended.
-type overheard struct {
+type mappedWatch struct {
 	watch.Interface
 	events  chan watch.Event
 	stop    sync.Once
 	stopped chan struct{}
 }
 
-// overhear returns a watch with the events of w, each passed through the function each.
-func overhear(w watch.Interface, each func(watch.Event) watch.Event) *overheard {
-	o := &overheard{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+// mapWatch returns a watch with the events of w, each passed through the function each. Stop ends its goroutine.
+func mapWatch(w watch.Interface, each func(watch.Event) watch.Event) *mappedWatch {
+	o := &mappedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
 	go func() {
 		defer close(o.events)
 		for e := range w.ResultChan() {
@@ -128,10 +128,10 @@ func overhear(w watch.Interface, each func(watch.Event) watch.Event) *overheard 
 }
 
 // ResultChan implements watch.Interface.
-func (o *overheard) ResultChan() <-chan watch.Event { return o.events }
+func (o *mappedWatch) ResultChan() <-chan watch.Event { return o.events }
 
 // Stop implements watch.Interface.
-func (o *overheard) Stop() {
+func (o *mappedWatch) Stop() {
 	o.stop.Do(func() { close(o.stopped) })
 	o.Interface.Stop()
 }
@@ -139,7 +139,7 @@ func (o *overheard) Stop() {
 // Replace stores the objects of a new list instead of the old ones. From now on the mirror is fresh.
 func (m *mirror) Replace(all []any, version string) error {
 	for _, o := range all {
-		slim(o)
+		dropManagedFields(o)
 	}
 	err := m.Store.Replace(all, version)
 	m.mu.Lock()
@@ -152,13 +152,13 @@ func (m *mirror) Replace(all []any, version string) error {
 // Add stores an object that is new on the API server, and wakes the Source.
 func (m *mirror) Add(o any) error {
 	defer m.wake()
-	return m.Store.Add(slim(o))
+	return m.Store.Add(dropManagedFields(o))
 }
 
 // Update stores the new state of an object, and wakes the Source.
 func (m *mirror) Update(o any) error {
 	defer m.wake()
-	return m.Store.Update(slim(o))
+	return m.Store.Update(dropManagedFields(o))
 }
 
 // Delete removes an object that was deleted on the API server, and wakes the Source.
@@ -167,8 +167,9 @@ func (m *mirror) Delete(o any) error {
 	return m.Store.Delete(o)
 }
 
-// slim removes the managed fields from an object to save memory: they are half of a pod's size, and discovery does not need them.
-func slim(o any) any {
+// dropManagedFields removes the managed fields from an object to save memory: they are half of a pod's size, and discovery does not need
+// them.
+func dropManagedFields(o any) any {
 	if m, ok := o.(metav1.Object); ok {
 		m.SetManagedFields(nil)
 	}

@@ -28,12 +28,12 @@ const (
 // both is the role of a pod that is listed twice: as a prefill engine and as a decode engine.
 const both = "both"
 
-// standing is the state of a pod by its EndpointSlices: a field is true if at least one of them says so.
-type standing struct{ terminating, unserving bool }
+// slicesState is the state of a pod by its EndpointSlices: a field is true if at least one of them says so.
+type slicesState struct{ terminating, notServing bool }
 
-// standings returns the standing of each pod, by pod UID.
-func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
-	all := map[string]standing{}
+// statesBySlices returns the state of each pod by its EndpointSlices; the keys are pod UIDs.
+func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState {
+	all := map[string]slicesState{}
 	for _, s := range slices {
 		for _, e := range s.Endpoints {
 			if e.TargetRef == nil || e.TargetRef.Kind != "Pod" {
@@ -46,9 +46,9 @@ func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 			if serving == nil {
 				serving = c.Ready
 			}
-			all[uid] = standing{
+			all[uid] = slicesState{
 				terminating: before.terminating || c.Terminating != nil && *c.Terminating,
-				unserving:   before.unserving || serving != nil && !*serving, // without a value, the pod counts as serving
+				notServing:  before.notServing || serving != nil && !*serving, // without a value, the pod counts as serving
 			}
 		}
 	}
@@ -57,7 +57,7 @@ func standings(slices []*discoveryv1.EndpointSlice) map[string]standing {
 
 // engines returns the engines of a pod: one for each port and role. A pod without an address has none. A pod that has ended
 // has none either, because its address may belong to another pod by now.
-func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error) {
+func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, error) {
 	if pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil, nil
 	}
@@ -77,7 +77,7 @@ func (c *Config) engines(pod *corev1.Pod, s standing) ([]discover.Engine, error)
 	switch {
 	case pod.DeletionTimestamp != nil || s.terminating:
 		e.Away = discover.Leaving
-	case s.unserving || !ready(pod):
+	case s.notServing || !ready(pod):
 		e.Away = discover.NotReady
 	}
 	var list []discover.Engine
