@@ -34,7 +34,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	if err != nil {
 		return nil, err
 	}
-	beginTraces, err := g.journal.Traces(&next.Tracing)
+	beginTraces, err := g.journal.PrepareTracing(&next.Tracing)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 // prefillConfig returns the config of the prefill tier: its settings, and the parts of this proxy that it asks.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
-	c.Explain, c.Places = s.Explains(), g.places
+	c.Explain, c.Places = s.RecordsReasons(), g.places
 	c.Free = func(board, model string) (int, bool) { return g.dispatcher.Free(board, model) }
 	c.Decode = func(board, model string, within time.Duration) (int, bool) {
 		return g.dispatcher.Room(board, model, within)

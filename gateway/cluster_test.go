@@ -116,12 +116,12 @@ func start(t *testing.T, o options) *cluster {
 	c.gw, err = gateway.New(cfg, zap.New(core))
 	require.NoError(t, err)
 	if c.config != "" {
-		c.gw.Reloader().ReadsFrom(c.config, func() (*config.Config, error) { return config.Load(c.config) })
+		c.gw.Reloader().SetSource(c.config, func() (*config.Config, error) { return config.Load(c.config) })
 	}
 	if o.later != nil {
 		c.config = filepath.Join(t.TempDir(), "evenkeel.yaml")
 		c.write("later\n")
-		c.gw.Reloader().ReadsFrom(c.config, func() (*config.Config, error) {
+		c.gw.Reloader().SetSource(c.config, func() (*config.Config, error) {
 			next := later
 			o.later(&next)
 			return &next, next.Validate()

@@ -162,7 +162,7 @@ func (f *floor) sample(ctx context.Context) (detect.Sample, bool) {
 
 // document is what is done in a second in which somebody watches.
 func (f *floor) document() {
-	f.watch.Second(f.Context())
+	f.watch.CheckOnce(f.Context())
 	data, err := json.Marshal(f.live.Document(f.Context()))
 	if err != nil {
 		f.Error(err)

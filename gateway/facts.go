@@ -115,7 +115,7 @@ func (g observer) hits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
 	}
-	if f.Prefill.Late() && len(f.Waiting) > 0 {
+	if f.Prefill.IsBacklogLong() && len(f.Waiting) > 0 {
 		key := f.Waiting[0].Key
 		lately, before := g.Receipts().Hits(key, now)
 		if lately.Prompt > 0 && before.Prompt > 0 {
@@ -194,8 +194,8 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus) detect.Group {
 	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
 	if step := from.Step; step != nil {
-		group.Law = detect.Law{C0: step.C0Ms, C1: step.C1Ms, Each: step.RequestMs}
-		group.StepMs, group.ModelMs, group.OwnMs = float64(step.MeanMs), step.ModelMs, step.OwnMs
+		group.StepModel = detect.StepModel{BaseMs: step.C0Ms, PerTokenMs: step.C1Ms, PerRequestMs: step.RequestMs}
+		group.StepMs, group.ModelMs, group.PromptTokenMs = float64(step.MeanMs), step.ModelMs, step.OwnMs
 		group.ModelWhy, group.Source = step.Why, step.Source
 		group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 	}
@@ -205,13 +205,13 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 			continue
 		}
 		group.Ranks = append(group.Ranks, detect.Rank{
-			ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, Steps: !w.Down && !w.Removed,
+			ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
 			KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
 			Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
 		})
 	}
-	if group.OnlyDecodes() { // the gauges of ranks that also prefill are not compared
-		group.Said = g.gaugesOf(group.Ranks)
+	if group.StepsAreComparable() { // the gauges of ranks that also prefill are not compared
+		group.Gauges = g.gaugesOf(group.Ranks)
 	}
 	return group
 }
@@ -336,7 +336,7 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 // sampleOf puts the loads of the ranks and the requests of the last minute together.
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
-		At: time.Now(), Ended: r.Ended, Failed: r.Failed, Own: r.Own, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys,
+		At: time.Now(), Ended: r.Ended, Failed: r.Failed, ByKeyLimit: r.ByKeyLimit, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys,
 		TTFT: r.TTFT, TPOT: r.TPOT,
 		Pool: loads.Pool, Ranks: make([]detect.RankAt, len(loads.Ranks)),
 	}
@@ -344,7 +344,7 @@ func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 		s.Ranks[i] = detect.RankAt{
 			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens,
 			Output: l.Output - int64(l.Answers), // without the first token of each answer, because its wait is no time between tokens
-			Lately: detect.Lately{Answers: l.Answers, Empty: l.Empty},
+			AnswerCounts: detect.AnswerCounts{Answers: l.Answers, Empty: l.Empty},
 		}
 	}
 	return s

@@ -69,7 +69,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("log.requests: %w", err)
 	}
-	beginTraces, err := g.journal.Traces(&cfg.Tracing)
+	beginTraces, err := g.journal.PrepareTracing(&cfg.Tracing)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	decision := cfg.Decision()
 	decision.Predictor.Fit = fit
 	decision.TTL = g.conf().PoolTTL()
-	decision.Explain = cfg.Explains()
+	decision.Explain = cfg.RecordsReasons()
 	decision.Places = g.places
 	decision.OnRoom = g.scheduler.Wake
 	decision.Registerer, decision.Log = g.reg, log
@@ -177,7 +177,7 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 	}
 	if g.discovery = discovery.New(deps, append(sources, ofTest...)...); g.discovery != nil {
 		g.reporters = append(g.reporters, g.discovery)
-		g.config.OnLook(g.discovery.Look)
+		g.config.OnChange(g.discovery.Refresh)
 	}
 	return nil
 }
@@ -235,7 +235,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	if g.meta != nil {
 		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.meta.URL()),
-			zap.Strings("decode", g.conf().Callers()))
+			zap.Strings("decode", g.conf().CallbackHosts()))
 	}
 	n := g.conf().EventLoops
 	if n == 0 {

@@ -97,7 +97,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		var g live.Group
 		c.Eventually("one rank is down and empty, and the dispatcher knows", func() bool {
 			g = group()
-			return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0 && !g.Ranks[0].Steps
+			return g.Ranks[0].State == detect.RankDown && g.Ranks[0].Used == 0 && !g.Ranks[0].InSteps
 		})
 		require.Zero(t, g.Ranks[0].Slots, "nothing may be sent there")
 		require.Equal(t, 3, g.SteppingRanks)

@@ -149,7 +149,7 @@ func (c *checkCmd) runChecks(found *checked) error {
 		if err != nil {
 			return err
 		}
-		_, changes, err := running.Succeed(found.cfg)
+		_, changes, err := running.MergeReload(found.cfg)
 		if err != nil {
 			return err
 		}

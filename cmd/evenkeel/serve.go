@@ -86,7 +86,7 @@ func (c *serveCmd) Run(streams) error {
 		return err
 	}
 	if c.Config != "" {
-		g.Reloader().ReadsFrom(c.Config, c.loadConfig)
+		g.Reloader().SetSource(c.Config, c.loadConfig)
 	}
 	handler, err := admin.New(g, admin.Options{Log: log, Version: versionText()})
 	if err != nil {

@@ -222,13 +222,13 @@ func TestServeInPlaceOfTheLayerwiseExample(t *testing.T) {
 		cfg, err := flags(t, "serve --connector ascend-layerwise "+tc.line).loadConfig()
 		require.NoError(t, err, tc.line)
 		require.Equal(t, tc.listen, cfg.Bind.Listen)
-		require.True(t, cfg.EarlyOnly())
+		require.True(t, cfg.OnlyEarlyBinding())
 	}
 	for _, connector := range []string{"sglang", "nixl-push"} {
 		cfg, err := flags(t, "serve --connector "+connector).loadConfig()
 		require.NoError(t, err)
 		require.Empty(t, cfg.Bind.Listen)
-		require.Equal(t, connector == "sglang", cfg.EarlyOnly())
+		require.Equal(t, connector == "sglang", cfg.OnlyEarlyBinding())
 	}
 }
 

@@ -337,7 +337,7 @@ func TestAReloadThatHangsDoesNotKeepTheProxyFromEnding(t *testing.T) {
 	g, err := gateway.New(cfg, zap.NewNop())
 	require.NoError(t, err)
 	began, answers := make(chan struct{}), make(chan struct{})
-	g.Reloader().ReadsFrom(filepath.Join(t.TempDir(), "evenkeel.yaml"), func() (*config.Config, error) {
+	g.Reloader().SetSource(filepath.Join(t.TempDir(), "evenkeel.yaml"), func() (*config.Config, error) {
 		close(began)
 		<-answers
 		return nil, errors.New("the disk answers too late")

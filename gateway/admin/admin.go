@@ -137,7 +137,7 @@ func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.Writ
 // that is missing. Kubelets and strangers do not get these lines, because they contain addresses.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
-		known, needsToken := h.g.Reloader().Operator(bearer(r))
+		known, needsToken := h.g.Reloader().CheckToken(bearer(r))
 		if known && (needsToken || here(r.Host)) { // if no token is set, a loopback name stands for an operator
 			why = strings.Join(append([]string{why}, h.g.Missing()...), "\n")
 		}

@@ -18,7 +18,7 @@ import (
 // page of another site. Health routes are not guarded, because kubelets have no token.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		known, needsToken := h.g.Reloader().Operator(bearer(r))
+		known, needsToken := h.g.Reloader().CheckToken(bearer(r))
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")

@@ -21,7 +21,7 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 		matches, fail = d.toAbort(ctx)
 	}
 	if fail != nil {
-		d.deps.Requests.Journal.Refused(fail)
+		d.deps.Requests.Journal.CountRefused(fail)
 		d.deps.Requests.Fail(ctx, fail)
 		return
 	}
@@ -37,5 +37,5 @@ func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) b
 	if refusal != nil {
 		return nil, &openai.Error{Status: refusal.Status, Code: refusal.Code, Message: refusal.Message}
 	}
-	return openai.Aborts(string(ctx.Path()), raw)
+	return openai.ParseAbort(string(ctx.Path()), raw)
 }

@@ -172,7 +172,7 @@ func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 
 // inRate counts one request against the requests per minute of the key. It returns an error if the key has none left.
 func inRate(key keys.Key, now time.Time) *openai.Error {
-	if wait, ok := key.Request(now); !ok {
+	if wait, ok := key.TakeRequest(now); !ok {
 		return tooFast(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
 	}
 	return nil
@@ -195,7 +195,7 @@ func (r *requestContext) book(n int) *openai.Error {
 		e := openai.NewError(http.StatusTooManyRequests, "queue_full",
 			fmt.Sprintf("key %s may have %d answers at once, and this request would be beyond that; try again when some have ended", r.key.Name,
 				limit))
-		e.RetryAfter, e.Own, e.Why = 1, true,
+		e.RetryAfter, e.ByKeyLimit, e.Why = 1, true,
 			fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
 		return e
 	}
@@ -204,7 +204,7 @@ func (r *requestContext) book(n int) *openai.Error {
 // meter counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if too
 // few are left. giveBack corrects the estimate, and counts the tokens of the answers.
 func (r *requestContext) meter(tokens int, now time.Time) *openai.Error {
-	wait, ok := r.key.Tokens(now, tokens)
+	wait, ok := r.key.TakeTokens(now, tokens)
 	if !ok {
 		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name,
 			r.key.TPM, tokens), wait)
@@ -218,13 +218,13 @@ func (r *requestContext) meter(tokens int, now time.Time) *openai.Error {
 func (r *requestContext) giveBack(tokens int) {
 	r.key.Release(r.booked)
 	if tokens >= 0 {
-		r.key.Settle(time.Now(), tokens-r.metered)
+		r.key.AdjustTokens(time.Now(), tokens-r.metered)
 	}
 }
 
 // tooFast is the error for a key that exceeded a rate. wait is the time until the key may send again.
 func tooFast(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
-	e.RetryAfter, e.Own = max(1, int(math.Ceil(wait.Seconds()))), true
+	e.RetryAfter, e.ByKeyLimit = max(1, int(math.Ceil(wait.Seconds()))), true
 	return e
 }

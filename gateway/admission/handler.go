@@ -90,7 +90,7 @@ func (d *Handler) Routes() (all []string) {
 // Accept returns the limits on what a client's request may ask for.
 func (d *Handler) Accept() openai.Limits {
 	limits := d.deps.Config.Settings().Accept
-	limits.Sole = d.soleModel
+	limits.OnlyModel = d.soleModel
 	return limits
 }
 
@@ -154,7 +154,7 @@ func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *request
 		return fail
 	}
 	in.Record.Key = key.Name
-	in.Record.Witness(headersOf(ctx), key.Trusted, path)
+	in.Record.OpenViews(headersOf(ctx), key.Trusted, path)
 	if key.Trusted {
 		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
@@ -201,7 +201,7 @@ func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *req
 	}
 	in.locate(ctx, d.deps.Requests.Peers != nil)
 	parts := req.Parts()
-	if fail := d.deps.Requests.Prompts.Overlong(route, req, parts); fail != nil {
+	if fail := d.deps.Requests.Prompts.CheckBeforePrefill(route, req, parts); fail != nil {
 		return fail
 	}
 	if fail := in.book(len(parts) - 1); fail != nil { // identify has booked one answer
@@ -237,12 +237,12 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 		in.NoHandOff = route.NoHandOff[ep]
 	}
 	if route.SGLang {
-		if fail := req.ForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
+		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
 			return req, route, fail
 		}
 	}
 	if at.served && !route.Mixed { // engines that both prefill and decode need no split
-		if fail := req.Split(route.PromptLogprobs); fail != nil {
+		if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
 		if route.SGLang && req.PrefillOnly { // SGLang's server exits when it gets a request without a bootstrap room
@@ -366,17 +366,17 @@ func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *op
 // Refused counts a request that was refused before a handler saw it. The request also counts for the requests per minute of its key.
 func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
-		key.Request(time.Now())
+		key.TakeRequest(time.Now())
 	}
-	d.deps.Requests.Journal.Refused(&openai.Error{Status: r.Status, Code: r.Code})
+	d.deps.Requests.Journal.CountRefused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
 // TurnAway answers a request that was refused before a handler saw it, in the form of its endpoint.
 func (d *Handler) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	edge.AnswerJSON(ctx, r)
 	d.share(ctx)
-	if path := string(ctx.Path()); openai.Anthropics(path) {
-		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).In(path))
+	if path := string(ctx.Path()); openai.IsAnthropicPath(path) {
+		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).BodyFor(path))
 	}
 }
 
@@ -445,7 +445,7 @@ func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
 		fail = inRate(key, time.Now())
 	}
 	if fail != nil {
-		d.deps.Requests.Journal.Refused(fail)
+		d.deps.Requests.Journal.CountRefused(fail)
 		d.deps.Requests.Fail(ctx, fail)
 	}
 	return fail == nil

@@ -51,7 +51,7 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 	other := requestContext{key: r.key}
 	fail := other.book(1)
 	require.Equal(t, "queue_full", fail.Code)
-	require.True(t, fail.Own)
+	require.True(t, fail.ByKeyLimit)
 	require.Equal(t, "key k has all the answers that it may have at once (max_concurrent in keys_file: 1)", fail.Why)
 	require.NotContains(t, string(fail.JSON())+fail.Error(), "keys_file")
 }

@@ -20,7 +20,7 @@ func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.Record.Witness(headersOf(ctx), true, ep.Path()) // whether the request is traced was decided by the dispatcher that forwarded it
+	in.Record.OpenViews(headersOf(ctx), true, ep.Path()) // whether the request is traced was decided by the dispatcher that forwarded it
 	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
 }
 

@@ -273,7 +273,7 @@ func TestAKeyIsHeldToItsLimits(t *testing.T) {
 	}
 	require.Equal(t, letIn, post("thrifty", tokens(10)))
 	thrifty, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
-	_, ok := thrifty.Tokens(time.Now(), 10)
+	_, ok := thrifty.TakeTokens(time.Now(), 10)
 	require.True(t, ok)
 	require.Equal(t, "429 rate_limit_exceeded, retry after 6", post("thrifty", tokens(1)), "a tenth of a minute")
 }
@@ -289,7 +289,7 @@ func TestAKeyPaysForWhatIsPassedThrough(t *testing.T) {
 	require.Equal(t, letIn, post("thrifty", embeddingsPath))
 	require.Equal(t, letIn, post("thrifty", embeddingsPath), "it used none of the tokens that it took")
 	thrifty, _ := h.deps.Config.Keys().Authenticate([]byte("Bearer ek-thrifty"))
-	_, ok := thrifty.Tokens(time.Now(), 10)
+	_, ok := thrifty.TakeTokens(time.Now(), 10)
 	require.True(t, ok)
 	require.Contains(t, post("thrifty", embeddingsPath), "429 rate_limit_exceeded")
 	require.Equal(t, letIn, post("thrifty", "/tokenize"))
@@ -390,7 +390,7 @@ func TestARequestIsLetInWhereItCanBeServed(t *testing.T) {
 			got := h.got(ctx)
 			told := h.receipts.Last(1, receipt.Filter{}, false)
 			require.Len(t, told, 1)
-			if openai.Anthropics(c.path) { // whose errors have no code
+			if openai.IsAnthropicPath(c.path) { // whose errors have no code
 				got += told[0].Outcome
 			}
 			require.Equal(t, c.want, got)

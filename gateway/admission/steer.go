@@ -42,7 +42,7 @@ func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route rost
 	if fail := in.schedule(&ctx.Request.Header); fail != nil {
 		return fail
 	}
-	in.Record.Scheduled(in.Batch, in.Priority, in.Deadline)
+	in.Record.ReportScheduled(in.Batch, in.Priority, in.Deadline)
 	if value := ctx.Request.Header.Peek(disaggregateHeader); len(value) > 0 && in.key.Trusted {
 		in.Disaggregate = string(value)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {

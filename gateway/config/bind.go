@@ -72,7 +72,7 @@ func (b *Bind) Allows(a netip.Addr) bool {
 
 // EarlyOnly says whether every prefill engine has a profile with early binding, also engines that may be discovered, and no engine both
 // prefills and decodes. Then no request waits for a prefill engine.
-func (c *Config) EarlyOnly() bool {
+func (c *Config) OnlyEarlyBinding() bool {
 	used := c.ProfilesInUse("prefill")
 	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
 		!slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
@@ -103,7 +103,7 @@ func (c *Config) checkBind(bad report) {
 	if n, err := strconv.Atoi(b.Ahead); b.Ahead != aheadAuto && (err != nil || n < 0) {
 		bad("$.bind.ahead", "%q is no number of requests; write 0 or more, or auto", b.Ahead)
 	}
-	if set := "$.prefill.queue.max"; c.EarlyOnly() && c.source.has(set) {
+	if set := "$.prefill.queue.max"; c.OnlyEarlyBinding() && c.source.has(set) {
 		bad(set, "requests of all profiles here wait for a decode rank before their prefill, so none waits for a prefill engine, and pool.size "+
 			"is their limit; remove it")
 	}
@@ -142,7 +142,7 @@ func (c *Config) checkMetaserver(bad report) {
 		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as "+
 			"http://10.0.0.2:8010", host)
 	case Loopback(host):
-		for _, caller := range c.Callers() {
+		for _, caller := range c.CallbackHosts() {
 			if !Loopback(caller) {
 				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, caller)
 				return
@@ -172,7 +172,7 @@ func Wildcard(host string) bool {
 }
 
 // Callers returns the hosts of those decode engines in the file that call back.
-func (c *Config) Callers() (hosts []string) {
+func (c *Config) CallbackHosts() (hosts []string) {
 	for _, e := range c.Engines.Decode {
 		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
 			!slices.Contains(hosts, u.Hostname()) {
@@ -194,7 +194,7 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 
 // Manner is a text that must be equal for two engines that serve one model together: the connector
 // for early binding, and the same constant for all other profiles.
-func Manner(p *mooncake.Profile) string {
+func PairingKey(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
 	}
@@ -235,7 +235,7 @@ func (c *Config) checkPartners(bad report) {
 // manner is Manner of an engine's profile.
 func (c *Config) manner(e Engine) string {
 	p := c.Profiles[e.Profile]
-	return Manner(&p)
+	return PairingKey(&p)
 }
 
 // checkCoordinates checks the keys that say where decode engines reach a prefill engine that pushes KV to them.

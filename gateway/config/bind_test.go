@@ -14,5 +14,5 @@ func TestAQueueIsBoundedWhereAggregatedEnginesStandBesideEarlyPairs(t *testing.T
 	require.ErrorContains(t, err, "pool.size is their limit")
 	cfg, err := Parse("e.yaml", []byte(pairs+"  aggregated: [{url: \"http://a:1\"}]\n"))
 	require.NoError(t, err)
-	require.False(t, cfg.EarlyOnly())
+	require.False(t, cfg.OnlyEarlyBinding())
 }

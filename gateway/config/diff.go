@@ -81,7 +81,7 @@ func (t TLS) unlessOn(next TLS) TLS {
 // Succeed returns the config that a proxy runs with after a reload of next: next, except
 // for the keys that need a restart, which stay as they are. The changes say which keys these are. It is an error if the merged
 // config is invalid, because one of two keys that belong together needs a restart.
-func (c *Config) Succeed(next *Config) (merged *Config, changes []Change, err error) {
+func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
 	for _, keep := range fixed {
 		keep(&m, c)

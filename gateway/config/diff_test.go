@@ -52,7 +52,7 @@ engines:
 			require.NoError(t, err)
 			b, err := Parse("b.yaml", []byte(row.new))
 			require.NoError(t, err)
-			_, changes, err := a.Succeed(b)
+			_, changes, err := a.MergeReload(b)
 			require.NoError(t, err)
 			var got []string
 			for _, c := range changes {
@@ -70,7 +70,7 @@ func TestAReloadKeepsWhatBelongsTogether(t *testing.T) {
 	require.NoError(t, err)
 	b, err := Parse("b.yaml", []byte("admin: {listen: \"127.0.0.1:9090\"}\n"))
 	require.NoError(t, err)
-	_, _, err = a.Succeed(b)
+	_, _, err = a.MergeReload(b)
 	require.ErrorContains(t, err, "need a restart")
 	require.ErrorContains(t, err, "admin.listen")
 }
@@ -88,7 +88,7 @@ func TestAReloadChoosesNoPolicyForRegionsThatNeedARestart(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"finish", "lmetric"}, []string{alone.Prefill.Policy, together.Prefill.Policy})
 	for _, row := range []struct{ running, next *Config }{{alone, together}, {together, alone}} {
-		merged, changes, err := row.running.Succeed(row.next)
+		merged, changes, err := row.running.MergeReload(row.next)
 		require.NoError(t, err)
 		require.Equal(t, row.running.Geo.On(), merged.Geo.On())
 		require.Equal(t, row.running.Prefill.Policy, merged.Prefill.Policy)
@@ -98,7 +98,7 @@ func TestAReloadChoosesNoPolicyForRegionsThatNeedARestart(t *testing.T) {
 	}
 	written, err := Parse("b.yaml", []byte(engines+geo+"prefill: {policy: lmetric}\n"))
 	require.NoError(t, err)
-	merged, _, err := alone.Succeed(written)
+	merged, _, err := alone.MergeReload(written)
 	require.NoError(t, err)
 	require.Equal(t, "lmetric", merged.Prefill.Policy, "the file has it, so no restart is needed")
 }
@@ -122,7 +122,7 @@ func TestSucceedLosesNothing(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		running, next := draw(t, "running "), draw(t, "next ")
-		merged, changes, err := running.Succeed(next)
+		merged, changes, err := running.MergeReload(next)
 		require.NoError(t, err)
 		var restart, now []Change
 		for _, c := range changes {
@@ -152,8 +152,8 @@ func FuzzDiff(f *testing.F) {
 		}
 		require.Empty(t, Diff(a, a))
 		require.Len(t, Diff(b, a), len(Diff(a, b)))
-		if m, _, err := a.Succeed(b); err == nil {
-			_, changes, err := m.Succeed(b)
+		if m, _, err := a.MergeReload(b); err == nil {
+			_, changes, err := m.MergeReload(b)
 			require.NoError(t, err)
 			for _, c := range changes {
 				require.True(t, c.Restart, c.String())

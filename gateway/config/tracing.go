@@ -49,7 +49,7 @@ func (h Headers) String() string {
 }
 
 // Explains says whether the reasons of choices are recorded, which only receipts need.
-func (c *Config) Explains() bool { return c.Admin.Receipts > 0 }
+func (c *Config) RecordsReasons() bool { return c.Admin.Receipts > 0 }
 
 // Client returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.
 func (t *Tracing) Client() (*tls.Config, error) {

@@ -89,8 +89,8 @@ func differing(g *Group) []Differs {
 // gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
 // group.
 func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
-	if rank >= len(g.Said) || g.Said[rank] == nil || !g.Ranks[rank].Steps {
+	if rank >= len(g.Gauges) || g.Gauges[rank] == nil || !g.Ranks[rank].InSteps {
 		return -1
 	}
-	return gauge.value(g.Said[rank])
+	return gauge.value(g.Gauges[rank])
 }

@@ -28,7 +28,7 @@ func six() *Facts {
 	d := &Facts{Models: []Model{{Name: "m", Groups: []Group{{}}}}}
 	for i := range 6 {
 		d.Models[0].Groups[0].Ranks = append(d.Models[0].Groups[0].Ranks,
-			Rank{ID: int32(i), Output: 1, Name: fmt.Sprintf("h:%d", i), Steps: true, State: RankUp})
+			Rank{ID: int32(i), Output: 1, Name: fmt.Sprintf("h:%d", i), InSteps: true, State: RankUp})
 	}
 	return d
 }

@@ -70,7 +70,7 @@ type Traffic struct {
 type Rates struct {
 	RequestsPerS float64 `json:"requests_per_s"`      // requests that ended
 	FailuresPerS float64 `json:"failures_per_s"`      // ended requests with a 5xx, a 429 or an error event
-	OwnPerS      float64 `json:"-"`                   // failures that were caused by a limit of the caller's key
+	ByKeyLimitPerS      float64 `json:"-"`                   // failures that were caused by a limit of the caller's key
 	TokensPerS   float64 `json:"tokens_per_s"`        // generated
 	Recovered    bool    `json:"recovered,omitempty"` // no request failed for 3 s, and enough succeeded to say that the fault is over
 }
@@ -91,7 +91,7 @@ type Outcome struct {
 // Why is the reason of a failure, for operators.
 type Why struct {
 	Text string
-	Own  bool // a limit of one API key caused it
+	ByKeyLimit  bool // a limit of one API key caused it
 	At   time.Time
 }
 
@@ -105,7 +105,7 @@ type Failed struct {
 	LastHour   uint64 `json:"last_hour"`
 	SinceStart uint64 `json:"since_start"`
 	Why        string `json:"why,omitempty"` // reason of the last one, for operators
-	Own        bool   `json:"-"`             // Why is a limit of one key: other keys are served
+	ByKeyLimit        bool   `json:"-"`             // Why is a limit of one key: other keys are served
 }
 
 // Model has the ranks that serve a model, and the pool in front of them. A model that has both decode ranks and ranks that prefill and
@@ -151,30 +151,30 @@ type Group struct {
 	// mean time that a rank waits for the other ranks before a step, measured by its engine between the last two readings; 0: not
 	// known, or no step
 	SyncWaitMs float64   `json:"sync_wait_ms,omitempty"`
-	Law        Law       `json:"-"`
+	StepModel        StepModel       `json:"-"`
 	Source     string    `json:"-"` // source of the step model; empty: there is none
-	OwnMs      float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
+	PromptTokenMs      float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
 	Ranks      []Rank    `json:"ranks"`
-	Said       []*Gauges `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
+	Gauges       []*Gauges `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
 }
 
 // Law predicts the length of a step in ms: C0, plus C1 per KV token and Each per request of the
 // fullest rank. If no such law could be learned, because steps hardly depend on the load, C0 is the length of a step that
 // was measured at one load, and the other two are 0.
-type Law struct {
-	C0, C1, Each float64
-	Tokens       int64 // KV tokens of the fullest rank when the one step was measured; 0: the law was learned
-	Running      int   // requests of the rank with the most requests at that time
+type StepModel struct {
+	BaseMs, PerTokenMs, PerRequestMs float64
+	MeasuredTokens       int64 // KV tokens of the fullest rank when the one step was measured; 0: the law was learned
+	MeasuredRunning      int   // requests of the rank with the most requests at that time
 }
 
 // ms is how long a step takes by the law, and how long it may take at most. Where only one load was measured, a step at a larger load may
 // take longer, at most in proportion to the load.
-func (l Law) ms(tokens int64, running int) (ms, most float64) {
-	ms = l.C0 + l.C1*float64(tokens) + l.Each*float64(running)
-	if l.Tokens == 0 {
+func (l StepModel) ms(tokens int64, running int) (ms, most float64) {
+	ms = l.BaseMs + l.PerTokenMs*float64(tokens) + l.PerRequestMs*float64(running)
+	if l.MeasuredTokens == 0 {
 		return ms, ms
 	}
-	return ms, ms * max(1, float64(tokens)/float64(l.Tokens), float64(running)/float64(max(1, l.Running)))
+	return ms, ms * max(1, float64(tokens)/float64(l.MeasuredTokens), float64(running)/float64(max(1, l.MeasuredRunning)))
 }
 
 // Gauges are what an engine reports of one of its ranks. A value that is not known is below 0.
@@ -195,7 +195,7 @@ type Differs struct {
 }
 
 // Lately counts the complete answers of a rank in the last minute, or in the last five minutes if the minute had few.
-type Lately struct {
+type AnswerCounts struct {
 	Answers uint64 `json:"answers"`
 	Empty   uint64 `json:"empty_answers"` // answers that the engine ended without any text
 }
@@ -217,7 +217,7 @@ type Rank struct {
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"` // why it takes no requests
 	// the rank takes part in the steps of its group; false: its engine is down or the rank is removed, so no sum or mean includes it
-	Steps    bool  `json:"steps"`
+	InSteps    bool  `json:"steps"`
 	KVTokens int64 `json:"kv_tokens"`
 	// part of kv_tokens: prompts that are not computed yet, so no step reads them; of the group's loads only the sum includes them
 	Unread   int64 `json:"unread_kv_tokens,omitempty"`
@@ -234,7 +234,7 @@ type Rank struct {
 	SlowMs   float64 `json:"-"`
 	OthersMs float64 `json:"-"`                        // (found) token time of the group's median rank in these spans
 	Tight    bool    `json:"tight,omitempty"`          // its engine preempted requests, so it is kept emptier for a while
-	Lately   Lately  `json:"lately"`                   // (found)
+	RecentAnswers   AnswerCounts  `json:"lately"`                   // (found)
 	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it still has to compute, if it prefills
 	Prompts  uint64  `json:"prompts,omitempty"`        // prompts that were sent to it since the start, if it prefills
 	Kept     int64   `json:"kept_kv_tokens,omitempty"` // KV of ended answers, kept for the next turns of their chats; not part of kv_tokens

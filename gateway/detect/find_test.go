@@ -83,7 +83,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			taken(d, 1)
 			d.Traffic.RequestsPerS, d.Traffic.FailuresPerS = 100, 20
 			d.Failures = []detect.Failed{{Outcome: "queue_full", Last10S: 200, LastMinute: 1200,
-				Why: "key a has all the answers that it may have at once", Own: true}}
+				Why: "key a has all the answers that it may have at once", ByKeyLimit: true}}
 		},
 			[]told{{detect.Bad, "traffic", "",
 				"1,200 of the 6,000 requests that ended in the last minute failed, all of them with queue_full, the " +

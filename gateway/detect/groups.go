@@ -187,7 +187,7 @@ const (
 func whatDiffers(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {
-		if i < len(g.Said) && g.Said[i] != nil && g.Ranks[i].Steps {
+		if i < len(g.Gauges) && g.Gauges[i] != nil && g.Ranks[i].InSteps {
 			reporting++
 		}
 	}

@@ -99,7 +99,7 @@ func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traff
 
 // ownLimits says whether nearly all failures are due to limits of the callers' own keys.
 func (f *Facts) ownLimits() bool {
-	return f.Traffic.FailuresPerS-f.Traffic.OwnPerS <= failShare*f.Traffic.RequestsPerS
+	return f.Traffic.FailuresPerS-f.Traffic.ByKeyLimitPerS <= failShare*f.Traffic.RequestsPerS
 }
 
 // eachLoaded calls report for each model whose load is a finding of this kind. key is the API key with more than half of the waiting
@@ -182,7 +182,7 @@ func (f *Facts) floods() (key, says string) {
 // of one key.
 func (f *Facts) refused() *Failed {
 	for i := range f.Failures {
-		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.Own {
+		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.ByKeyLimit {
 			return f
 		}
 	}

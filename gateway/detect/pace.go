@@ -29,7 +29,7 @@ const (
 // pace is how fast a rank gave tokens lately.
 type pace struct {
 	ms     float64 // mean time between two tokens of an answer; 0: too few tokens came
-	lately Lately
+	lately AnswerCounts
 	spans  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
 }
 
@@ -123,11 +123,11 @@ func (s *Sample) rank(id int32) *RankAt {
 
 // since counts the answers since an earlier record. It returns zero without a record, or if the counts have become smaller: then the record
 // belongs to another rank.
-func (r *RankAt) since(before *RankAt) Lately {
+func (r *RankAt) since(before *RankAt) AnswerCounts {
 	if before == nil || before.Answers > r.Answers || before.Empty > r.Empty {
-		return Lately{}
+		return AnswerCounts{}
 	}
-	return Lately{r.Answers - before.Answers, r.Empty - before.Empty}
+	return AnswerCounts{r.Answers - before.Answers, r.Empty - before.Empty}
 }
 
 // fillInPaces fills in the token times and the answers lately of the group's ranks, the median token time of the group, and the times of
@@ -137,8 +137,8 @@ func (g *Group) fillInPaces(ranks map[int32]pace) {
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
 		found, known := ranks[r.ID]
-		if known && r.Steps {
-			r.TokenMs, r.Lately = found.ms, found.lately
+		if known && r.InSteps {
+			r.TokenMs, r.RecentAnswers = found.ms, found.lately
 		}
 		if r.TokenMs > 0 {
 			all = append(all, r.TokenMs)
@@ -155,14 +155,14 @@ func (g *Group) markSlow(ranks map[int32]pace) {
 	for i := range spans {
 		all = all[:0]
 		for k := range g.Ranks {
-			if ms := ranks[g.Ranks[k].ID].spans[i]; ms > 0 && g.Ranks[k].Steps {
+			if ms := ranks[g.Ranks[k].ID].spans[i]; ms > 0 && g.Ranks[k].InSteps {
 				all = append(all, ms)
 			}
 		}
 		middle := median(all)
 		for k := range g.Ranks {
 			ms := ranks[g.Ranks[k].ID].spans[i]
-			if len(all) >= slowMinRanks && g.Ranks[k].Steps && ms > slowRank*middle && ms-middle > slowRankMs {
+			if len(all) >= slowMinRanks && g.Ranks[k].InSteps && ms > slowRank*middle && ms-middle > slowRankMs {
 				slow[k].add(ms, middle)
 			}
 		}

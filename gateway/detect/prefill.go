@@ -79,7 +79,7 @@ var prefillDetectors = []Detector{
 const lateSeconds = 10.0
 
 // Late says whether a new prompt would wait longer than lateSeconds until an engine begins it.
-func (p *Prefill) Late() bool { return p.BacklogS > lateSeconds }
+func (p *Prefill) IsBacklogLong() bool { return p.BacklogS > lateSeconds }
 
 // gates is how long the gate of a full engine may be open between two prompts while the incident lasts.
 const gates = 15 * time.Second

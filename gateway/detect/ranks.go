@@ -60,15 +60,15 @@ const (
 )
 
 // share is the share of empty answers, from 0 to 1. known is false if there are too few answers to judge.
-func (l Lately) share() (share float64, known bool) {
+func (l AnswerCounts) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
 // emptyOf is how a model's ranks answered: those that give nearly only empty answers, and the others.
 type emptyOf struct {
 	ranks  []string // names of the ranks that give empty answers
-	theirs Lately   // answers of these ranks
-	others Lately   // answers of the model's other ranks
+	theirs AnswerCounts   // answers of these ranks
+	others AnswerCounts   // answers of the model's other ranks
 }
 
 // emptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the answers of both.
@@ -78,12 +78,12 @@ func (m *Model) emptyAnswers() emptyOf {
 		for k := range m.Groups[i].Ranks {
 			r := &m.Groups[i].Ranks[k]
 			counts := &e.others
-			if share, known := r.Lately.share(); known && share >= emptyShare {
+			if share, known := r.RecentAnswers.share(); known && share >= emptyShare {
 				e.ranks = append(e.ranks, r.Name)
 				counts = &e.theirs
 			}
-			counts.Answers += r.Lately.Answers
-			counts.Empty += r.Lately.Empty
+			counts.Answers += r.RecentAnswers.Answers
+			counts.Empty += r.RecentAnswers.Empty
 		}
 	}
 	return e
@@ -93,7 +93,7 @@ func (m *Model) emptyAnswers() emptyOf {
 // request fails because of it. An empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
 func findRankEmpty(v *view, say say) {
 	models := make([]emptyOf, len(v.Models))
-	sound := Lately{} // answers of the ranks of all models, without those that give empty answers
+	sound := AnswerCounts{} // answers of the ranks of all models, without those that give empty answers
 	for i := range v.Models {
 		models[i] = v.Models[i].emptyAnswers()
 		sound.Answers += models[i].others.Answers

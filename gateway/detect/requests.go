@@ -48,7 +48,7 @@ func findRequestsFail(v *view, say say) {
 		details = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)
 	}
 	// Only the limit of a key is quoted, because other outcomes may have many reasons.
-	if most.Own && most.LastMinute > 0 {
+	if most.ByKeyLimit && most.LastMinute > 0 {
 		details += ", the last one because " + most.Why
 	}
 	if host := v.Traffic.FailedOn; host != "" {

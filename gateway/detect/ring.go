@@ -13,7 +13,7 @@ type Sample struct {
 	At       time.Time
 	Ended    uint64
 	Failed   uint64
-	Own      uint64 // failed requests that a limit of the caller's key refused
+	ByKeyLimit      uint64 // failed requests that a limit of the caller's key refused
 	Tokens   int64
 	Failures map[Outcome]uint64 // never written to
 	Whys     map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
@@ -24,7 +24,7 @@ type Sample struct {
 	places   map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
 	Rates                  // (found)
 
-	Looked  bool // the whole proxy was examined, so the fields below are known
+	Examined  bool // the whole proxy was examined, so the fields below are known
 	Groups  []GroupAt
 	at      map[GroupName]int     // index of each group in Groups
 	Engines map[EngineName]string // up, drain, or why it gets no requests; also ranks of engines that do not drain as a whole
@@ -42,7 +42,7 @@ type RankAt struct {
 	Running  int
 	KVTokens int64
 	Output   int64 // output tokens without the first one of each complete answer, because its wait is no time between tokens
-	Lately         // of all its answers so far, not only the last minute
+	AnswerCounts         // of all its answers so far, not only the last minute
 }
 
 // GroupName identifies a group of ranks.
@@ -52,7 +52,7 @@ type GroupName struct{ Model, Group string }
 type GroupAt struct {
 	GroupName
 	MostTokens int64
-	Law        Law
+	Law        StepModel
 	Usual      bool // nothing was wrong, so later steps are compared with these
 	gives      gives
 }
@@ -107,7 +107,7 @@ func (r *Ring) Add(s Sample) {
 	s.Rates = r.rates()
 	second := r.fine.last()
 	second.Rates = s.Rates
-	second.Looked, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what a look provides
+	second.Examined, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what a look provides
 	r.fine.limit()
 	s.Ranks, s.places, s.Whys = nil, nil, nil // only the samples of single seconds keep these
 	r.bins.add(s)
@@ -149,11 +149,11 @@ func (s *Sample) takeOver(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}
-	if !before.Looked {
+	if !before.Examined {
 		return
 	}
-	if !s.Looked {
-		s.Looked, s.Groups, s.at, s.Engines = true, before.Groups, before.at, before.Engines
+	if !s.Examined {
+		s.Examined, s.Groups, s.at, s.Engines = true, before.Groups, before.at, before.Engines
 		s.Drains, s.Policy, s.Reload, s.Started = before.Drains, before.Policy, before.Reload, before.Started
 		return
 	}
@@ -242,7 +242,7 @@ func (r *Ring) rates() (t Rates) {
 	if s := last.At.Sub(first.At).Seconds(); s > 0 {
 		t.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
 		t.FailuresPerS = float64(last.Failed-min(last.Failed, first.Failed)) / s
-		t.OwnPerS = float64(last.Own-min(last.Own, first.Own)) / s
+		t.ByKeyLimitPerS = float64(last.ByKeyLimit-min(last.ByKeyLimit, first.ByKeyLimit)) / s
 		t.TokensPerS = float64(max(0, last.Tokens-first.Tokens)) / s
 		t.Recovered = recovered(window)
 	}
@@ -293,7 +293,7 @@ func (r *Ring) failures() []Failed {
 		list = append(list, Failed{
 			Outcome: o.Name, Status: o.Status, Last10S: since(seconds), LastMinute: since(minute), Last5Min: since(minutes),
 			LastHour: since(hour), SinceStart: n,
-			Why: last.Whys[o].Text, Own: last.Whys[o].Own,
+			Why: last.Whys[o].Text, ByKeyLimit: last.Whys[o].ByKeyLimit,
 		})
 	}
 	slices.SortFunc(list, func(a, b Failed) int {

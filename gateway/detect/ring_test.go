@@ -91,7 +91,7 @@ func TestTheRingIsBounded(t *testing.T) {
 		at := noon
 		for range rapid.IntRange(1, 400).Draw(t, "samples") {
 			at = at.Add(time.Duration(rapid.SampledFrom([]int{1, 1, 1, 1, 5, 70, 0, -1, -4000}).Draw(t, "seconds")) * time.Second)
-			s := Sample{At: at, Looked: rapid.Bool().Draw(t, "looked"), Ranks: make([]RankAt, 700)}
+			s := Sample{At: at, Examined: rapid.Bool().Draw(t, "looked"), Ranks: make([]RankAt, 700)}
 			r.Add(s)
 			for _, tier := range []*tier{&r.fine, &r.bins, &r.minutes} {
 				ranks := 0

@@ -30,7 +30,7 @@ const (
 
 // OnlyDecodes says whether a group's steps can be compared with a law: its ranks step together, and do not prefill. If ranks prefill, a
 // prompt makes a step longer, which is no fault.
-func (g *Group) OnlyDecodes() bool { return g.Barrier && g.Rounds == nil }
+func (g *Group) StepsAreComparable() bool { return g.Barrier && g.Rounds == nil }
 
 // isUsual says whether the group's present steps may count as usual: nothing is wrong with them, not even since a moment ago.
 func (u *usual) isUsual() bool { return u.slow.state == spellWell && u.few.state == spellWell }
@@ -93,11 +93,11 @@ func (g *Group) perStep() float64 {
 }
 
 // lawNow is the law of the present steps. Without a step model it is the measured length of a step at the present load.
-func (g *Group) lawNow() Law {
+func (g *Group) lawNow() StepModel {
 	if g.ModelMs <= 0 {
-		return Law{C0: g.StepMs, Tokens: max(1, g.MostTokens), Running: g.mostRunning()}
+		return StepModel{BaseMs: g.StepMs, MeasuredTokens: max(1, g.MostTokens), MeasuredRunning: g.mostRunning()}
 	}
-	return g.Law
+	return g.StepModel
 }
 
 // usualStep returns how long a step at the present loads usually takes, and how long at most (see Law.ms), in ms: medians over the laws of

@@ -20,7 +20,7 @@ type fleetOf struct {
 	running []int
 	tokenMs []float64 // of each rank
 	stepMs  float64
-	law     Law
+	law     StepModel
 	tokens  int64 // of the fullest rank
 	said    func(i int) *Gauges
 	unknown bool // there is no step model
@@ -29,7 +29,7 @@ type fleetOf struct {
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
-	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: Law{C0: 40, C1: 1e-4}, tokens: 30_000}
+	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: StepModel{BaseMs: 40, PerTokenMs: 1e-4}, tokens: 30_000}
 	for range n {
 		f.outputs, f.running, f.tokenMs, f.answers = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43), append(f.answers, 0)
 	}
@@ -44,9 +44,9 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 		}
 		f.now = f.now.Add(time.Second)
 		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs,
-			Law: f.law}
+			StepModel: f.law}
 		if f.unknown {
-			g.ModelMs, g.Law = 0, Law{}
+			g.ModelMs, g.StepModel = 0, StepModel{}
 		}
 		for i := range f.outputs {
 			later := 1000 / f.tokenMs[i] * float64(f.running[i])
@@ -55,10 +55,10 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 				f.answers[i] += later / float64(f.length-1)
 				f.outputs[i] += later / float64(f.length-1)
 			}
-			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, Steps: true, Running: f.running[i],
+			g.Ranks = append(g.Ranks, Rank{ID: int32(i), Name: "d:" + string(rune('0'+i)), State: RankUp, InSteps: true, Running: f.running[i],
 				Output: int64(f.outputs[i]), Answers: uint64(f.answers[i])})
 			if f.said != nil {
-				g.Said = append(g.Said, f.said(i))
+				g.Gauges = append(g.Gauges, f.said(i))
 			}
 		}
 		d = Facts{At: f.now, Models: []Model{{Name: "m", Groups: []Group{g}}}}
@@ -78,7 +78,7 @@ func sampleOf(f *Facts) Sample {
 	for _, g := range f.groups() {
 		for _, r := range g.Ranks {
 			s.Ranks = append(s.Ranks, RankAt{
-				ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers), Lately: Lately{r.Answers, r.Empty},
+				ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers), AnswerCounts: AnswerCounts{r.Answers, r.Empty},
 			})
 		}
 	}
@@ -128,7 +128,7 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	require.Empty(t, kinds)
 	slow := func(factor float64) {
 		f.stepMs *= factor
-		f.law.C0, f.law.C1 = f.law.C0*factor, f.law.C1*factor // it is learned at once
+		f.law.BaseMs, f.law.PerTokenMs = f.law.BaseMs*factor, f.law.PerTokenMs*factor // it is learned at once
 		for i := range f.tokenMs {
 			f.tokenMs[i] *= factor
 		}
@@ -174,7 +174,7 @@ func TestAHealthyFleetIsQuiet(t *testing.T) {
 					}
 				}
 				f.tokens = int64(20_000 + rng.IntN(100_000))
-				f.stepMs = f.law.C0 + f.law.C1*float64(f.tokens) + 3*rng.Float64()
+				f.stepMs = f.law.BaseMs + f.law.PerTokenMs*float64(f.tokens) + 3*rng.Float64()
 				if rng.IntN(30) == 0 {
 					f.stepMs *= 3 // one step in which a prompt is computed
 				}
@@ -232,7 +232,7 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	pace(43. / 3)
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds)
-	f.stepMs, f.law = 43./3, Law{C0: 40. / 3, C1: 1e-4 / 3} // the engine sends each token by itself
+	f.stepMs, f.law = 43./3, StepModel{BaseMs: 40. / 3, PerTokenMs: 1e-4 / 3} // the engine sends each token by itself
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds, "the tokens are as fast as before")
 }

@@ -25,7 +25,7 @@ func (w *Watch) Look(f *Facts, s Sample) {
 	w.paceOf = w.paces()
 	w.compare(f)
 	w.crowd(f)
-	w.backlog.observe(f.Prefill.Waiting > 0 && f.Prefill.Late(), f.At)
+	w.backlog.observe(f.Prefill.Waiting > 0 && f.Prefill.IsBacklogLong(), f.At)
 	w.fillIn(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
 	w.book.measureHarm(&w.Ring)
@@ -36,7 +36,7 @@ func (w *Watch) compare(f *Facts) {
 	groups := map[GroupName]*usual{}
 	for name, g := range f.groups() {
 		g.fillInPaces(w.paceOf)
-		if !g.OnlyDecodes() {
+		if !g.StepsAreComparable() {
 			continue
 		}
 		u := w.groups[name]
@@ -96,7 +96,7 @@ func (w *Watch) fillIn(f *Facts) {
 		}
 	}
 	for name, g := range f.groups() {
-		if u := w.groups[name]; u != nil && g.OnlyDecodes() {
+		if u := w.groups[name]; u != nil && g.StepsAreComparable() {
 			u.fillIn(g, w.at)
 		}
 	}
@@ -110,7 +110,7 @@ func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
 // looked adds to a sample the values that only a look at the whole proxy provides.
 func (s *Sample) looked(f *Facts) {
-	s.Looked, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
+	s.Examined, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload = time.UnixMilli(f.Proxy.ReloadedMs)
 	s.Started = f.At.Add(-seconds(f.Proxy.UptimeS))
 	s.Engines = make(map[EngineName]string, len(f.Engines))

@@ -13,10 +13,10 @@ func fleet() Facts {
 	f := Facts{Proxy: Proxy{Ready: true, Places: 1000, Policy: "evenkeel"}, Prefill: Prefill{QueueMax: 1000, ScrapeEveryMs: 500}}
 	m := Model{Name: "m", Pool: Pool{TTLS: 60}}
 	for _, name := range []string{"a", "b"} {
-		g := Group{StepMs: 43, ModelMs: 43, Law: Law{C0: 40, C1: 1e-4}}
+		g := Group{StepMs: 43, ModelMs: 43, StepModel: StepModel{BaseMs: 40, PerTokenMs: 1e-4}}
 		g.Name, g.Barrier, g.MostTokens, g.Policy = name, true, 30_000, "evenkeel"
 		for i := range 4 {
-			g.Ranks = append(g.Ranks, Rank{ID: int32(10*int(name[0]) + i), Name: name + ":" + string(rune('1'+i)), State: RankUp, Steps: true,
+			g.Ranks = append(g.Ranks, Rank{ID: int32(10*int(name[0]) + i), Name: name + ":" + string(rune('1'+i)), State: RankUp, InSteps: true,
 				Slots: 16, Used: 12, Running: 11, Capacity: 200_000, KVTokens: 30_000})
 			f.Engines = append(f.Engines, Engine{ID: name + ":" + string(rune('1'+i)), Role: "decode", State: "up", Ranks: 1})
 		}

@@ -88,7 +88,7 @@ func (d *Deps) Sources() (sources []discover.Source, err error) {
 
 // Look reads the files that list engines again if they have changed. It must also be called after a reload, because the config may list
 // other engines and other profiles now.
-func (d *Discovery) Look() {
+func (d *Discovery) Refresh() {
 	d.Recheck()
 	for _, s := range d.sources {
 		if file, ok := s.(*fileSource); ok {

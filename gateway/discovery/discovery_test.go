@@ -106,7 +106,7 @@ func TestAFileThatListsEngines(t *testing.T) {
 	}()
 	require.Equal(t, -1, <-told, "it is not there yet")
 	require.NoError(t, os.WriteFile(path, []byte("decode: [{url: http://127.0.0.1:8, profile: a}]"), 0o600))
-	d.Look()
+	d.Refresh()
 	require.Equal(t, 1, <-told)
 	require.NoError(t, os.Truncate(path, config.MaxFile+1))
 	_, _, err = (&fileSource{settings: deps.Settings, path: path}).read()

@@ -228,7 +228,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	}
 	if find != nil {
 		b.discovery = discovery.New(&b.found, find(b)...)
-		b.conf.OnLook(b.discovery.Look)
+		b.conf.OnChange(b.discovery.Refresh)
 	}
 
 	limits := &b.cfg.Limits
@@ -295,7 +295,7 @@ func (b *bed) reconfigure(change func(*config.Config)) {
 	require.NoError(b, os.WriteFile(file, []byte("another\n"), 0o600))
 	next := *b.cfg
 	change(&next)
-	b.conf.ReadsFrom(file, func() (*config.Config, error) { return &next, next.Validate() })
+	b.conf.SetSource(file, func() (*config.Config, error) { return &next, next.Validate() })
 	got := b.conf.Reload(false)
 	require.Empty(b, got.Error)
 	require.Empty(b, got.Restart)

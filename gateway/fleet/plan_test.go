@@ -99,7 +99,7 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 				}
 			}
 		}
-		merged, changes, err := running.Succeed(next)
+		merged, changes, err := running.MergeReload(next)
 		require.NoError(t, err)
 		set := NewSettings(merged)
 		plan, err := f.Plan(current, set)

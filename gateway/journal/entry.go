@@ -57,7 +57,7 @@ const (
 
 // Sum adds the facts of one part (leg) of a fanned-out request. Tokens and attempts are added up. Of each time the longest counts, but of
 // the times to the first event the shortest. Engine, policies and route are those of the leg that is added last.
-func (f *LogEntry) Sum(leg *LogEntry) {
+func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens
 	f.OutputTokens += leg.OutputTokens

@@ -115,7 +115,7 @@ func (g *Journal) Close() error {
 
 // Refused counts a request that was refused before any handler saw it, and so has no record. The recent figures count only failures of the
 // proxy (see failed), because a flood of malformed requests would hide that other requests fail.
-func (g *Journal) Refused(fail *openai.Error) {
+func (g *Journal) CountRefused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
 	if failed(fail) {
 		g.recent.count(fail)

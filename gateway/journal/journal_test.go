@@ -22,20 +22,20 @@ import (
 // life is what a request tells of itself from its arrival to its end.
 func life(g *Journal, header func(string) string, req *openai.Request, lease *prefill.Lease, slot *dispatcher.Slot) {
 	r := g.Begin(LogEntry{ID: "r", Arrival: time.Unix(0, 1)})
-	r.Witness(header, false, mooncake.Chat.Path())
+	r.OpenViews(header, false, mooncake.Chat.Path())
 	var headers []engine.Header
 	for _, e := range []Event{
 		{Kind: Parsing}, {Kind: Parsed, Req: req}, {Kind: Attempted}, {Kind: Entered, Phase: Queued}, {Kind: Chose, Lease: lease}, {Kind: Entered, Phase: Prefill},
 	} {
 		r.show(e)
 	}
-	headers = r.Carry(headers)
+	headers = r.WithTraceHeaders(headers)
 	for _, e := range []Event{
 		{Kind: Prefilled, Tokens: 10}, {Kind: Entered, Phase: Pooled}, {Kind: Placed, Slot: slot}, {Kind: Entered, Phase: Transfer, Call: "decode"},
 	} {
 		r.show(e)
 	}
-	r.Carry(headers[:0])
+	r.WithTraceHeaders(headers[:0])
 	for _, e := range []Event{{Kind: First}, {Kind: Entered, Phase: Streaming}} {
 		r.show(e)
 	}
@@ -70,7 +70,7 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	r := g.Begin(LogEntry{ID: "r", Arrival: time.Unix(0, 1)})
 	header := func(string) string { return "" }
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		r.Witness(header, false, mooncake.Chat.Path())
+		r.OpenViews(header, false, mooncake.Chat.Path())
 		r.Report(Event{Kind: Parsing})
 		r.show(Event{Kind: Parsed, Req: req})
 		r.Report(Event{Kind: Attempted})
@@ -81,7 +81,7 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 		r.Report(Event{Kind: Prefilled, Tokens: 10})
 		r.show(Event{Kind: Placed, Slot: slot})
 		r.Report(Event{Kind: PlacedLocally, Slot: slot})
-		r.Carry(nil)
+		r.WithTraceHeaders(nil)
 		r.Report(Event{Kind: Failed})
 		r.Report(Event{Kind: Retried})
 		r.EndAttempt(nil)

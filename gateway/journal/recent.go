@@ -39,7 +39,7 @@ func (r *recent) count(fail *openai.Error) {
 		return
 	}
 	r.failed.Add(1)
-	if fail.Own {
+	if fail.ByKeyLimit {
 		r.own.Add(1)
 	}
 	r.mu.Lock()
@@ -53,10 +53,10 @@ func (r *recent) count(fail *openai.Error) {
 	outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
 	r.failures[outcome]++
 	before, now := r.whys[outcome], time.Now()
-	concernsAll := before.Text != "" && !before.Own
-	keepsBefore := fail.Own && concernsAll && now.Sub(before.At) < sharedFor // the new reason concerns only one caller
+	concernsAll := before.Text != "" && !before.ByKeyLimit
+	keepsBefore := fail.ByKeyLimit && concernsAll && now.Sub(before.At) < sharedFor // the new reason concerns only one caller
 	if fail.Why != "" && !keepsBefore {
-		r.whys[outcome] = detect.Why{Text: fail.Why, Own: fail.Own, At: now}
+		r.whys[outcome] = detect.Why{Text: fail.Why, ByKeyLimit: fail.ByKeyLimit, At: now}
 	}
 }
 
@@ -154,7 +154,7 @@ func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 type Recent struct {
 	TTFT, TPOT    detect.Latency
 	Ended, Failed uint64                        // requests since the start; failed ones had 5xx or 429
-	Own           uint64                        // of Failed, requests that a limit of their caller's API key refused
+	ByKeyLimit           uint64                        // of Failed, requests that a limit of their caller's API key refused
 	Failures      map[detect.Outcome]uint64     // failed requests since the start, by outcome
 	Whys          map[detect.Outcome]detect.Why // reason of the last failure of each outcome, if it is known
 }
@@ -164,7 +164,7 @@ func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.failuresSoFar()
 	return Recent{
-		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), Own: r.own.Load(),
+		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), ByKeyLimit: r.own.Load(),
 		Failures: failures, Whys: whys,
 	}
 }

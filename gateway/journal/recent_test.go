@@ -65,11 +65,11 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 	g, err := New(Config{Registerer: prometheus.NewRegistry(), Log: zap.NewNop()})
 	require.NoError(t, err)
 	for _, status := range []int{http.StatusUnauthorized, http.StatusBadRequest, http.StatusRequestTimeout} {
-		g.Refused(&openai.Error{Status: status, Code: "invalid_api_key"})
+		g.CountRefused(&openai.Error{Status: status, Code: "invalid_api_key"})
 	}
 	g.recent.count(&openai.Error{Status: http.StatusUnauthorized, Code: "invalid_api_key"}) // with a record
-	g.Refused(&openai.Error{Status: http.StatusServiceUnavailable, Code: "overloaded"})
-	g.Refused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
+	g.CountRefused(&openai.Error{Status: http.StatusServiceUnavailable, Code: "overloaded"})
+	g.CountRefused(&openai.Error{Status: http.StatusTooManyRequests, Code: "rate_limit_exceeded"})
 	r := g.Recent()
 	require.Equal(t, []uint64{2, 2}, []uint64{r.Ended, r.Failed})
 	require.Equal(t, map[detect.Outcome]uint64{{Name: "overloaded", Status: 503}: 1, {Name: "rate_limit_exceeded", Status: 429}: 1},
@@ -80,11 +80,11 @@ func TestMistakesOfStrangersAreNoRequestsThatEnded(t *testing.T) {
 func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r recent
-		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", Own: true}
+		own := &openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "key a has all its answers", ByKeyLimit: true}
 		of := func() (string, bool) {
 			_, whys := r.failuresSoFar()
 			why := whys[detect.Outcome{Name: "queue_full", Status: 429}]
-			return why.Text, why.Own
+			return why.Text, why.ByKeyLimit
 		}
 		told := func(text string, own bool) {
 			gotText, gotOwn := of()

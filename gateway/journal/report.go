@@ -142,7 +142,7 @@ func (r *Record) showIn(e Event) {
 }
 
 // Carry adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
-func (r *Record) Carry(headers []engine.Header) []engine.Header {
+func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
 	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
 	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers

@@ -23,7 +23,7 @@ func (r *Record) Leg(name string) *Record {
 
 // Witness opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
 // decides whether the trace is sampled. path is the path of the endpoint.
-func (r *Record) Witness(header func(name string) string, trusted bool, path string) {
+func (r *Record) OpenViews(header func(name string) string, trusted bool, path string) {
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
 	r.TraceID = r.span.TraceID()
@@ -32,7 +32,7 @@ func (r *Record) Witness(header func(name string) string, trusted bool, path str
 
 // Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
 // token; zero: the caller gave none.
-func (r *Record) Scheduled(batch bool, priority int, deadline time.Time) {
+func (r *Record) ReportScheduled(batch bool, priority int, deadline time.Time) {
 	if !batch && priority == 0 && deadline.IsZero() { // this is how most requests are scheduled, and the views show nothing of it
 		return
 	}

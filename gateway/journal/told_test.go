@@ -92,7 +92,7 @@ func noHeader(string) string { return "" }
 // begin is a request that has just come, as far as its sender is known.
 func (s *sinks) begin(id string) *Record {
 	r := s.Begin(LogEntry{ID: id, ClientID: "theirs", Key: "k", Arrival: time.Now()})
-	r.Witness(noHeader, false, mooncake.Chat.Path())
+	r.OpenViews(noHeader, false, mooncake.Chat.Path())
 	return r
 }
 
@@ -308,7 +308,7 @@ func TestTheLegsOfARequestAddUp(t *testing.T) {
 		leg.Report(Event{Kind: Attempted})
 		leg.EndAttempt(nil)
 		leg.LogEntry = facts
-		r.Sum(&leg.LogEntry)
+		r.AddLeg(&leg.LogEntry)
 	}
 	r.End(nil)
 	got := r.LogEntry

@@ -16,7 +16,7 @@ const flushTime = 5 * time.Second
 
 // Traces reads the config of traces. When begin is called, new requests are traced as the config says, and the old tracer exports its last
 // spans.
-func (g *Journal) Traces(c *config.Tracing) (begin func() error, err error) {
+func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err error) {
 	if c.Endpoint == "" {
 		return func() error { g.trace(nil); return nil }, nil
 	}

@@ -20,11 +20,11 @@ func traced(t *testing.T) (s *sinks, spans func() []tracetest.Span) {
 	t.Helper()
 	s = open(t)
 	c := tracetest.Start(t)
-	begin, err := s.Traces(&config.Tracing{Endpoint: c.URL, Sample: 1, Timeout: 10 * time.Second})
+	begin, err := s.PrepareTracing(&config.Tracing{Endpoint: c.URL, Sample: 1, Timeout: 10 * time.Second})
 	require.NoError(t, err)
 	require.NoError(t, begin())
 	return s, func() []tracetest.Span {
-		off, err := s.Traces(&config.Tracing{})
+		off, err := s.PrepareTracing(&config.Tracing{})
 		require.NoError(t, err)
 		require.NoError(t, off())
 		s.flushes.Wait()
@@ -43,12 +43,12 @@ func TestASpanStandsWithinTheCallItIsPartOf(t *testing.T) {
 	r.Report(Event{Kind: Chose,
 		Lease: &prefill.Lease{Candidate: prefill.Candidate{ID: "p0"}, Policy: "prefix", Trace: &prefill.Trace{Reason: "only", Eligible: 1}}})
 	r.Report(Event{Kind: Entered, Phase: Prefill})
-	probe := r.Carry([]engine.Header{{Name: "A"}})
+	probe := r.WithTraceHeaders([]engine.Header{{Name: "A"}})
 	r.Report(Event{Kind: Prefilled, Tokens: 100, Cached: 32})
 	r.Report(Event{Kind: Entered, Phase: Pooled})
 	r.Report(Event{Kind: Placed, Slot: &dispatcher.Slot{Binding: board.Binding{WorkerName: "d1", Policy: "rr"}}, Took: time.Millisecond})
 	r.Report(Event{Kind: Entered, Phase: Transfer, Call: "decode"})
-	first := r.Carry(nil)
+	first := r.WithTraceHeaders(nil)
 	r.Report(Event{Kind: Failed, Cause: "engine d1: connection reset", Status: 0, Answer: openai.NewError(502, "decode_failed", "m")})
 	r.Report(Event{Kind: Retried})
 	r.Report(Event{Kind: Attempted})
@@ -144,7 +144,7 @@ func TestAnOperationIsNamedAfterItsEndpoint(t *testing.T) {
 
 func TestAConfigOfTracesThatIsWrongChangesNothing(t *testing.T) {
 	s, spans := traced(t)
-	_, err := s.Traces(&config.Tracing{Endpoint: "https://collector", TLS: config.CollectorTLS{CAFile: "/nowhere"}})
+	_, err := s.PrepareTracing(&config.Tracing{Endpoint: "https://collector", TLS: config.CollectorTLS{CAFile: "/nowhere"}})
 	require.Error(t, err)
 	s.begin("r").End(nil)
 	require.Len(t, spans(), 1)

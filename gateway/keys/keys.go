@@ -52,7 +52,7 @@ type usage struct {
 
 // Request counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
 // next one is free. The caller then answers 429.
-func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
+func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.RPM == 0 {
 		return 0, true
 	}
@@ -61,7 +61,7 @@ func (k Key) Request(now time.Time) (wait time.Duration, ok bool) {
 
 // Tokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, ok is false, and wait
 // is the time until enough are free. Settle corrects the number later.
-func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
+func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.TPM == 0 {
 		return 0, true
 	}
@@ -69,7 +69,7 @@ func (k Key) Tokens(now time.Time, n int) (wait time.Duration, ok bool) {
 }
 
 // Settle counts n more tokens than Tokens did; below 0, it gives tokens back.
-func (k Key) Settle(now time.Time, n int) {
+func (k Key) AdjustTokens(now time.Time, n int) {
 	if k.usage != nil && k.TPM > 0 {
 		k.usage.tokens.settle(now, k.TPM, n)
 	}

@@ -19,42 +19,42 @@ func limited(t testing.TB, limits string) Key {
 func TestRequestsOfAMinute(t *testing.T) {
 	k := limited(t, "    rpm: 60\n")
 	for n := range 60 {
-		_, ok := k.Request(noon)
+		_, ok := k.TakeRequest(noon)
 		require.True(t, ok, "request %d of a full minute", n)
 	}
-	wait, ok := k.Request(noon)
+	wait, ok := k.TakeRequest(noon)
 	require.False(t, ok)
 	require.Equal(t, time.Second, wait, "when there is room for one")
-	_, ok = k.Request(noon.Add(wait - time.Millisecond))
+	_, ok = k.TakeRequest(noon.Add(wait - time.Millisecond))
 	require.False(t, ok)
-	_, ok = k.Request(noon.Add(wait))
+	_, ok = k.TakeRequest(noon.Add(wait))
 	require.True(t, ok)
-	_, ok = limited(t, "").Request(noon)
+	_, ok = limited(t, "").TakeRequest(noon)
 	require.True(t, ok, "no limit")
-	_, ok = Key{}.Request(noon)
+	_, ok = Key{}.TakeRequest(noon)
 	require.True(t, ok, "no keys")
 }
 
 func TestTokensOfAMinute(t *testing.T) {
 	k := limited(t, "    tpm: 6000\n")
-	_, ok := k.Tokens(noon, 5000)
+	_, ok := k.TakeTokens(noon, 5000)
 	require.True(t, ok)
-	wait, ok := k.Tokens(noon, 2000)
+	wait, ok := k.TakeTokens(noon, 2000)
 	require.False(t, ok)
 	require.Equal(t, 10*time.Second, wait, "1000 are missing, 100 a second")
 
-	k.Settle(noon, 7000) // the answer was long: in debt
-	wait, ok = k.Tokens(noon, 1)
+	k.AdjustTokens(noon, 7000) // the answer was long: in debt
+	wait, ok = k.TakeTokens(noon, 1)
 	require.False(t, ok)
 	require.InDelta(t, (60*time.Second + 10*time.Millisecond).Seconds(), wait.Seconds(), 1e-3)
 
-	k.Settle(noon, -12_000) // it never ran
-	_, ok = k.Tokens(noon, 6000)
+	k.AdjustTokens(noon, -12_000) // it never ran
+	_, ok = k.TakeTokens(noon, 6000)
 	require.True(t, ok)
 
-	_, ok = k.Tokens(noon.Add(time.Minute), 1_000_000)
+	_, ok = k.TakeTokens(noon.Add(time.Minute), 1_000_000)
 	require.True(t, ok, "more than a minute's tokens, when the bucket is full")
-	_, ok = k.Tokens(noon.Add(2*time.Minute), 1)
+	_, ok = k.TakeTokens(noon.Add(2*time.Minute), 1)
 	require.False(t, ok, "and paid for afterwards")
 }
 
@@ -62,16 +62,16 @@ func TestANewVersionOfTheFileKeepsWhatWasTaken(t *testing.T) {
 	old := parse(t, "keys:\n"+entryOf("lab", "k", "    rpm: 2\n"))
 	k, _ := old.Authenticate([]byte("Bearer k"))
 	for range 2 {
-		_, ok := k.Request(noon)
+		_, ok := k.TakeRequest(noon)
 		require.True(t, ok)
 	}
 	now := parse(t, "keys:\n"+entryOf("lab", "k2", "    rpm: 3\n    priority: -7\n"))
 	now.Succeed(old)
 	k, _ = now.Authenticate([]byte("Bearer k2"))
 	require.Equal(t, -7, k.Priority)
-	_, ok := k.Request(noon)
+	_, ok := k.TakeRequest(noon)
 	require.True(t, ok, "one more than before")
-	_, ok = k.Request(noon)
+	_, ok = k.TakeRequest(noon)
 	require.False(t, ok)
 }
 
@@ -101,8 +101,8 @@ func TestARateHoldsAndTheWaitIsRight(t *testing.T) {
 // A debt of thousands of years is a wait that can be told, not one that overflows.
 func TestALongWaitIsCapped(t *testing.T) {
 	k := limited(t, "    tpm: 6000\n")
-	k.Settle(noon, 1e15)
-	wait, ok := k.Tokens(noon, 1)
+	k.AdjustTokens(noon, 1e15)
+	wait, ok := k.TakeTokens(noon, 1)
 	require.False(t, ok)
 	require.Equal(t, longestWait, wait)
 }

@@ -30,7 +30,7 @@ func serve(t *testing.T, f Fake) (l *Live, second func(), url string) {
 		server.Close()
 		http.DefaultClient.CloseIdleConnections()
 	})
-	return l, func() { f.Pass(time.Second); w.Second(t.Context()) }, server.URL
+	return l, func() { f.Pass(time.Second); w.CheckOnce(t.Context()) }, server.URL
 }
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)

@@ -17,7 +17,7 @@ func BenchmarkSecond(b *testing.B) {
 			l := f.Live(w)
 			second := func() {
 				f.Pass(time.Second)
-				w.Second(b.Context())
+				w.CheckOnce(b.Context())
 			}
 			for range 3600 { // the samples of an hour are kept
 				second()

@@ -66,7 +66,7 @@ func stripOf(bins []detect.Sample) Strip {
 	n := len(bins) - from
 	inBurst := false          // whether many requests were refused in the bin before
 	var looked *detect.Sample // the last bin at which the whole proxy was examined
-	if from == 1 && bins[0].Looked {
+	if from == 1 && bins[0].Examined {
 		looked = &bins[0]
 	}
 	for i := range n {
@@ -79,7 +79,7 @@ func stripOf(bins []detect.Sample) Strip {
 		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended)))
 		refused := s.addFailures(i, n, b, before)
 		s.addLoads(i, n, b)
-		if b.Looked {
+		if b.Examined {
 			s.Events = append(s.Events, events(looked, b)...)
 			looked = b
 		}

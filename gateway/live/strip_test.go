@@ -16,7 +16,7 @@ const stripBins = int(detect.BinsFor / detect.Bin)
 
 // seen is a sample of a proxy that was looked at as a whole.
 func seen(s detect.Sample, at time.Time) detect.Sample {
-	s.At, s.Looked = at, true
+	s.At, s.Examined = at, true
 	return s
 }
 
@@ -87,7 +87,7 @@ func TestEvents(t *testing.T) {
 			r.Add(seen(base, noon))
 			for i, n := range tt.then {
 				n = seen(n, at(5*(i+1)))
-				n.Looked = n.Policy != ""
+				n.Examined = n.Policy != ""
 				r.Add(n)
 			}
 			var got []string

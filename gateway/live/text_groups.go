@@ -67,7 +67,7 @@ func (s *sheet) ranks(g *Group) {
 	var fullest, emptiest *detect.Rank
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		if !r.Steps {
+		if !r.InSteps {
 			continue
 		}
 		if fullest == nil || load(r) > load(fullest) {
@@ -131,7 +131,7 @@ func (s *sheet) bars(g *Group) {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
 		line := fmt.Sprintf("    %s %c ", padded(tail(r.Name, nameWidth), nameWidth), markOf(r.State))
-		if !r.Steps {
+		if !r.InSteps {
 			s.row("%s%s", line, r.State)
 			continue
 		}
@@ -206,7 +206,7 @@ func (s *sheet) picture(g *Group) {
 				switch {
 				case row == 0 && mark != ' ':
 					return mark
-				case !r.Steps:
+				case !r.InSteps:
 					return ' '
 				}
 				return heights[eighths(float64(load(r))/most, bandLines, row)]

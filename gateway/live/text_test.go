@@ -59,13 +59,13 @@ func shown(ranks int) *Document {
 	}
 	g := &d.Models[0].Groups[0]
 	for i := range ranks {
-		r := detect.Rank{Name: fmt.Sprintf("d%d:8200/%d", i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: int64(50_000 + 100*i),
+		r := detect.Rank{Name: fmt.Sprintf("d%d:8200/%d", i/16, i%16), State: detect.RankUp, InSteps: true, KVTokens: int64(50_000 + 100*i),
 			Capacity: 100_000, Used: 20, Slots: 32, TokenMs: 31}
 		switch i {
 		case 1:
 			r.State = detect.RankDraining
 		case 2:
-			r.State, r.Steps, r.KVTokens = detect.RankDown, false, 1_000_000
+			r.State, r.InSteps, r.KVTokens = detect.RankDown, false, 1_000_000
 		default:
 			g.MostTokens = r.KVTokens
 		}

@@ -63,12 +63,12 @@ type Counterfactual struct {
 // their steps are in ms, and the step model how many ms each KV token costs (Law.C1).
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
-	if g.Twin == nil || g.Law.C1 <= 0 || g.SteppingRanks == 0 {
+	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {
 		if a.Claimed && a.StepMs > 0 {
-			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.Law.C1)), a.SavedMs})
+			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.StepModel.PerTokenMs)), a.SavedMs})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Counterfactual) int { return cmp.Compare(a.MostTokens, b.MostTokens) })

@@ -58,13 +58,13 @@ func TestTheTwinInWords(t *testing.T) {
 
 func TestGhosts(t *testing.T) {
 	g := detect.Group{
-		GroupLoads: board.GroupLoads{SteppingRanks: 4, MostTokens: 100_000}, Law: detect.Law{C1: 0.0001},
+		GroupLoads: board.GroupLoads{SteppingRanks: 4, MostTokens: 100_000}, StepModel: detect.StepModel{PerTokenMs: 0.0001},
 		GroupReports: board.GroupReports{Twin: &verdict.Twin{Against: []verdict.Against{
 			{Policy: "jsq-kv", StepMs: 47, SavedMs: 3, Claimed: true}, {Policy: "brh", StepMs: 44.1, SavedMs: 0.1}, {Policy: "none", Claimed: true}, {Policy: "better", StepMs: 43, SavedMs: -1, Claimed: true},
 		}}},
 	}
 	require.Equal(t, []Counterfactual{{"better", 90_000, -1}, {"jsq-kv", 130_000, 3}}, counterfactuals(&g), "what is not claimed has no line")
-	g.Law.C1 = 0
+	g.StepModel.PerTokenMs = 0
 	require.Empty(t, counterfactuals(&g), "what a token costs is not known")
 	require.Empty(t, counterfactuals(&detect.Group{}))
 }

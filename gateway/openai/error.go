@@ -28,7 +28,7 @@ type Error struct {
 	RetryAfter int // seconds for a Retry-After header; 0: none
 	// for operators, never sent to clients: what was full, its limit, and the key that sets the limit; empty: nothing was full
 	Why string
-	Own bool // the limit in Why is a limit of the caller's key only, so other callers are still served
+	ByKeyLimit bool // the limit in Why is a limit of the caller's key only, so other callers are still served
 
 	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of the fields above.
 	Raw         []byte

@@ -60,8 +60,8 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	list := rawjson.ArrayAt(v, 0)
 	list.Next() // the list is not empty
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
-	p.req.Listed = !isNumber(first) // a list of numbers is one prompt, in token ids
-	if p.req.Listed && p.req.Prompts == nil {
+	p.req.AnswerIsList = !isNumber(first) // a list of numbers is one prompt, in token ids
+	if p.req.AnswerIsList && p.req.Prompts == nil {
 		p.req.Prompts = []json.RawMessage{first} // prompt sets Prompts only if there are several
 	}
 	return nil
@@ -99,7 +99,7 @@ func requestNames(p *parser, key string, v json.RawMessage) *Error {
 func (p *parser) generateTogether() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
-	onePerPrompt := req.Listed && len(req.Names) == len(req.Prompts)
+	onePerPrompt := req.AnswerIsList && len(req.Names) == len(req.Prompts)
 	if req.Names != nil && !onePerPrompt {
 		return badRequest(CodeInvalidValue, "rid", "\"rid\" is a list of %d names; it must have one for each prompt of a list",
 			len(req.Names))
@@ -107,7 +107,7 @@ func (p *parser) generateTogether() *Error {
 	if req.N > 1 { // SGLang itself names the answers in that case (0.5.23, _handle_batch_request in managers/tokenizer_manager.py)
 		req.Names = nil
 	}
-	req.Listed = req.Listed || req.N > 1 // several answers come as a list, too
+	req.AnswerIsList = req.AnswerIsList || req.N > 1 // several answers come as a list, too
 	if req.Body.Count("max_tokens") == 0 {
 		req.Limit = defaultNewTokens
 	}
@@ -129,7 +129,7 @@ const AbortGeneratePath = "/abort_request"
 
 // Aborts reads a body that asks to end requests. takes says whether a request with the given name is to end. At AbortTokensPath, the body
 // has a list of names. At AbortGeneratePath, it has the rid of one request, or asks to end all requests of the caller.
-func Aborts(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
+func ParseAbort(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {
 		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)

@@ -179,8 +179,8 @@ func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 // In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. At a path of
 // Anthropic's API, an engine's own error is returned unchanged only if it has Anthropic's shape. vLLM answers in OpenAI's shape to a body
 // of wrong types, and an engine without the endpoint answers in neither.
-func (e *Error) In(path string) []byte {
-	if !Anthropics(path) {
+func (e *Error) BodyFor(path string) []byte {
+	if !IsAnthropicPath(path) {
 		return e.JSON()
 	}
 	if _, anthropics := engineMessage(e.Raw); anthropics {
@@ -190,7 +190,7 @@ func (e *Error) In(path string) []byte {
 		Type    string `json:"type"`
 		Message string `json:"message"`
 	}
-	inner.Type, inner.Message = e.TypeIn(path), e.Words()
+	inner.Type, inner.Message = e.TypeFor(path), e.Text()
 	body, _ := json.Marshal(struct { // strings always marshal
 		Type  string `json:"type"`
 		Error any    `json:"error"`
@@ -199,8 +199,8 @@ func (e *Error) In(path string) []byte {
 }
 
 // Typed returns In and its content type, which is the engine's if the body is the engine's.
-func (e *Error) Typed(path string) (body []byte, contentType string) {
-	body = e.In(path)
+func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
+	body = e.BodyFor(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
 		return body, e.ContentType
 	}
@@ -208,7 +208,7 @@ func (e *Error) Typed(path string) (body []byte, contentType string) {
 }
 
 // Words returns the error as one text: the engine's message if there is one, and the key at fault.
-func (e *Error) Words() string {
+func (e *Error) Text() string {
 	message := e.Message
 	if said, _ := engineMessage(e.Raw); said != "" {
 		message = said
@@ -237,11 +237,11 @@ func engineMessage(raw []byte) (message string, anthropics bool) {
 const CountPath = "/v1/messages/count_tokens"
 
 // Anthropics says whether a path is one of Anthropic's API.
-func Anthropics(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
+func IsAnthropicPath(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
 // TypeIn returns the type of the error in the API at the path.
-func (e *Error) TypeIn(path string) string {
-	if !Anthropics(path) {
+func (e *Error) TypeFor(path string) string {
+	if !IsAnthropicPath(path) {
 		return cmp.Or(e.Type, typeOfStatus(e.Status))
 	}
 	switch e.Status {

@@ -20,7 +20,7 @@ func TestMessages(t *testing.T) {
 	require.Equal(t, "max_tokens", r.MaxTokensKey)
 	messages, _ := r.Body.Get("messages")
 	require.Equal(t, len(messages)+len(`"ab"`)+len("[]")-len(`"AAAA"`), r.PromptBytes)
-	require.True(t, Unresumable(&r.Body, r.Endpoint))
+	require.True(t, CannotResume(&r.Body, r.Endpoint))
 	r, e = Parse(mooncake.Messages, []byte(`{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"a"}],"system":null,"thinking":null,"stop_sequences":["x"]}`), Limits{})
 	require.Nil(t, e)
 	require.True(t, r.Passthrough, "the engine's own answer goes to the client")
@@ -53,15 +53,15 @@ func TestErrorsOfMessagesHaveAnthropicsShape(t *testing.T) {
 	} {
 		e := NewError(status, "x", "no")
 		for _, path := range []string{"/v1/messages", CountPath} {
-			require.JSONEq(t, `{"type":"error","error":{"type":"`+kind+`","message":"no"}}`, string(e.In(path)))
+			require.JSONEq(t, `{"type":"error","error":{"type":"`+kind+`","message":"no"}}`, string(e.BodyFor(path)))
 		}
-		require.Equal(t, e.JSON(), e.In("/v1/chat/completions"))
-		require.Equal(t, e.Type, e.TypeIn("/v1/responses"))
+		require.Equal(t, e.JSON(), e.BodyFor("/v1/chat/completions"))
+		require.Equal(t, e.Type, e.TypeFor("/v1/responses"))
 	}
 	e := badRequest(CodeInvalidValue, "a.b", "it must be 1")
-	require.Contains(t, string(e.In("/v1/messages")), `"a.b: it must be 1"`)
+	require.Contains(t, string(e.BodyFor("/v1/messages")), `"a.b: it must be 1"`)
 	e.Message = "a.b is 2"
-	require.Contains(t, string(e.In("/v1/messages")), `"a.b is 2"`)
+	require.Contains(t, string(e.BodyFor("/v1/messages")), `"a.b is 2"`)
 	for raw, want := range map[string]string{
 		`{"type":"error","error":{"type":"BadRequestError","message":"no"}}`:         `{"type":"error","error":{"type":"BadRequestError","message":"no"}}`,
 		`{"error":{"message":"1 validation error","type":"Bad Request","code":400}}`: `{"type":"error","error":{"type":"invalid_request_error","message":"1 validation error"}}`,
@@ -69,13 +69,13 @@ func TestErrorsOfMessagesHaveAnthropicsShape(t *testing.T) {
 		``:                       `{"type":"error","error":{"type":"invalid_request_error","message":"an engine refused"}}`,
 	} {
 		e := &Error{Status: 400, Message: "an engine refused", Raw: []byte(raw)}
-		require.JSONEq(t, want, string(e.In("/v1/messages")), raw)
-		require.Equal(t, raw, string(e.In("/v1/chat/completions")))
+		require.JSONEq(t, want, string(e.BodyFor("/v1/messages")), raw)
+		require.Equal(t, raw, string(e.BodyFor("/v1/chat/completions")))
 		e.ContentType = "text/html"
-		_, contentType := e.Typed("/v1/messages")
+		_, contentType := e.BodyAndTypeFor("/v1/messages")
 		require.Equal(t, contentType == "text/html", strings.HasPrefix(raw, `{"type"`))
 	}
-	require.Equal(t, "server_error", (&Error{Status: 502}).TypeIn("/v1/completions"))
+	require.Equal(t, "server_error", (&Error{Status: 502}).TypeFor("/v1/completions"))
 }
 
 func FuzzMessages(f *testing.F) {
@@ -85,12 +85,12 @@ func FuzzMessages(f *testing.F) {
 		if r, e := ParseCount(raw, Limits{}); e == nil {
 			require.NotEmpty(t, r.Model)
 		} else {
-			require.True(t, json.Valid(e.In(CountPath)))
+			require.True(t, json.Valid(e.BodyFor(CountPath)))
 		}
 		r, e := Parse(mooncake.Messages, raw, Limits{})
 		if e != nil {
 			require.Equal(t, 400, e.Status)
-			require.True(t, json.Valid(e.In("/v1/messages")))
+			require.True(t, json.Valid(e.BodyFor("/v1/messages")))
 			return
 		}
 		Lead(&r.Body, mooncake.Messages)

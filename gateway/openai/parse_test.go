@@ -325,7 +325,7 @@ func TestWholeNumbersInEveryForm(t *testing.T) {
 // A request without a model is for the only one that there is, and engines get its name.
 func TestTheOnlyModelNeedsNoName(t *testing.T) {
 	lim := usual
-	lim.Sole = func() string { return `o"m` }
+	lim.OnlyModel = func() string { return `o"m` }
 	profile := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 	for _, model := range []string{``, `"model":null,`, `"model":"",`} {
 		for ep, form := range map[mooncake.Endpoint]string{
@@ -585,8 +585,8 @@ func BenchmarkParse(b *testing.B) {
 func TestTheEchoOfAChatCannotGoOnElsewhere(t *testing.T) {
 	r, fail := Parse(mooncake.Chat, []byte(`{"model":"m","echo":true,"add_generation_prompt":false,"messages":[{"role":"assistant","content":"a"}]}`), Limits{})
 	require.Nil(t, fail)
-	require.True(t, Unresumable(&r.Body, r.Endpoint))
+	require.True(t, CannotResume(&r.Body, r.Endpoint))
 	r, fail = Parse(mooncake.Completions, []byte(`{"model":"m","echo":true,"prompt":"a"}`), Limits{})
 	require.Nil(t, fail)
-	require.False(t, Unresumable(&r.Body, r.Endpoint))
+	require.False(t, CannotResume(&r.Body, r.Endpoint))
 }

@@ -64,8 +64,8 @@ func (p *parser) requireModel() *Error {
 	if p.req.Model != "" {
 		return nil
 	}
-	if p.limits.Sole != nil {
-		p.req.Model = p.limits.Sole()
+	if p.limits.OnlyModel != nil {
+		p.req.Model = p.limits.OnlyModel()
 	}
 	if p.req.Model == "" {
 		return badRequest(CodeMissing, "model", "the request names no model; set \"model\"")

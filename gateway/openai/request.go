@@ -14,7 +14,7 @@ type Limits struct {
 	MediaHosts   []string // host or host:port, as a media URL must write it; empty: only data: URLs are allowed
 	ChatTemplate bool     // clients may send their own chat_template
 
-	Sole func() string // returns the only model, which a request without a model gets; nil or empty: a request must name one
+	OnlyModel func() string // returns the only model, which a request without a model gets; nil or empty: a request must name one
 
 	// In the fields below, 0 means no limit.
 	Answers          int // per request; each answer becomes a request of its own (see Part)
@@ -52,11 +52,11 @@ type Request struct {
 	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
 	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
 	Passthrough  bool              // the engine must not stream: its stream lacks parts of the answer, or has them in another form
-	PromptRows   bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
+	PromptLogprobs   bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
 	Beams        int               // beams of a beam search; 0: there is none
 	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
 	PromptBytes  int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
-	Listed       bool              // for /generate only: the answer is a list
+	AnswerIsList       bool              // for /generate only: the answer is a list
 	Names        [][]byte          // one id per answer, given by the client; nil: the ids are made from the id of the request
 	PromptTokens int               // exact if the prompts are token ids without media; else 0
 }
@@ -179,7 +179,7 @@ func (p *parser) checkTogether() *Error {
 	}
 	req.ContinuousUsage = req.ContinuousUsage && req.IncludeUsage
 	echoHasRows := p.logprobs || req.Endpoint == mooncake.Chat // vLLM computes them for each echo of a chat
-	req.PromptRows = p.promptLogprobs || p.echo && echoHasRows
+	req.PromptLogprobs = p.promptLogprobs || p.echo && echoHasRows
 	if req.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
 		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
 	}
@@ -191,7 +191,7 @@ func (p *parser) checkTogether() *Error {
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
 	if !req.Stream { // evenkeel joins an answer in one piece from a stream, unless one of these features is used
-		req.Passthrough = req.PromptRows || p.beams || p.derender || !req.Endpoint.Assembles() ||
+		req.Passthrough = req.PromptLogprobs || p.beams || p.derender || !req.Endpoint.Assembles() ||
 			HasTools(&req.Body) || asksBeside(&req.Body)
 	}
 	tools, _ := req.Body.Get("tools")

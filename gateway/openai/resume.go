@@ -9,7 +9,7 @@ import (
 
 // Unresumable says whether another engine could not continue the answer to this request after an interruption. This is so if the request
 // has a grammar, a thinking budget, a stop string, which may begin before the interruption, or media, which token ids do not contain.
-func Unresumable(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
+func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.CanResume() {
 		return true // the events number the parts of the answer, or the last event repeats the whole answer
 	}

@@ -23,7 +23,7 @@ const sglangTopLogprobs = 20
 
 // ForSGLang returns an error for a request that must not reach an engine of SGLang. It clears PromptRows for a chat. vocabulary is the
 // number of tokens of the model; 0: unknown.
-func (r *Request) ForSGLang(vocabulary int) *Error {
+func (r *Request) CheckForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check the number of likeliest tokens, and would crash (0.5.23, layers/sampler.py)
 	if most := cmp.Or(vocabulary, sglangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {
 		key := "top_logprobs"
@@ -51,7 +51,7 @@ func (r *Request) ForSGLang(vocabulary int) *Error {
 			"\"prompt_logprobs\" is not supported: the engines of this model tell them only with \"echo\" and \"logprobs\"")
 	}
 	if r.Endpoint == mooncake.Chat {
-		r.PromptRows = false // SGLang has no echo in chats
+		r.PromptLogprobs = false // SGLang has no echo in chats
 	}
 	if r.Endpoint == mooncake.Chat && r.ReturnTokenIDs {
 		return badRequest(CodeUnsupported, "return_token_ids",

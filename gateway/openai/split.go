@@ -4,13 +4,13 @@ import "evenkeel/mooncake"
 
 // Split refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no decode
 // engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
-func (r *Request) Split(recompute bool) *Error {
+func (r *Request) CheckSplit(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:
 		return badRequest(CodeUnsupported, "use_beam_search",
 			"\"use_beam_search\" is not supported here: the engines of this model either prefill or "+
 				"decode, and beam search cannot be split so")
-	case !r.PromptRows: // the decode engine needs only the KV of the prompt
+	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
 	case r.Limit == 1 && r.Endpoint.Assembles(): // the prefill engine computes the prompt's logprobs and the only token
 		r.PrefillOnly = true
 	case !recompute:

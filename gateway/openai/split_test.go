@@ -41,7 +41,7 @@ func TestWhatCannotBeSplit(t *testing.T) {
 			for _, computes := range []bool{false, true} {
 				r, e := Parse(row.ep, []byte(row.raw), Limits{})
 				require.Nil(t, e)
-				e = r.Split(computes)
+				e = r.CheckSplit(computes)
 				require.Equal(t, row.alone, r.PrefillOnly)
 				if row.refused == "" || computes && !row.anyway {
 					require.Nil(t, e)

@@ -72,7 +72,7 @@ func TestLengthsOfTokenIDsAreKnown(t *testing.T) {
 	req, e = Parse(mooncake.Generate, []byte(`{"model":"m","input_ids":[[1,2],[3]],"rid":"x"}`), Limits{})
 	require.Nil(t, e)
 	require.Equal(t, []int{3, defaultNewTokens, 2}, []int{req.PromptTokens, req.Limit, len(req.Prompts)})
-	require.True(t, req.Listed)
+	require.True(t, req.AnswerIsList)
 	require.Equal(t, "x", string(NameGenerate(&req.Body, "own")))
 	req, e = Parse(mooncake.Generate, []byte(`{"model":"m","input_ids":[[1,2],[3]],"rid":["one","two"]}`), Limits{})
 	require.Nil(t, e)
@@ -104,7 +104,7 @@ func TestAborts(t *testing.T) {
 		{AbortGeneratePath, `{"rid":1}`, "", false, CodeInvalidType},
 		{AbortGeneratePath, `[`, "", false, CodeInvalidJSON},
 	} {
-		takes, e := Aborts(row.path, []byte(row.body))
+		takes, e := ParseAbort(row.path, []byte(row.body))
 		if row.fails != "" {
 			require.NotNil(t, e, row.body)
 			require.Equal(t, row.fails, e.Code, row.body)
@@ -129,7 +129,7 @@ func TestNamesThatNoRequestCanUseTakeNoMemory(t *testing.T) {
 			return e
 		},
 		"request_ids": func() *Error {
-			_, e := Aborts(AbortTokensPath, []byte(`{"request_ids":[`+names+`]}`))
+			_, e := ParseAbort(AbortTokensPath, []byte(`{"request_ids":[`+names+`]}`))
 			return e
 		},
 		"thinking": func() *Error {
@@ -160,8 +160,8 @@ func FuzzTokens(f *testing.F) {
 			ep = mooncake.Tokens
 		}
 		req, e := Parse(ep, raw, Limits{})
-		_, _ = Aborts(AbortTokensPath, raw)
-		_, _ = Aborts(AbortGeneratePath, raw)
+		_, _ = ParseAbort(AbortTokensPath, raw)
+		_, _ = ParseAbort(AbortGeneratePath, raw)
 		if e != nil {
 			return
 		}
@@ -188,7 +188,7 @@ func TestPromptLogprobsOfAStreamReachNoDecodeEngine(t *testing.T) {
 		raw := []byte(`{"model":"m","token_ids":[1,2,3],"stream":true,"sampling_params":{"prompt_logprobs":` + v + `,"max_tokens":5}}`)
 		r, fail := Parse(mooncake.Tokens, raw, Limits{VocabSize: 100})
 		require.Nil(t, fail)
-		require.Nil(t, r.Split(false))
+		require.Nil(t, r.CheckSplit(false))
 		p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()
 		body := bytes.Join(p.DecodeBody(&r.Body, mooncake.Tokens, nil, []byte(`{"x":1}`), "", true, nil), nil)
 		require.NotContains(t, string(body), `"prompt_logprobs":1`, v)

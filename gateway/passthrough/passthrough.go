@@ -61,12 +61,12 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 // noSeat is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its share.
 func (s *Server) noSeat() *openai.Error {
 	e := &openai.Error{
-		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, Own: !s.seats.Full(),
+		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
 		Why: fmt.Sprintf("as many requests are passed through to engines as limits.passed_through allows: %d",
 			s.Settings().Limits.PassedThrough),
 	}
-	if e.Own {
+	if e.ByKeyLimit {
 		e.Message = "too many of your requests are passed through to engines already; send the next when some have ended"
 		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many "+
 			"as are free beside it", s.Settings().Limits.PassedThrough)

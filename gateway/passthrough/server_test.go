@@ -159,7 +159,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 					panic(v)
 				}
 			}()
-			in.Record.Witness(func(name string) string { return string(header.Peek(name)) }, true, path)
+			in.Record.OpenViews(func(name string) string { return string(header.Peek(name)) }, true, path)
 			raw, reservation := edge.AcquireBody(ctx)
 			in.Body = reservation
 			req, fail := Parse(path, raw, string(header.ContentType()), openai.Limits{})

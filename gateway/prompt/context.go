@@ -13,7 +13,7 @@ import (
 
 // Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
 // in time, the prompt is prefilled, and checked with the prefill engine's count.
-func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
+func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "": // the context is not known, or engines limit the answer themselves
 		return nil
@@ -27,7 +27,7 @@ func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Sub
 			continue
 		}
 		if n, ok := r.length(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
-			if fail := Beyond(m, req, n, 0); fail != nil {
+			if fail := CheckContext(m, req, n, 0); fail != nil {
 				return fail
 			}
 		}
@@ -37,7 +37,7 @@ func (r *Reader) Overlong(m roster.Route, req *openai.Request, legs []openai.Sub
 
 // Beyond checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of them
 // belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
-func Beyond(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
+func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
 	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // as in Overlong
 	if !hasLimit || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
@@ -54,7 +54,7 @@ func tooLong(req *openai.Request, message string) *openai.Error {
 const mostTokens = 16 << 20
 
 // Longest returns how many tokens prompt and answer may have together. said is the length that the engine reports; 0: mostTokens is taken.
-func Longest(said int) int {
+func ContextLimit(said int) int {
 	if said <= 0 {
 		return mostTokens
 	}
@@ -62,7 +62,7 @@ func Longest(said int) int {
 }
 
 // Credible says whether counts of a prompt and its answer, from an engine or another proxy, are possible with this context.
-func Credible(prompt, completion, context int) bool {
-	most := Longest(context)
+func PlausibleCounts(prompt, completion, context int) bool {
+	most := ContextLimit(context)
 	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt
 }

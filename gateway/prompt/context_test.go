@@ -60,7 +60,7 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 			if c.model.Name == "" {
 				c.model.Name = "m"
 			}
-			fail = r.Overlong(c.model, req, req.Parts())
+			fail = r.CheckBeforePrefill(c.model, req, req.Parts())
 			require.Len(t, e.asked(), c.asked)
 			if c.says == "" {
 				require.Nil(t, fail, "%v", fail)
@@ -74,12 +74,12 @@ func TestAPromptThatIsTooLongIsRefusedBeforeItsPrefill(t *testing.T) {
 // What an answer that goes on elsewhere has given already is a part of its prompt there.
 func TestTheAnswerSoFarDoesNotCountTwice(t *testing.T) {
 	req := &openai.Request{MaxTokens: 40, MaxTokensKey: "max_tokens"}
-	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, req, 10, 0))
-	require.NotNil(t, Beyond(roster.Route{MaxLen: 50}, req, 11, 0))
-	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, req, 11, 1))
-	require.Nil(t, Beyond(roster.Route{MaxLen: 50, Clamps: true}, req, 11, 0))
-	require.Nil(t, Beyond(roster.Route{}, req, 11, 0))
-	require.Nil(t, Beyond(roster.Route{MaxLen: 50}, &openai.Request{MaxTokens: 40}, 11, 0))
+	require.Nil(t, CheckContext(roster.Route{MaxLen: 50}, req, 10, 0))
+	require.NotNil(t, CheckContext(roster.Route{MaxLen: 50}, req, 11, 0))
+	require.Nil(t, CheckContext(roster.Route{MaxLen: 50}, req, 11, 1))
+	require.Nil(t, CheckContext(roster.Route{MaxLen: 50, Clamps: true}, req, 11, 0))
+	require.Nil(t, CheckContext(roster.Route{}, req, 11, 0))
+	require.Nil(t, CheckContext(roster.Route{MaxLen: 50}, &openai.Request{MaxTokens: 40}, 11, 0))
 }
 
 // A count that no model can have must not reach the accounts, nor overflow them.
@@ -92,7 +92,7 @@ func TestACountIsBelievedUpToTheContext(t *testing.T) {
 		{60, 40, 100, true}, {60, 41, 100, false}, {101, 0, 100, false}, {0, 0, 100, true}, {-1, 5, 100, false}, {5, -1, 100, false},
 		{most, most, 100, false}, {1, most, 0, false}, {mostTokens, 0, 0, true}, {mostTokens, 1, 0, false}, {1, 1, -7, true},
 	} {
-		require.Equal(t, c.want, Credible(c.prompt, c.completion, c.context), "%+v", c)
+		require.Equal(t, c.want, PlausibleCounts(c.prompt, c.completion, c.context), "%+v", c)
 	}
 }
 

@@ -99,7 +99,7 @@ func NewReader(c Config) *Reader {
 
 // Recognize hashes a prompt: its token ids if the request has them or an engine tells them, and otherwise its bytes. The result has no keys
 // if no other request can share the prompt: its cache_salt is used only once, or there are several prompts.
-func (r *Reader) Recognize(s *Source) prefill.Prompt {
+func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	conf, body := &r.Settings().Prefill.Index, s.Body
 	scope := index.Scope{Model: s.Model.Board}
 	if s.Model.Name != s.Model.Board {

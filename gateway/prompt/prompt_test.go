@@ -113,28 +113,28 @@ var long = strings.Repeat("All of this was said before. ", 40) // 1160 bytes: 4 
 // Prompts share the blocks of what they begin with, and only with prompts of the same scope.
 func TestPromptsShareTheBlocksOfTheirBeginning(t *testing.T) {
 	r, _ := newReader(t, nil)
-	first := r.Recognize(parts(t, mooncake.Completions, completion(long)))
+	first := r.CacheKeys(parts(t, mooncake.Completions, completion(long)))
 	require.Len(t, first.Keys, 4)
 	require.Equal(t, []int{0, 0}, []int{first.BlockTokens, first.Tokens})
 	require.False(t, first.Salted || first.Media)
 
-	require.Equal(t, first.Keys, r.Recognize(parts(t, mooncake.Completions, completion(long+"And this was not."))).Keys[:4])
-	require.NotContains(t, r.Recognize(parts(t, mooncake.Completions, completion("But. "+long))).Keys, first.Keys[0])
-	require.NotContains(t, r.Recognize(parts(t, mooncake.Completions, strings.Replace(completion(long), `"m"`, `"other"`, 1))).Keys, first.Keys[0])
+	require.Equal(t, first.Keys, r.CacheKeys(parts(t, mooncake.Completions, completion(long+"And this was not."))).Keys[:4])
+	require.NotContains(t, r.CacheKeys(parts(t, mooncake.Completions, completion("But. "+long))).Keys, first.Keys[0])
+	require.NotContains(t, r.CacheKeys(parts(t, mooncake.Completions, strings.Replace(completion(long), `"m"`, `"other"`, 1))).Keys, first.Keys[0])
 	lora := parts(t, mooncake.Completions, completion(long))
 	lora.Model.Name = "lora"
-	require.NotContains(t, r.Recognize(lora).Keys, first.Keys[0], "a LoRA makes other KV of the same text")
+	require.NotContains(t, r.CacheKeys(lora).Keys, first.Keys[0], "a LoRA makes other KV of the same text")
 
 	several := parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":["no",%q]}`, long))
 	several.Changes = &several.Req.Parts()[1].Patch
-	require.Equal(t, first.Keys, r.Recognize(several).Keys, "the leg's prompt, not the body's list")
+	require.Equal(t, first.Keys, r.CacheKeys(several).Keys, "the leg's prompt, not the body's list")
 }
 
 // A salt that was made for one request means that no other will ever share its prompt.
 func TestAPromptWithASaltOfItsOwnHasNoKeys(t *testing.T) {
 	r, _ := newReader(t, nil)
 	with := func(salt string) prefill.Prompt {
-		return r.Recognize(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q,"cache_salt":%q}`, long, salt)))
+		return r.CacheKeys(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q,"cache_salt":%q}`, long, salt)))
 	}
 	require.Equal(t, prefill.Prompt{}, with("a"))
 	shared := with("a")
@@ -142,8 +142,8 @@ func TestAPromptWithASaltOfItsOwnHasNoKeys(t *testing.T) {
 	require.True(t, shared.Salted)
 	require.Equal(t, prefill.Prompt{}, with("b"))
 	require.NotContains(t, with("b").Keys, shared.Keys[0], "another salt is another scope")
-	unsalted := r.Recognize(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q}`, long)))
-	null := r.Recognize(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q,"cache_salt":null}`, long)))
+	unsalted := r.CacheKeys(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q}`, long)))
+	null := r.CacheKeys(parts(t, mooncake.Completions, fmt.Sprintf(`{"model":"m","prompt":%q,"cache_salt":null}`, long)))
 	require.NotEmpty(t, unsalted.Keys)
 	require.Equal(t, unsalted, null, "null is no salt")
 }
@@ -154,7 +154,7 @@ func TestTokenIDsAreCountedAndHashedAsTheyAre(t *testing.T) {
 	for i := range ids {
 		ids[i] = fmt.Sprint(i)
 	}
-	p := r.Recognize(parts(t, mooncake.Completions, `{"model":"m","prompt":[`+strings.Join(ids, ",")+`]}`))
+	p := r.CacheKeys(parts(t, mooncake.Completions, `{"model":"m","prompt":[`+strings.Join(ids, ",")+`]}`))
 	require.Equal(t, 40, p.Tokens)
 	require.Equal(t, r.Prefill.BlockTokens("m"), p.BlockTokens)
 	require.Len(t, p.Keys, 40/p.BlockTokens)
@@ -172,10 +172,10 @@ func TestWhatStandsBeforeAPromptTellsItFromOthers(t *testing.T) {
 		"messages":  {mooncake.Messages, `{"model":"m","max_tokens":9,"system":"%s","messages":[{"role":"user","content":"` + long + `"}]}`},
 		"responses": {mooncake.Responses, `{"model":"m","instructions":"%s","input":"` + long + `"}`},
 	} {
-		polite := r.Recognize(parts(t, c.ep, fmt.Sprintf(c.body, "Be polite.")))
+		polite := r.CacheKeys(parts(t, c.ep, fmt.Sprintf(c.body, "Be polite.")))
 		require.NotEmpty(t, polite.Keys, name)
-		require.Equal(t, polite, r.Recognize(parts(t, c.ep, fmt.Sprintf(c.body, "Be polite."))), name)
-		require.NotContains(t, r.Recognize(parts(t, c.ep, fmt.Sprintf(c.body, "Be short."))).Keys, polite.Keys[0], name)
+		require.Equal(t, polite, r.CacheKeys(parts(t, c.ep, fmt.Sprintf(c.body, "Be polite."))), name)
+		require.NotContains(t, r.CacheKeys(parts(t, c.ep, fmt.Sprintf(c.body, "Be short."))).Keys, polite.Keys[0], name)
 	}
 }
 
@@ -184,16 +184,16 @@ func TestAnEngineIsAskedOnceForAPrompt(t *testing.T) {
 	r, e := newReader(t, byEngine)
 	const words = `"messages":[{"role":"user","content":"Hello"}],"tools":[{"type":"function","function":{"name":"f"}}]}`
 	chat := `{"model":"m","temperature":0.5,` + words
-	first := r.Recognize(parts(t, mooncake.Chat, chat))
+	first := r.CacheKeys(parts(t, mooncake.Chat, chat))
 	require.Equal(t, []string{`/tokenize {"model":"m",` + words}, e.asked())
 	require.Equal(t, (len(e.asked()[0])-len("/tokenize "))/2, first.Tokens)
 	require.Len(t, first.Keys, first.Tokens/first.BlockTokens)
 	require.Zero(t, first.Bytes)
 
-	require.Equal(t, first, r.Recognize(parts(t, mooncake.Chat, strings.Replace(chat, "0.5", "0.7", 1))),
+	require.Equal(t, first, r.CacheKeys(parts(t, mooncake.Chat, strings.Replace(chat, "0.5", "0.7", 1))),
 		"the temperature makes no other prompt")
 	require.Len(t, e.asked(), 1)
-	r.Recognize(parts(t, mooncake.Chat, strings.Replace(chat, "Hello", "Good evening", 1)))
+	r.CacheKeys(parts(t, mooncake.Chat, strings.Replace(chat, "Hello", "Good evening", 1)))
 	require.Len(t, e.asked(), 2)
 	require.Equal(t, []float64{1, 2, 0}, r.outcomes())
 }
@@ -210,11 +210,11 @@ func (r *Reader) outcomes() (all []float64) {
 func TestAPromptThatIsNotAllTextIsNotTokenized(t *testing.T) {
 	r, e := newReader(t, byEngine)
 	const image = `{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}`
-	shown := r.Recognize(parts(t, mooncake.Chat, `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"What?"},`+image+`]}]}`))
+	shown := r.CacheKeys(parts(t, mooncake.Chat, `{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"What?"},`+image+`]}]}`))
 	require.True(t, shown.Media)
 	resumed := parts(t, mooncake.Completions, completion(long))
 	resumed.Resumed = true
-	got := r.Recognize(resumed)
+	got := r.CacheKeys(resumed)
 	require.True(t, got.Media, "the answer so far is in no text")
 	require.Len(t, got.Keys, 4)
 	require.Empty(t, e.asked())
@@ -236,7 +236,7 @@ func TestAPromptThatNoEngineTokenizesIsKnownByItsBytes(t *testing.T) {
 			r, e := newReader(t, byEngine)
 			s := parts(t, mooncake.Completions, completion(long))
 			c.breaks(r, e, s)
-			got := r.Recognize(s)
+			got := r.CacheKeys(s)
 			require.Len(t, got.Keys, 4)
 			require.Zero(t, got.BlockTokens)
 			require.Len(t, e.asked(), c.asked)
@@ -250,7 +250,7 @@ func TestPromptsDoNotAskWhereOneWasNotTold(t *testing.T) {
 	r, e := newReader(t, byEngine)
 	e.status = 500
 	for n := range 5 {
-		r.Recognize(parts(t, mooncake.Completions, completion(fmt.Sprint(n, long))))
+		r.CacheKeys(parts(t, mooncake.Completions, completion(fmt.Sprint(n, long))))
 	}
 	require.Len(t, e.asked(), 1)
 	require.Equal(t, []float64{0, 0, 5}, r.outcomes())

@@ -44,7 +44,7 @@ func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
 }
 
 // ReadsFrom says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
-func (r *Reloader) ReadsFrom(file string, load func() (*config.Config, error)) {
+func (r *Reloader) SetSource(file string, load func() (*config.Config, error)) {
 	now := digestOf(file)
 	r.source = source{file: file, load: load, seen: now, used: now, at: r.deps.Started}
 	r.exportStatus()
@@ -175,7 +175,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 	if next.Blank() && !old.Blank() { // probably by mistake, or the file is being written
 		return p, fmt.Errorf("config %s: %w", r.source.file, errEmptyConfig)
 	}
-	merged, changes, err := old.Succeed(next)
+	merged, changes, err := old.MergeReload(next)
 	if err != nil {
 		return p, err
 	}

@@ -43,7 +43,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Nil(t, fit)
-	r.ReadsFrom(file, func() (*config.Config, error) {
+	r.SetSource(file, func() (*config.Config, error) {
 		next := config.Default()
 		next.Pool.Size, next.Admin.TokenFile = 77, token
 		return next, next.Validate()
@@ -54,7 +54,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	require.Equal(t, []string{"refused", "not now"}, []string{got.Outcome, got.Error})
 	require.Empty(t, got.Changes)
 	require.NotEqual(t, 77, r.Settings().Pool.Size)
-	_, asked := r.Operator("sesame")
+	_, asked := r.CheckToken("sesame")
 	require.False(t, asked, "its token is not in force either")
 	require.Equal(t, "refused", r.Status().Last.Outcome)
 
@@ -63,7 +63,7 @@ func TestAConfigThatIsRefusedAsItIsAppliedChangesNothing(t *testing.T) {
 	require.NotEqual(t, 77, r.Settings().Pool.Size, "a dry one changes nothing")
 	require.Equal(t, "used", r.Reload(false).Outcome)
 	require.Equal(t, 77, r.Settings().Pool.Size)
-	known, asked := r.Operator("sesame")
+	known, asked := r.CheckToken("sesame")
 	require.True(t, known && asked)
 	require.Equal(t, "unchanged", r.Reload(false).Outcome)
 }
@@ -84,7 +84,7 @@ func TestAFileThatSetsNoKeyTakesNoEngineAway(t *testing.T) {
 	})
 	require.NoError(t, err)
 	text := ""
-	r.ReadsFrom(file, func() (*config.Config, error) { return config.Parse(file, []byte(text)) })
+	r.SetSource(file, func() (*config.Config, error) { return config.Parse(file, []byte(text)) })
 	for _, text = range []string{"", "\n", "# The engines of the cell.\n", "# The engines of the cell.\n---\n", "{}\n"} {
 		got := r.Reload(false)
 		require.Equal(t, refused, got.Outcome, "%q", text)

@@ -72,7 +72,7 @@ func readSecret(file string) ([]byte, error) {
 }
 
 // Operator says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required).
-func (r *Reloader) Operator(word string) (known, required bool) {
+func (r *Reloader) CheckToken(word string) (known, required bool) {
 	t := r.token.Load()
 	if t == nil {
 		return true, false

@@ -54,7 +54,7 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 
 // OnLook adds a function that is called when files that the config names may have changed, or a new config is in force. Call it before
 // Watch.
-func (r *Reloader) OnLook(look func()) { r.looks = append(r.looks, look) }
+func (r *Reloader) OnChange(look func()) { r.looks = append(r.looks, look) }
 
 // lookAtFiles reads each file anew whose content has changed. It reads the config file also if only a file that the config names has
 // changed, because the config may have been refused for the old one.

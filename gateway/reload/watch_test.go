@@ -85,7 +85,7 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 		SetGeoKeys:  func(*geo.Keys) { set++ },
 	})
 	require.NoError(t, err)
-	r.ReadsFrom(file, func() (*config.Config, error) { return sized(size), nil })
+	r.SetSource(file, func() (*config.Config, error) { return sized(size), nil })
 
 	require.NoError(t, os.WriteFile(keysFile, []byte("k2 "+strings.Repeat("b", 40)+"\n"), 0o600))
 	r.lookAtFiles()
@@ -119,7 +119,7 @@ func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 		ReloadTrust: func(func(string) bool) (bool, error) { return false, nil },
 	})
 	require.NoError(t, err)
-	r.ReadsFrom(file, func() (*config.Config, error) {
+	r.SetSource(file, func() (*config.Config, error) {
 		next := config.Default()
 		next.Admin.TokenFile = token
 		return next, next.Validate()
@@ -136,7 +136,7 @@ func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 	require.NoError(t, os.WriteFile(token, []byte("sesame\n"), 0o600))
 	r.lookAtFiles()
 	require.Equal(t, "used", r.Status().Last.Outcome)
-	known, required := r.Operator("sesame")
+	known, required := r.CheckToken("sesame")
 	require.True(t, known && required)
 }
 

@@ -324,13 +324,13 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
-	in.Record.Witness(func(string) string { return "" }, false, endpoint.Path())
+	in.Record.OpenViews(func(string) string { return "" }, false, endpoint.Path())
 	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
 	if fail == nil && !b.route.Mixed {
-		fail = req.Split(b.route.PromptLogprobs)
+		fail = req.CheckSplit(b.route.PromptLogprobs)
 	}
 	if fail == nil {
-		fail = b.Prompts.Overlong(b.route, req, req.Parts())
+		fail = b.Prompts.CheckBeforePrefill(b.route, req, req.Parts())
 	}
 	if fail == nil {
 		fail = b.Serve(ctx, in, req, b.route, req.Parts())

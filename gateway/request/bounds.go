@@ -27,7 +27,7 @@ const (
 
 // maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's context length in tokens.
 func (j *job) maxAnswerTokens(context int) int {
-	most := prompt.Longest(context)
+	most := prompt.ContextLimit(context)
 	if limit := j.req.Limit; limit > 0 {
 		most = min(most, max(1, limit-j.resume.answerTokens))
 	}

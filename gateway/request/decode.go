@@ -193,7 +193,7 @@ func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.abort.sentTo(u.rank, headers)
-	if u.resp, fault = call.Open(j.record.Carry(headers), body); fault != nil && fault.Status != 0 {
+	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
 		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
@@ -315,7 +315,7 @@ func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecy
 		silent: u.unstreamed || u.buffered, streamed: !u.unstreamed,
 		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
-	p.headers = j.record.Carry(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
+	p.headers = j.record.WithTraceHeaders(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
 	u.partner = p
 	begun := false
 	defer onPanic(func() {

@@ -116,7 +116,7 @@ func (s *stream) finish(fail *openai.Error) {
 		return // the code that assembles the answer writes its end
 	}
 	fail = cmp.Or(fail, failure.None)
-	errorType := fail.TypeIn(s.job.req.Endpoint.Path())
+	errorType := fail.TypeFor(s.job.req.Endpoint.Path())
 	s.upstream.answer.out = s.upstream.answer.Ending(s.upstream.answer.out, s.broken != nil, fail.Message, errorType, fail.Code)
 }
 

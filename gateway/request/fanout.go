@@ -432,7 +432,7 @@ func (f *fanned) settle(fail *openai.Error) {
 	conclude := func() {
 		f.wg.Wait()
 		for _, l := range f.legs {
-			f.in.Record.Sum(&l.job.record.LogEntry)
+			f.in.Record.AddLeg(&l.job.record.LogEntry)
 		}
 		f.srv.Conclude(f.in, fail)
 	}

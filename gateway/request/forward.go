@@ -41,7 +41,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Ev
 		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
 	whole, returned := peer.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.Carry(j.passedOn(ctx)),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
 		Stream: j.req.Stream, Deadline: j.incoming.Patience, ExtraHold: heldBack, MaxBytes: peer.mostAnswerBytes(),
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
@@ -228,7 +228,7 @@ func (f *forwarded) mostAnswerBytes() int64 {
 func (f *forwarded) believes(prompted, completion int) bool {
 	j := f.job
 	if j.changes == nil { // the counts are sums over several answers, maybe of several prompts
-		return prompt.Credible(prompted, completion, 0)
+		return prompt.PlausibleCounts(prompted, completion, 0)
 	}
-	return prompt.Credible(prompted, completion, j.model.MaxLen) && completion <= j.maxAnswerTokens(j.model.MaxLen)
+	return prompt.PlausibleCounts(prompted, completion, j.model.MaxLen) && completion <= j.maxAnswerTokens(j.model.MaxLen)
 }

@@ -26,7 +26,7 @@ import (
 func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
-	if prompt == nil || truncated != nil || j.req.PromptRows || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
+	if prompt == nil || truncated != nil || j.req.PromptLogprobs || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
 		return "", nil, false
 	}
 	salt, _ := j.body.Salt()

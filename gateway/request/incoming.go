@@ -61,7 +61,7 @@ func (srv *Server) Serve(
 	case mooncake.Generate:
 		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
 	}
-	if len(legs) > 1 || req.Listed {
+	if len(legs) > 1 || req.AnswerIsList {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
 	j.changes = &legs[0].Patch
@@ -185,12 +185,12 @@ const (
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) {
-		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Words(), e.TypeIn(path), e.Code)
+		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
 		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
 	}
 	ctx.SetStatusCode(e.Status)
-	body, contentType := e.Typed(string(ctx.Path()))
+	body, contentType := e.BodyAndTypeFor(string(ctx.Path()))
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}

@@ -30,12 +30,12 @@ const (
 // keeps the hashes, so that the prompt is hashed only once.
 func (j *job) recognize() prefill.Prompt {
 	if j.life.Resumed() {
-		return j.srv.Prompts.Recognize(j.parts()) // the answer so far is a part of the prompt now
+		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now
 	}
 	if j.local.knownPrompt != nil {
 		return *j.local.knownPrompt
 	}
-	p := j.srv.Prompts.Recognize(j.parts())
+	p := j.srv.Prompts.CacheKeys(j.parts())
 	if j.srv.LocalRanks.HasRanks(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
 		known := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.knownPrompt = &known

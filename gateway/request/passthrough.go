@@ -98,7 +98,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
-	s.upstream.resp, fault = call.Open(j.record.Carry(headers), p.Body)
+	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
 	if refused := fault != nil && fault.Status > 0 && fault.Engine == ""; refused { // an error status of an engine that works
 		return p.refused(s.upstream.resp, call, fault)
 	}

@@ -125,7 +125,7 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
 	stay := leaveAfter(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
 	leg, turn := j.fetchTurn(lease)
-	resp, fault := call.Open(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
+	resp, fault := call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
 		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, info, nil))
 	stay()
 	answered := time.Now() // the hold timeout runs from the response headers on
@@ -181,7 +181,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	if probed.ReusesRequestID {
 		h.ReusedRequestID = j.legID("p", j.record.Attempts)
 	}
-	if fail := prompt.Beyond(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
+	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
 		return h, failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
@@ -211,7 +211,7 @@ func noHandoff(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
 // of cached tokens. estimate is the length of the prompt if the engine does not report one.
 func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer, estimate int) error {
-	if !prompt.Credible(probed.PromptTokens, 0, srv.Engines().Context(c.Instance)) {
+	if !prompt.PlausibleCounts(probed.PromptTokens, 0, srv.Engines().Context(c.Instance)) {
 		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
 	}
 	if probed.CachedTokens > cmp.Or(probed.PromptTokens, estimate) {
@@ -376,14 +376,14 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
-	answer, fault := call.Whole(j.record.Carry(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
+	answer, fault := call.Whole(j.record.WithTraceHeaders(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
 	if fault = call.answered(j, fault); fault != nil {
 		return nil, fault
 	}
 	filterOptions := j.filterOptions
 	filterOptions.Cached, filterOptions.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
-	filterOptions.Context = prompt.Longest(j.srv.Engines().Context(candidate.Instance))
+	filterOptions.Context = prompt.ContextLimit(j.srv.Engines().Context(candidate.Instance))
 	if !j.req.Stream {
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}

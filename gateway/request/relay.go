@@ -39,7 +39,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	filterOptions := j.filterOptions
 	filterOptions.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	// a beam search answers with several texts, each of which may be as long as the context
-	filterOptions.MaxTokens, filterOptions.Context = s.upstream.maxTokens, prompt.Longest(rank.Context)*max(1, j.req.Beams)
+	filterOptions.MaxTokens, filterOptions.Context = s.upstream.maxTokens, prompt.ContextLimit(rank.Context)*max(1, j.req.Beams)
 	filterOptions.Cached = j.cachedTokens
 	if s.upstream.local || rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
 		filterOptions.Cached = sse.OwnCached

@@ -127,7 +127,7 @@ func lostAnswer(s *stream) lifecycle.Loss {
 		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
 	if resume.retention == lifecycle.KeepAll {
-		loss.Plain, loss.Tools = !openai.Unresumable(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
+		loss.Plain, loss.Tools = !openai.CannotResume(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
 		if resume.how == mooncake.ResumeText {
 			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
 				loss.Text = []byte(`""`)
@@ -142,7 +142,7 @@ func lostAnswer(s *stream) lifecycle.Loss {
 
 // maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
 func (j *job) maxWholeAnswer() int {
-	most := prompt.Longest(j.model.MaxLen)
+	most := prompt.ContextLimit(j.model.MaxLen)
 	if j.model.MaxLen > 0 {
 		most -= j.resume.promptTokens
 	}

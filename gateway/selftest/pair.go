@@ -299,7 +299,7 @@ func (t *tester) listen(ctx context.Context) (end func()) {
 		return func() {}
 	}
 	allowed := map[netip.Addr]bool{}
-	for _, host := range t.cfg.Callers() {
+	for _, host := range t.cfg.CallbackHosts() {
 		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a host that does not resolve cannot make callbacks
 		for _, a := range addrs {
 			allowed[a.Unmap()] = true

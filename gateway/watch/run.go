@@ -68,14 +68,14 @@ func (w *Watch) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			w.Second(ctx)
+			w.CheckOnce(ctx)
 		}
 	}
 }
 
 // Second takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With every fifth sample
 // (lookEvery), and whenever wanted is true, it also takes a Look, which begins and ends incidents, and calls show with it.
-func (w *Watch) Second(parent context.Context) {
+func (w *Watch) CheckOnce(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.Every)
 	defer cancel()
 	s, ok := w.deps.Sample(ctx)

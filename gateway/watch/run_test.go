@@ -105,7 +105,7 @@ func TestLooksAreShown(t *testing.T) {
 		seconds := func(n int) {
 			for range n {
 				time.Sleep(time.Second)
-				w.Second(t.Context())
+				w.CheckOnce(t.Context())
 			}
 		}
 		seconds(10)
@@ -119,7 +119,7 @@ func TestLooksAreShown(t *testing.T) {
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		p.silent = false
-		w.Second(gone)
+		w.CheckOnce(gone)
 		require.Equal(t, 12, looks, "what was cut short is not judged")
 	})
 }
@@ -132,7 +132,7 @@ func TestSeriesAreBounded(t *testing.T) {
 		p.engines = append(p.engines,
 			detect.Engine{ID: fmt.Sprintf("h%d:1", i), Role: "decode", State: "down", Why: fmt.Sprintf("cause %c%c", 'a'+i%26, 'a'+i/26)})
 	}
-	w.Second(t.Context())
+	w.CheckOnce(t.Context())
 	got := len(series(t, reg))
 	require.Positive(t, got)
 	require.LessOrEqual(t, got, 65)

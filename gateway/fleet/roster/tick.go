@@ -108,7 +108,7 @@ func (r *Roster) refuseOdd(a *applying) {
 	for _, k := range r.order {
 		e := r.engines[k]
 		why, decider := "", first[e.board]
-		if decider != nil && len(e.Status.Models) > 0 && config.Manner(e.Profile) != config.Manner(decider.Profile) {
+		if decider != nil && len(e.Status.Models) > 0 && config.PairingKey(e.Profile) != config.PairingKey(decider.Profile) {
 			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a "+
 				"model share one connector",
 				e.Profile.Connector, e.Conf.Profile, decider.Role, decider.ID, e.base(), decider.Profile.Connector, decider.Conf.Profile)

@@ -110,7 +110,7 @@ func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 		for j := range f.Models[i].Groups {
 			for _, r := range f.Models[i].Groups[j].Ranks {
 				s.Ranks = append(s.Ranks, detect.RankAt{ID: r.ID, Running: r.Running, KVTokens: r.KVTokens, Output: r.Output - int64(r.Answers),
-					Lately: detect.Lately{Answers: r.Answers, Empty: r.Empty}})
+					AnswerCounts: detect.AnswerCounts{Answers: r.Answers, Empty: r.Empty}})
 			}
 		}
 	}
@@ -156,7 +156,7 @@ func (p *Proxy) facts() detect.Facts {
 	s := p.at(seconds)
 	g := detect.Group{GroupLoads: board.GroupLoads{Name: "dp", Barrier: true, Policy: "evenkeel"}, StepMs: 31.4, ModelMs: 30.6,
 		LostShare: 0.062, LostMs: 1.9, Held: 3}
-	g.Source, g.Law = "learned", detect.Law{C0: 20, C1: 1.3e-4}
+	g.Source, g.StepModel = "learned", detect.StepModel{BaseMs: 20, PerTokenMs: 1.3e-4}
 	g.Twin = &verdict.Twin{
 		AgeSeconds: 12, WindowSeconds: 240, Policy: "evenkeel", StepMs: 31.4, TwinStepMs: 31.2, ErrorRatio: 0.008,
 		Against: []verdict.Against{
@@ -173,7 +173,7 @@ func (p *Proxy) facts() detect.Facts {
 	for i, r := range s.Ranks {
 		loads.Add(r.KVTokens)
 		g.Ranks = append(g.Ranks, detect.Rank{
-			ID: r.ID, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: detect.RankUp, Steps: true, KVTokens: r.KVTokens,
+			ID: r.ID, Name: fmt.Sprintf("10.0.3.%d:8000/%d", 10+i/16, i%16), State: detect.RankUp, InSteps: true, KVTokens: r.KVTokens,
 			Capacity: 320_000,
 			Used:     30 + i%11, Slots: 48, Running: 29 + i%11,
 		})
