@@ -336,14 +336,14 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 // sampleOf puts the loads of the ranks and the requests of the last minute together.
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
-		At: time.Now(), Ended: r.Ended, Failed: r.Failed, ByKeyLimit: r.ByKeyLimit, Tokens: loads.OutputTokens, Failures: r.Failures, Whys: r.Whys,
-		TTFT: r.TTFT, TPOT: r.TPOT,
+		At: time.Now(), Ended: r.Ended, Failed: r.Failed, ByKeyLimit: r.ByKeyLimit, Tokens: loads.OutputTokens,
+		Failures: r.Failures, Whys: r.Whys, TTFT: r.TTFT, TPOT: r.TPOT,
 		Pool: loads.Pool, Ranks: make([]detect.RankAt, len(loads.Ranks)),
 	}
 	for i, l := range loads.Ranks {
 		s.Ranks[i] = detect.RankAt{
 			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens,
-			Output: l.Output - int64(l.Answers), // without the first token of each answer, because its wait is no time between tokens
+			Output:       l.Output - int64(l.Answers), // without the first token of each answer, because its wait is no time between tokens
 			AnswerCounts: detect.AnswerCounts{Answers: l.Answers, Empty: l.Empty},
 		}
 	}

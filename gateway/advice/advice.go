@@ -71,57 +71,57 @@ type Advice struct {
 
 // Settings of an Advisor.
 type Settings struct {
-	Window time.Duration // needs are means over this time, so that a short peak asks for nothing
-	Calm   time.Duration // ranks that were not needed in all this time may be removed
-	Target float64       // share of their capacity that ranks should use
+	Window     time.Duration // needs are means over this time, so that a short peak asks for nothing
+	CalmPeriod time.Duration // ranks that were not needed in all this time may be removed
+	Target     float64       // share of their capacity that ranks should use
 }
 
-// band is the factor by which the need must exceed the live ranks before more ranks are
+// shortageFactor is the factor by which the need must exceed the live ranks before more ranks are
 // advised. The advice then stays until the need no longer exceeds the live ranks, so that it does not flicker.
-const band = 1.1
+const shortageFactor = 1.1
 
 // Advisor follows one model. It is not safe for concurrent use.
 type Advisor struct {
-	set     Settings
-	since   time.Time // time of the first sample since a whole side was down
-	lost    time.Time // time of the last sample in which a rank was down or away
-	samples []Sample  // samples of the last Window, the oldest first
-	needs   []need    // needs of the last Calm, each a mean over a Window
-	short   struct{ prefill, decode bool }
+	settings     Settings
+	watchedSince time.Time // time of the first sample since a whole side was down
+	lastLossAt   time.Time // time of the last sample in which a rank was down or out of service
+	samples      []Sample  // samples of the last Window, the oldest first
+	needs        []need    // needs of the last CalmPeriod, each a mean over a Window
+	short        struct{ prefill, decode bool }
 }
 
 // New returns an Advisor without samples.
-func New(set Settings) *Advisor { return &Advisor{set: set} }
+func New(set Settings) *Advisor { return &Advisor{settings: set} }
 
 // Observe adds a sample, which must be later than the ones before, and returns the advice of now.
 func (a *Advisor) Observe(s Sample) Advice {
-	if s.Prefill.Down+s.Prefill.Away+s.Decode.Down > 0 {
-		a.lost = s.At
+	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down > 0 { // a decode rank that drains or is halted is not counted at all
+		a.lastLossAt = s.At
 	}
 	if s.Prefill.Live == 0 || s.Decode.Live == 0 {
-		return a.down(s)
+		return a.adviseOutage(s)
 	}
 	if len(a.samples) == 0 {
-		a.since = s.At
+		a.watchedSince = s.At
 	}
-	a.samples = append(keepAfter(a.samples, s.At.Add(-a.set.Window), func(s Sample) time.Time { return s.At }), s)
-	out := a.seen()
-	if s.At.Sub(a.since) < a.set.Window {
+	a.samples = append(dropBefore(a.samples, s.At.Add(-a.settings.Window), func(s Sample) time.Time { return s.At }), s)
+	out := a.windowMeans()
+	if s.At.Sub(a.watchedSince) < a.settings.Window {
 		out.Steps = []Step{{None, ReasonTooLittleData}}
 		out.Says = fmt.Sprintf("How many ranks are needed is not known yet: both sides have been watched for less than %g s.",
-			a.set.Window.Seconds())
+			a.settings.Window.Seconds())
 		return out
 	}
-	a.needs = append(keepAfter(a.needs, s.At.Add(-a.set.Calm), func(n need) time.Time { return n.at }), a.mean())
+	a.needs = append(dropBefore(a.needs, s.At.Add(-a.settings.CalmPeriod), func(n need) time.Time { return n.at }), a.meanNeed())
 	a.advise(&out)
 	return out
 }
 
-// down returns the advice while no rank of a side answers. It clears the samples, so that the window begins anew.
-// The needs from before the outage are kept, and the advised numbers come from them.
-func (a *Advisor) down(s Sample) Advice {
+// adviseOutage returns the advice while no rank of a side answers. It clears the samples, so that the window begins anew. The needs from
+// before the outage are kept, and the advised numbers come from them.
+func (a *Advisor) adviseOutage(s Sample) Advice {
 	a.samples = append(a.samples[:0], s)
-	out := a.seen()
+	out := a.windowMeans()
 	a.samples = a.samples[:0]
 	step := Step{None, ReasonPrefillDown}
 	out.Says = "How many ranks are needed is not known while no prefill rank answers; see /workers."
@@ -130,7 +130,7 @@ func (a *Advisor) down(s Sample) Advice {
 		out.Says = "How many ranks are needed is not known while no decode rank answers; see /workers."
 	}
 	out.Steps = []Step{step}
-	if most := a.most(s.At.Add(-a.set.Calm)); most.at != (time.Time{}) { // some need is known from before
+	if most := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); most.at != (time.Time{}) { // some need is known from before
 		out.Prefill.Advised = max(s.Prefill.Live, ranks(most.prefill))
 		out.Decode.Advised = max(s.Decode.Live, ranks(most.decode))
 		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
@@ -138,8 +138,8 @@ func (a *Advisor) down(s Sample) Advice {
 	return out
 }
 
-// seen returns the means over the window. Its advised numbers are those of the live ranks.
-func (a *Advisor) seen() Advice {
+// windowMeans returns an advice with the means over the window, and with the numbers of live ranks as the advised ones.
+func (a *Advisor) windowMeans() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
 	out.Prefill = Side{Live: now.Prefill.Live, Down: now.Prefill.Down, Advised: now.Prefill.Live}
@@ -152,17 +152,17 @@ func (a *Advisor) seen() Advice {
 		out.Decode.Busy += share(d.Used, d.Slots) / n
 		out.Decode.KV += kvShare(d.KVTokens, d.Capacity) / n
 	}
-	if now.Prefill.Live > 0 {
-		out.Prefill.BacklogSeconds = (now.Prefill.Waiting + now.Prefill.Begun) / float64(now.Prefill.Live)
+	if now.Prefill.Live > 0 { // the ranks share the work, which is in seconds of one rank
+		out.Prefill.BacklogSeconds = (now.Prefill.WaitingSeconds + now.Prefill.RunningSeconds) / float64(now.Prefill.Live)
 	}
-	out.Decode.BacklogSeconds = a.poolWait()
+	out.Decode.BacklogSeconds = a.poolWaitSeconds()
 	if now.Decode.Live > 0 && now.Prefill.Live > 0 {
 		out.Ratio = float64(now.Prefill.Live) / float64(now.Decode.Live)
 	}
 	return out
 }
 
-// endRate is how many answers ended per second in the window.
+// endRate is how many answers ended per second in the window; 0: none, or the window has only one sample, or the count began anew.
 func (a *Advisor) endRate() float64 {
 	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
 	passed := last.At.Sub(first.At).Seconds()
@@ -172,9 +172,9 @@ func (a *Advisor) endRate() float64 {
 	return float64(last.Decode.Ended-first.Decode.Ended) / passed
 }
 
-// poolWait is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If no
-// answer is known to have ended in the window, it is how long the oldest hand-off has waited.
-func (a *Advisor) poolWait() float64 {
+// poolWaitSeconds is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If
+// no answer is known to have ended in the window, it is how long the oldest hand-off has waited.
+func (a *Advisor) poolWaitSeconds() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
 		return 0
@@ -186,7 +186,7 @@ func (a *Advisor) poolWait() float64 {
 }
 
 // slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
-// answer is known to have ended in the window, it is drain, for which needOf counts one slot per waiting request.
+// answer is known to have ended in the window, it is backlogGoal, for which needOf counts one slot per waiting request.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -195,25 +195,25 @@ func (a *Advisor) slotSeconds() float64 {
 	if rate := a.endRate(); rate > 0 {
 		return used / rate
 	}
-	return drain.Seconds()
+	return backlogGoal.Seconds()
 }
 
-// mean is the mean need over the samples of the window.
-func (a *Advisor) mean() need {
+// meanNeed is the mean need over the samples of the window.
+func (a *Advisor) meanNeed() need {
 	m := need{at: a.samples[len(a.samples)-1].At}
 	slotSeconds, n := a.slotSeconds(), float64(len(a.samples))
 	for i := range a.samples {
-		one := needOf(&a.samples[i], a.set.Target, slotSeconds)
+		one := needOf(&a.samples[i], a.settings.Target, slotSeconds)
 		m.prefill += one.prefill / n
 		m.decode += one.decode / n
-		m.prefillUnblocked += one.prefillUnblocked / n
-		m.decodeUnblocked += one.decodeUnblocked / n
+		m.prefillUnthrottled += one.prefillUnthrottled / n
+		m.decodeUnthrottled += one.decodeUnthrottled / n
 	}
 	return m
 }
 
-// most returns the largest need of each side since the given time. If there was no need since then, its time is zero.
-func (a *Advisor) most(since time.Time) (m need) {
+// largestNeed returns the largest need of each side since the given time. If there was no need since then, its time is zero.
+func (a *Advisor) largestNeed(since time.Time) (m need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
 			continue
@@ -221,41 +221,42 @@ func (a *Advisor) most(since time.Time) (m need) {
 		m.at = n.at
 		m.prefill = max(m.prefill, n.prefill)
 		m.decode = max(m.decode, n.decode)
-		m.prefillUnblocked = max(m.prefillUnblocked, n.prefillUnblocked)
-		m.decodeUnblocked = max(m.decodeUnblocked, n.decodeUnblocked)
+		m.prefillUnthrottled = max(m.prefillUnthrottled, n.prefillUnthrottled)
+		m.decodeUnthrottled = max(m.decodeUnthrottled, n.decodeUnthrottled)
 	}
 	return m
 }
 
 // advise compares the needs with the live ranks and writes steps, numbers and the sentence into out. The present need shows whether a side
-// is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last Calm are spare.
+// is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last CalmPeriod are
+// spare.
 func (a *Advisor) advise(out *Advice) {
 	present := a.needs[len(a.needs)-1]
-	lately, calm := a.most(present.at.Add(-a.set.Window)), a.most(present.at.Add(-a.set.Calm))
+	inWindow, inCalmPeriod := a.largestNeed(present.at.Add(-a.settings.Window)), a.largestNeed(present.at.Add(-a.settings.CalmPeriod))
 	a.short.prefill = isShort(a.short.prefill, present.prefill, out.Prefill.Live)
 	a.short.decode = isShort(a.short.decode, present.decode, out.Decode.Live)
-	watched := a.set.Window + a.set.Calm
+	watched := a.settings.Window + a.settings.CalmPeriod
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
-	allWereUp := present.at.Sub(a.since) >= watched && present.at.Sub(a.lost) >= watched
-	sparePrefill := allWereUp && !a.short.prefill && ranks(calm.prefillUnblocked) < out.Prefill.Live
-	spareDecode := allWereUp && !a.short.decode && ranks(calm.decodeUnblocked) < out.Decode.Live
+	allWereUp := present.at.Sub(a.watchedSince) >= watched && present.at.Sub(a.lastLossAt) >= watched
+	prefillToSpare := allWereUp && !a.short.prefill && ranks(inCalmPeriod.prefillUnthrottled) < out.Prefill.Live
+	decodeToSpare := allWereUp && !a.short.decode && ranks(inCalmPeriod.decodeUnthrottled) < out.Decode.Live
 	if a.short.prefill {
-		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(lately.prefill))
+		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(inWindow.prefill))
 	}
 	if a.short.decode {
-		out.Decode.Advised = max(out.Decode.Live+1, ranks(lately.decode))
+		out.Decode.Advised = max(out.Decode.Live+1, ranks(inWindow.decode))
 	}
-	if sparePrefill {
-		out.Prefill.Advised = ranks(calm.prefillUnblocked)
+	if prefillToSpare {
+		out.Prefill.Advised = ranks(inCalmPeriod.prefillUnthrottled)
 	}
-	if spareDecode {
-		out.Decode.Advised = ranks(calm.decodeUnblocked)
+	if decodeToSpare {
+		out.Decode.Advised = ranks(inCalmPeriod.decodeUnthrottled)
 	}
 	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	switch {
-	case a.short.prefill && spareDecode:
+	case a.short.prefill && decodeToSpare:
 		out.Steps = []Step{{Rebalance, ReasonToPrefill}}
-	case a.short.decode && sparePrefill:
+	case a.short.decode && prefillToSpare:
 		out.Steps = []Step{{Rebalance, ReasonToDecode}}
 	default:
 		if a.short.prefill {
@@ -264,10 +265,10 @@ func (a *Advisor) advise(out *Advice) {
 		if a.short.decode {
 			out.Steps = append(out.Steps, Step{AddDecode, a.whyDecode(out)})
 		}
-		if sparePrefill {
+		if prefillToSpare {
 			out.Steps = append(out.Steps, Step{RemovePrefill, ReasonIdle})
 		}
-		if spareDecode {
+		if decodeToSpare {
 			out.Steps = append(out.Steps, Step{RemoveDecode, ReasonIdle})
 		}
 	}
@@ -277,26 +278,28 @@ func (a *Advisor) advise(out *Advice) {
 // describe writes the sentence of the advice. Without steps, it adds one that says why nothing is to be done.
 func (a *Advice) describe() {
 	lost := a.Prefill.Down + a.Decode.Down
-	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", count(a.Prefill.Live), are(a.Prefill.Advised),
-		count(a.Decode.Live), are(a.Decode.Advised))
+	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", countText(a.Prefill.Live),
+		advisedText(a.Prefill.Advised),
+		countText(a.Decode.Live), advisedText(a.Decode.Advised))
 	switch {
 	case lost > 0 && len(a.Steps) == 0:
 		a.Steps = []Step{{None, ReasonRanksDown}}
-		a.Says = down(a) + " Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
+		a.Says = describeDown(a) +
+			" Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
 			"known until all answer."
 	case lost > 0:
 		them := "them"
 		if lost == 1 {
 			them = "it"
 		}
-		a.Says += " " + down(a) + " Mend " + them + " first: how many more are needed then is not known."
+		a.Says += " " + describeDown(a) + " Mend " + them + " first: how many more are needed then is not known."
 	case len(a.Steps) == 0:
 		a.Steps = []Step{{None, ReasonBalanced}}
 	}
 }
 
-// down returns a sentence about the ranks that do not answer.
-func down(out *Advice) string {
+// describeDown returns a sentence about the ranks that do not answer.
+func describeDown(out *Advice) string {
 	var parts []string
 	for _, s := range []struct {
 		name string
@@ -313,34 +316,36 @@ func down(out *Advice) string {
 	return strings.Join(parts, " and ") + " " + is + " not answer."
 }
 
-func count(ranks int) string {
+// countText returns the number of ranks in words.
+func countText(ranks int) string {
 	if ranks == 1 {
 		return "1 rank"
 	}
 	return fmt.Sprintf("%d ranks", ranks)
 }
 
-// are returns the number of advised ranks with the verb, to stand before "advised".
-func are(ranks int) string {
+// advisedText returns the number of advised ranks with the verb, to stand before "advised".
+func advisedText(ranks int) string {
 	if ranks == 1 {
 		return "1 is"
 	}
 	return fmt.Sprintf("%d are", ranks)
 }
 
-// isShort says whether a side needs more ranks than answer now. wasShort: it was short at the sample before (see band).
+// isShort says whether a side needs more ranks than answer now. wasShort: it was short at the sample before, so the lower limit counts (see
+// shortageFactor).
 func isShort(wasShort bool, need float64, live int) bool {
 	if wasShort {
 		return need > float64(live)
 	}
-	return need > band*float64(live)
+	return need > shortageFactor*float64(live)
 }
 
 // whyPrefill returns the reason why prefill is short. Waiting prompts come first, because they explain more than busy ranks.
 func (a *Advisor) whyPrefill(out *Advice) string {
 	waiting := 0.0
 	for i := range a.samples {
-		waiting += a.samples[i].Prefill.Waiting / float64(len(a.samples)*out.Prefill.Live)
+		waiting += a.samples[i].Prefill.WaitingSeconds / float64(len(a.samples)*out.Prefill.Live)
 	}
 	switch {
 	case waiting >= 1: // second per rank
@@ -366,8 +371,8 @@ func (a *Advisor) whyDecode(out *Advice) string {
 	return ReasonBusy
 }
 
-// keepAfter drops the elements before the time from. The list is sorted by time.
-func keepAfter[T any](list []T, from time.Time, at func(T) time.Time) []T {
+// dropBefore drops the elements before the time from. The list is sorted by time, and is changed in place.
+func dropBefore[T any](list []T, from time.Time, at func(T) time.Time) []T {
 	i := 0
 	for i < len(list) && at(list[i]).Before(from) {
 		i++

@@ -11,7 +11,7 @@ import (
 	"evenkeel/gateway/advice"
 )
 
-var settings = advice.Settings{Window: time.Minute, Calm: 10 * time.Minute, Target: 0.8}
+var settings = advice.Settings{Window: time.Minute, CalmPeriod: 10 * time.Minute, Target: 0.8}
 
 const tick = 5 * time.Second
 
@@ -61,7 +61,9 @@ func TestAdvice(t *testing.T) {
 		{"half used is left alone", sides(0.5, 0.5), 5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8},
 		{"a few seconds say nothing", sides(1, 1), 30 * time.Second, []advice.Step{{Kind: advice.None, Reason: advice.ReasonTooLittleData}}, 4, 8},
 		{
-			"prompts that wait want prefill ranks", with(sides(1, 0.5), func(s *advice.Sample) { s.Prefill.Requests, s.Prefill.Waiting = 40, 60 }),
+			"prompts that wait want prefill ranks", with(sides(1, 0.5), func(s *advice.Sample) {
+				s.Prefill.Requests, s.Prefill.WaitingSeconds = 40, 60
+			}),
 			5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}}, 7, 8,
 		},
 		{"prefill ranks that never rest want more", sides(1, 0.5), 5 * time.Minute, []advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBusy}}, 5, 8},
@@ -77,7 +79,7 @@ func TestAdvice(t *testing.T) {
 		{
 			"with a full pool the arrival queue waits for decode",
 			with(sides(0.25, 1), func(s *advice.Sample) {
-				s.Decode.Pool, s.PoolFull, s.Prefill.Requests, s.Prefill.Waiting = 32, true, 32, 600
+				s.Decode.Pool, s.PoolFull, s.Prefill.Requests, s.Prefill.WaitingSeconds = 32, true, 32, 600
 			}),
 			5 * time.Minute, []advice.Step{{Kind: advice.AddDecode, Reason: advice.ReasonPoolWait}}, 4, 12,
 		},
@@ -86,7 +88,7 @@ func TestAdvice(t *testing.T) {
 			5 * time.Minute, []advice.Step{{Kind: advice.AddDecode, Reason: advice.ReasonKV}}, 4, 10,
 		},
 		{
-			"both may be short", with(sides(1, 1), func(s *advice.Sample) { s.Prefill.Waiting = 60 }),
+			"both may be short", with(sides(1, 1), func(s *advice.Sample) { s.Prefill.WaitingSeconds = 60 }),
 			5 * time.Minute,
 			[]advice.Step{{Kind: advice.AddPrefill, Reason: advice.ReasonBacklog}, {Kind: advice.AddDecode, Reason: advice.ReasonBusy}}, 7, 10,
 		},
@@ -94,7 +96,7 @@ func TestAdvice(t *testing.T) {
 		{"after it they may go", sides(0.25, 0.25), 12 * time.Minute, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, 2, 3},
 		{"the last rank of a side never goes", sides(0, 0), 12 * time.Minute, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle}, {Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, 1, 1},
 		{
-			"one side short, the other idle: move ranks", with(sides(1, 0.25), func(s *advice.Sample) { s.Prefill.Waiting = 30 }),
+			"one side short, the other idle: move ranks", with(sides(1, 0.25), func(s *advice.Sample) { s.Prefill.WaitingSeconds = 30 }),
 			12 * time.Minute, []advice.Step{{Kind: advice.Rebalance, Reason: advice.ReasonToPrefill}}, 6, 4,
 		},
 		{
@@ -106,7 +108,7 @@ func TestAdvice(t *testing.T) {
 			5 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
 		},
 		{
-			"while one drains none is spared, but none is down", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.Away = 1 }),
+			"while one drains none is spared, but none is down", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.OutOfService = 1 }),
 			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8,
 		},
 		{
@@ -140,7 +142,7 @@ func TestAdviceSaysWhatIsNotKnownWhileRanksAreDown(t *testing.T) {
 
 func TestBacklogsAreSeconds(t *testing.T) {
 	s := with(sides(1, 1), func(s *advice.Sample) {
-		s.Prefill.Waiting, s.Prefill.Begun = 10, 2 // on four ranks
+		s.Prefill.WaitingSeconds, s.Prefill.RunningSeconds = 10, 2 // on four ranks
 		s.Decode.Pool, s.Decode.Oldest = 30, 7*time.Second
 	})
 	got := watch().see(s, 2*time.Minute, 5)
@@ -153,7 +155,7 @@ func TestBacklogsAreSeconds(t *testing.T) {
 func TestASpikeIsNoNeed(t *testing.T) {
 	w := watch()
 	w.see(sides(0.5, 0.5), 5*time.Minute, 5)
-	got := w.see(with(sides(1, 1), func(s *advice.Sample) { s.Prefill.Waiting = 4 }), 20*time.Second, 5)
+	got := w.see(with(sides(1, 1), func(s *advice.Sample) { s.Prefill.WaitingSeconds = 4 }), 20*time.Second, 5)
 	require.Equal(t, advice.None, got.Steps[0].Kind, "%+v", got)
 }
 
@@ -174,7 +176,7 @@ func TestNoiseMovesNothing(t *testing.T) {
 	changes, last := 0, ""
 	for range 1000 {
 		s := with(sides(0.5, 0.7+0.3*(rng.Float64()-0.5)), func(s *advice.Sample) {
-			s.Prefill.Busy, s.Prefill.Waiting = 2+rng.IntN(2), rng.Float64()
+			s.Prefill.Busy, s.Prefill.WaitingSeconds = 2+rng.IntN(2), rng.Float64()
 			s.Decode.Pool = rng.IntN(3)
 		})
 		got := w.see(s, tick, 5)
@@ -216,7 +218,7 @@ func TestNeverFewerThanWereNeeded(t *testing.T) {
 // is no need.
 func mostOfAMinute(used []float64) (most float64) {
 	const window = int(time.Minute/tick) + 1
-	within := used[max(0, len(used)-int(settings.Calm/tick)):]
+	within := used[max(0, len(used)-int(settings.CalmPeriod/tick)):]
 	for i := 0; i+window <= len(within); i++ {
 		sum := 0.0
 		for _, u := range within[i : i+window] {
@@ -255,7 +257,7 @@ func TestNoneIsSparedSoonAfterRanksWereDown(t *testing.T) {
 	w := watch()
 	idle := sides(0.25, 0.25)
 	require.Equal(t, advice.ReasonRanksDown, w.see(with(idle, func(s *advice.Sample) { s.Decode.Down = 4 }), time.Hour, 5).Steps[0].Reason)
-	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, w.see(idle, settings.Calm, 5).Steps)
+	require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, w.see(idle, settings.CalmPeriod, 5).Steps)
 	require.Equal(t, []advice.Step{{Kind: advice.RemovePrefill, Reason: advice.ReasonIdle},
 		{Kind: advice.RemoveDecode, Reason: advice.ReasonIdle}}, w.see(idle, 2*settings.Window, 5).Steps)
 }

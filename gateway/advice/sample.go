@@ -18,15 +18,15 @@ type Sample struct {
 
 // Prefill is the side that computes prompts.
 type Prefill struct {
-	Live     int     // ranks that answer and take prompts
-	Down     int     // ranks that do not answer
-	Away     int     // ranks that answer and take no prompts: they drain, or are halted
-	Busy     int     // live ranks with an unanswered probe (the call that computes a prompt)
-	Requests int     // in the arrival queue
-	Waiting  float64 // seconds that one rank would need for all prompts that no rank has begun
-	Begun    float64 // seconds that one rank would need for the prompts that run
-	KVTokens int64   // held by all live ranks with a known capacity
-	Capacity int64   // 0: unknown
+	Live           int     // ranks that answer and take prompts
+	Down           int     // ranks that do not answer
+	OutOfService   int     // ranks that answer and take no prompts: they drain, or are halted
+	Busy           int     // live ranks with an unanswered probe (the call that computes a prompt)
+	Requests       int     // in the arrival queue
+	WaitingSeconds float64 // seconds that one rank would need for all prompts that no rank has begun
+	RunningSeconds float64 // seconds that one rank would need for the prompts that run
+	KVTokens       int64   // held by all live ranks with a known capacity
+	Capacity       int64   // 0: unknown
 }
 
 // Decode is the side that generates answers.
@@ -50,6 +50,7 @@ func kvShare(tokens, capacity int64) float64 {
 	return float64(tokens) / float64(capacity)
 }
 
+// share is a part as a share of the whole; 0: the whole is 0.
 func share(part, whole int) float64 {
 	if whole <= 0 {
 		return 0
@@ -57,20 +58,20 @@ func share(part, whole int) float64 {
 	return float64(part) / float64(whole)
 }
 
-// drain is the time within which waiting requests should be served. More ranks are
+// backlogGoal is the time within which waiting requests should be served. More ranks are
 // asked for if the present ones need longer.
-const drain = time.Minute
+const backlogGoal = time.Minute
 
 // need is the number of ranks that each side needs. It is rounded up only in the advice.
 type need struct {
 	at              time.Time
 	prefill, decode float64
-	// The need of each side if the other side were not short, and so held no requests back.
-	prefillUnblocked, decodeUnblocked float64
+	// The need of each side if the other side had all the ranks that it needs, and so held no requests back.
+	prefillUnthrottled, decodeUnthrottled float64
 }
 
 // needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
-// within the time drain. slotSeconds is how long an answer keeps its slot.
+// within the time backlogGoal. slotSeconds is how long an answer keeps its slot.
 func needOf(s *Sample, target, slotSeconds float64) need {
 	n := need{at: s.At}
 	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full
@@ -81,14 +82,14 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 			queued = float64(s.Prefill.Requests)
 		}
 		n.decode = float64(d.Live) * used / target
-		if perRank > 0 { // a slot that is free again within drain serves several of the waiting requests
-			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/drain.Seconds()) / perRank
+		if perRank > 0 { // a slot that is free again within backlogGoal serves several of the waiting requests
+			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/backlogGoal.Seconds()) / perRank
 		}
 	}
 	if p := s.Prefill; p.Live > 0 {
 		work := float64(p.Busy)
 		if queued == 0 { // else the prompts wait for decode ranks, and more prefill ranks would not begin them earlier
-			work += p.Waiting / drain.Seconds()
+			work += p.WaitingSeconds / backlogGoal.Seconds()
 		}
 		n.prefill = work / target
 		if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
@@ -96,8 +97,8 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 			n.prefill = max(n.prefill, kv/target)
 		}
 	}
-	n.prefillUnblocked = n.prefill * shortage(n.decode, s.Decode.Live)
-	n.decodeUnblocked = n.decode * shortage(n.prefill, s.Prefill.Live)
+	n.prefillUnthrottled = n.prefill * shortage(n.decode, s.Decode.Live)
+	n.decodeUnthrottled = n.decode * shortage(n.prefill, s.Prefill.Live)
 	return n
 }
 
@@ -109,4 +110,5 @@ func shortage(need float64, live int) float64 {
 	return max(1, need/float64(live))
 }
 
+// ranks rounds a need up to whole ranks, at least one. The small difference absorbs rounding errors.
 func ranks(need float64) int { return max(1, int(math.Ceil(need-1e-9))) }

@@ -25,7 +25,7 @@ import (
 type Adviser struct {
 	deps     Deps
 	advisors map[string]*advice.Advisor // by name of the board, which serves one model; only the goroutine of Run uses it
-	given    atomic.Pointer[[]advice.Advice]
+	latest   atomic.Pointer[[]advice.Advice]
 }
 
 // Deps has the parts of the proxy that the adviser reads.
@@ -42,7 +42,7 @@ func New(d Deps) *Adviser { return &Adviser{deps: d, advisors: map[string]*advic
 
 // Latest returns the last advice, one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
-	if given := a.given.Load(); given != nil {
+	if given := a.latest.Load(); given != nil {
 		return *given
 	}
 	return nil
@@ -59,68 +59,76 @@ func (a *Adviser) Run(ctx context.Context) {
 	for {
 		select {
 		case now := <-tick.C:
-			a.look(ctx, now)
+			a.observe(ctx, now)
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// look samples every model and stores the new advice. It forgets boards that no longer exist.
-func (a *Adviser) look(ctx context.Context, now time.Time) {
+// observe samples every model and stores the new advice. It forgets boards that no longer exist.
+func (a *Adviser) observe(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	status := a.deps.Dispatcher.Status(ctx)
 	if ctx.Err() != nil {
 		return // the dispatcher's loop is stuck, and a sample of one side alone would mislead
 	}
-	set := a.deps.Settings()
-	given := make([]advice.Advice, 0, len(status.Models))
-	samples := a.samples(now, status.Models)
+	settings := a.deps.Settings()
+	latest := make([]advice.Advice, 0, len(status.Models))
+	samples := a.takeSamples(now, status.Models)
 	for _, board := range slices.Sorted(maps.Keys(samples)) {
 		if a.advisors[board] == nil {
-			a.advisors[board] = advice.New(advice.Settings{Window: set.Window, Calm: set.Calm, Target: set.Target})
+			a.advisors[board] = advice.New(advice.Settings{Window: settings.Window, CalmPeriod: settings.Calm, Target: settings.Target})
 		}
 		one := a.advisors[board].Observe(*samples[board])
 		one.Model = board
-		given = append(given, one)
+		latest = append(latest, one)
 	}
 	maps.DeleteFunc(a.advisors, func(board string, _ *advice.Advisor) bool { return samples[board] == nil })
-	a.given.Store(&given)
+	a.latest.Store(&latest)
 }
 
-// samples returns a sample of each board, with the prefill ranks that serve it.
-// A LoRA model that shares the ranks of its base model is counted with the base. Boards are left out if another
-// proxy admits requests to their ranks, because this proxy does not know their load. Ranks that prefill and decode are
-// left out, because they have no other side to compare with.
-func (a *Adviser) samples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
+// takeSamples returns a sample of each board, with the prefill ranks that serve it. A LoRA model that shares the ranks of its base model is
+// counted with the base. Boards are left out if another proxy admits requests to their ranks, because this proxy does not know their load.
+// Ranks that prefill and decode are left out, because they have no other side to compare with.
+func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if _, together := roster.Called(boards[i].Model); together {
+		if _, isAggregated := roster.Called(boards[i].Model); isAggregated {
 			continue
 		}
-		admits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
-		if slices.ContainsFunc(boards[i].Workers, admits) {
-			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSide(&boards[i])}
+		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
+		if slices.ContainsFunc(boards[i].Workers, thisProxyAdmits) {
+			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSample(&boards[i])}
 		}
 		pooled += boards[i].Pool
 	}
 	inflight := a.addPrefillRanks(all)
-	// Prefills that still run take places in the pool as well. It only counts as full if it has more finished ones than these.
-	full := a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
+	a.addBacklogs(all, a.poolIsFull(pooled, inflight))
+	return all
+}
+
+// poolIsFull says whether finished prefills fill the pool. Prefills that still run take places in the pool as well, so the pool only counts
+// as full if it has more finished ones (pooled) than these (inflight).
+func (a *Adviser) poolIsFull(pooled, inflight int) bool {
+	return a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
+}
+
+// addBacklogs adds the waiting requests of each model in the arrival queue to the sample of its board.
+func (a *Adviser) addBacklogs(all map[string]*advice.Sample, poolFull bool) {
 	for model, waiting := range a.deps.Prefill.Backlogs() {
 		board := model
 		if r, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
-			board = r.Board
+			board = r.Board // model may be a LoRA, which shares the board of its base model
 		}
 		if s := all[board]; s != nil {
 			s.Prefill.Requests += waiting.Requests
-			s.Prefill.Waiting += waiting.Seconds
-			s.PoolFull = full
+			s.Prefill.WaitingSeconds += waiting.Seconds
+			s.PoolFull = poolFull
 		}
 	}
-	return all
 }
 
 // addPrefillRanks adds each prefill rank to the sample of its board. It returns how many prefills all of these ranks have not answered yet.
@@ -132,10 +140,10 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 		inflight += c.Inflight
 		switch s := all[a.boardOfCandidate(&c, all)]; {
 		case s == nil: // its board is not sampled
-		case c.State == "open" || c.State == "closed":
+		case c.State == "open" || c.State == "closed": // closed: its KV cache is full for now, so it still is a live rank
 			addPrefill(&s.Prefill, &c)
-		case c.State == "down" && a.rests(&c):
-			s.Prefill.Away++
+		case c.State == "down" && a.isOutOfService(&c):
+			s.Prefill.OutOfService++
 		case c.State == "down":
 			s.Prefill.Down++
 		}
@@ -143,9 +151,9 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 	return inflight
 }
 
-// rests says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no prompts then
-// drains or is halted, so there is nothing to mend.
-func (a *Adviser) rests(c *prefill.CandidateStatus) bool {
+// isOutOfService says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no
+// prompts then drains or is halted, so there is nothing to mend.
+func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	e := a.deps.Fleet.Now().Engine(c.Instance)
 	if e == nil {
 		return false
@@ -154,9 +162,9 @@ func (a *Adviser) rests(c *prefill.CandidateStatus) bool {
 	return s.Up && len(s.Lost) == 0 && (s.Halted() || !s.Wedged && s.Out == nil)
 }
 
-// decodeSide sums up the ranks of a board that take requests, and counts those that are down. If the capacity of one rank is unknown, that
-// of the side is 0 (unknown).
-func decodeSide(m *board.ModelStatus) advice.Decode {
+// decodeSample sums up the ranks of a board that take requests, and counts those that are down. If the capacity of one rank is unknown,
+// that of the side is 0 (unknown).
+func decodeSample(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	known := true
 	for _, w := range m.Workers {
@@ -186,8 +194,8 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 		p.Busy++
 		ours := (c.BacklogMs - c.OthersMs) / 1000 // s of this proxy's prompts
 		running := ours / float64(c.Inflight)     // an engine computes one prompt at a time
-		p.Begun += running
-		p.Waiting += ours - running
+		p.RunningSeconds += running
+		p.WaitingSeconds += ours - running
 	}
 	if c.CapacityTokens > 0 {
 		p.KVTokens += c.KVTokens

@@ -99,7 +99,7 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 		{ID: d3, Up: true, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000}, {ID: d4, Down: true, Slots: 8, Used: 1, KVTokens: 50, Capacity: 1000},
 	}}
 	of := func() *advice.Sample {
-		all := a.samples(time.Unix(7, 0), []board.ModelStatus{m, {Model: "gone"}})
+		all := a.takeSamples(time.Unix(7, 0), []board.ModelStatus{m, {Model: "gone"}})
 		require.Len(t, all, 1, "nothing is advised on a model without ranks")
 		return all["m"]
 	}
@@ -119,7 +119,7 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	a.ask("lora", 2)
 	got := of()
 	require.Equal(t, 3, got.Prefill.Requests, "an adapter is a part of its model")
-	require.Positive(t, got.Prefill.Waiting)
+	require.Positive(t, got.Prefill.WaitingSeconds)
 }
 
 // An operator drains a prefill engine that answers: nothing is to be mended there, as on a decode engine that drains.
@@ -127,10 +127,11 @@ func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	of := func() advice.Prefill {
-		return a.samples(time.Now(), []board.ModelStatus{{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}}})["m"].Prefill
+		workers := []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}
+		return a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: workers}})["m"].Prefill
 	}
 	require.NoError(t, a.deps.Fleet.Drain(roster.Prefill, "127.0.0.1:2", 0))
-	require.Equal(t, advice.Prefill{Live: 1, Away: 1}, of())
+	require.Equal(t, advice.Prefill{Live: 1, OutOfService: 1}, of())
 	a.says("prefill 127.0.0.1:2", false)
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it does not answer while it drains")
 	a.says("prefill 127.0.0.1:2", true)
@@ -150,7 +151,7 @@ func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	both, ok := a.deps.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
 	require.True(t, ok)
-	all := a.samples(time.Now(), []board.ModelStatus{
+	all := a.takeSamples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}},
 		{Model: "m" + roster.AggregatedMark, Pool: 9, Workers: []board.WorkerStatus{{ID: both, Up: true, Slots: 8}}},
 	})
@@ -168,7 +169,7 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 	})
 	ours, _ := a.deps.Fleet.Now().Named("127.0.0.1:3")
 	theirs, _ := a.deps.Fleet.Now().Named("127.0.0.1:4")
-	all := a.samples(time.Now(), []board.ModelStatus{
+	all := a.takeSamples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: ours.Worker, Up: true, Slots: 8}}}, {Model: "m@eu", Workers: []board.WorkerStatus{{ID: theirs.Worker, Slots: 8}}},
 	})
 	require.Len(t, all, 1)
@@ -180,7 +181,7 @@ func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
 	full := func(pooled int) bool {
-		return a.samples(time.Now(),
+		return a.takeSamples(time.Now(),
 			[]board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull
 	}
 	a.ask("m", 3)
@@ -196,7 +197,7 @@ func TestAPrefillRankIsCountedByWhatIsOurs(t *testing.T) {
 	var p advice.Prefill
 	addPrefill(&p, &prefill.CandidateStatus{Inflight: 4, BacklogMs: 9000, OthersMs: 1000, KVTokens: 10, CapacityTokens: 100})
 	addPrefill(&p, &prefill.CandidateStatus{BacklogMs: 5000, KVTokens: 10})
-	require.Equal(t, advice.Prefill{Live: 2, Busy: 1, Begun: 2, Waiting: 6, KVTokens: 10, Capacity: 100}, p)
+	require.Equal(t, advice.Prefill{Live: 2, Busy: 1, RunningSeconds: 2, WaitingSeconds: 6, KVTokens: 10, Capacity: 100}, p)
 }
 
 // Advice is given at each interval, kept for metrics, and forgotten with its model.

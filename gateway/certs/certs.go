@@ -18,7 +18,7 @@ import (
 type Pair struct {
 	mu                sync.Mutex // protects the three fields below, but current is read without it
 	certFile, keyFile string
-	seen              [2][]byte // contents of both files that were tried last
+	triedLast         [2][]byte // contents of both files that were tried last
 	current           atomic.Pointer[tls.Certificate]
 }
 
@@ -37,15 +37,15 @@ func Load(certFile, keyFile string) (*Pair, error) {
 func (p *Pair) Reload() (changed bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now, err := read(p.certFile, p.keyFile)
+	present, err := read(p.certFile, p.keyFile)
 	if err != nil {
-		return false, p.missing(err)
+		return false, p.firstReadError(err)
 	}
-	if p.same(now) {
+	if p.wasTriedLast(present) {
 		return false, nil
 	}
-	p.seen = now
-	cert, err := parse(now[0], now[1])
+	p.triedLast = present
+	cert, err := parse(present[0], present[1])
 	if err != nil {
 		return false, fmt.Errorf("certificate %s with key %s: %w", p.certFile, p.keyFile, err)
 	}
@@ -53,26 +53,27 @@ func (p *Pair) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// same says whether the files have the contents that were tried last. Before the first try, no contents are the same.
-func (p *Pair) same(now [2][]byte) bool {
-	return p.seen[0] != nil && bytes.Equal(p.seen[0], now[0]) && bytes.Equal(p.seen[1], now[1])
+// wasTriedLast says whether the files have the contents that were tried last. Before the first try, no contents are the same.
+func (p *Pair) wasTriedLast(now [2][]byte) bool {
+	return p.triedLast[0] != nil && bytes.Equal(p.triedLast[0], now[0]) && bytes.Equal(p.triedLast[1], now[1])
 }
 
-// missing returns err the first time that a file cannot be read, and nil until the files change.
-func (p *Pair) missing(err error) error {
-	nothing := [2][]byte{{}, {}} // in seen, it stands for files that cannot be read
-	if p.same(nothing) {
+// firstReadError returns err the first time that a file cannot be read, and nil until the files change.
+func (p *Pair) firstReadError(err error) error {
+	unreadable := [2][]byte{{}, {}} // in triedLast, it stands for files that cannot be read
+	if p.wasTriedLast(unreadable) {
 		return nil
 	}
-	p.seen = nothing
+	p.triedLast = unreadable
 	return err
 }
 
-// Succeed replaces the files and the certificate by those of another pair, which nothing uses yet.
-func (p *Pair) Succeed(next *Pair) {
+// ReplaceBy replaces the files and the certificate by those of another pair, which nothing uses yet. Open connections keep the old
+// certificate.
+func (p *Pair) ReplaceBy(next *Pair) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.certFile, p.keyFile, p.seen = next.certFile, next.keyFile, next.seen
+	p.certFile, p.keyFile, p.triedLast = next.certFile, next.keyFile, next.triedLast
 	p.current.Store(next.current.Load())
 }
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Follow changes the configuration of a client: it reads the authority of servers again for every handshake. While the file cannot be used,
-// the authority before stays. hosts are the names and addresses of the servers, as in their URLs.
+// Follow makes the configuration of a client read the authority of servers again for every handshake. While the file cannot be used, the
+// authority before stays. hosts are the names and addresses of the servers, as in their URLs.
 func Follow(c *tls.Config, caFile string, hosts ...string) error {
 	a, err := LoadAuthority(caFile)
 	if err != nil {
@@ -21,14 +21,14 @@ func Follow(c *tls.Config, caFile string, hosts ...string) error {
 		if err := a.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 			return err
 		}
-		return ofServer(s, hosts)
+		return checkServer(s, hosts)
 	}
 	return nil
 }
 
-// ofServer returns an error if a certificate does not belong to the server. A handshake with a server that has an address instead of a name
-// tells no name. The certificate must then have one of the addresses among hosts.
-func ofServer(s tls.ConnectionState, hosts []string) error {
+// checkServer returns an error if a certificate does not belong to the server. A handshake with a server that has an address instead of a
+// name tells no name. The certificate must then have one of the addresses among hosts.
+func checkServer(s tls.ConnectionState, hosts []string) error {
 	cert := s.PeerCertificates[0]
 	if s.ServerName != "" {
 		return cert.VerifyHostname(s.ServerName)

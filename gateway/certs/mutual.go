@@ -33,16 +33,17 @@ func (a *Authority) Load(file string) error {
 	return nil
 }
 
-// verify checks a certificate chain for both servers and clients. Names are checked by the caller.
+// verify checks a certificate chain, the peer's own certificate first, for the given use: as a server or as a client. The caller checks the
+// names.
 func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) error {
 	if len(chain) == 0 {
 		return fmt.Errorf("certificate: the caller showed none")
 	}
-	between := x509.NewCertPool()
+	intermediates := x509.NewCertPool()
 	for _, c := range chain[1:] {
-		between.AddCert(c)
+		intermediates.AddCert(c)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{Roots: a.pool.Load(), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}})
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: a.pool.Load(), Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{usage}})
 	return err
 }
 

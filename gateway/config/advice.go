@@ -2,8 +2,8 @@ package config
 
 import "time"
 
-// leastInterval is the least time between two samples. All samples of the last minutes are kept, and read for each new one.
-const leastInterval = 10 * time.Millisecond
+// minAdviceInterval is the least time between two samples. All samples of the last minutes are kept, and read for each new one.
+const minAdviceInterval = 10 * time.Millisecond
 
 // checkAdvice checks advice. Without an interval there is no advice, and the other keys do not matter.
 func (c *Config) checkAdvice(bad report) {
@@ -13,9 +13,9 @@ func (c *Config) checkAdvice(bad report) {
 		bad("$.advice.interval", "%v is negative; write 0s for no advice", a.Interval)
 	case a.Interval == 0:
 		return
-	case a.Interval < leastInterval:
+	case a.Interval < minAdviceInterval:
 		bad("$.advice.interval", "%v is too short, because each sample asks for the state of all ranks; write %v or more, or 0s for no "+
-			"advice", a.Interval, leastInterval)
+			"advice", a.Interval, minAdviceInterval)
 	case a.Window < 2*a.Interval:
 		bad("$.advice.interval", "%v is too long, because the mean of the last %v needs at least two values; write %v or less", a.Interval,
 			a.Window, a.Window/2)

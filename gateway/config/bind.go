@@ -43,6 +43,7 @@ var (
 // aheadAuto is the value of bind.ahead that adapts to the measured time of prefills.
 const aheadAuto = "auto"
 
+// defaultBind returns the defaults of bind.
 func defaultBind() Bind {
 	b := Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second}
 	b.Grace, _ = time.ParseDuration(grace) // fails only if the linker set nonsense; then it is 0
@@ -50,8 +51,8 @@ func defaultBind() Bind {
 	return b
 }
 
-// Beyond converts Ahead to the form that a board takes.
-func (b *Bind) Beyond() int {
+// BoardAhead returns Ahead as a board takes it: the number of requests, or board.AheadAuto.
+func (b *Bind) BoardAhead() int {
 	if b.Ahead == aheadAuto {
 		return board.AheadAuto
 	}
@@ -70,16 +71,16 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// EarlyOnly says whether every prefill engine has a profile with early binding, also engines that may be discovered, and no engine both
+// OnlyEarlyBinding says whether every prefill engine, also one that may be discovered, has a profile with early binding, and no engine both
 // prefills and decodes. Then no request waits for a prefill engine.
 func (c *Config) OnlyEarlyBinding() bool {
 	used := c.ProfilesInUse("prefill")
 	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
-		!slices.ContainsFunc(used, func(name string) bool { return !early(c, name) })
+		!slices.ContainsFunc(used, func(name string) bool { return !bindsEarly(c, name) })
 }
 
-// early says whether requests with this profile get their decode rank before their prefill.
-func early(c *Config, profile string) bool {
+// bindsEarly says whether requests with this profile get their decode rank before their prefill.
+func bindsEarly(c *Config, profile string) bool {
 	p := c.Profiles[profile]
 	return p.Early()
 }
@@ -103,7 +104,7 @@ func (c *Config) checkBind(bad report) {
 	if n, err := strconv.Atoi(b.Ahead); b.Ahead != aheadAuto && (err != nil || n < 0) {
 		bad("$.bind.ahead", "%q is no number of requests; write 0 or more, or auto", b.Ahead)
 	}
-	if set := "$.prefill.queue.max"; c.OnlyEarlyBinding() && c.source.has(set) {
+	if set := "$.prefill.queue.max"; c.OnlyEarlyBinding() && c.source.isSet(set) {
 		bad(set, "requests of all profiles here wait for a decode rank before their prefill, so none waits for a prefill engine, and pool.size "+
 			"is their limit; remove it")
 	}
@@ -171,7 +172,7 @@ func Wildcard(host string) bool {
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// Callers returns the hosts of those decode engines in the file that call back.
+// CallbackHosts returns the hosts of those decode engines in the file that call back.
 func (c *Config) CallbackHosts() (hosts []string) {
 	for _, e := range c.Engines.Decode {
 		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
@@ -192,8 +193,8 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
-// Manner is a text that must be equal for two engines that serve one model together: the connector
-// for early binding, and the same constant for all other profiles.
+// PairingKey is a text that must be equal for two engines that serve one model together: the connector for early binding, and the same
+// constant for all other profiles.
 func PairingKey(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
@@ -209,9 +210,9 @@ func (c *Config) checkPartners(bad report) {
 	}
 	anyEarly := false
 	for _, e := range c.Engines.All() {
-		anyEarly = anyEarly || early(c, e.Profile)
+		anyEarly = anyEarly || bindsEarly(c, e.Profile)
 	}
-	if !anyEarly { // all other profiles have the same Manner
+	if !anyEarly { // all other profiles have the same PairingKey
 		return
 	}
 	for _, side := range []struct {
@@ -220,7 +221,7 @@ func (c *Config) checkPartners(bad report) {
 	}{{"prefill", "decode", c.Engines.Prefill, c.Engines.Decode}, {"decode", "prefill", c.Engines.Decode, c.Engines.Prefill}} {
 		for i, e := range side.list {
 			p, known := c.Profiles[e.Profile] // checkEngine reports an unknown profile
-			if !known || slices.ContainsFunc(side.partners, func(other Engine) bool { return c.manner(other) == c.manner(e) }) {
+			if !known || slices.ContainsFunc(side.partners, func(other Engine) bool { return c.pairingKeyOf(other) == c.pairingKeyOf(e) }) {
 				continue
 			}
 			first := side.partners[0]
@@ -232,8 +233,8 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
-// manner is Manner of an engine's profile.
-func (c *Config) manner(e Engine) string {
+// pairingKeyOf is the PairingKey of an engine's profile.
+func (c *Config) pairingKeyOf(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return PairingKey(&p)
 }

@@ -12,10 +12,10 @@ import (
 // Validate fills in derived values and checks the config. The error has all problems
 // at once.
 func (c *Config) Validate() error {
-	c.finish()
+	c.fillDefaults()
 	var found problems
 	bad := func(path, format string, args ...any) {
-		found = append(found, c.source.at(path, format, args...))
+		found = append(found, c.source.errorAt(path, format, args...))
 	}
 	c.checkListeners(bad)
 	c.checkOrigins(bad)
@@ -47,8 +47,8 @@ func (c *Config) Validate() error {
 	return found.join()
 }
 
-// finish fills in values that depend on other keys. Validate calls it first.
-func (c *Config) finish() {
+// fillDefaults fills in values that depend on other keys. Validate calls it first.
+func (c *Config) fillDefaults() {
 	if c.Profiles == nil {
 		c.Profiles = map[string]mooncake.Profile{}
 	}
@@ -65,36 +65,36 @@ func (c *Config) finish() {
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
-		for i := range c.Engines.of(role) {
-			c.finishEngine(role, &c.Engines.of(role)[i])
+		for i := range c.Engines.ofRole(role) {
+			c.fillEngineDefaults(role, &c.Engines.ofRole(role)[i])
 		}
 	}
 	c.choosePrefillPolicy()
 	if c.HA.On() && c.Geo.Self.ID == "" { // several pods have the same file and differ only in their host name
 		c.Geo.Self.ID, _ = os.Hostname() // without a host name the ID stays empty, and checkGeo reports it
 	}
-	c.Discovery.finish()
-	c.FleetCall.finish()
+	c.Discovery.fillDefaults()
+	c.FleetCall.addDefaultPaths()
 }
 
-// choosePrefillPolicy sets prefill.policy if the file has none. If an earlier call has set it, it chooses again, because Succeed may have
-// changed geo since then.
+// choosePrefillPolicy sets prefill.policy if the file has none. If an earlier call has set it, it chooses again, because MergeReload may
+// have changed geo since then.
 func (c *Config) choosePrefillPolicy() {
-	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosen {
+	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosenPolicy {
 		return // the file has one
 	}
 	c.Prefill.Policy = "finish"
 	switch {
-	case c.doubled() && c.Geo.On(): // the policy finish was not measured with other regions
+	case c.anyListedTwice() && c.Geo.On(): // the policy finish was not measured with other regions
 		c.Prefill.Policy = "lmetric"
 	case c.Geo.Leads(): // gorgo takes round trips between regions into account
 		c.Prefill.Policy = "gorgo"
 	}
-	c.source.chosen = c.Prefill.Policy
+	c.source.chosenPolicy = c.Prefill.Policy
 }
 
-// doubled says whether some engine is listed as a prefill and as a decode engine.
-func (c *Config) doubled() bool {
+// anyListedTwice says whether some engine is listed as a prefill and as a decode engine.
+func (c *Config) anyListedTwice() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})
@@ -104,44 +104,45 @@ func (c *Config) doubled() bool {
 // first engine of its role in the file, because engines that are added later usually join its group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
-	like := c.Engines.of(role)
-	if len(like) > 0 {
-		e.Profile = cmp.Or(e.Profile, like[0].Profile)
+	listed := c.Engines.ofRole(role)
+	if len(listed) > 0 {
+		e.Profile = cmp.Or(e.Profile, listed[0].Profile)
 	}
-	if len(like) > 0 && role != "prefill" { // prefill engines have no groups and slots
+	if len(listed) > 0 && role != "prefill" { // prefill engines have no groups and slots
+		first := &listed[0]
 		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind its address are a group of their own
 		if e.Group == "" && !ownGroup {
-			e.Group, e.Barrier = like[0].Group, cmp.Or(e.Barrier, like[0].Barrier)
+			e.Group, e.Barrier = first.Group, cmp.Or(e.Barrier, first.Barrier)
 		}
-		e.Slots, e.Budget = cmp.Or(e.Slots, like[0].Slots), cmp.Or(e.Budget, like[0].Budget)
-		e.Interval = cmp.Or(e.Interval, like[0].Interval)
+		e.Slots, e.Budget = cmp.Or(e.Slots, first.Slots), cmp.Or(e.Budget, first.Budget)
+		e.Interval = cmp.Or(e.Interval, first.Interval)
 	}
-	c.finishEngine(role, &e)
-	for _, other := range like { // all ranks of a group step together, or none
+	c.fillEngineDefaults(role, &e)
+	for _, other := range listed { // all ranks of a group step together, or none
 		if role != "prefill" && other.Group == e.Group && other.Barrier != e.Barrier {
-			return e, problemsOf.source.at("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
+			return e, problemsOf.source.errorAt("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
 				"same barrier", e.Group, other.Barrier, e.Barrier)
 		}
 	}
 	if err := c.allowWorker(e.URL); err != nil {
-		return e, problemsOf.source.at("$.url", "%v", err)
+		return e, problemsOf.source.errorAt("$.url", "%v", err)
 	}
-	return e, c.checkOne(role, e)
+	return e, c.checkSingle(role, e)
 }
 
 // CompleteFound fills in and checks an engine that discovery found. Unlike Complete, it takes
 // no values from the engines of the file.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
-	c.finishEngine(role, &e)
-	return e, c.checkOne(role, e)
+	c.fillEngineDefaults(role, &e)
+	return e, c.checkSingle(role, e)
 }
 
-// checkOne checks a single engine that is not in the file.
-func (c *Config) checkOne(role string, e Engine) error {
+// checkSingle checks a single engine that is not in the file.
+func (c *Config) checkSingle(role string, e Engine) error {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems
 	bad := func(path, format string, args ...any) {
-		found = append(found, one.source.at(path, format, args...))
+		found = append(found, one.source.errorAt(path, format, args...))
 	}
 	one.checkEngine("$", role, &e, bad)
 	c.checkCaller(role, &e, bad)

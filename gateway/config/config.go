@@ -58,7 +58,7 @@ type Admin struct {
 	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
 	// WorkerHosts are the hosts of engines that may be added while the proxy runs;
-	// empty: all hosts, except addresses that no engine has (see noEngine). Engines of the file may be anywhere.
+	// empty: all hosts, except addresses that no engine has (see cannotBeEngine). Engines of the file may be anywhere.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
 	// Receipts is the number of receipts that are kept for GET /decisions; 0: none, and reasons of choices are not recorded.
@@ -90,7 +90,8 @@ const (
 	PreferAggregated = "aggregated"
 )
 
-func (e *Engines) of(role string) []Engine {
+// ofRole returns the engines of a role.
+func (e *Engines) ofRole(role string) []Engine {
 	return map[string][]Engine{"prefill": e.Prefill, "decode": e.Decode, "aggregated": e.Aggregated}[role]
 }
 
@@ -101,7 +102,7 @@ var Roles = []string{"prefill", "decode", "aggregated"}
 func (e *Engines) All() iter.Seq2[string, Engine] {
 	return func(yield func(string, Engine) bool) {
 		for _, role := range Roles {
-			for _, one := range e.of(role) {
+			for _, one := range e.ofRole(role) {
 				if !yield(role, one) {
 					return
 				}
@@ -277,7 +278,7 @@ func Default() *Config {
 // Decision returns `dispatch`, with the settings of the dispatcher that have keys elsewhere in the file.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
-	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.Beyond()
+	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.BoardAhead()
 	return d
 }
 
@@ -288,8 +289,8 @@ const DefaultProfile = "ascend"
 // DefaultAggregated is the same for engines that prefill and decode.
 const DefaultAggregated = "aggregated"
 
-// ProfilesInUse returns the profiles that engines of a role may have. An empty role stands for all roles.
-// With discovery by files or Kubernetes, engines may name any profile of the file.
+// ProfilesInUse returns the profiles that engines of a role may have, sorted. An empty role stands for all roles. With discovery by files
+// or Kubernetes, engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	add := func(ofRole, profile string) {

@@ -19,6 +19,7 @@ type Change struct {
 	Restart bool   `json:"needs_restart,omitempty"`
 }
 
+// String writes the change on one line, for logs.
 func (c Change) String() string {
 	s := c.Path + ": " + orNothing(c.Old) + " -> " + orNothing(c.New)
 	if c.Restart {
@@ -35,13 +36,13 @@ func orNothing(s string) string {
 	return s
 }
 
-// fixed has a function for each key that only a restart can change. It copies the key's value from the
-// running config to the next one.
-var fixed = []func(next, running *Config){
+// restoreRestartKeys has a function for each key that only a restart can change. It copies the key's value from the running config to the
+// next one.
+var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Listen = r.Listen },
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
-	func(n, r *Config) { n.TLS = r.TLS.unlessOn(n.TLS) },
-	func(n, r *Config) { n.Admin.TLS = r.Admin.TLS.unlessOn(n.Admin.TLS) },
+	func(n, r *Config) { n.TLS = r.TLS.unlessSwitched(n.TLS) },
+	func(n, r *Config) { n.Admin.TLS = r.Admin.TLS.unlessSwitched(n.Admin.TLS) },
 	func(n, r *Config) { n.Admin.Receipts = r.Admin.Receipts },
 	func(n, r *Config) { n.Admin.ReceiptsBytes = r.Admin.ReceiptsBytes },
 	func(n, r *Config) { n.SelfTest = r.SelfTest },
@@ -69,22 +70,22 @@ var fixed = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
 }
 
-// unlessOn returns next, unless it would turn TLS on or off, which needs a restart. The certificate
-// of a listener may change while it runs.
-func (t TLS) unlessOn(next TLS) TLS {
+// unlessSwitched returns next, unless it would turn TLS on or off, which needs a restart. The certificate of a listener may change while it
+// runs.
+func (t TLS) unlessSwitched(next TLS) TLS {
 	if t.On() == next.On() {
 		return next
 	}
 	return t
 }
 
-// Succeed returns the config that a proxy runs with after a reload of next: next, except
-// for the keys that need a restart, which stay as they are. The changes say which keys these are. It is an error if the merged
-// config is invalid, because one of two keys that belong together needs a restart.
+// MergeReload returns the config that a proxy runs with after a reload of next: next, except for the keys that need a restart, which stay
+// as they are. The changes say which keys these are. It is an error if the merged config is invalid, because one of two keys that belong
+// together needs a restart.
 func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
-	for _, keep := range fixed {
-		keep(&m, c)
+	for _, restore := range restoreRestartKeys {
+		restore(&m, c)
 	}
 	if err := m.Validate(); err != nil {
 		return nil, nil, fmt.Errorf("without the keys that need a restart: %w", err)
@@ -104,26 +105,26 @@ func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, er
 // by host:port, so their order in the list does not matter.
 func Diff(a, b *Config) []Change {
 	var d diff
-	d.value("", reflect.ValueOf(*a), reflect.ValueOf(*b))
+	d.compareValues("", reflect.ValueOf(*a), reflect.ValueOf(*b))
 	return d.changes
 }
 
 type diff struct{ changes []Change }
 
-// value compares two values of one type, and adds a change for each key that differs. path is the key of the values.
-func (d *diff) value(path string, a, b reflect.Value) {
+// compareValues compares two values of one type, and adds a change for each key that differs. path is the key of the values.
+func (d *diff) compareValues(path string, a, b reflect.Value) {
 	switch t := a.Type(); {
 	case t == reflect.TypeFor[[]Engine]():
-		d.engines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
+		d.compareEngines(path, a.Interface().([]Engine), b.Interface().([]Engine)) //nolint:forcetypeassert // compared above
 	case t.Kind() == reflect.Struct:
 		for key, f := range fieldsOf(t) {
 			if t == profileType && key == "name" {
 				continue // the name of a profile is already in the path
 			}
-			d.value(join(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
+			d.compareValues(joinPath(path, key), a.FieldByIndex(f.Index), b.FieldByIndex(f.Index))
 		}
 	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
-		d.named(path, a, b)
+		d.compareMaps(path, a, b)
 	default:
 		if x, y := text(a), text(b); x != y {
 			d.changes = append(d.changes, Change{Path: path, Old: x, New: y})
@@ -131,14 +132,14 @@ func (d *diff) value(path string, a, b reflect.Value) {
 	}
 }
 
-// engines compares two lists of engines by host:port. An engine that is added or removed is one change. For an engine in both
-// lists, each key that differs is a change.
-func (d *diff) engines(path string, a, b []Engine) {
+// compareEngines compares two lists of engines by host:port. An engine that is added or removed is one change. For an engine in both lists,
+// each key that differs is a change.
+func (d *diff) compareEngines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
 		id, at := idOf(e), path+"["+idOf(e)+"]"
 		if next, stays := after[id]; stays {
-			d.value(at, reflect.ValueOf(e), reflect.ValueOf(next))
+			d.compareValues(at, reflect.ValueOf(e), reflect.ValueOf(next))
 		} else {
 			d.changes = append(d.changes, Change{Path: at, Old: text(reflect.ValueOf(e))})
 		}
@@ -150,8 +151,8 @@ func (d *diff) engines(path string, a, b []Engine) {
 	}
 }
 
-// named compares two maps by name. As with engines, an entry that is added or removed is one change.
-func (d *diff) named(path string, a, b reflect.Value) {
+// compareMaps compares two maps by their keys, which are names. As with engines, an entry that is added or removed is one change.
+func (d *diff) compareMaps(path string, a, b reflect.Value) {
 	names := map[string]bool{}
 	for _, m := range []reflect.Value{a, b} {
 		for _, k := range m.MapKeys() {
@@ -160,10 +161,10 @@ func (d *diff) named(path string, a, b reflect.Value) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		x, y := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name))
-		at := join(path, name)
+		at := joinPath(path, name)
 		switch {
 		case x.IsValid() && y.IsValid():
-			d.value(at, x, y)
+			d.compareValues(at, x, y)
 		case x.IsValid():
 			d.changes = append(d.changes, Change{Path: at, Old: text(x)})
 		default:
@@ -181,8 +182,8 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-// join is the path of a key below another path.
-func join(path, key string) string {
+// joinPath is the path of a key below another path; the path above may be empty.
+func joinPath(path, key string) string {
 	if path == "" {
 		return key
 	}

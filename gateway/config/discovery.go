@@ -62,8 +62,8 @@ type DiscoveryKubernetes struct {
 // DefaultRoleLabel is the label of a pod whose value is the engine's role.
 const DefaultRoleLabel = "evenkeel.io/role"
 
-// finish fills in what an entry leaves out.
-func (d *Discovery) finish() {
+// fillDefaults fills in what an entry leaves out.
+func (d *Discovery) fillDefaults() {
 	d.DNS, d.Kubernetes = slices.Clone(d.DNS), slices.Clone(d.Kubernetes)
 	for i := range d.DNS {
 		e := &d.DNS[i]
@@ -136,7 +136,7 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Misses < 1 {
 		bad(path+".misses", "%d; write the number of answers without an engine after which it is gone", d.Misses)
 	}
-	c.checkFound(path, d.Role, d.Scheme,
+	c.checkDiscoveredSettings(path, d.Role, d.Scheme,
 		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
@@ -163,18 +163,18 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 			k.RoleLabel)
 		return
 	}
-	c.checkFound(path, role, k.Scheme,
+	c.checkDiscoveredSettings(path, role, k.Scheme,
 		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
-// checkFound checks the settings that a source gives to its engines, with an example engine.
-func (c *Config) checkFound(path, role, scheme string, e Engine, bad report) {
+// checkDiscoveredSettings checks the settings that a source gives to its engines, with an example engine, because none has been found yet.
+func (c *Config) checkDiscoveredSettings(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)
 		return
 	}
-	e.URL = scheme + "://" + net.JoinHostPort("found", "1")
-	c.finishEngine(role, &e)
+	e.URL = scheme + "://" + net.JoinHostPort("found", "1") // a placeholder for the address that a source finds
+	c.fillEngineDefaults(role, &e)
 	c.checkEngine(path, role, &e, bad)
 }
 

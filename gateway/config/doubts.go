@@ -20,7 +20,7 @@ func (c *Config) Doubts() []*Error {
 	d.connectors(c)
 	d.sizes(reflect.ValueOf(c).Elem(), "$")
 	d.numbers(c)
-	slices.SortStableFunc(d.found, byPlace)
+	slices.SortStableFunc(d.found, byPosition)
 	return d.found
 }
 
@@ -31,7 +31,7 @@ type doubts struct {
 
 // add adds a doubt about the value at a path such as "$.pool.size".
 func (d *doubts) add(path, format string, args ...any) {
-	d.found = append(d.found, d.source.at(path, format, args...))
+	d.found = append(d.found, d.source.errorAt(path, format, args...))
 }
 
 // engines doubts a side without engines: none is listed or discovered, and none of another region
@@ -86,7 +86,7 @@ func (d *doubts) connectors(c *Config) {
 		}
 	}
 	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
-		for i, e := range c.Engines.of(role) {
+		for i, e := range c.Engines.ofRole(role) {
 			connector := c.Profiles[e.Profile].Connector
 			mayBeAny := connector == mooncake.Opaque || has[others][mooncake.Opaque]
 			if len(has[others]) > 0 && !has[others][connector] && !mayBeAny {
@@ -160,7 +160,7 @@ func (d *doubts) numbers(c *Config) {
 	least("$.limits.head_bytes", c.Limits.Head, 1<<10, "most requests are refused")
 	least("$.limits.event_bytes", c.Limits.EventBytes, 4<<10, "events of engines are refused")
 	for _, role := range Roles {
-		for i, e := range c.Engines.of(role) {
+		for i, e := range c.Engines.ofRole(role) {
 			most(fmt.Sprintf("$.engines.%s[%d].slots", role, i), e.Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
 		}
 	}

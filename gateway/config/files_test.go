@@ -33,7 +33,7 @@ func TestTheFullExampleHasEveryKeyAtItsDefault(t *testing.T) {
 	c, err := Load(filepath.Join(configs, "evenkeel.yaml"))
 	require.NoError(t, err)
 	for _, key := range keysBelow(reflect.TypeFor[Config](), "$") {
-		require.Contains(t, c.source.places, key, "a key is missing")
+		require.Contains(t, c.source.positions, key, "a key is missing")
 	}
 
 	want := Default()
@@ -133,7 +133,7 @@ func TestTheDiscoveryExampleHasEveryKeyAtItsDefault(t *testing.T) {
 		keysBelow(reflect.TypeFor[DiscoveryDNS](), "$.discovery.dns[0]"),
 		keysBelow(reflect.TypeFor[DiscoveryKubernetes](), "$.discovery.kubernetes[0]"))
 	for _, key := range append(keys, "$.discovery.probe", "$.discovery.files[0]") {
-		require.Contains(t, c.source.places, key, "a key is missing")
+		require.Contains(t, c.source.positions, key, "a key is missing")
 	}
 	least, err := Parse("f.yaml", []byte(`discovery:
   dns: [{name: decode.example.svc.cluster.local, role: decode, port: 8200}]

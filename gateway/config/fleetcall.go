@@ -20,17 +20,17 @@ const (
 	CallEmpties = "empties" // the engine's prefix cache is emptied, or invalid because its weights have changed
 )
 
-// ownCalls are allowed without being in the file: paths of vLLM 0.32 and 0.33, which has them only with VLLM_SERVER_DEV_MODE=1
+// defaultCalls are allowed without being in the file: paths of vLLM 0.32 and 0.33, which has them only with VLLM_SERVER_DEV_MODE=1
 // (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py).
 // /pause empties the prefix cache unless its mode is keep.
-var ownCalls = map[string][]string{
+var defaultCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
 }
 
-// finish adds ownCalls to the paths. If the file has the same path, its effects count.
-func (f *FleetCall) finish() {
-	paths := maps.Clone(ownCalls)
+// addDefaultPaths adds defaultCalls to the paths. If the file has the same path, the effects in the file count.
+func (f *FleetCall) addDefaultPaths() {
+	paths := maps.Clone(defaultCalls)
 	maps.Copy(paths, f.Paths)
 	f.Paths = paths
 }

@@ -62,8 +62,8 @@ func Parse(file string, text []byte) (c *Config, err error) {
 // root is the file's only YAML document; nil: the file is empty.
 func (s *source) root() (ast.Node, error) {
 	tokens := lexer.Tokenize(string(s.text))
-	if t := unread(tokens); t != nil {
-		return nil, s.atToken(t, "", "this and all that follows would not be read, because two lines --- come before it "+
+	if t := firstUnread(tokens); t != nil {
+		return nil, s.errorAtToken(t, "", "this and all that follows would not be read, because two lines --- come before it "+
 			"with nothing between them; remove one of the two")
 	}
 	f, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey()) // checkShape reports duplicate keys, all at once
@@ -75,7 +75,7 @@ func (s *source) root() (ast.Node, error) {
 		switch body := doc.Body; {
 		case body == nil || body.Type() == ast.NullType || body.Type() == ast.CommentType:
 		case root != nil:
-			return nil, s.atToken(body.GetToken(), "", "a second document begins here; only one is read, remove the --- above")
+			return nil, s.errorAtToken(body.GetToken(), "", "a second document begins here; only one is read, remove the --- above")
 		default:
 			root = body
 		}
@@ -83,9 +83,9 @@ func (s *source) root() (ast.Node, error) {
 	return root, nil
 }
 
-// unread returns the first token behind two lines --- that have nothing or only comments between them; nil: there is none. The parser of
-// goccy/go-yaml 1.19.2 silently leaves out all that stands behind two such lines.
-func unread(tokens token.Tokens) *token.Token {
+// firstUnread returns the first token behind two lines --- that have nothing or only comments between them; nil: there is none. The parser
+// of goccy/go-yaml 1.19.2 silently leaves out all that stands behind two such lines.
+func firstUnread(tokens token.Tokens) *token.Token {
 	headers := 0
 	for _, t := range tokens {
 		switch {
@@ -107,7 +107,7 @@ func (s *source) syntaxError(err error) error {
 	if !errors.As(err, &ye) || ye.GetToken() == nil {
 		return &Error{File: s.file, Msg: err.Error()}
 	}
-	e := s.atToken(ye.GetToken(), "", "%s", ye.GetMessage())
+	e := s.errorAtToken(ye.GetToken(), "", "%s", ye.GetMessage())
 	if strings.HasPrefix(s.line(e.Line), "\t") {
 		e.Msg += "; the line begins with a tab, and YAML is indented with spaces only"
 	}
@@ -134,16 +134,16 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 		return Engines{}, err
 	}
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
-	if src.has("$.engines.prefer") {
-		return Engines{}, src.at("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")
+	if src.isSet("$.engines.prefer") {
+		return Engines{}, src.errorAt("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")
 	}
 	if err := yaml.NewDecoder(bytes.NewReader(src.text), yaml.Strict()).Decode(&one.Engines); err != nil {
 		return Engines{}, src.syntaxError(err)
 	}
-	one.finish()
+	one.fillDefaults()
 	var found problems
 	one.checkEngines(func(path, format string, args ...any) {
-		found = append(found, src.at(path, format, args...))
+		found = append(found, src.errorAt(path, format, args...))
 	})
 	return one.Engines, found.join()
 }

@@ -53,36 +53,36 @@ func (p problems) join() error {
 		if !errors.As(a, &x) || !errors.As(b, &y) {
 			return 0
 		}
-		return byPlace(x, y)
+		return byPosition(x, y)
 	})
 	return errors.Join(p...)
 }
 
-// byPlace compares two problems by their positions in the file.
-func byPlace(a, b *Error) int {
+// byPosition compares two problems by their positions in the file.
+func byPosition(a, b *Error) int {
 	return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Path, b.Path))
 }
 
 // source is the text of a config file, with the position of each value.
 type source struct {
-	file   string
-	text   []byte
-	places map[string]place  // by path
-	flags  map[string]string // path → command-line flag that set the value instead of the file
-	chosen string            // the prefill.policy that choosePrefillPolicy chose, because the file has none; empty: the file has one
+	file         string
+	text         []byte
+	positions    map[string]position // by path
+	flags        map[string]string   // path → command-line flag that set the value instead of the file
+	chosenPolicy string              // the prefill.policy that choosePrefillPolicy chose, because the file has none; empty: the file has one
 }
 
-type place struct{ line, column int }
+type position struct{ line, column int }
 
 // byteOrderMark is at the beginning of files from some editors. YAML allows it.
 var byteOrderMark = []byte("\ufeff")
 
 func newSource(file string, text []byte) source {
-	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), places: map[string]place{}}
+	return source{file: file, text: bytes.TrimPrefix(text, byteOrderMark), positions: map[string]position{}}
 }
 
 // Blank says whether the config comes from a file that sets no key, such as an empty one or one with comments only.
-func (c *Config) Blank() bool { return c.source.file != "" && len(c.source.places) == 0 }
+func (c *Config) Blank() bool { return c.source.file != "" && len(c.source.positions) == 0 }
 
 // Flag records that a flag of the command line set the value at path, such as "pool.ttl".
 // Errors about the value then name the flag instead of the file.
@@ -93,16 +93,15 @@ func (c *Config) Flag(path, flag string) {
 	c.source.flags["$."+path] = flag
 }
 
-// at makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest
-// parent that is.
-func (s *source) at(path, format string, args ...any) *Error {
+// errorAt makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest parent that is.
+func (s *source) errorAt(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
 		if flag, ok := s.flags[p]; ok {
 			e.File = flag
 			return e
 		}
-		if at, ok := s.places[p]; ok {
+		if at, ok := s.positions[p]; ok {
 			e.Line, e.Column, e.Excerpt = at.line, at.column, s.excerpt(at.line)
 			return e
 		}
@@ -110,9 +109,9 @@ func (s *source) at(path, format string, args ...any) *Error {
 	return e
 }
 
-// has says whether the file or a flag sets the value.
-func (s *source) has(path string) bool {
-	_, written := s.places[path]
+// isSet says whether the file or a flag sets the value.
+func (s *source) isSet(path string) bool {
+	_, written := s.positions[path]
 	_, flag := s.flags[path]
 	return written || flag
 }
@@ -126,14 +125,15 @@ func (s *source) line(n int) string {
 	return string(lines[n-1])
 }
 
-// atToken makes an Error that points at a token of the file.
-func (s *source) atToken(t *token.Token, path, format string, args ...any) *Error {
+// errorAtToken makes an Error that points at a token of the file.
+func (s *source) errorAtToken(t *token.Token, path, format string, args ...any) *Error {
 	return &Error{
 		File: s.file, Line: t.Position.Line, Column: t.Position.Column,
 		Path: trimRoot(path), Msg: fmt.Sprintf(format, args...), Excerpt: s.excerpt(t.Position.Line),
 	}
 }
 
+// trimRoot removes the beginning "$." of a path.
 func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
 
 // parent cuts the last step off a path: "$.a.b[1]" is below "$.a.b".

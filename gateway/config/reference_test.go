@@ -159,7 +159,7 @@ func reloads(t *testing.T, path string) string {
 		set(reflect.ValueOf(running).Elem(), path, first)
 		set(reflect.ValueOf(next).Elem(), path, second)
 		require.NotEmpty(t, Diff(running, next), path)
-		for _, keep := range fixed {
+		for _, keep := range restoreRestartKeys {
 			keep(next, running)
 		}
 		return len(Diff(running, next)) > 0

@@ -21,7 +21,7 @@ import (
 // errors, and silently round 1.5 down to 1.
 func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
-	check.value(root, as, path)
+	check.checkValue(root, as, path)
 	return check.found.join()
 }
 
@@ -32,7 +32,7 @@ type shape struct {
 
 // bad adds a problem at a token of the file.
 func (s *shape) bad(t *token.Token, path, format string, args ...any) {
-	s.found = append(s.found, s.source.atToken(t, path, format, args...))
+	s.found = append(s.found, s.source.errorAtToken(t, path, format, args...))
 }
 
 var (
@@ -40,8 +40,8 @@ var (
 	profileType  = reflect.TypeFor[mooncake.Profile]()
 )
 
-// value checks one node against the type it is decoded into.
-func (s *shape) value(n ast.Node, t reflect.Type, path string) {
+// checkValue checks one node against the type it is decoded into.
+func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
@@ -49,7 +49,7 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	case nil, *ast.NullNode: // no value: the default stays
 		return
 	case *ast.AnchorNode:
-		s.value(n.Value, t, path)
+		s.checkValue(n.Value, t, path)
 		return
 	case *ast.AliasNode: // its value was checked at the anchor; if the type is another one here, the decoder reports it
 		return
@@ -60,9 +60,9 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 	switch {
 	case t.Kind() == reflect.Struct:
 		fields, names := keysOf(t)
-		s.mapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
+		s.checkMapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
 	case t.Kind() == reflect.Map:
-		s.mapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
+		s.checkMapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
 	case takesWord(t, n.GetToken().Value): // the word is valid here
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
@@ -72,8 +72,8 @@ func (s *shape) value(n ast.Node, t reflect.Type, path string) {
 		}
 		for i, item := range list.Values {
 			at := fmt.Sprintf("%s[%d]", path, i)
-			s.record(at, first(item))
-			s.value(item, t.Elem(), at)
+			s.recordPosition(at, firstToken(item))
+			s.checkValue(item, t.Elem(), at)
 		}
 	default:
 		if problem := scalarProblem(n, t); problem != "" {
@@ -88,9 +88,9 @@ func takesWord(t reflect.Type, word string) bool {
 	return ok && v.TakesWord(word)
 }
 
-// mapping checks the keys and values of one mapping. typeOf returns the type of a key's value and whether the key exists. Values of a
+// checkMapping checks the keys and values of one mapping. typeOf returns the type of a key's value and whether the key exists. Values of a
 // nil type are not checked. names lists the valid keys for the error.
-func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
+func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -119,25 +119,25 @@ func (s *shape) mapping(n ast.Node, path string, typeOf func(key string) (reflec
 			s.bad(keyToken, keyPath, "no such key%s; the keys here are %s", spelling.Hint(key, names), strings.Join(names, ", "))
 			continue
 		}
-		s.record(keyPath, keyToken)
+		s.recordPosition(keyPath, keyToken)
 		if valueType == nil {
 			continue
 		}
 		// Later problems with a single value point at the value itself, and those with any other value at its key.
 		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
-			s.record(keyPath, v.Value.GetToken())
+			s.recordPosition(keyPath, v.Value.GetToken())
 		}
-		s.value(v.Value, valueType, keyPath)
+		s.checkValue(v.Value, valueType, keyPath)
 	}
 }
 
-// record stores the position of the value at a path.
-func (s *shape) record(path string, t *token.Token) {
-	s.source.places[path] = place{t.Position.Line, t.Position.Column}
+// recordPosition stores the position of the value at a path.
+func (s *shape) recordPosition(path string, t *token.Token) {
+	s.source.positions[path] = position{t.Position.Line, t.Position.Column}
 }
 
-// first is the first token of a node. For a mapping, GetToken would return its first colon.
-func first(n ast.Node) *token.Token {
+// firstToken is the first token of a node. For a mapping, GetToken would return its first colon.
+func firstToken(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
 		if !m.IsFlowStyle && len(m.Values) > 0 {

@@ -23,7 +23,7 @@ func InstanceID(raw string) (string, error) {
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
 		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)
 	}
-	if strings.ContainsFunc(u.Hostname(), oddInHost) {
+	if strings.ContainsFunc(u.Hostname(), isForbiddenInHost) {
 		return "", fmt.Errorf("%q has a host with other characters than letters, digits and .-_:; write its name or its address", raw)
 	}
 	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
@@ -37,9 +37,9 @@ func InstanceID(raw string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// oddInHost says whether a character may not be in a host. The check is strict, because people copy names of engines
-// into shells. % is allowed, because it separates the zone of an IPv6 address.
-func oddInHost(r rune) bool {
+// isForbiddenInHost says whether a character may not be in a host. The check is strict, because people copy names of engines into shells. %
+// is allowed, because it separates the zone of an IPv6 address.
+func isForbiddenInHost(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
 }
 

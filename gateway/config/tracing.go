@@ -48,11 +48,11 @@ func (h Headers) String() string {
 	return strings.Join(list, ", ")
 }
 
-// Explains says whether the reasons of choices are recorded, which only receipts need.
+// RecordsReasons says whether the reasons of choices are recorded, which only receipts need.
 func (c *Config) RecordsReasons() bool { return c.Admin.Receipts > 0 }
 
-// Client returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.
-func (t *Tracing) Client() (*tls.Config, error) {
+// ClientTLS returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.
+func (t *Tracing) ClientTLS() (*tls.Config, error) {
 	if t.TLS == (CollectorTLS{}) {
 		return nil, nil
 	}
@@ -64,10 +64,11 @@ func (t *Tracing) Client() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tracing.endpoint: %w", err)
 	}
-	return t.TLS.client(u.Hostname())
+	return t.TLS.clientTLS(u.Hostname())
 }
 
-func (t CollectorTLS) client(host string) (*tls.Config, error) {
+// clientTLS returns the TLS settings for a collector on this host.
+func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
 	c, err := certs.Client("", "", t.CertFile, t.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("tracing.tls: %w", err)

@@ -71,12 +71,12 @@ func (c *Config) allowWorker(raw string) error {
 		return nil
 	case len(c.Admin.WorkerHosts) > 0:
 		return fmt.Errorf("%s is not among admin.worker_hosts; add it there, or the engine to the file", host)
-	case addr.IsValid() && (noEngine(addr) || slices.ContainsFunc(embedded(addr), noEngine)):
+	case addr.IsValid() && (cannotBeEngine(addr) || slices.ContainsFunc(embeddedIPv4(addr), cannotBeEngine)):
 		return fmt.Errorf("%s is, or leads to, a link-local, multicast or unspecified address, or a cloud's metadata address; no engine is "+
 			"expected there; if there is one, name it in admin.worker_hosts", host)
 	case slices.Contains(metadataNames, host):
 		return fmt.Errorf("%s is a cloud's metadata address; no engine is expected there; if there is one, name it in admin.worker_hosts", host)
-	case isNumber(host):
+	case readsAsNumber(host):
 		return fmt.Errorf("%s can be read as more than one address; write a name or a plain address", host)
 	}
 	return nil
@@ -95,9 +95,9 @@ func coversHost(entry, host string, addr netip.Addr) bool {
 	return entry == host || isPattern && isName && strings.HasSuffix(host, suffix)
 }
 
-// noEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the credentials
-// of their machines: most use 169.254.169.254, which is link-local.
-func noEngine(a netip.Addr) bool {
+// cannotBeEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the
+// credentials of their machines: most use 169.254.169.254, which is link-local.
+func cannotBeEngine(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
 }
 
@@ -114,9 +114,9 @@ var metadataNames = []string{
 	"metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
-// embedded returns the IPv4 addresses inside an IPv6 address: a router or a tunnel may
-// translate the address to one of them.
-func embedded(a netip.Addr) []netip.Addr {
+// embeddedIPv4 returns the IPv4 addresses inside an IPv6 address; nil: there is none. A router or a tunnel may translate the address to one
+// of them.
+func embeddedIPv4(a netip.Addr) []netip.Addr {
 	if !a.Is6() {
 		return nil
 	}
@@ -139,9 +139,9 @@ func embedded(a netip.Addr) []netip.Addr {
 	return nil
 }
 
-// isNumber says whether some resolvers would read a host as an IPv4 address although netip does not. Examples:
-// 2852039166, 0xa9fea9fe, 0251.0376.169.254.
-func isNumber(host string) bool {
+// readsAsNumber says whether some resolvers would read a host as an IPv4 address although netip does not. Examples: 2852039166, 0xa9fea9fe,
+// 0251.0376.169.254.
+func readsAsNumber(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return false
 	}

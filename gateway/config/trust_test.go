@@ -140,7 +140,7 @@ func TestTheFilesOfACollectorAreReadForEveryHandshake(t *testing.T) {
 	for _, endpoint := range []string{"https://collector:4318", "127.0.0.1:4318"} {
 		use(before)
 		conf := Tracing{Endpoint: endpoint, TLS: CollectorTLS{CAFile: ca, CertFile: cert, KeyFile: key}}
-		client, err := conf.Client()
+		client, err := conf.ClientTLS()
 		require.NoError(t, err)
 		shakes := func(a *certtest.Authority) bool {
 			server := a.Server(t, "collector")
@@ -161,9 +161,9 @@ func TestTheFilesOfACollectorAreReadForEveryHandshake(t *testing.T) {
 		require.True(t, shakes(after), endpoint)
 		require.False(t, shakes(before))
 	}
-	_, err := (&Tracing{Endpoint: "https://collector", TLS: CollectorTLS{CAFile: filepath.Join(dir, "none")}}).Client()
+	_, err := (&Tracing{Endpoint: "https://collector", TLS: CollectorTLS{CAFile: filepath.Join(dir, "none")}}).ClientTLS()
 	require.ErrorContains(t, err, "tracing.tls.ca_file")
-	none, err := (&Tracing{Endpoint: "https://collector"}).Client()
+	none, err := (&Tracing{Endpoint: "https://collector"}).ClientTLS()
 	require.NoError(t, err)
 	require.Nil(t, none)
 }

@@ -60,16 +60,15 @@ func (c *Config) checkOrigins(bad report) {
 func (c *Config) checkProfiles(bad report) {
 	for name, p := range c.Profiles {
 		path := "$.profiles." + name
-		if err := p.Validate(); err != nil && !checkAlone(p, path, bad) {
+		if err := p.Validate(); err != nil && !checkKeysAlone(p, path, bad) {
 			bad(path, "%v", err)
 		}
 	}
 }
 
-// checkAlone finds the wrong keys of an invalid profile. It validates the connector with defaults for all other keys, and then each
-// other key together with the connector. It returns false if no key is wrong by itself, so that only a combination of keys
-// is.
-func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
+// checkKeysAlone finds the wrong keys of an invalid profile. It validates the connector with defaults for all other keys, and then each
+// other key together with the connector. It returns false if no key is wrong by itself, so that only a combination of keys is.
+func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
 	if err := beside.WithDefaults().Validate(); err != nil {
 		bad(path+".connector", "%v", err)
@@ -91,7 +90,7 @@ func checkAlone(p mooncake.Profile, path string, bad report) (found bool) {
 // a role, and all engines of a group must have the same barrier.
 func (c *Config) checkEngines(bad report) {
 	for _, role := range Roles { // a file that is cut off behind a key must not remove all engines of a side
-		if path := "$.engines." + role; c.source.has(path) && c.Engines.of(role) == nil {
+		if path := "$.engines." + role; c.source.isSet(path) && c.Engines.ofRole(role) == nil {
 			bad(path, "there is nothing behind the key; write [] for a side that is meant to have no engines")
 		}
 	}
@@ -121,8 +120,8 @@ func (c *Config) checkEngines(bad report) {
 		}
 	}
 	for _, role := range Roles {
-		for i := range c.Engines.of(role) {
-			check(role, i, &c.Engines.of(role)[i])
+		for i := range c.Engines.ofRole(role) {
+			check(role, i, &c.Engines.ofRole(role)[i])
 		}
 	}
 	if p := c.Engines.Prefer; p != PreferPD && p != PreferAggregated {
@@ -312,8 +311,8 @@ func (c *Config) checkNumbers(bad report) {
 	}
 }
 
-// finishEngine fills in the defaults of keys that an engine leaves out.
-func (c *Config) finishEngine(role string, e *Engine) {
+// fillEngineDefaults fills in the defaults of keys that an engine leaves out.
+func (c *Config) fillEngineDefaults(role string, e *Engine) {
 	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
 	if role == "prefill" {
 		return

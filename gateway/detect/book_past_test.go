@@ -83,7 +83,7 @@ func TestWhatFollowsTellsHowItBegan(t *testing.T) {
 
 // A hang is an incident of its own at once, however young one about metrics on its host is.
 func TestAHangIsItsOwnIncident(t *testing.T) {
-	hang := Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 hangs"}
+	hang := Finding{Kind: EngineHangs, Severity: Bad, WhereKind: "decode engine", Where: "h1:18200", What: "Decode engine h1:18200 hangs"}
 	var b Book
 	b.Observe(noon, []Finding{amiss("h1:18100")})
 	b.Observe(noon.Add(6*time.Second), []Finding{amiss("h1:18100"), hang})
@@ -102,7 +102,8 @@ func TestAHangIsItsOwnIncident(t *testing.T) {
 
 // What comes again and again and harms little is one line with a count; outages keep a line each.
 func TestEqualLinesAreCounted(t *testing.T) {
-	slow := Finding{Kind: PolicySlow, Severity: Warn, Of: "group", Where: "main", What: "The decode policy of group main is too slow at times"}
+	slow := Finding{Kind: PolicySlow, Severity: Warn, WhereKind: "group", Where: "main",
+		What: "The decode policy of group main is too slow at times"}
 	other := slow
 	other.Where = "other"
 	var b Book
@@ -136,7 +137,7 @@ func TestAnIncidentThatIsOverNamesAll(t *testing.T) {
 }
 
 func hangs(where string) Finding {
-	return Finding{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: where, What: "Decode engine " + where + " hangs"}
+	return Finding{Kind: EngineHangs, Severity: Bad, WhereKind: "decode engine", Where: where, What: "Decode engine " + where + " hangs"}
 }
 
 // played observes what is found in each second, and returns the incidents in the end, the first one first.
@@ -239,7 +240,7 @@ func TestStatesOfAnIncident(t *testing.T) {
 // A fault in each of two groups at once is two incidents, each with its own words.
 func TestTwoFaultsAtOnce(t *testing.T) {
 	var b Book
-	slow := Finding{Kind: StepsSlow, Severity: Warn, Of: "group", Where: "b", What: "Steps of group b take 215 ms"}
+	slow := Finding{Kind: StepsSlow, Severity: Warn, WhereKind: "group", Where: "b", What: "Steps of group b take 215 ms"}
 	for _, in := range played(&b, 60, func(int) []Finding { return []Finding{down("h:1", refused), slow} }) {
 		require.Len(t, in.Where, 1)
 		require.Equal(t, in.Kind == StepsSlow, in.Where[0] == "b")
@@ -257,7 +258,7 @@ func TestBooksOfAnySequence(t *testing.T) {
 			for range rapid.IntRange(0, 5).Draw(t, "findings") {
 				kind := rapid.SampledFrom(kindsThere).Draw(t, "kind")
 				found = append(found, Finding{
-					Kind: kind, Severity: kinds[kind].severity(), Of: "decode engine",
+					Kind: kind, Severity: kinds[kind].severity(), WhereKind: "decode engine",
 					Where: rapid.SampledFrom([]string{"h:1", "h:2", "g:1", ""}).Draw(t, "where"), What: "It is wrong",
 				})
 			}
@@ -277,7 +278,7 @@ func TestBooksOfAnySequence(t *testing.T) {
 			}
 		}
 		for range 4 {
-			at = at.Add(again)
+			at = at.Add(slowEngineAbsence)
 			one.Observe(at, nil)
 		}
 		for _, in := range one.Incidents() {
@@ -342,7 +343,7 @@ func TestHarmInNumbers(t *testing.T) {
 			TPOT: Latency{P50Ms: 30, Samples: 9}}
 	}
 	look := func(s Sample, state string) []Incident {
-		w.Look(&Facts{At: s.At, Proxy: Proxy{Ready: true}, Engines: []Engine{{ID: "d:1", Role: "decode", State: state}}}, s)
+		w.Update(&Facts{At: s.At, Proxy: Proxy{Ready: true}, Engines: []Engine{{ID: "d:1", Role: "decode", State: state}}}, s)
 		return w.Incidents()
 	}
 	for s := range 30 {

@@ -9,7 +9,7 @@ import (
 )
 
 func overloaded(model string) Finding {
-	return Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: model,
+	return Finding{Kind: Overload, Severity: Bad, Panel: "pool", WhereKind: "model", Where: model,
 		What: "All 96 decode slots of model " + model + " are taken, and 527 requests wait in the pool"}
 }
 
@@ -99,15 +99,15 @@ func TestWhatRestsIsBounded(t *testing.T) {
 	n := 0
 	for s := range 5 {
 		var found []Finding
-		for range mostFound {
+		for range maxFindings {
 			n++
 			found = append(found, amiss(fmt.Sprintf("p%d:1", n)))
 		}
 		b.Observe(noon.Add(time.Duration(s)*time.Second), found)
 		for _, o := range b.list {
-			require.LessOrEqual(t, len(o.members), mostFound)
+			require.LessOrEqual(t, len(o.members), maxFindings)
 		}
-		require.LessOrEqual(t, len(b.list), mostKept)
+		require.LessOrEqual(t, len(b.list), maxIncidents)
 	}
 	b.Observe(noon.Add(time.Hour), nil)
 	b.Observe(noon.Add(2*time.Hour), nil)

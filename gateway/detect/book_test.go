@@ -15,7 +15,7 @@ import (
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
 func down(where, why string) Finding {
-	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", Of: "decode engine", Where: where,
+	return Finding{Kind: EngineDown, Severity: Bad, Panel: "engines", WhereKind: "decode engine", Where: where,
 		What: "Decode engine " + where + " is down: " + why, Reason: why}
 }
 
@@ -24,7 +24,7 @@ func failing2() Finding {
 }
 
 func amiss(where string) Finding {
-	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", Of: "prefill engine", Where: where,
+	return Finding{Kind: EngineAmiss, Severity: Warn, Panel: "engines", WhereKind: "prefill engine", Where: where,
 		What: "Prefill engine " + where + " is up, but something is amiss: no answer", Reason: "engine " + where + ": no answer"}
 }
 
@@ -32,7 +32,7 @@ const refused = "dial tcp: connection refused"
 
 func TestOneCauseIsOneIncident(t *testing.T) {
 	slow := func(where string) Finding {
-		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where,
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", WhereKind: "prefill engine", Where: where,
 			What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
 	}
 	type told struct {
@@ -88,7 +88,7 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 		},
 		"engines that are full are why the queue is": {
 			[]told{{0, []Finding{{Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"},
-				{Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p2:1/0"}}}},
+				{Kind: GateClosed, Severity: Warn, WhereKind: "prefill engine", Where: "p1:1/0"}, {Kind: GateClosed, Severity: Warn, WhereKind: "prefill engine", Where: "p2:1/0"}}}},
 			[]string{"Prefill engines p1:1/0 and p2:1/0 take no prompts, because their KV caches are full"},
 		},
 		"clients see it before the engine counts as down": {
@@ -155,7 +155,7 @@ func TestOneCauseIsOneIncident(t *testing.T) {
 func TestAnIncidentSaysWhatToDo(t *testing.T) {
 	var b Book
 	old := down("10.0.0.1:8000/3", refused)
-	old.For = time.Minute
+	old.LastedFor = time.Minute
 	b.Observe(noon, []Finding{old, failing2()})
 	require.Equal(t, []Incident{{
 		ID: 1, Kind: EngineDown, State: Lasting, Subject: "10.0.0.1:8000/3", Severity: Bad, Panel: "engines", Headline: "Engine outage",
@@ -168,13 +168,13 @@ func TestAnIncidentSaysWhatToDo(t *testing.T) {
 
 // What clients see depends on what the engine does for them.
 func TestAPrefillEngineThatIsDownLosesNoAnswer(t *testing.T) {
-	p := Finding{Kind: EngineDown, Severity: Bad, Of: "prefill engine", Where: "h1:80", What: "Prefill engine h1:80 is down"}
+	p := Finding{Kind: EngineDown, Severity: Bad, WhereKind: "prefill engine", Where: "h1:80", What: "Prefill engine h1:80 is down"}
 	clients := func(found ...Finding) string {
 		var b Book
 		b.Observe(noon, found)
 		return b.Incidents()[0].Clients
 	}
-	require.Equal(t, kinds[EngineDown].prefill, clients(p))
+	require.Equal(t, kinds[EngineDown].clientsOfPrefill, clients(p))
 	require.Equal(t, kinds[EngineDown].clients, clients(p, down("h1:81", refused)), "one of them decodes")
 }
 
@@ -182,7 +182,7 @@ func TestAPrefillEngineThatIsDownLosesNoAnswer(t *testing.T) {
 func TestWhatClientsSeeOfAHangOfAllEngines(t *testing.T) {
 	var b Book
 	b.Observe(noon, []Finding{
-		{Kind: EngineHangs, Severity: Bad, Of: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"},
+		{Kind: EngineHangs, Severity: Bad, WhereKind: "decode engine", Where: "h1:80", What: "Decode engine h1:80 hangs"},
 		{Kind: NotReady, Severity: Bad, What: "The proxy is not ready: no healthy decode engine"},
 	})
 	want := "All new requests wait, and get a 503 if it lasts, because decode engine h1:80 hangs"
@@ -234,19 +234,19 @@ func TestResolvedIncidentsTellTheirPeak(t *testing.T) {
 func TestTheBookIsBounded(t *testing.T) {
 	var b Book
 	var many []Finding
-	for i := range 3 * mostFound {
+	for i := range 3 * maxFindings {
 		many = append(many, down(fmt.Sprintf("h1:%d", 1000+i), refused))
 	}
 	b.Observe(noon, many)
 	in := b.Incidents()
 	require.Len(t, in, 1)
-	require.Len(t, in[0].Where, mostListed)
-	require.Equal(t, mostFound, in[0].Count)
+	require.Len(t, in[0].Where, maxNames)
+	require.Equal(t, maxFindings, in[0].Count)
 	for i := range 500 { // each by itself
 		b.Observe(noon.Add(time.Duration(i+1)*time.Second),
 			[]Finding{down(fmt.Sprintf("h%c%c:1", 'a'+i%26, 'a'+i/26), "reason "+string(rune('a'+i%26)))})
 	}
-	require.LessOrEqual(t, len(b.Incidents()), mostKept)
+	require.LessOrEqual(t, len(b.Incidents()), maxIncidents)
 }
 
 // Every kind says all that an incident has to, and its entry is in the runbook.
@@ -254,14 +254,14 @@ func TestKindsAreWhole(t *testing.T) {
 	text, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
 	for name, k := range kinds {
-		for _, text := range []string{k.clients, k.next, cmp.Or(k.prefill, k.clients)} {
+		for _, text := range []string{k.clients, k.next, cmp.Or(k.clientsOfPrefill, k.clients)} {
 			require.Regexp(t, `^[A-Z][^:]+( |,).*\.$`, text, "%s: whole sentences", name)
 		}
 		require.Contains(t, strings.ToLower(k.clients), "clients", "%s: who it is that sees it", name)
 		require.NotEmpty(t, k.headline, name)
 		require.NotEmpty(t, k.command, name)
 		require.True(t, k.runbook == "" || strings.Contains(string(text), "\n## "+k.runbook+"\n"), "the runbook has no entry %s", k.runbook)
-		require.True(t, k.alone || k.effect || k.many != "", "%s: several of it have no words", name)
+		require.True(t, k.sharesNoCause || k.effect || k.pluralText != "", "%s: several of it have no words", name)
 	}
 }
 
@@ -282,18 +282,18 @@ func TestTitlesOfTwoOfEachKind(t *testing.T) {
 		QueueFull: true, QueueWaits: true, PrefillBusy: true}
 	for name, k := range kinds {
 		var b Book
-		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, Of: "thing", Where: "a:1", What: "x", Reason: "why"},
-			{Kind: name, Severity: Bad, Of: "thing", Where: "b:1", What: "y", Reason: "why"},
-			{Kind: name, Severity: Bad, Of: "thing", Where: "a:1", What: "z", Reason: "why"}})
-		require.Equal(t, alone[name] || k.alone, k.many == "", name)
+		b.Observe(noon, []Finding{{Kind: name, Severity: Warn, WhereKind: "thing", Where: "a:1", What: "x", Reason: "why"},
+			{Kind: name, Severity: Bad, WhereKind: "thing", Where: "b:1", What: "y", Reason: "why"},
+			{Kind: name, Severity: Bad, WhereKind: "thing", Where: "a:1", What: "z", Reason: "why"}})
+		require.Equal(t, alone[name] || k.sharesNoCause, k.pluralText == "", name)
 		switch list := b.Incidents(); {
-		case k.alone:
+		case k.sharesNoCause:
 			require.Len(t, list, 2, name)
 			require.Equal(t, []string{"x", "y"}, []string{list[0].What, list[1].What}, "one of them is told twice")
 		default:
 			require.Len(t, list, 1, name)
 			require.NotRegexp(t, `^2 ( |:|$)`, list[0].What, name)
-			if k.many != "" {
+			if k.pluralText != "" {
 				require.Contains(t, list[0].What, "Things a:1 and b:1 ")
 				require.Empty(t, list[0].Named)
 			}
@@ -306,8 +306,8 @@ func TestTitlesOfTwoOfEachKind(t *testing.T) {
 func TestAllThatIsWrongIsTold(t *testing.T) {
 	var b Book
 	b.Observe(noon, []Finding{failing2(), {Kind: QueueFull, Severity: Bad, What: "the arrival queue is full"},
-		{Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "m",
-			What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, Of: "model", Where: "n", What: "one has waited 32 s"}})
+		{Kind: NoPrefill, Severity: Bad, What: "no prefill engine takes prompts"}, {Kind: PoolLate, Severity: Bad, WhereKind: "model", Where: "m",
+			What: "one has waited 31 s"}, {Kind: PoolLate, Severity: Bad, WhereKind: "model", Where: "n", What: "one has waited 32 s"}})
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, "the arrival queue is full", in[0].What)
@@ -320,14 +320,14 @@ func TestEveryNameIsCountedOnce(t *testing.T) {
 	var found []Finding
 	for i := range 60 {
 		where := fmt.Sprintf("h%d:80", i)
-		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, Of: "prefill engine", Where: where, What: "old"},
-			Finding{Kind: EngineAmiss, Severity: Warn, Of: "prefill engine", Where: where, What: "slow"})
+		found = append(found, Finding{Kind: MetricsOld, Severity: Warn, WhereKind: "prefill engine", Where: where, What: "old"},
+			Finding{Kind: EngineAmiss, Severity: Warn, WhereKind: "prefill engine", Where: where, What: "slow"})
 	}
 	b.Observe(noon, found)
 	in := b.Incidents()
 	require.Len(t, in, 1)
 	require.Equal(t, 60, in[0].Count)
-	require.Len(t, in[0].Where, mostListed)
+	require.Len(t, in[0].Where, maxNames)
 	require.Contains(t, in[0].Named, "These are the prefill engines h0:80, h1:80, ")
 	require.Contains(t, in[0].Named, ", h47:80, and 12 more.")
 	require.Contains(t, in[0].Clients, " Also: 60 prefill engines are up, but something is amiss.")
@@ -362,8 +362,8 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 	b.Observe(noon.Add(time.Second), found)
 	b.Observe(noon.Add(2*time.Second), found)
 	before := ids()
-	require.Len(t, before, mostKept+1)
-	rest := b.Incidents()[mostKept]
+	require.Len(t, before, maxIncidents+1)
+	rest := b.Incidents()[maxIncidents]
 	require.Equal(t, "There are 6 more findings than are told one by one", rest.What)
 	require.Equal(t, "The first ones: x64. x65. x66. x67. x68. x69.", rest.Named)
 	require.Equal(t, 0, rest.ID)
@@ -375,9 +375,9 @@ func TestAFullBookStaysAsItIs(t *testing.T) {
 	for s := range 3 {
 		b.Observe(noon.Add(time.Duration(30+s)*time.Second), found)
 		in := b.Incidents()
-		require.Len(t, in, mostKept+1)
+		require.Len(t, in, maxIncidents+1)
 		require.Equal(t, "Decode engine h9:80 is down: "+refused, in[0].What)
-		require.Equal(t, "There are 7 more findings than are told one by one", in[mostKept].What)
+		require.Equal(t, "There are 7 more findings than are told one by one", in[maxIncidents].What)
 	}
 	b.Observe(noon.Add(time.Minute), nil)
 	for _, in := range b.Incidents() {
@@ -430,7 +430,7 @@ func TestAnEngineThatIsOutAndThenDownIsOneIncident(t *testing.T) {
 func TestSlowMetricsAreOneIncidentThatLasts(t *testing.T) {
 	var b Book
 	slow := func(where string) Finding {
-		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", Of: "prefill engine", Where: where,
+		return Finding{Kind: MetricsOld, Severity: Warn, Panel: "prefill", WhereKind: "prefill engine", Where: where,
 			What: "Prefill engine " + where + " answers too late when it is asked for its metrics"}
 	}
 	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
@@ -477,11 +477,11 @@ func TestAnEngineThatDiedIsNotLate(t *testing.T) {
 }
 
 func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
-	over := Finding{Kind: Overload, Severity: Bad, Panel: "pool", Of: "model", Where: "m",
+	over := Finding{Kind: Overload, Severity: Bad, Panel: "pool", WhereKind: "model", Where: "m",
 		What: "All 96 decode slots of model m are taken, and 527 requests wait in the pool"}
 	full := Finding{Kind: QueueFull, Severity: Bad, What: "Requests are refused, because a queue is full"}
-	late := Finding{Kind: PoolLate, Severity: Bad, Of: "model", Where: "m", What: "A finished prefill has waited 31 s"}
-	gate := Finding{Kind: GateClosed, Severity: Warn, Of: "prefill engine", Where: "p1:1", What: "Prefill engine p1:1 takes no prompts"}
+	late := Finding{Kind: PoolLate, Severity: Bad, WhereKind: "model", Where: "m", What: "A finished prefill has waited 31 s"}
+	gate := Finding{Kind: GateClosed, Severity: Warn, WhereKind: "prefill engine", Where: "p1:1", What: "Prefill engine p1:1 takes no prompts"}
 	type told struct {
 		at    time.Duration
 		found []Finding
@@ -515,10 +515,10 @@ func TestOverloadIsTheCauseOfWhatClientsSee(t *testing.T) {
 // Who floods is in what to do, and a command finds the requests.
 func TestAnOverloadNamesTheKey(t *testing.T) {
 	for key, want := range map[string]string{
-		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(ofKey, "{key}", "batch"),
+		"": kinds[Overload].command, "$(reboot)": kinds[Overload].command, "batch": strings.ReplaceAll(showRequestsOfKey, "{key}", "batch"),
 	} {
 		var b Book
-		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, Of: "model", Where: "m", Key: key, What: "All slots are taken"}})
+		b.Observe(noon, []Finding{{Kind: Overload, Severity: Bad, WhereKind: "model", Where: "m", Key: key, What: "All slots are taken"}})
 		in := b.Incidents()[0]
 		require.Equal(t, want, in.Command)
 		require.Equal(t, key != "", strings.Contains(in.Next, "Ask who uses API key "+key), in.Next)
@@ -532,13 +532,14 @@ func TestAnOverloadSaysToBringBackEnginesWhereSomeAreAway(t *testing.T) {
 }
 
 func saysToBringBack(t *testing.T, kind Kind) {
-	full := Finding{Kind: kind, Severity: Bad, Of: "model", Where: "m", What: "Many wait"}
+	full := Finding{Kind: kind, Severity: Bad, WhereKind: "model", Where: "m", What: "Many wait"}
 	var b Book
 	b.Observe(noon, []Finding{full})
 	require.NotContains(t, b.Incidents()[0].Next, "Bring back")
 	b = Book{}
-	b.Observe(noon, []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}})
-	b.Observe(noon.Add(time.Hour), []Finding{{Kind: EngineDown, Severity: Bad, Of: "decode engine", Where: "h:1", What: "x is down"}, full})
+	b.Observe(noon, []Finding{{Kind: EngineDown, Severity: Bad, WhereKind: "decode engine", Where: "h:1", What: "x is down"}})
+	b.Observe(noon.Add(time.Hour), []Finding{{Kind: EngineDown, Severity: Bad, WhereKind: "decode engine", Where: "h:1", What: "x is down"},
+		full})
 	for _, in := range b.Incidents() {
 		if in.Headline == kinds[kind].headline {
 			require.Contains(t, in.Next, "Bring back the engines that are down. "+kinds[kind].next)

@@ -29,38 +29,39 @@ const (
 
 // Detector describes one kind of finding: how it is found, how it relates to other kinds, and what is said about it.
 type Detector struct {
-	Kind    Kind
-	find    func(v *view, say say)
-	harm    harm
-	urgent  bool // it is Bad, although clients notice nothing yet
-	effect  bool // it is a result of another finding, if one is present
-	load    bool // many requests wait: the effect of a cause that harms at least as much as waiting, else itself a cause
-	crowded bool // many requests wait, so engines that are missing may be the reason
-	gone    bool // the engine gets no requests; one such finding may replace another at the same engine
+	Kind           Kind
+	find           func(v *view, report reportFunc)
+	harm           harm
+	urgent         bool // it is Bad, although clients notice nothing yet
+	effect         bool // it is a result of another finding, if one is present
+	overload       bool // many requests wait: the effect of a cause that harms at least as much as waiting, else itself a cause
+	manyWait       bool // many requests wait, so engines that are missing may be the reason
+	getsNoRequests bool // the engine gets no requests; one such finding may replace another at the same engine
 	// other engines may do the work: the finding is bad only while requests fail or wait, or while more than half of the engines of
 	// the role are away
-	spare  bool
-	wide   bool          // it makes tokens slower: it is bad if tokens are much slower and many requests are affected
-	vague  bool          // other kinds of the same harm say more, so they come first
-	family string        // kinds of one family are the same problem, seen at engines or at ranks
-	alone  bool          // it shares its cause with no other finding: an operator caused it, or it is about a whole group or proxy
-	rests  time.Duration // for kinds that come and go: the incident ends once the finding was missing for so long
+	othersMayServe   bool
+	slowsTokens      bool          // it makes tokens slower: it is bad if tokens are much slower and many requests are affected
+	unspecific       bool          // other kinds of the same harm say more, so they come first
+	family           string        // kinds of one family are the same problem, seen at engines or at ranks
+	sharesNoCause    bool          // it shares its cause with no other finding: an operator caused it, or it is about a whole group or proxy
+	toleratedAbsence time.Duration // for kinds that come and go: the incident ends once the finding was missing for so long
 
-	headline string // the first words of the verdict
-	many     string // for several of them: the words after their number and noun; empty: there is at most one
-	clients  string // what clients notice of it
-	prefill  string // replaces clients if all of these are prefill engines; empty: clients is used
-	first    string // words before the cause in an incident where this finding is an effect
-	next     string // what to do
-	sender   string // what to do instead of next if most of the requests are from one API key; {key} is replaced by it
-	command  string // a command to copy; {where} and {engine} are replaced
-	runbook  string // entry of the runbook
+	headline         string // the first words of the verdict
+	pluralText       string // for several of them: the words after their number and noun; empty: there is at most one
+	clients          string // what clients notice of it
+	clientsOfPrefill string // replaces clients if all of these are prefill engines; empty: clients is used
+	headlineAsEffect string // words before the cause in an incident where this finding is an effect
+	next             string // what to do
+	nextForKey       string // what to do instead of next if most of the requests are from one API key; {key} is replaced by it
+	command          string // a command to copy; {where} and {engine} are replaced
+	runbook          string // entry of the runbook
 }
 
-// again is how long a finding that comes and goes may be missing before it counts as over: a busy engine answers late, then in time for
-// a while, then late again.
-const again = 2 * time.Minute
+// slowEngineAbsence is the toleratedAbsence of findings about engines that answer late: a busy engine answers late, then in time for a
+// while, then late again.
+const slowEngineAbsence = 2 * time.Minute
 
+// severity is the severity of the findings, before Find looks at how many requests are affected.
 func (d *Detector) severity() string {
 	if d.harm >= waiting || d.urgent {
 		return Bad
@@ -68,16 +69,16 @@ func (d *Detector) severity() string {
 	return Warn
 }
 
-// order is a sort key: causes come before effects, and more harmful causes before less harmful ones.
-func (d *Detector) order() int {
+// sortKey sorts causes before effects, and more harmful causes before less harmful ones.
+func (d *Detector) sortKey() int {
 	n := 10 * int(failing-d.harm)
-	if d.vague {
+	if d.unspecific {
 		n++
 	}
 	if d.effect {
 		n += 1000
 	}
-	if d.load {
+	if d.overload {
 		n -= 500 // it is the cause of other effects
 	}
 	return n
@@ -85,50 +86,55 @@ func (d *Detector) order() int {
 
 // Finding is one thing that is wrong now.
 type Finding struct {
-	Kind     Kind
-	Severity string
-	Panel    string        // the panel of the page that shows more
-	Of       string        // what Where names: "prefill engine", "group"
-	Where    string        // name of the engine, rank, group or model; empty: the proxy
-	What     string        // a whole sentence with the name in Where and all numbers, without a full stop
-	Rest     string        // text after What; findings that differ only in Rest may have one cause
-	Ranks    []string      // ranks that What names, beside Where
-	slowed   int           // requests whose tokens it makes slower
-	times    float64       // factor by which these tokens take longer
-	Key      string        // key of the caller that causes most of it; empty: there is none
-	Reason   string        // cause in the words of an engine or a file, to compare findings; empty: not known
-	For      time.Duration // how long the problem has lasted; 0: not known, so it counts from when it was found
+	Kind           Kind
+	Severity       string
+	Panel          string        // the panel of the page that shows more
+	WhereKind      string        // what Where names: "prefill engine", "group"
+	Where          string        // name of the engine, rank, group or model; empty: the proxy
+	What           string        // a whole sentence with the name in Where and all numbers, without a full stop
+	Suffix         string        // text after What; findings that differ only in Suffix may have one cause
+	Ranks          []string      // ranks that What names, beside Where
+	slowedRequests int           // requests whose tokens it makes slower
+	slowdown       float64       // factor by which these tokens take longer
+	Key            string        // key of the caller that causes most of it; empty: there is none
+	Reason         string        // cause in the words of an engine or a file, to compare findings; empty: not known
+	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it counts from when it was found
 }
 
 // setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer.
 func (f *Finding) setSlowdown(running int, times float64) *Finding {
-	f.slowed, f.times = running, times
+	f.slowedRequests, f.slowdown = running, times
 	return f
 }
 
 // view is what detectors look at: the facts, and values that several detectors derive from them.
 type view struct {
 	*Facts
-	last    Ended  // requests that ended in the last minute
-	loads   []load // of each model
-	drained map[string]bool
-	running int  // requests that run on all ranks
-	several bool // there are several groups, so each is named with its model
+	lastMinute Ended  // requests that ended in the last minute
+	loads      []load // of each model
+	drained    map[string]bool
+	running    int  // requests that run on all ranks
+	manyGroups bool // there are several groups, so each is named with its model
 }
 
-// say adds a finding and returns it. format and args make its sentence.
-type say func(where at, reason, format string, args ...any) *Finding
+// reportFunc adds a finding about a place and returns it. format and args make its sentence. reason is the cause in the words of an engine
+// or a file (see Finding.Reason).
+type reportFunc func(where place, reason, format string, args ...any) *Finding
 
-// at is the place of a finding: what it is, its name, and the panel that shows more.
-type at struct{ of, where, panel string }
+// noReason is the reason of findings that are compared by their kind alone.
+const noReason = ""
 
-// proxyAt is the place of a finding about the whole proxy.
-func proxyAt(panel string) at { return at{panel: panel} }
+// place is the place of a finding: what it is, such as "prefill engine", its name, and the panel that shows more.
+type place struct{ kind, name, panel string }
 
-func (a at) String() string { return a.of + " " + a.where }
+// proxyPlace is the place of a finding about the whole proxy.
+func proxyPlace(panel string) place { return place{panel: panel} }
 
-// begin is String with a capital, to begin a sentence.
-func (a at) begin() string { return words.Capital(a.String()) }
+// String names the place in a sentence, such as "prefill engine 10.0.0.1:8000".
+func (a place) String() string { return a.kind + " " + a.name }
+
+// capitalized is String with a capital, to begin a sentence.
+func (a place) capitalized() string { return words.Capital(a.String()) }
 
 // firstLine is the first line of an error's text. After it, errors about a config show lines of the file.
 func firstLine(text string) string {
@@ -136,7 +142,7 @@ func firstLine(text string) string {
 	return line
 }
 
-// waits says in words how many requests wait.
+// waits returns "1 request waits" or, for example, "12 requests wait".
 func waits(n int) string {
 	if n == 1 {
 		return "1 request waits"
@@ -144,7 +150,7 @@ func waits(n int) string {
 	return requests(n) + " wait"
 }
 
-// requests says in words how many requests there are.
+// requests returns the number of requests in words.
 func requests(n int) string {
 	switch n {
 	case 0:
@@ -155,4 +161,5 @@ func requests(n int) string {
 	return stats.Grouped(max(0, n)) + " requests"
 }
 
+// seconds converts seconds to a Duration.
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -12,29 +12,29 @@ import (
 // least, half of the median, and several times the usual distance of a rank from the median. A value below the median does not count,
 // because a rank with less work makes no step longer.
 type gauge struct {
-	name  string
-	least float64
-	value func(*Gauges) float64
-	says  func(value, middle float64) string
+	name        string
+	leastExcess float64
+	value       func(*Gauges) float64
+	describe    func(value, middle float64) string
 }
 
 var gauges = []gauge{
 	{"running", 8, func(g *Gauges) float64 { return g.Running }, func(v, m float64) string {
-		return fmt.Sprintf("runs %s requests, and the middle one of the group %s", whole(v), whole(m))
+		return fmt.Sprintf("runs %s requests, and the middle one of the group %s", grouped(v), grouped(m))
 	}},
 	{"waiting", 4, func(g *Gauges) float64 { return g.Waiting }, func(v, m float64) string {
-		return fmt.Sprintf("has %s requests in its queue, and the middle one of the group %s", whole(v), whole(m))
+		return fmt.Sprintf("has %s requests in its queue, and the middle one of the group %s", grouped(v), grouped(m))
 	}},
 	{"kv_share", 0.15, func(g *Gauges) float64 { return g.KVShare }, func(v, m float64) string {
 		return fmt.Sprintf("uses %.0f %% of its KV memory, and the middle one of the group %.0f %%", 100*v, 100*m)
 	}},
 	{"preempted", 3, func(g *Gauges) float64 { return g.Preempted }, func(v, m float64) string {
-		return fmt.Sprintf("preempted %s requests between the last two readings, and the middle one of the group %s", whole(v), whole(m))
+		return fmt.Sprintf("preempted %s requests between the last two readings, and the middle one of the group %s", grouped(v), grouped(m))
 	}},
 	{"computed_tokens", 1000, func(g *Gauges) float64 { return g.Computed }, func(v, m float64) string {
 		return fmt.Sprintf("computed %s prompt tokens between the last two readings, because it got no KV for them, and the middle one of the "+
 			"group %s",
-			whole(v), whole(m))
+			grouped(v), grouped(m))
 	}},
 }
 
@@ -43,7 +43,8 @@ const (
 	differApart = 6   // median absolute deviations: the same
 )
 
-func whole(v float64) string { return stats.Grouped(int(v)) }
+// grouped writes a whole number with its digits in groups of three.
+func grouped(v float64) string { return stats.Grouped(int(v)) }
 
 // differing lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than differRanks
 // ranks report is left out.
@@ -69,11 +70,11 @@ func differing(g *Group) []Differs {
 			distances = append(distances, max(v-middle, middle-v))
 		}
 		slices.Sort(distances)
-		least := max(gauge.least, differShare*middle, differApart*stats.Median(distances))
+		least := max(gauge.leastExcess, differShare*middle, differApart*stats.Median(distances))
 		for i := range g.Ranks {
 			if v := g.gaugeOf(i, gauge); v-middle > least {
 				all = append(all, far{Differs{
-					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.says(v, middle),
+					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.describe(v, middle),
 				}, (v - middle) / least})
 			}
 		}

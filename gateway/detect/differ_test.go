@@ -72,7 +72,7 @@ func TestSlowStepsNameTheRanksThatDiffer(t *testing.T) {
 	f.pass(600, nil)
 	g.Gauges[5].Running = 61
 	_, d := f.pass(1, nil)
-	require.Empty(t, d.Models[0].Groups[0].Differ, "while steps are as usual")
+	require.Empty(t, d.Models[0].Groups[0].Differing, "while steps are as usual")
 	f.stepMs *= 5
 	_, d = f.pass(30, nil)
 	require.Equal(t, slow+". Rank d:5 says that it runs 61 requests, and the middle one of the group 16", Find(&d, Ended{})[0].What)

@@ -19,7 +19,7 @@ func answering(w *Watch, f *Facts, start time.Time, seconds int, each func(rank 
 			r.Answers, r.Empty = r.Answers+answers, r.Empty+empty
 		}
 		f.At = start
-		w.Look(f, sampleOf(f))
+		w.Update(f, sampleOf(f))
 	}
 	return start
 }
@@ -109,7 +109,7 @@ func TestEmptyRanksOfAnotherModelAreNoMeasure(t *testing.T) {
 			ranks[1].Answers += second % 6 / 5
 		}
 		d.At = now
-		p.Look(d, sampleOf(d))
+		p.Update(d, sampleOf(d))
 	}
 	require.Len(t, emptyFound(d), 2, "%v", emptyFound(d))
 }

@@ -24,19 +24,22 @@ const (
 
 var engineDetectors = []Detector{
 	{
-		Kind: EngineMoved, find: findEngineMoved, gone: true, spare: true,
-		harm: waiting, headline: "Moved name", many: "have names that lead to other addresses, where nothing answers", runbook: "engine_moved",
-		command: "getent ahosts {host}; " + workers,
-		clients: "Clients whose requests ran at the old address get the rest from other engines where that is possible, and else an error.",
-		prefill: "Clients wait longer for their first token. Prompts that were computed at the old address are computed again on other engines.",
-		next: "Look why the name leads elsewhere: at its DNS record, or at the endpoints of its service. The engine at the old address may be " +
-			"alive, so do not restart it. " +
+		Kind: EngineMoved, find: findEngineMoved, getsNoRequests: true, othersMayServe: true,
+		harm: waiting, headline: "Moved name", pluralText: "have names that lead to other addresses, where nothing answers",
+		runbook: "engine_moved",
+		command: "getent ahosts {host}; " + showWorkers,
+		clients: "Clients whose requests ran at the old address get the rest from other engines where that is possible, and else an " +
+			"error.",
+		clientsOfPrefill: "Clients wait longer for their first token. Prompts that were computed at the old address are computed again on " +
+			"other engines.",
+		next: "Look why the name leads elsewhere: at its DNS record, or at the endpoints of its service. The engine at the old address may " +
+			"be alive, so do not restart it. " +
 			"Requests go to the new address once something answers there.",
 	},
 	{
-		Kind: EngineHangs, find: findEngineHangs, gone: true, spare: true,
-		harm: waiting, headline: "Engine hangs", many: "take connections, but do not answer their health checks", runbook: "engine_hangs",
-		prefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
+		Kind: EngineHangs, find: findEngineHangs, getsNoRequests: true, othersMayServe: true,
+		harm: waiting, headline: "Engine hangs", pluralText: "take connections, but do not answer their health checks", runbook: "engine_hangs",
+		clientsOfPrefill: "Clients whose prompts were sent there wait until the engine goes on, until it counts as down, or until " +
 			"limits.probe_timeout is over. Then other engines compute their prompts.",
 		clients: "Clients whose requests ran there get no tokens for now. If the engine goes on, so do these requests. " +
 			"Else they go on elsewhere when limits.event_timeout is over, or end with an error.",
@@ -45,21 +48,22 @@ var engineDetectors = []Detector{
 		command: `curl -sm 10 -o /dev/null -w '%{http_code}, connected after %{time_connect} s, %{time_total} s in all\n' http://{engine}/health`,
 	},
 	{
-		Kind: EngineDown, find: findEngineDown, gone: true, spare: true,
-		harm: waiting, headline: "Engine outage", many: "are down", runbook: "engine_down", command: "curl -sm 3 -i http://{engine}/health",
-		clients: "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
-		prefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
-		next:    "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
+		Kind: EngineDown, find: findEngineDown, getsNoRequests: true, othersMayServe: true,
+		harm: waiting, headline: "Engine outage", pluralText: "are down", runbook: "engine_down", command: "curl -sm 3 -i http://{engine}/health",
+		clients:          "Clients whose requests ran there get the rest from other engines where that is possible, and else an error.",
+		clientsOfPrefill: "Clients wait longer for their first token. Prompts that were computed there are computed again on other engines.",
+		next:             "Look whether the machine and the process are alive, and restart the engine. Its own log says why it ended.",
 	},
 	{
-		Kind: EngineOut, find: findEngineOut, gone: true, spare: true,
-		harm: waiting, headline: "Failing engine", many: "get no requests, because earlier ones failed", runbook: "engine_out", command: workers,
+		Kind: EngineOut, find: findEngineOut, getsNoRequests: true, othersMayServe: true,
+		harm: waiting, headline: "Failing engine", pluralText: "get no requests, because earlier ones failed", runbook: "engine_out",
+		command: showWorkers,
 		clients: "Clients wait longer. Requests that failed there were tried elsewhere, as long as the retry budget lasted.",
 		next:    "Read the engine's own log. You may restart it at any time, because nothing new is sent there.",
 	},
 	{
-		Kind: EngineHalted, find: findEngineHalted, gone: true, spare: true,
-		harm: waiting, headline: "Halted engine", many: "take no requests for now", runbook: "engine_halted", command: workers,
+		Kind: EngineHalted, find: findEngineHalted, getsNoRequests: true, othersMayServe: true,
+		harm: waiting, headline: "Halted engine", pluralText: "take no requests for now", runbook: "engine_halted", command: showWorkers,
 		clients: "Clients wait, and get a 503 when the time limit of their queue is over. Answers that run there stand still meanwhile, or go " +
 			"on elsewhere.",
 		next: "Look who changes the number of ranks, or begin the recovery of a group that has met a fault. Do not restart an engine that " +
@@ -67,40 +71,42 @@ var engineDetectors = []Detector{
 	},
 	{
 		Kind: EngineDrains, find: findEngineDrains,
-		harm: nothing, family: "drains", headline: "Drain", many: "drain", runbook: "drains", command: undrain,
+		harm: nothing, family: "drains", headline: "Drain", pluralText: "drain", runbook: "drains", command: takeDrainBack,
 		clients: "Clients notice nothing, as long as the other engines can take the load.",
 		next:    "Restart the engine when nothing runs there any more, then take the drain back.",
 	},
 	{
 		Kind: EngineAmiss, find: findEngineAmiss,
-		harm: slower, vague: true, family: "late", rests: again, headline: "Engine trouble", many: "are up, but something is amiss",
-		command: workers, runbook: "engine_amiss",
+		harm: slower, unspecific: true, family: "late", toleratedAbsence: slowEngineAbsence, headline: "Engine trouble",
+		pluralText: "are up, but something is amiss",
+		command:    showWorkers, runbook: "engine_amiss",
 		clients: "Clients may wait longer.",
 		next:    "Read what is amiss, and the engine's own log.",
 	},
 	{
 		Kind: SourceFails, find: findSourceFails,
-		harm: nothing, alone: true, headline: "Discovery fails", runbook: "source_fails", command: logs,
+		harm: nothing, sharesNoCause: true, headline: "Discovery fails", runbook: "source_fails", command: showLogs,
 		clients: "Clients notice nothing until engines come or go.",
 		next:    "Mend the source. Its last list stays in force until then.",
 	},
 	{
 		Kind: EnginesUnfit, find: findEnginesUnfit,
-		harm: nothing, alone: true, headline: "Unfit engines", runbook: "engines_unfit", command: workers,
+		harm: nothing, sharesNoCause: true, headline: "Unfit engines", runbook: "engines_unfit", command: showWorkers,
 		clients: "Clients notice nothing, because these engines get no requests.",
 		next:    "Read why each engine is unfit, and start it with the connector of its profile.",
 	},
 }
 
-// trouble is the kind of the one finding about the engine's state; empty: nothing is wrong, or an operator has paused it. If several kinds
-// apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
-func (e *Engine) trouble() Kind {
+// troubleKind is the kind of the one finding about the engine's state; empty: nothing is wrong, or an operator has paused it. If several
+// kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
+func (e *Engine) troubleKind() Kind {
+	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
 	// An engine in state halted or odd has a known reason for its state, which a new address does not explain.
 	answersBadly := e.State == "down" || e.State == "out" || e.State == "wedged" || e.Hangs
 	switch {
 	case e.Paused && e.State == "halted": // an operator asked for this state, so it is no trouble
 		return ""
-	case answersBadly && e.Moved != nil && e.Moved.AgoS < movedS:
+	case addressChanged && answersBadly:
 		return EngineMoved
 	case e.Hangs && e.State != "odd": // an odd engine gets no requests anyway, and its Why is about its connector, not about the hang
 		return EngineHangs
@@ -118,29 +124,31 @@ func (e *Engine) trouble() Kind {
 	return ""
 }
 
-// paused says whether an operator has paused any engine. Then waiting requests are no fault.
-func (v *view) paused() bool {
+// anyPaused says whether an operator has paused any engine. Then waiting requests are no fault.
+func (v *view) anyPaused() bool {
 	return slices.ContainsFunc(v.Engines, func(e Engine) bool { return e.Paused })
 }
 
-// movedS is how long, in s, a changed address may be the reason why an engine does not answer.
-const movedS = 3600
+// addressChangeS is how long, in s, a changed address may be the reason why an engine does not answer.
+const addressChangeS = 3600
 
-func findEngineMoved(v *view, say say) {
-	v.eachEngine(EngineMoved, func(e *Engine, where at, why string) {
+// findEngineMoved reports engines whose name leads to another address since a while ago, and whose new address does not answer as the
+// engine.
+func findEngineMoved(v *view, report reportFunc) {
+	v.eachEngine(EngineMoved, func(e *Engine, where place, why string) {
 		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below says this
 		finding := "nothing answers there"
 		if e.State != "down" {
 			finding = "what answers there is not the engine"
 		}
-		say(where, "", "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
-			where.begin(), e.Moved.To, ago(e.Moved.AgoS), e.Moved.From, finding,
-			cmp.Or(why, unknownWhy)).For = seconds(min(e.Moved.AgoS, e.SinceS)) // it began when both had happened
+		report(where, noReason, "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
+			where.capitalized(), e.Moved.To, spokenAge(e.Moved.AgoS), e.Moved.From, finding,
+			cmp.Or(why, unknownWhy)).LastedFor = seconds(min(e.Moved.AgoS, e.SinceS)) // it began when both had happened
 	})
 }
 
-// ago writes a time as people say it.
-func ago(s float64) string {
+// spokenAge writes a time in seconds or minutes.
+func spokenAge(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
 	}
@@ -159,73 +167,81 @@ func drainedEngines(f *Facts) map[string]bool {
 }
 
 // eachEngine calls report for each engine whose trouble is of this kind. why is the known cause, without the engine's address.
-func (v *view) eachEngine(kind Kind, report func(e *Engine, where at, why string)) {
+func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
-		if e := &v.Engines[i]; e.trouble() == kind {
-			report(e, at{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
+		if e := &v.Engines[i]; e.troubleKind() == kind {
+			report(e, place{e.Role + " engine", e.ID, "engines"}, WithoutAddress(e.Why, e.ID))
 		}
 	}
 }
 
 const unknownWhy = "no reason is known"
 
-func findEngineHangs(v *view, say say) {
-	v.eachEngine(EngineHangs, func(e *Engine, where at, why string) {
+// findEngineHangs reports engines whose port takes connections, but which do not answer health checks.
+func findEngineHangs(v *view, report reportFunc) {
+	v.eachEngine(EngineHangs, func(e *Engine, where place, why string) {
 		cause, _, _ := strings.Cut(why, ":") // after the colon stands only the error of a call that timed out
-		f := say(where, "", "%s hangs: its port takes connections, but %s", where.begin(), cause)
+		f := report(where, noReason, "%s hangs: its port takes connections, but %s", where.capitalized(), cause)
 		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
-			f.For = seconds(e.SinceS)
+			f.LastedFor = seconds(e.SinceS)
 		}
 	})
 }
 
-func findEngineDown(v *view, say say) {
-	v.eachEngine(EngineDown, func(e *Engine, where at, why string) {
-		say(where, e.Why, "%s is down: %s", where.begin(), cmp.Or(why, unknownWhy)).For = seconds(e.SinceS)
+// findEngineDown reports engines that do not answer.
+func findEngineDown(v *view, report reportFunc) {
+	v.eachEngine(EngineDown, func(e *Engine, where place, why string) {
+		report(where, e.Why, "%s is down: %s", where.capitalized(), cmp.Or(why, unknownWhy)).LastedFor = seconds(e.SinceS)
 	})
 }
 
-func findEngineOut(v *view, say say) {
-	v.eachEngine(EngineOut, func(e *Engine, where at, why string) {
-		says := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
+// findEngineOut reports engines that answer and get no requests all the same, with words for the reason that their state gives.
+func findEngineOut(v *view, report reportFunc) {
+	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
+		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
 		switch e.State {
 		case "odd":
-			says = "is not used: " + why // never empty in this state
+			text = "is not used: " + why // never empty in this state
 		case "wedged":
-			says = "answers, but computes nothing: " + cmp.Or(why, unknownWhy)
+			text = "answers, but computes nothing: " + cmp.Or(why, unknownWhy)
 		}
-		say(where, e.Why, "%s %s", where.begin(), says).For = seconds(e.SinceS)
+		report(where, e.Why, "%s %s", where.capitalized(), text).LastedFor = seconds(e.SinceS)
 	})
 }
 
-func findEngineHalted(v *view, say say) {
-	v.eachEngine(EngineHalted, func(e *Engine, where at, why string) {
-		say(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.begin(), why).For = seconds(e.SinceS)
+// findEngineHalted reports engines that take no requests for now, and for which requests wait.
+func findEngineHalted(v *view, report reportFunc) {
+	v.eachEngine(EngineHalted, func(e *Engine, where place, why string) {
+		report(where, e.Why, "%s takes no requests for now, and they wait for it: %s", where.capitalized(), why).LastedFor = seconds(e.SinceS)
 	})
 }
 
-func findEngineDrains(v *view, say say) {
-	v.eachEngine(EngineDrains, func(_ *Engine, where at, _ string) {
-		say(where, "", "%s drains: it takes no new requests", where.begin())
+// findEngineDrains reports engines that drain.
+func findEngineDrains(v *view, report reportFunc) {
+	v.eachEngine(EngineDrains, func(_ *Engine, where place, _ string) {
+		report(where, noReason, "%s drains: it takes no new requests", where.capitalized())
 	})
 }
 
-func findEngineAmiss(v *view, say say) {
-	v.eachEngine(EngineAmiss, func(e *Engine, where at, why string) {
-		say(where, e.Why, "%s is up, but something is amiss: %s", where.begin(), why)
+// findEngineAmiss reports engines that are up although something is wrong with them.
+func findEngineAmiss(v *view, report reportFunc) {
+	v.eachEngine(EngineAmiss, func(e *Engine, where place, why string) {
+		report(where, e.Why, "%s is up, but something is amiss: %s", where.capitalized(), why)
 	})
 }
 
-func findSourceFails(v *view, say say) {
+// findSourceFails reports sources of discovery that fail. Their last list stays in force.
+func findSourceFails(v *view, report reportFunc) {
 	for i := range v.Sources {
 		if s := &v.Sources[i]; s.Error != "" {
-			say(at{"source", s.Name, "engines"}, "", "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
+			report(place{"source", s.Name, "engines"}, noReason, "Discovery by %s fails, and its last list of %s stays in force: %s", s.Name,
 				words.Count(s.Engines, "engine"), firstLine(s.Error))
 		}
 	}
 }
 
-func findEnginesUnfit(v *view, say say) {
+// findEnginesUnfit reports, for each source, the engines that failed their trial, with the reason of the first one.
+func findEnginesUnfit(v *view, report reportFunc) {
 	for i := range v.Sources {
 		s := &v.Sources[i]
 		n := len(s.Unfit)
@@ -236,7 +252,8 @@ func findEnginesUnfit(v *view, say say) {
 		for i, e := range s.Unfit {
 			names[i] = e.Role + " engine " + e.ID
 		}
-		say(at{"source", s.Name, "engines"}, "", "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"), s.Name,
+		report(place{"source", s.Name, "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
+			s.Name,
 			words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

@@ -68,11 +68,11 @@ type Traffic struct {
 
 // Rates cover the last ten seconds.
 type Rates struct {
-	RequestsPerS float64 `json:"requests_per_s"`      // requests that ended
-	FailuresPerS float64 `json:"failures_per_s"`      // ended requests with a 5xx, a 429 or an error event
-	ByKeyLimitPerS      float64 `json:"-"`                   // failures that were caused by a limit of the caller's key
-	TokensPerS   float64 `json:"tokens_per_s"`        // generated
-	Recovered    bool    `json:"recovered,omitempty"` // no request failed for 3 s, and enough succeeded to say that the fault is over
+	RequestsPerS   float64 `json:"requests_per_s"`      // requests that ended
+	FailuresPerS   float64 `json:"failures_per_s"`      // ended requests with a 5xx, a 429 or an error event
+	ByKeyLimitPerS float64 `json:"-"`                   // failures that were caused by a limit of the caller's key
+	TokensPerS     float64 `json:"tokens_per_s"`        // generated
+	Recovered      bool    `json:"recovered,omitempty"` // no request failed for 3 s, and enough succeeded to say that the fault is over
 }
 
 // Latency covers the last minute.
@@ -90,9 +90,9 @@ type Outcome struct {
 
 // Why is the reason of a failure, for operators.
 type Why struct {
-	Text string
-	ByKeyLimit  bool // a limit of one API key caused it
-	At   time.Time
+	Text       string
+	ByKeyLimit bool // a limit of one API key caused it
+	At         time.Time
 }
 
 // Failed counts the requests that failed in one way.
@@ -105,7 +105,7 @@ type Failed struct {
 	LastHour   uint64 `json:"last_hour"`
 	SinceStart uint64 `json:"since_start"`
 	Why        string `json:"why,omitempty"` // reason of the last one, for operators
-	ByKeyLimit        bool   `json:"-"`             // Why is a limit of one key: other keys are served
+	ByKeyLimit bool   `json:"-"`             // Why is a limit of one key: other keys are served
 }
 
 // Model has the ranks that serve a model, and the pool in front of them. A model that has both decode ranks and ranks that prefill and
@@ -137,38 +137,39 @@ type Group struct {
 	StepMs  float64 `json:"step_ms"`            // mean of the last steps, as measured; 0: unknown
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) median of the ranks' token_ms; 0: no rank has one
 	// (found) how long a step took at the present load in the last hour; 0: steps are not much longer now
-	UsualMs float64 `json:"usual_ms,omitempty"`
-	SlowS   float64 `json:"slow_s,omitempty"` // (found) for how long steps have been slow
+	UsualMs    float64 `json:"usual_ms,omitempty"`
+	SlowStepsS float64 `json:"slow_s,omitempty"` // (found) for how long steps have been slow
 	// (found) while steps are slow: ranks with gauges far above those of the other ranks, the farthest first
-	Differ      []Differs `json:"differ,omitempty"`
+	Differing   []Differs `json:"differ,omitempty"`
 	StepTokens  float64   `json:"step_tokens,omitempty"`       // (found) tokens per step and answer: above 1 with speculative decoding
 	UsualTokens float64   `json:"usual_step_tokens,omitempty"` // (found) step_tokens in the last hour; 0: they are not far fewer now
-	FewS        float64   `json:"few_s,omitempty"`             // (found) for how long steps have given few tokens
+	FewTokensS  float64   `json:"few_s,omitempty"`             // (found) for how long steps have given few tokens
 	ModelMs     float64   `json:"model_ms"`                    // step length at the present loads by the step model; 0: there is no model
 	ModelWhy    string    `json:"model_why,omitempty"`         // why there is no model
 	LostShare   float64   `json:"lost_share"`                  // the part of model_ms that imbalance costs
 	LostMs      float64   `json:"lost_ms"`                     // the part of model_ms that imbalance costs
 	// mean time that a rank waits for the other ranks before a step, measured by its engine between the last two readings; 0: not
 	// known, or no step
-	SyncWaitMs float64   `json:"sync_wait_ms,omitempty"`
-	StepModel        StepModel       `json:"-"`
-	Source     string    `json:"-"` // source of the step model; empty: there is none
-	PromptTokenMs      float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
-	Ranks      []Rank    `json:"ranks"`
-	Gauges       []*Gauges `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
+	SyncWaitMs    float64   `json:"sync_wait_ms,omitempty"`
+	StepModel     StepModel `json:"-"`
+	Source        string    `json:"-"` // source of the step model; empty: there is none
+	PromptTokenMs float64   `json:"-"` // time that a computed prompt token costs the slowest rank, by the step model; 0: unknown
+	Ranks         []Rank    `json:"ranks"`
+	Gauges        []*Gauges `json:"-"` // gauges of each of Ranks, as its engine reports them; nil: not known
 }
 
-// Law predicts the length of a step in ms: C0, plus C1 per KV token and Each per request of the
-// fullest rank. If no such law could be learned, because steps hardly depend on the load, C0 is the length of a step that
-// was measured at one load, and the other two are 0.
+// StepModel predicts the length of a step: BaseMs, plus PerTokenMs per KV token and PerRequestMs per request of the fullest rank. If these
+// three could not be learned, because steps hardly depend on the load, BaseMs is the length of a step that was measured at one load, and
+// the other two are 0.
 type StepModel struct {
-	BaseMs, PerTokenMs, PerRequestMs float64
-	MeasuredTokens       int64 // KV tokens of the fullest rank when the one step was measured; 0: the law was learned
-	MeasuredRunning      int   // requests of the rank with the most requests at that time
+	BaseMs, PerTokenMs, PerRequestMs float64 // all in ms
+
+	MeasuredTokens  int64 // KV tokens of the fullest rank when the one step was measured; 0: the model was learned
+	MeasuredRunning int   // requests of the rank with the most requests at that time
 }
 
-// ms is how long a step takes by the law, and how long it may take at most. Where only one load was measured, a step at a larger load may
-// take longer, at most in proportion to the load.
+// ms returns how long a step takes by the model, and how long it may take at most, for the fullest rank's KV tokens and requests. Where
+// only one load was measured, a step at a larger load may take longer, at most in proportion to the load.
 func (l StepModel) ms(tokens int64, running int) (ms, most float64) {
 	ms = l.BaseMs + l.PerTokenMs*float64(tokens) + l.PerRequestMs*float64(running)
 	if l.MeasuredTokens == 0 {
@@ -194,7 +195,7 @@ type Differs struct {
 	Says   string  `json:"says"` // the same in words
 }
 
-// Lately counts the complete answers of a rank in the last minute, or in the last five minutes if the minute had few.
+// AnswerCounts counts the complete answers of a rank in the last minute, or in the last five minutes if the minute had few.
 type AnswerCounts struct {
 	Answers uint64 `json:"answers"`
 	Empty   uint64 `json:"empty_answers"` // answers that the engine ended without any text
@@ -217,7 +218,7 @@ type Rank struct {
 	State string `json:"state"`
 	Why   string `json:"why,omitempty"` // why it takes no requests
 	// the rank takes part in the steps of its group; false: its engine is down or the rank is removed, so no sum or mean includes it
-	InSteps    bool  `json:"steps"`
+	InSteps  bool  `json:"steps"`
 	KVTokens int64 `json:"kv_tokens"`
 	// part of kv_tokens: prompts that are not computed yet, so no step reads them; of the group's loads only the sum includes them
 	Unread   int64 `json:"unread_kv_tokens,omitempty"`
@@ -231,13 +232,14 @@ type Rank struct {
 	Empty   uint64  `json:"empty_answers"`      // complete answers that the engine ended without any text
 	TokenMs float64 `json:"token_ms,omitempty"` // (found) mean time between two tokens of an answer in the last 20 s; 0: too few tokens
 	// (found) mean token time in the 2 s spans of the last minute in which the rank was much slower than the others; 0: too few spans
-	SlowMs   float64 `json:"-"`
-	OthersMs float64 `json:"-"`                        // (found) token time of the group's median rank in these spans
-	Tight    bool    `json:"tight,omitempty"`          // its engine preempted requests, so it is kept emptier for a while
-	RecentAnswers   AnswerCounts  `json:"lately"`                   // (found)
-	Backlog  int64   `json:"backlog_tokens,omitempty"` // prompt tokens that it still has to compute, if it prefills
-	Prompts  uint64  `json:"prompts,omitempty"`        // prompts that were sent to it since the start, if it prefills
-	Kept     int64   `json:"kept_kv_tokens,omitempty"` // KV of ended answers, kept for the next turns of their chats; not part of kv_tokens
+	SlowMs        float64      `json:"-"`
+	OthersMs      float64      `json:"-"`                        // (found) token time of the group's median rank in these spans
+	Tight         bool         `json:"tight,omitempty"`          // its engine preempted requests, so it is kept emptier for a while
+	RecentAnswers AnswerCounts `json:"lately"`                   // (found)
+	Backlog       int64        `json:"backlog_tokens,omitempty"` // prompt tokens that it still has to compute, if it prefills
+	Prompts       uint64       `json:"prompts,omitempty"`        // prompts that were sent to it since the start, if it prefills
+	// KV of ended answers, kept for the next turns of their chats; not part of kv_tokens
+	Kept int64 `json:"kept_kv_tokens,omitempty"`
 }
 
 // Prefill is the prefill tier.
@@ -249,7 +251,7 @@ type Prefill struct {
 	ScrapeEveryMs float64         `json:"scrape_every_ms"`  // interval in which engines are asked for their load; 0: never
 	HitShare      float64         `json:"hit_share"`        // share of all prompt tokens since the start that were found in a prefix cache
 	BacklogS      float64         `json:"backlog_s"`        // longest wait over models of a new prompt for its prefill; 0: unknown
-	BusyS         float64         `json:"busy_s,omitempty"` // (found) for how long the backlog has been long
+	LongBacklogS  float64         `json:"busy_s,omitempty"` // (found) for how long the backlog has been long
 	Hits          *Hits           `json:"hits,omitempty"`   // while the backlog is long: of the key with the most waiting requests
 	Heaviest      *Heaviest       `json:"-"`                // nil: the waiting requests have no prompt, or no receipts are kept
 	Engines       []PrefillEngine `json:"engines"`
@@ -405,36 +407,37 @@ func (g *Group) running() (n int) {
 	return n
 }
 
-// Listed replaces each nil list that is shown by an empty one, because JSON writes null for nil.
-func (f *Facts) Listed() {
-	list(&f.Failures)
-	list(&f.Models)
-	list(&f.Waiting)
-	list(&f.Engines)
-	list(&f.Advice)
-	list(&f.Sources)
-	list(&f.Scopes)
-	list(&f.Prefill.Engines)
-	list(&f.Prefill.Groups)
+// ReplaceNilLists replaces each nil list that is shown by an empty one, because JSON writes null for nil.
+func (f *Facts) ReplaceNilLists() {
+	replaceNil(&f.Failures)
+	replaceNil(&f.Models)
+	replaceNil(&f.Waiting)
+	replaceNil(&f.Engines)
+	replaceNil(&f.Advice)
+	replaceNil(&f.Sources)
+	replaceNil(&f.Scopes)
+	replaceNil(&f.Prefill.Engines)
+	replaceNil(&f.Prefill.Groups)
 	for i := range f.Engines {
-		list(&f.Engines[i].Models)
+		replaceNil(&f.Engines[i].Models)
 	}
 	for i := range f.Sources {
-		list(&f.Sources[i].Unfit)
+		replaceNil(&f.Sources[i].Unfit)
 	}
 	for i := range f.Models {
-		list(&f.Models[i].Groups)
-		list(&f.Models[i].Pool.Ages)
+		replaceNil(&f.Models[i].Groups)
+		replaceNil(&f.Models[i].Pool.Ages)
 	}
 	for _, g := range f.groups() {
-		list(&g.Ranks)
+		replaceNil(&g.Ranks)
 	}
 	if f.Geo != nil {
-		list(&f.Geo.Peers)
+		replaceNil(&f.Geo.Peers)
 	}
 }
 
-func list[T any](l *[]T) {
+// replaceNil replaces a nil list by an empty one.
+func replaceNil[T any](l *[]T) {
 	if *l == nil {
 		*l = []T{}
 	}

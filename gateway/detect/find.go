@@ -22,10 +22,10 @@ var kinds = func() map[Kind]*Detector {
 // Find runs all detectors and returns their findings, bad ones before warnings. last counts the requests that ended in the
 // last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
-	v := &view{Facts: f, last: last}
-	v.several = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	v := &view{Facts: f, lastMinute: last}
+	v.manyGroups = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
 	for i := range f.Models {
-		v.loads = append(v.loads, v.load(&f.Models[i]))
+		v.loads = append(v.loads, v.modelLoad(&f.Models[i]))
 	}
 	v.drained = drainedEngines(f)
 	for _, g := range f.groups() {
@@ -33,9 +33,9 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	}
 	for i := range detectors {
 		d := &detectors[i]
-		d.find(v, func(where at, reason, format string, args ...any) *Finding {
+		d.find(v, func(where place, reason, format string, args ...any) *Finding {
 			all = append(all, Finding{
-				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, Of: where.of, Where: where.where, Reason: reason,
+				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name, Reason: reason,
 				What: fmt.Sprintf(format, args...),
 			})
 			return &all[len(all)-1]
@@ -44,32 +44,32 @@ func Find(f *Facts, last Ended) (all []Finding) {
 	// A finding that makes many answers much slower harms as much as one that lets requests wait.
 	for i := range all {
 		f := &all[i]
-		if kinds[f.Kind].wide && f.times >= wideTimes && float64(f.slowed) >= wideShare*float64(max(1, v.running)) {
+		if kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) {
 			f.Severity = Bad
 		}
 	}
-	// lowerSpare depends on which findings are bad, so the severities above must be final.
-	v.lowerSpare(all)
+	// lowerIfOthersServe depends on which findings are bad, so the severities above must be final.
+	v.lowerIfOthersServe(all)
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) }) // bad before warn
 	return all
 }
 
 // Much slower answers harm as much as waiting requests, if many clients get them.
 const (
-	wideTimes = 2.0 // times as long as before, or as elsewhere
-	wideShare = 0.1 // share of the running requests
+	badSlowdown    = 2.0 // times as long as before, or as elsewhere
+	badSlowedShare = 0.1 // share of the running requests
 )
 
-// lowerSpare lowers the findings about engines that get no requests to warnings while other engines do their work. It does so if no request
-// fails or waits, and if at most half of the engines on their side (same role and model) are away. An engine that hangs but does
+// lowerIfOthersServe lowers the findings about engines that get no requests to warnings while other engines do their work. It does so if no
+// request fails or waits, and if at most half of the engines on their side (same role and model) are away. An engine that hangs but does
 // not count as down yet still has requests, so its finding stays bad.
-func (v *view) lowerSpare(all []Finding) {
+func (v *view) lowerIfOthersServe(all []Finding) {
 	sideOf, engines := v.sides()
 	away := map[side]map[string]bool{}
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
-		case d.spare:
-			t := sideOf[[2]string{f.Of, engineOf(f.Where)}]
+		case d.othersMayServe:
+			t := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
 			if away[t] == nil {
 				away[t] = map[string]bool{}
 			}
@@ -80,10 +80,10 @@ func (v *view) lowerSpare(all []Finding) {
 	}
 	for i := range all {
 		f := &all[i]
-		t, known := sideOf[[2]string{f.Of, engineOf(f.Where)}]
+		t, known := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
 		enoughLeft := 2*len(away[t]) <= engines[t]
-		hasRequests := f.Kind == EngineHangs && f.For == 0 // For is 0 only while the engine is still up
-		if known && kinds[f.Kind].spare && enoughLeft && !hasRequests {
+		hasRequests := f.Kind == EngineHangs && f.LastedFor == 0 // LastedFor is 0 only while the engine is still up
+		if known && kinds[f.Kind].othersMayServe && enoughLeft && !hasRequests {
 			f.Severity = Warn
 		}
 	}
@@ -92,7 +92,7 @@ func (v *view) lowerSpare(all []Finding) {
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ of, model string }
 
-// sides returns the side of each engine and group, by Finding.Of and its name, and how many engines or groups each side has.
+// sides returns the side of each engine and group, by Finding.WhereKind and its name, and how many engines or groups each side has.
 func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
 	sideOf, engines = map[[2]string]side{}, map[side]int{}
 	for i := range v.Engines {

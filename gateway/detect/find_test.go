@@ -21,7 +21,7 @@ type told struct{ severity, panel, where, what string }
 func toldOf(d *detect.Facts) []told {
 	list := []told{}
 	for _, f := range detect.Find(d, detect.Ended{All: 6000, Failed: 1200}) {
-		list = append(list, told{severity: f.Severity, panel: f.Panel, where: f.Where, what: f.What + f.Rest})
+		list = append(list, told{severity: f.Severity, panel: f.Panel, where: f.Where, what: f.What + f.Suffix})
 	}
 	return list
 }
@@ -103,7 +103,7 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			{detect.Bad, "pool", "deepseek-r1", "All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue: 1,308 of the 1,408 that wait are of API key batch"},
 		}},
 		"prompts wait for prefill": {func(d *detect.Facts) {
-			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS = 114, 34.4, 25
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.LongBacklogS = 114, 34.4, 25
 			d.Waiting = []detect.Waiting{{"agents", 110}, {"chat", 4}}
 			d.Prefill.Hits = &detect.Hits{"agents", 0.012, 0.97}
 		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that " +
@@ -111,20 +111,20 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 			"110 of the 114 that wait are of API key agents. Prefix caches had 97 % of the tokens of the prompts of API key agents, and have 1 % " +
 			"since a minute ago: these prompts may begin differently now"}}},
 		"a few long prompts hold up the short ones": {func(d *detect.Facts) {
-			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Heaviest = 16, 13, 25,
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.LongBacklogS, d.Prefill.Heaviest = 16, 13, 25,
 				&detect.Heaviest{Key: "batch", Share: 0.97, Mean: 100_000}
 			d.Waiting = []detect.Waiting{{"chat", 9}, {"batch", 7}}
 		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 16 requests wait, and a prompt that " +
 			"comes now begins in about 13 s. " +
 			"97 % of the prompt tokens that prefill engines hold are of API key batch, whose prompts have 100,000 tokens in the mean"}}},
 		"prompts wait for prefill, and the caches are as warm as before": {func(d *detect.Facts) {
-			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.BusyS, d.Prefill.Hits = 114, 34.4, 25, &detect.Hits{"", 0.5, 0.6}
+			d.Prefill.Waiting, d.Prefill.BacklogS, d.Prefill.LongBacklogS, d.Prefill.Hits = 114, 34.4, 25, &detect.Hits{"", 0.5, 0.6}
 		}, []told{{detect.Bad, "prefill", "", "Prompts come faster than the prefill engines compute them: 114 requests wait, and a prompt that " +
 			"comes now begins in about 34 s"}}},
 		"answers hold their slots for longer": {func(d *detect.Facts) {
 			taken(d, 1404)
 			g := &d.Models[0].Groups[0]
-			g.FewS, g.StepTokens, g.UsualTokens, g.TokenMs = 60, 1, 3.1, 32
+			g.FewTokensS, g.StepTokens, g.UsualTokens, g.TokenMs = 60, 1, 3.1, 32
 		}, []told{
 			{detect.Bad, "pool", "deepseek-r1",
 				"All 768 decode slots of model deepseek-r1 are taken, and 1,408 requests wait in the pool and in the arrival queue. " +
@@ -139,11 +139,11 @@ func TestFindingsSayWhatIsWrongAndWhere(t *testing.T) {
 		}, []told{{detect.Bad, "ranks", "dp", "Rank 10.0.3.10:8000/1 gives a token in 304 ms, and the middle one of group dp in 58 ms"}}},
 		"steps that take half as long again are worth a look": {func(d *detect.Facts) {
 			g := &d.Models[0].Groups[0]
-			g.SlowS, g.StepMs, g.UsualMs = 60, 99, 50
+			g.SlowStepsS, g.StepMs, g.UsualMs = 60, 99, 50
 		}, []told{{detect.Warn, "balance", "dp", "Steps of group dp, all on host 10.0.3.10, take 99 ms, and took 50 ms at such a load before"}}},
 		"and are bad where they take twice as long": {func(d *detect.Facts) {
 			g := &d.Models[0].Groups[0]
-			g.SlowS, g.StepMs, g.UsualMs = 60, 100, 50
+			g.SlowStepsS, g.StepMs, g.UsualMs = 60, 100, 50
 		}, []told{{detect.Bad, "balance", "dp", "Steps of group dp, all on host 10.0.3.10, take 100 ms, and took 50 ms at such a load before"}}},
 		"one of two prefill engines is away, and nobody waits": {func(d *detect.Facts) {
 			two := d.Engines[:2]

@@ -20,32 +20,34 @@ const (
 var groupDetectors = []Detector{
 	{
 		Kind: PoolLate, find: findPoolLate,
-		harm: waiting, effect: true, crowded: true, headline: "Long waits", many: "have requests in the pool that wait too long for a rank",
-		runbook: "pool_late", command: workers,
+		harm: waiting, effect: true, manyWait: true, headline: "Long waits",
+		pluralText: "have requests in the pool that wait too long for a rank",
+		runbook:    "pool_late", command: showWorkers,
 		clients: "Clients wait for their first token. Those that wait too long get an error.",
 		next:    "Look which decode ranks are down, drain or are full, and add decode ranks.",
 	},
 	{
 		Kind: RoundStuck, find: findRoundStuck,
-		harm: waiting, headline: "Stuck round", many: "hold requests for a round for longer than they may", runbook: "round_stuck", command: held,
+		harm: waiting, headline: "Stuck round", pluralText: "hold requests for a round for longer than they may", runbook: "round_stuck",
+		command: showHeldRequests,
 		clients: "Clients wait for their first token, although ranks have free slots.",
 		next:    "Write patience=0 into the policy, so that nothing is held, and report the bug.",
 	},
 	{
 		Kind: PolicySlow, find: findPolicySlow,
-		harm: slower, alone: true, headline: "Slow policy", runbook: "policy_slow", command: logs,
+		harm: slower, sharesNoCause: true, headline: "Slow policy", runbook: "policy_slow", command: showLogs,
 		clients: "Clients get their tokens a little later, because a simpler policy decides.",
 		next:    "Look what else uses the cores of this machine, or choose a simpler policy.",
 	},
 	{
 		Kind: Imbalance, find: findImbalance,
-		harm: slower, alone: true, headline: "Imbalance", runbook: "imbalance",
+		harm: slower, sharesNoCause: true, headline: "Imbalance", runbook: "imbalance",
 		clients: "Clients of this group get every token later.",
 		next:    "Look which rank is the fullest, and what another policy would have cost.", command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | jq '.models[].groups[].twin.says'`,
 	},
 	{
-		Kind: StepsSlow, find: findStepsSlow, wide: true,
-		harm: slower, alone: true, headline: "Slow steps", runbook: "steps_slow",
+		Kind: StepsSlow, find: findStepsSlow, slowsTokens: true,
+		harm: slower, sharesNoCause: true, headline: "Slow steps", runbook: "steps_slow",
 		clients: "Clients of this group get every token later.",
 		next: "One rank is enough to make all of them slow. If a rank is named, look for who else uses its engine. " +
 			"If no rank is named, compare the GPUs' clocks and the network between the ranks, host by host.",
@@ -53,8 +55,8 @@ var groupDetectors = []Detector{
 			`jq '.models[].groups[] | {name,step_ms,usual_ms,slow_s,most_tokens,differ}'`,
 	},
 	{
-		Kind: TokensFew, find: findTokensFew, wide: true,
-		harm: slower, alone: true, headline: "Fewer tokens in each step", runbook: "tokens_few",
+		Kind: TokensFew, find: findTokensFew, slowsTokens: true,
+		harm: slower, sharesNoCause: true, headline: "Fewer tokens in each step", runbook: "tokens_few",
 		clients: "Clients of this group get every token later. All clients may wait longer for their first token, because slots are taken for " +
 			"longer.",
 		next: "Look whether speculative decoding is on in all engines of the group, and what share of its draft tokens is accepted. " +
@@ -71,7 +73,9 @@ const (
 	heldSlack = 5.0  // s of tolerance: a round may be late because the process gets no CPU time
 )
 
-func findPoolLate(v *view, say say) {
+// findPoolLate reports models with an entry in the pool that has waited for more than lateSeconds or, if the time in the pool is limited,
+// for more than lateShare of the limit.
+func findPoolLate(v *view, report reportFunc) {
 	for i := range v.Models {
 		m := &v.Models[i]
 		late := lateSeconds
@@ -83,86 +87,91 @@ func findPoolLate(v *view, say say) {
 			if m.Aggregated {
 				what = "request"
 			}
-			_, rank := m.words()
-			say(at{"model", m.Name, "pool"}, "", "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name, m.Pool.OldestS,
-				rank, waits(m.Pool.Entries))
+			_, rank := m.nouns()
+			report(place{"model", m.Name, "pool"}, noReason, "A %s of model %s has waited %.1f s for a %s, and %s in the pool", what, m.Name,
+				m.Pool.OldestS, rank, waits(m.Pool.Entries))
 		}
 	}
 }
 
 // eachGroup calls report for each group, with a place on the given panel. The default group of every model has the same name,
 // so with several groups each name includes the model.
-func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where at)) {
+func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where place)) {
 	for i := range v.Models {
 		m := &v.Models[i]
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			where := at{"group", g.Name, panel}
+			where := place{"group", g.Name, panel}
 			switch {
 			case g.Name == "": // the ranks of the model that have no barrier: they are one group without a name
-				where.of, where.where = "model", m.Name
-			case v.several:
-				where.where = m.Name + " · " + g.Name
+				where.kind, where.name = "model", m.Name
+			case v.manyGroups:
+				where.name = m.Name + " · " + g.Name
 			}
 			report(m, g, where)
 		}
 	}
 }
 
-func findRoundStuck(v *view, say say) {
-	v.eachGroup("ranks", func(_ *Model, g *Group, where at) {
+// findRoundStuck reports groups whose policy holds requests back for the next round for longer than it may.
+func findRoundStuck(v *view, report reportFunc) {
+	v.eachGroup("ranks", func(_ *Model, g *Group, where place) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
-			say(where, "", "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s",
+			report(where, noReason, "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s",
 				words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
 		}
 	})
 }
 
-func findPolicySlow(v *view, say say) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
+// findPolicySlow reports groups whose policy took too long, so that the fallback policy decided some rounds.
+func findPolicySlow(v *view, report reportFunc) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
 		if g.FallbackRounds > 0 {
-			say(where, "", "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
+			report(where, noReason, "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
 		}
 	})
 }
 
-func findImbalance(v *view, say say) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
+// findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
+func findImbalance(v *view, report reportFunc) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
 		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // an operator empties it
 		if g.LostShare > lostShare && !drains {
-			say(where, "", "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
+			report(where, noReason, "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}
 	})
 }
 
 // findStepsSlow finds groups whose steps take much longer than steps at the same load took in the last hour. The finding names the ranks
 // whose gauges differ most from those of the other ranks, because one slow rank makes the steps of all ranks slow.
-func findStepsSlow(v *view, say say) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
-		if g.SlowS > 0 {
-			f := say(where, "", "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.allOn(), g.StepMs, g.UsualMs,
-				whatDiffers(g))
-			f.setSlowdown(g.running(), g.StepMs/g.UsualMs).For = seconds(g.SlowS)
-			for _, d := range g.Differ[:min(differNamed, len(g.Differ))] {
+func findStepsSlow(v *view, report reportFunc) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+		if g.SlowStepsS > 0 {
+			f := report(where, noReason, "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.commonHostText(),
+				g.StepMs, g.UsualMs,
+				differingText(g))
+			f.setSlowdown(g.running(), g.StepMs/g.UsualMs).LastedFor = seconds(g.SlowStepsS)
+			for _, d := range g.Differing[:min(differNamed, len(g.Differing))] {
 				f.Ranks = append(f.Ranks, d.Rank)
 			}
 		}
 	})
 }
 
-func findTokensFew(v *view, say say) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where at) {
-		if g.FewS > 0 {
-			say(where, "", "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
-				where, g.allOn(), g.StepTokens, g.UsualTokens,
-				g.TokenMs).setSlowdown(g.running(), g.UsualTokens/g.StepTokens).For = seconds(g.FewS)
+// findTokensFew reports groups whose steps give an answer much fewer tokens than in the last hour, as when speculative decoding fails.
+func findTokensFew(v *view, report reportFunc) {
+	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+		if g.FewTokensS > 0 {
+			f := report(where, noReason, "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
+				where, g.commonHostText(), g.StepTokens, g.UsualTokens, g.TokenMs)
+			f.setSlowdown(g.running(), g.UsualTokens/g.StepTokens).LastedFor = seconds(g.FewTokensS)
 		}
 	})
 }
 
-// allOn returns words that follow the group's name and say on which host all its ranks are; empty: they are on
-// several hosts.
-func (g *Group) allOn() string {
+// commonHostText returns words that follow the group's name and say on which host all its ranks are; empty: they are on several hosts, or
+// their hosts are not known.
+func (g *Group) commonHostText() string {
 	common := ""
 	for i := range g.Ranks {
 		host := hostOf(g.Ranks[i].Name)
@@ -182,9 +191,9 @@ const (
 	differNamed = 2 // ranks that the sentence names
 )
 
-// whatDiffers returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others', or says that
-// none do; empty: too few ranks report gauges.
-func whatDiffers(g *Group) string {
+// differingText returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others', or says
+// that none do; empty: too few ranks report gauges.
+func differingText(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {
 		if i < len(g.Gauges) && g.Gauges[i] != nil && g.Ranks[i].InSteps {
@@ -194,20 +203,20 @@ func whatDiffers(g *Group) string {
 	switch {
 	case reporting < differRanks:
 		return ""
-	case len(g.Differ) == 0:
+	case len(g.Differing) == 0:
 		return fmt.Sprintf(". The metrics of the engines name none of the %d ranks that has much more to do than the others", reporting)
 	}
-	says := "."
-	for i, d := range g.Differ[:min(differNamed, len(g.Differ))] {
+	text := "."
+	for i, d := range g.Differing[:min(differNamed, len(g.Differing))] {
 		if i > 0 {
-			says += "; rank"
+			text += "; rank"
 		} else {
-			says += " Rank"
+			text += " Rank"
 		}
-		says += " " + d.Rank + " says that it " + d.Says
+		text += " " + d.Rank + " says that it " + d.Says
 	}
-	if more := len(g.Differ) - differNamed; more > 0 {
-		says += fmt.Sprintf("; and %d more (differ in /live?once)", more)
+	if more := len(g.Differing) - differNamed; more > 0 {
+		text += fmt.Sprintf("; and %d more (differ in /live?once)", more)
 	}
-	return says
+	return text
 }

@@ -14,7 +14,7 @@ const (
 	longerTTFTMs = 50
 	longerTPOTMs = 5
 	fewerTokens  = 0.7              // of the earlier tokens per second: a lower rate is reported
-	beforeIt     = 10 * time.Second // latencies are compared with those this long before the incident began
+	baselineLead = 10 * time.Second // latencies are compared with those this long before the incident began
 )
 
 // baseline has the counts of requests when an incident began, and latencies and throughput shortly before it.
@@ -24,65 +24,66 @@ type baseline struct {
 	tokensPerS    float64
 }
 
-// baseline returns the values to compare an incident that began at since with; nil: there is no sample.
+// baseline returns the values to compare an incident that began at since with; nil: there is no sample. Latencies and throughput are those
+// of a while earlier (baselineLead), because they may get worse before the incident is found.
 func (r *Ring) baseline(since time.Time) *baseline {
-	began, before := r.atLast(since), r.atLast(since.Add(-beforeIt))
+	began, before := r.sampleAt(since), r.sampleAt(since.Add(-baselineLead))
 	if began == nil {
 		return nil
 	}
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}
 }
 
-// harm compares the newest sample with the baseline and describes the harm to clients, as a sentence without a full stop; empty: there is
-// no sample or no baseline.
-func (r *Ring) harm(base *baseline) string {
+// describeHarm compares the newest sample with the baseline and describes the harm to clients, as a sentence without a full stop; empty:
+// there is no sample or no baseline.
+func (r *Ring) describeHarm(base *baseline) string {
 	now := r.Last()
 	if now == nil || base == nil {
 		return ""
 	}
 	failed := now.Failed - min(now.Failed, base.failed)
 	ended := now.Ended - min(now.Ended, base.ended)
-	says := []string{}
+	parts := []string{}
 	if failed > 0 {
-		says = append(says, fmt.Sprintf("%s of %s requests failed", stats.Grouped(failed), stats.Grouped(ended)))
+		parts = append(parts, fmt.Sprintf("%s of %s requests failed", stats.Grouped(failed), stats.Grouped(ended)))
 	} else {
-		says = append(says, "no request failed")
+		parts = append(parts, "no request failed")
 	}
-	if was, is := base.ttft, now.TTFT; longer(was, is, longerTTFTMs) {
-		says = append(says, fmt.Sprintf("the median time to the first token is %s, and was %s", spoken(is.P50Ms), spoken(was.P50Ms)))
+	if was, is := base.ttft, now.TTFT; isLonger(was, is, longerTTFTMs) {
+		parts = append(parts, fmt.Sprintf("the median time to the first token is %s, and was %s", spokenMs(is.P50Ms), spokenMs(was.P50Ms)))
 	}
 	switch was, is := base.tpot, now.TPOT; {
-	case longer(was, is, longerTPOTMs):
-		says = append(says, fmt.Sprintf("a token takes %s in the median, and took %s", spoken(is.P50Ms), spoken(was.P50Ms)))
-	case longer(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // P99 in the place of the median
-		says = append(says, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spoken(is.P99Ms), spoken(was.P99Ms)))
+	case isLonger(was, is, longerTPOTMs):
+		parts = append(parts, fmt.Sprintf("a token takes %s in the median, and took %s", spokenMs(is.P50Ms), spokenMs(was.P50Ms)))
+	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // P99 in the place of the median
+		parts = append(parts, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spokenMs(is.P99Ms), spokenMs(was.P99Ms)))
 	}
 	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {
-		says = append(says, fmt.Sprintf("engines give %.0f tokens per second, and gave %.0f", is, was))
+		parts = append(parts, fmt.Sprintf("engines give %.0f tokens per second, and gave %.0f", is, was))
 	}
-	last := len(says) - 1
+	last := len(parts) - 1
 	if last == 0 {
-		return "Since then " + says[0]
+		return "Since then " + parts[0]
 	}
-	return "Since then " + strings.Join(says[:last], "; ") + "; and " + says[last]
+	return "Since then " + strings.Join(parts[:last], "; ") + "; and " + parts[last]
 }
 
-// longer says whether the median of a latency has grown by the factor longerTimes and by more than ms.
-func longer(was, is Latency, ms float64) bool {
+// isLonger says whether the median of a latency has grown by the factor longerTimes and by more than ms.
+func isLonger(was, is Latency, ms float64) bool {
 	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
-// spoken writes a time as people say it.
-func spoken(ms float64) string {
+// spokenMs writes a time in ms or s.
+func spokenMs(ms float64) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%.0f ms", ms)
 	}
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// atLast returns the last sample that is not after the time at, else the oldest sample; nil: there is none.
-func (r *Ring) atLast(at time.Time) (found *Sample) {
-	oldest := r.since(keptFor)
+// sampleAt returns the last sample that is not after the time at, else the oldest sample; nil: there is none.
+func (r *Ring) sampleAt(at time.Time) (found *Sample) {
+	oldest := r.oldestWithin(minutesKeptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
 		for i := range t.list {
 			if s := &t.list[i]; !s.At.After(at) && (found == nil || s.At.After(found.At)) {

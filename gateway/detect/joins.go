@@ -2,73 +2,74 @@ package detect
 
 import "time"
 
-// class says how findings of a kind join those of other kinds.
-type class int
+// joinClass says how findings of a kind join those of other kinds.
+type joinClass int
 
 const (
-	isAlone  class = iota // no other finding shares its cause
-	isMute                // clients do not notice it
-	isCause               // something is wrong
-	comes                 // something is wrong that comes and goes
-	isEffect              // clients notice it; it is a result of another finding, if one is present
-	isLoad                // many requests wait: an effect of a harmful cause, else itself the cause of other effects
-	classes               // number of classes
+	isAlone        joinClass = iota // no other finding shares its cause
+	isUnnoticed                     // clients do not notice it
+	isCause                         // something is wrong
+	isIntermittent                  // something is wrong that comes and goes
+	isEffect                        // clients notice it; it is a result of another finding, if one is present
+	isLoad                          // many requests wait: an effect of a harmful cause, else itself the cause of other effects
+	classes                         // number of classes
 )
 
-func (d *Detector) class() class {
+// joinClass is the class of the detector's findings.
+func (d *Detector) joinClass() joinClass {
 	switch {
-	case d.alone:
+	case d.sharesNoCause:
 		return isAlone
-	case d.load:
+	case d.overload:
 		return isLoad
 	case d.effect:
 		return isEffect
 	case d.harm == nothing:
-		return isMute
-	case d.rests > 0:
-		return comes
+		return isUnnoticed
+	case d.toleratedAbsence > 0:
+		return isIntermittent
 	}
 	return isCause
 }
 
-// window says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
-type window int
+// joinWindow says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
+type joinWindow int
 
 const (
-	never   window = iota
-	atOnce         // within a moment (30 s) of the incident's begin, if both share a cause
-	ever           // at any time, if both share a cause
-	follows        // from a moment before the incident's begin until two minutes after it
-	near           // within a moment before or after the incident's begin
-	behind         // at any time from a moment before the incident's begin
+	never           joinWindow = iota
+	atBeginIfShared            // within a moment (30 s) of the incident's begin, if both share a cause
+	alwaysIfShared             // at any time, if both share a cause
+	soonAfterBegin             // from a moment before the incident's begin until two minutes after it
+	aroundBegin                // within a moment before or after the incident's begin
+	afterBegin                 // at any time from a moment before the incident's begin
 )
 
 // joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
 // for that of the finding.
-var joinWhen = [classes][classes]window{
+var joinWhen = [classes][classes]joinWindow{
 	/*          alone  mute   cause  comes  effect   load */
-	isAlone:  {never, never, never, never, never, never},
-	isMute:   {never, atOnce, atOnce, atOnce, never, never},
-	isCause:  {never, atOnce, atOnce, atOnce, follows, follows},
-	comes:    {never, atOnce, atOnce, ever, follows, follows},
-	isEffect: {never, atOnce, atOnce, atOnce, near, follows},
-	isLoad:   {never, atOnce, atOnce, ever, behind, behind},
+	isAlone:        {never, never, never, never, never, never},
+	isUnnoticed:    {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, never, never},
+	isCause:        {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, soonAfterBegin, soonAfterBegin},
+	isIntermittent: {never, atBeginIfShared, atBeginIfShared, alwaysIfShared, soonAfterBegin, soonAfterBegin},
+	isEffect:       {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, aroundBegin, soonAfterBegin},
+	isLoad:         {never, atBeginIfShared, atBeginIfShared, alwaysIfShared, afterBegin, afterBegin},
 }
 
-// allows says whether a finding may join an incident. late is the time from the begin of the incident to that of the finding: below 0 if
-// the finding began first. shares: both have the same cause.
-func (w window) allows(late time.Duration, shares bool) bool {
+// allows says whether a finding may join an incident. delay is the time from the begin of the incident to that of the finding: below 0 if
+// the finding began first. sharesCause: both have the same cause.
+func (w joinWindow) allows(delay time.Duration, sharesCause bool) bool {
 	switch w {
-	case atOnce:
-		return shares && late.Abs() <= moment
-	case ever:
-		return shares
-	case follows:
-		return late >= -moment && late <= follow
-	case near:
-		return late.Abs() <= moment
-	case behind:
-		return late >= -moment
+	case atBeginIfShared:
+		return sharesCause && delay.Abs() <= togetherWithin
+	case alwaysIfShared:
+		return sharesCause
+	case soonAfterBegin:
+		return delay >= -togetherWithin && delay <= effectWithin
+	case aroundBegin:
+		return delay.Abs() <= togetherWithin
+	case afterBegin:
+		return delay >= -togetherWithin
 	default:
 		return false
 	}

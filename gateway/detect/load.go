@@ -14,18 +14,19 @@ const (
 
 var loadDetectors = []Detector{
 	{
-		Kind: Overload, find: findOverload, sender: floods,
-		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Overload",
-		many: "are overloaded: their slots are taken, and many requests wait", runbook: "overload", command: advised,
+		Kind: Overload, find: findOverload, nextForKey: limitKeyOrAddDecode,
+		harm: failing, effect: true, overload: true, manyWait: true, toleratedAbsence: togetherWithin, headline: "Overload",
+		pluralText: "are overloaded: their slots are taken, and many requests wait", runbook: "overload", command: showAdvice,
 		clients: "Clients wait for their first token until a slot is free. Those that wait too long get a 503, and new ones get a 429 while a " +
 			"queue is full.",
 		next: "Add decode ranks, or find the caller that sends too much and limit its key. A larger pool.size or prefill.queue.max only lets " +
 			"more clients wait.",
 	},
 	{
-		Kind: KVFull, find: findKVFull, sender: floods,
-		harm: failing, effect: true, load: true, crowded: true, rests: moment, headline: "Full KV caches", runbook: "kv_full", command: advised,
-		many: "have full KV caches, and many requests wait",
+		Kind: KVFull, find: findKVFull, nextForKey: limitKeyOrAddDecode,
+		harm: failing, effect: true, overload: true, manyWait: true, toleratedAbsence: togetherWithin, headline: "Full KV caches",
+		runbook: "kv_full", command: showAdvice,
+		pluralText: "have full KV caches, and many requests wait",
 		clients: "Clients wait for their first token until an answer ends and frees KV memory. " +
 			"Those that wait too long get a 503, and new ones get a 429 while a queue is full.",
 		next: "Add decode ranks. More slots do not help. " +
@@ -35,15 +36,15 @@ var loadDetectors = []Detector{
 
 // Limits from which a load becomes a finding.
 const (
-	takenShare = 0.95 // of the slots in use count as all: the rest was just given back and is taken in the next round
-	roomShare  = 0.85 // of the KV capacity in use counts as full: running answers need the rest to grow
+	allTakenShare = 0.95 // of the slots in use count as all: the rest was just given back and is taken in the next round
+	kvFullShare   = 0.85 // of the KV capacity in use counts as full: running answers need the rest to grow
 )
 
-// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and if about as many requests
-// wait as run, so that each waits for one answer to end. A short burst is no finding, unless requests are
-// refused.
+// load is the load of a model. It is a finding if the model has no free slot or no KV memory, and if about as many requests wait as run, so
+// that each waits for one answer to end. A short burst is no finding, unless requests are refused.
 type load struct {
-	crowded, hasSlots  bool
+	crowded            bool // about as many requests wait as run, now
+	hasFreeSlots       bool
 	kind               Kind // kind of the finding; empty: none
 	used, slots        int
 	kvTokens, capacity int64
@@ -51,8 +52,9 @@ type load struct {
 	where              string // where the requests wait
 }
 
-// load sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and judges both.
-func (f *Facts) load(m *Model) (l load) {
+// modelLoad sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and decides whether the load
+// is a finding.
+func (f *Facts) modelLoad(m *Model) (l load) {
 	for i := range m.Groups {
 		for j := range m.Groups[i].Ranks {
 			if r := &m.Groups[i].Ranks[j]; r.State == RankUp {
@@ -74,19 +76,19 @@ func (f *Facts) load(m *Model) (l load) {
 		}
 		l.waiting += f.Prefill.Waiting
 	}
-	full := l.capacity > 0 && float64(l.kvTokens) >= roomShare*float64(l.capacity)
-	l.hasSlots = float64(l.used) < takenShare*float64(l.slots)
-	hasRoom := l.hasSlots && !full
+	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity)
+	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
+	hasRoom := l.hasFreeSlots && !kvIsFull
 	if l.slots == 0 || l.waiting == 0 || hasRoom { // where no rank takes requests (no slots), other findings say why
 		return l
 	}
 	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
-	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasSlots && 2*l.waiting >= l.used
-	refused := f.fails() && f.refused() != nil
+	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasFreeSlots && 2*l.waiting >= l.used
+	refused := f.manyFail() && f.queueFullFailures() != nil
 	lastingCrowd := l.crowded && m.CrowdedS > 0
 	switch {
 	case !refused && !lastingCrowd: // no finding
-	case l.hasSlots:
+	case l.hasFreeSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help
 		l.kind = Overload
@@ -94,28 +96,29 @@ func (f *Facts) load(m *Model) (l load) {
 	return l
 }
 
-// fails says whether more than a few requests fail.
-func (f *Facts) fails() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
+// manyFail says whether more than a few requests fail now.
+func (f *Facts) manyFail() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
-// ownLimits says whether nearly all failures are due to limits of the callers' own keys.
-func (f *Facts) ownLimits() bool {
+// onlyKeyLimits says whether nearly all failures are due to limits of the callers' own keys.
+func (f *Facts) onlyKeyLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.ByKeyLimitPerS <= failShare*f.Traffic.RequestsPerS
 }
 
 // eachLoaded calls report for each model whose load is a finding of this kind. key is the API key with more than half of the waiting
-// requests, and floods the words that say so at the end of a sentence.
-func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, floods string)) {
-	key, floods := v.floods()
+// requests, and keyText the words that say so at the end of a sentence. Both are empty if no key has so many.
+func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, keyText string)) {
+	key, keyText := v.floodingKey()
 	for i := range v.loads {
 		if v.loads[i].kind == kind {
-			report(&v.Models[i], &v.loads[i], key, floods)
+			report(&v.Models[i], &v.loads[i], key, keyText)
 		}
 	}
 }
 
-func findOverload(v *view, say say) {
-	v.eachLoaded(Overload, func(m *Model, l *load, key, floods string) {
-		slot, _ := m.words()
+// findOverload reports models whose slots are all taken while many requests wait.
+func findOverload(v *view, report reportFunc) {
+	v.eachLoaded(Overload, func(m *Model, l *load, key, keyText string) {
+		slot, _ := m.nouns()
 		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
 		switch {
 		case l.used < l.slots:
@@ -123,37 +126,40 @@ func findOverload(v *view, say say) {
 		case l.slots == 1:
 			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
 		}
-		say(at{"model", m.Name, "pool"}, "", "%s taken, and %s %s%s%s", taken, waits(l.waiting), l.where, floods, slowed(m)).Key = key
+		report(place{"model", m.Name, "pool"}, noReason, "%s taken, and %s %s%s%s", taken, waits(l.waiting), l.where, keyText,
+			slotsHeldLonger(m)).Key = key
 	})
 }
 
-func findKVFull(v *view, say say) {
-	v.eachLoaded(KVFull, func(m *Model, l *load, key, floods string) {
-		slot, rank := m.words()
-		say(at{"model", m.Name, "ranks"}, "",
+// findKVFull reports models with free slots and full KV caches while many requests wait.
+func findKVFull(v *view, report reportFunc) {
+	v.eachLoaded(KVFull, func(m *Model, l *load, key, keyText string) {
+		slot, rank := m.nouns()
+		report(place{"model", m.Name, "ranks"}, noReason,
 			"The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
 			rank, m.Name, 100*float64(l.kvTokens)/float64(l.capacity), stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slot,
-			waits(l.waiting), l.where, floods).Key = key
+			waits(l.waiting), l.where, keyText).Key = key
 	})
 }
 
-// words are the words for a slot and a rank of a model.
-func (m *Model) words() (slot, rank string) {
+// nouns returns the words for a slot and a rank of the model.
+func (m *Model) nouns() (slot, rank string) {
 	if m.Aggregated {
 		return "slot", "rank"
 	}
 	return "decode slot", "decode rank"
 }
 
-// slowed returns text that follows a sentence about an overload: slots are taken for longer than before. Empty: they are not.
-func slowed(m *Model) string {
+// slotsHeldLonger returns text that follows a sentence about an overload: slots are taken for longer than before, because steps give fewer
+// tokens or are slower. It names the first such group, which is enough to explain the overload. Empty: there is no such group.
+func slotsHeldLonger(m *Model) string {
 	for i := range m.Groups {
 		g := &m.Groups[i]
 		switch {
-		case g.FewS > 0:
+		case g.FewTokensS > 0:
 			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step gives %.1f tokens and gave %.1f before", g.Name,
 				g.StepTokens, g.UsualTokens)
-		case g.SlowS > 0:
+		case g.SlowStepsS > 0:
 			return fmt.Sprintf(". Answers of group %s hold their slots for longer, because a step takes %.0f ms and took %.0f ms before", g.Name,
 				g.StepMs, g.UsualMs)
 		}
@@ -161,9 +167,9 @@ func slowed(m *Model) string {
 	return ""
 }
 
-// floods returns the API key with more than half of the waiting requests, and words that say so at the end of a sentence. Both are empty
-// if no key has so many.
-func (f *Facts) floods() (key, says string) {
+// floodingKey returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both are
+// empty if no key has so many.
+func (f *Facts) floodingKey() (key, says string) {
 	all := 0
 	for _, w := range f.Waiting {
 		all += w.Requests
@@ -178,12 +184,12 @@ func (f *Facts) floods() (key, says string) {
 	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
 }
 
-// refused returns the count of requests that were refused because a queue is full; nil: none in the last 10 s, or the reason is a limit
-// of one key.
-func (f *Facts) refused() *Failed {
+// queueFullFailures returns the count of requests that were refused because a queue is full; nil: there were none in the last 10 s, or the
+// reason is a limit of one key, so that other keys are served.
+func (f *Facts) queueFullFailures() *Failed {
 	for i := range f.Failures {
-		if f := &f.Failures[i]; f.Outcome == "queue_full" && f.Last10S > 0 && !f.ByKeyLimit {
-			return f
+		if failed := &f.Failures[i]; failed.Outcome == "queue_full" && failed.Last10S > 0 && !failed.ByKeyLimit {
+			return failed
 		}
 	}
 	return nil

@@ -9,8 +9,9 @@ func WithoutAddress(why, where string) string {
 	return strings.Replace(why, "connect: connect: ", "", 1)
 }
 
-// plain says whether a name is safe in a shell command: no character of it means something to a shell.
-func plain(name string) bool {
+// isShellSafe says whether a name can be written into a shell command: it has only letters, digits and characters that mean nothing to a
+// shell.
+func isShellSafe(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
 	})
@@ -37,13 +38,13 @@ func hostOf(where string) string {
 func commonReasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))
-	kept := words[:0]
+	common := words[:0]
 	for _, w := range words {
 		if !strings.ContainsAny(w, "0123456789") && !namesHost(w, host) {
-			kept = append(kept, w)
+			common = append(common, w)
 		}
 	}
-	return strings.Join(kept, " ")
+	return strings.Join(common, " ")
 }
 
 // namesHost says whether a word is the host, the host with its domain, or the host with a port.

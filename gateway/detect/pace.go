@@ -16,57 +16,61 @@ const (
 	spans      = 30              // spans that are compared: one minute
 	spanTokens = 6               // a rank with fewer tokens in a span has no known pace in it
 
-	// A rank is slow in a span if its tokens take slowRank times as long as those of the group's median rank, and also
+	// A rank is slow in a span if its tokens take slowRankTimes as long as those of the group's median rank, and also
 	// slowRankMs longer. It is reported if it was slow in slowSpans of the spans. Ranks that also prefill need
 	// slowSpansBoth, because each prompt makes a rank slow for a while.
-	slowRank      = 3
+	slowRankTimes = 3
 	slowRankMs    = 20
 	slowMinRanks  = 3 // a group in which fewer ranks have a known pace is not judged
 	slowSpans     = 8
 	slowSpansBoth = 16
 )
 
-// pace is how fast a rank gave tokens lately.
+// pace is how fast a rank gave tokens in the last seconds.
 type pace struct {
-	ms     float64 // mean time between two tokens of an answer; 0: too few tokens came
-	lately AnswerCounts
-	spans  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
+	tokenMs float64 // mean time between two tokens of an answer; 0: too few tokens came
+	answers AnswerCounts
+	spanMs  [spans]float64 // ms for a token in each of the last spans, the newest first; 0: too few tokens came
 }
 
-// stretch sums up the streams of a rank over some time.
-type stretch struct {
-	ms     float64 // time, summed over the streams that ran
-	tokens int64
+// streamSum sums up the streams of a rank over some time.
+type streamSum struct {
+	streamMs float64 // time in ms, summed over the streams that ran: two streams that run for 1 s are 2000 ms
+	tokens   int64
 }
 
-func (s *stretch) add(ms float64, tokens int64) { s.ms, s.tokens = s.ms+ms, s.tokens+tokens }
+// add adds the time of all streams together, and their tokens.
+func (s *streamSum) add(ms float64, tokens int64) {
+	s.streamMs, s.tokens = s.streamMs+ms, s.tokens+tokens
+}
 
-// pace is the mean time per token of one stream, in ms; 0: fewer than least tokens came.
-func (s stretch) pace(least int64) float64 {
-	if s.tokens < least {
+// msPerToken is the mean time between two tokens of one stream, in ms; 0: fewer than leastTokens tokens came.
+func (s streamSum) msPerToken(leastTokens int64) float64 {
+	if s.tokens < leastTokens {
 		return 0
 	}
-	return s.ms / float64(s.tokens)
+	return s.streamMs / float64(s.tokens)
 }
 
-// paces returns the pace of each rank in the newest sample.
-func (r *Ring) paces() map[int32]pace {
+// measurePaces returns the pace of each rank in the newest sample. The time between tokens is a mean of the last paceWindow, the shares of
+// empty answers are from the last minute, and the times of single spans are for the comparison with other ranks (fillInSlowRanks).
+func (r *Ring) measurePaces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
 	paces := make(map[int32]pace, len(now.Ranks))
 	for k := range now.Ranks {
 		record := &now.Ranks[k]
-		p := pace{lately: record.since(r.oldest(record.ID, time.Minute))}
-		if p.lately.Answers < fewAnswers {
-			p.lately = record.since(r.oldest(record.ID, FineFor))
+		p := pace{answers: record.answersSince(r.oldestRecordWithin(record.ID, time.Minute))}
+		if p.answers.Answers < fewAnswers { // a longer time may have enough
+			p.answers = record.answersSince(r.oldestRecordWithin(record.ID, SecondsKeptFor))
 		}
 		bySpan, recent, minute := r.streamsOf(record)
-		p.ms = recent.pace(paceTokens)
+		p.tokenMs = recent.msPerToken(paceTokens)
 		for i := range bySpan {
-			p.spans[i] = bySpan[i].pace(spanTokens)
-			// Streams ran, but so few tokens came that this span alone shows nothing: the pace of the minute stands for it.
-			if p.spans[i] == 0 && bySpan[i].ms >= float64(span.Milliseconds()) {
-				p.spans[i] = minute.ms / float64(max(1, minute.tokens))
+			p.spanMs[i] = bySpan[i].msPerToken(spanTokens)
+			// Streams ran, but so few tokens came that this span alone shows nothing: the mean of the minute stands for it.
+			if p.spanMs[i] == 0 && bySpan[i].streamMs >= float64(span.Milliseconds()) {
+				p.spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
 			}
 		}
 		paces[record.ID] = p
@@ -76,7 +80,7 @@ func (r *Ring) paces() map[int32]pace {
 
 // streamsOf sums up the streams of a rank, whose newest record is given: in each of the last spans, in the last paceWindow (recent), and in
 // all spans together (minute). It goes back from sample to sample.
-func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]stretch, recent, minute stretch) {
+func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minute streamSum) {
 	list := r.fine.list
 	now := list[len(list)-1].At
 	later := record
@@ -100,8 +104,8 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]stretch, recent, minute 
 	return bySpan, recent, minute
 }
 
-// oldest is the oldest record of a rank that is no older than age; nil: there is none.
-func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
+// oldestRecordWithin is the oldest record of a rank that is no older than age; nil: there is none.
+func (r *Ring) oldestRecordWithin(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
 	from, _ := slices.BinarySearchFunc(list, now.Add(-age), func(s Sample, at time.Time) int { return s.At.Compare(at) })
@@ -115,82 +119,85 @@ func (r *Ring) oldest(id int32, age time.Duration) *RankAt {
 
 // rank returns the record of a rank; nil: the sample has none.
 func (s *Sample) rank(id int32) *RankAt {
-	if i, ok := s.places[id]; ok {
+	if i, ok := s.rankIndex[id]; ok {
 		return &s.Ranks[i]
 	}
 	return nil
 }
 
-// since counts the answers since an earlier record. It returns zero without a record, or if the counts have become smaller: then the record
-// belongs to another rank.
-func (r *RankAt) since(before *RankAt) AnswerCounts {
+// answersSince counts the answers since an earlier record. It returns zero without a record (nil), or if the counts have become smaller:
+// then the record belongs to another rank.
+func (r *RankAt) answersSince(before *RankAt) AnswerCounts {
 	if before == nil || before.Answers > r.Answers || before.Empty > r.Empty {
 		return AnswerCounts{}
 	}
 	return AnswerCounts{r.Answers - before.Answers, r.Empty - before.Empty}
 }
 
-// fillInPaces fills in the token times and the answers lately of the group's ranks, the median token time of the group, and the times of
-// ranks that were slow in several spans.
+// fillInPaces fills in the token times and the recent answers of the group's ranks, the median token time of the group, and the times of
+// ranks that were slow in several spans. A rank that takes no part in the steps keeps zeros.
 func (g *Group) fillInPaces(ranks map[int32]pace) {
 	var all []float64
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
 		found, known := ranks[r.ID]
 		if known && r.InSteps {
-			r.TokenMs, r.RecentAnswers = found.ms, found.lately
+			r.TokenMs, r.RecentAnswers = found.tokenMs, found.answers
 		}
 		if r.TokenMs > 0 {
 			all = append(all, r.TokenMs)
 		}
 	}
 	g.TokenMs = median(all)
-	g.markSlow(ranks)
+	g.fillInSlowRanks(ranks)
 }
 
-// markSlow fills in SlowMs and OthersMs of the ranks that were slow in several spans.
-func (g *Group) markSlow(ranks map[int32]pace) {
+// fillInSlowRanks fills in SlowMs and OthersMs of the ranks that were slow in several spans: much slower than the group's median rank.
+func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 	var all []float64 // token times of all ranks in one span
-	slow := make([]slowness, len(g.Ranks))
+	slow := make([]slowSpanSums, len(g.Ranks))
 	for i := range spans {
 		all = all[:0]
 		for k := range g.Ranks {
-			if ms := ranks[g.Ranks[k].ID].spans[i]; ms > 0 && g.Ranks[k].InSteps {
+			if ms := ranks[g.Ranks[k].ID].spanMs[i]; ms > 0 && g.Ranks[k].InSteps {
 				all = append(all, ms)
 			}
 		}
-		middle := median(all)
+		middle, enoughRanks := median(all), len(all) >= slowMinRanks
 		for k := range g.Ranks {
-			ms := ranks[g.Ranks[k].ID].spans[i]
-			if len(all) >= slowMinRanks && g.Ranks[k].InSteps && ms > slowRank*middle && ms-middle > slowRankMs {
+			ms := ranks[g.Ranks[k].ID].spanMs[i]
+			isSlow := ms > slowRankTimes*middle && ms-middle > slowRankMs
+			if enoughRanks && g.Ranks[k].InSteps && isSlow {
 				slow[k].add(ms, middle)
 			}
 		}
 	}
-	least := slowSpans
+	leastSpans := slowSpans
 	if g.Rounds != nil { // the ranks prefill
-		least = slowSpansBoth
+		leastSpans = slowSpansBoth
 	}
 	for k := range g.Ranks {
-		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].mean(least)
+		g.Ranks[k].SlowMs, g.Ranks[k].OthersMs = slow[k].mean(leastSpans)
 	}
 }
 
-// slowness counts the spans in which a rank was slow.
-type slowness struct {
-	n          int
-	ms, middle float64 // sums over these spans of the time per token: of the rank, and of the median rank
+// slowSpanSums counts the spans in which a rank was slow, and sums up the times per token in them.
+type slowSpanSums struct {
+	spans            int
+	rankMs, middleMs float64 // sums over these spans of the time per token: of the rank, and of the median rank
 }
 
-func (s *slowness) add(ms, middle float64) { s.n, s.ms, s.middle = s.n+1, s.ms+ms, s.middle+middle }
+// add counts one more span in which the rank was slow. ms and middle are the times per token of the rank and of the median rank.
+func (s *slowSpanSums) add(ms, middle float64) {
+	s.spans, s.rankMs, s.middleMs = s.spans+1, s.rankMs+ms, s.middleMs+middle
+}
 
-// mean returns the mean time per token in these spans, in ms, of the rank and of the median rank; 0: there are fewer than least
-// spans.
-func (s *slowness) mean(least int) (ms, others float64) {
-	if s.n < least {
+// mean returns the mean time per token in these spans, in ms, of the rank and of the median rank; 0: there are fewer than leastSpans spans.
+func (s *slowSpanSums) mean(leastSpans int) (ms, others float64) {
+	if s.spans < leastSpans {
 		return 0, 0
 	}
-	return s.ms / float64(s.n), s.middle / float64(s.n)
+	return s.rankMs / float64(s.spans), s.middleMs / float64(s.spans)
 }
 
 // median returns the median of the numbers and sorts them; 0: there are none.

@@ -24,22 +24,23 @@ const (
 var prefillDetectors = []Detector{
 	{
 		Kind: GateClosed, find: findGateClosed,
-		harm: slower, rests: gates, sender: flood, headline: "Full prefill engines", many: "take no prompts, because their KV caches are full",
-		runbook: "gate_closed", command: workers,
+		harm: slower, toleratedAbsence: gateOpenFor, nextForKey: limitKeyOrAddPrefill, headline: "Full prefill engines",
+		pluralText: "take no prompts, because their KV caches are full",
+		runbook:    "gate_closed", command: showWorkers,
 		clients: "Clients wait longer for their first token.",
 		next:    "Look whether finished prefills wait in the pool. If so, add decode ranks, else add prefill ranks.",
 	},
 	{
-		Kind: PrefillOut, find: findPrefillOut, gone: true, spare: true, vague: true,
-		harm: waiting, headline: "Failing prefill engine", many: "take no prompts, because earlier ones failed", runbook: "engine_out",
-		command: workers,
+		Kind: PrefillOut, find: findPrefillOut, getsNoRequests: true, othersMayServe: true, unspecific: true,
+		harm: waiting, headline: "Failing prefill engine", pluralText: "take no prompts, because earlier ones failed", runbook: "engine_out",
+		command: showWorkers,
 		clients: "Clients wait longer for their first token. Prompts that failed there were tried elsewhere.",
 		next:    "Mend what failed there; the engine's own log may say more. Others take its prompts meanwhile.",
 	},
 	{
 		Kind: MetricsOld, find: findMetricsOld,
-		harm: slower, family: "late", rests: again, headline: "Slow prefill metrics",
-		many: "answer too late when they are asked for their metrics", runbook: "metrics_old",
+		harm: slower, family: "late", toleratedAbsence: slowEngineAbsence, headline: "Slow prefill metrics",
+		pluralText: "answer too late when they are asked for their metrics", runbook: "metrics_old",
 		clients: "Clients notice nothing yet. Prompts are placed by older figures of these engines and by the proxy's own accounts.",
 		next: "Look how long /metrics of each engine takes, and what keeps its API server busy. If it is only slow, raise " +
 			"prefill.scrape.timeout.",
@@ -47,29 +48,30 @@ var prefillDetectors = []Detector{
 	},
 	{
 		Kind: NoPrefill, find: findNoPrefill,
-		harm: failing, effect: true, headline: "No prefill", runbook: "no_prefill", command: workers,
+		harm: failing, effect: true, headline: "No prefill", runbook: "no_prefill", command: showWorkers,
 		clients: "Clients wait, and get a 503 when prefill.queue.timeout is over.",
 		next:    "Start a prefill engine, or one that does both, or free the KV memory of one that is full.",
 	},
 	{
 		Kind: QueueFull, find: findQueueFull,
-		harm: failing, effect: true, crowded: true, headline: "Full queue", runbook: "queue_full", command: receipt,
+		harm: failing, effect: true, manyWait: true, headline: "Full queue", runbook: "queue_full", command: showFailedReceipts,
 		clients: "Clients get a 429 for new requests, and are told to try again.",
 		next:    "Add ranks to the side that is short, or find the caller that sends too much. A larger limit helps against short peaks only.",
 	},
 	{
 		Kind: PrefillBusy, find: findPrefillBusy,
-		sender: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the " +
+		nextForKey: "Ask who uses API key {key} what changed, and lower its max_concurrent or rpm in the key file. A time or an id at the " +
 			"beginning makes each prompt a new one for every prefix cache. Else add prefill engines.",
-		harm: waiting, effect: true, load: true, crowded: true, rests: moment, headline: "Prefill backlog", runbook: "prefill_busy",
-		command: advised,
+		harm: waiting, effect: true, overload: true, manyWait: true, toleratedAbsence: togetherWithin, headline: "Prefill backlog",
+		runbook: "prefill_busy",
+		command: showAdvice,
 		clients: "All clients wait for their first token, whether their own prompts are long or short.",
 		next: "Limit the key that sends most, or add prefill engines. If its prompts were in the prefix caches before, " +
 			"ask its owner what changed at their beginning: a time or an id there makes each prompt a new one. More decode ranks do not help.",
 	},
 	{
 		Kind: QueueWaits, find: findQueueWaits,
-		harm: waiting, effect: true, headline: "No prefill", runbook: "no_prefill", command: workers,
+		harm: waiting, effect: true, headline: "No prefill", runbook: "no_prefill", command: showWorkers,
 		clients: "Clients wait for their first token.",
 		next:    "Bring prefill engines back, or free the KV memory of one that is full.",
 	},
@@ -78,11 +80,11 @@ var prefillDetectors = []Detector{
 // lateSeconds is the wait, in s, from which a request is reported as late. In a pool with a time limit, lateShare decides instead.
 const lateSeconds = 10.0
 
-// Late says whether a new prompt would wait longer than lateSeconds until an engine begins it.
+// IsBacklogLong says whether a new prompt would wait longer than lateSeconds until an engine begins it.
 func (p *Prefill) IsBacklogLong() bool { return p.BacklogS > lateSeconds }
 
-// gates is how long the gate of a full engine may be open between two prompts while the incident lasts.
-const gates = 15 * time.Second
+// gateOpenFor is how long the gate of a full engine may be open between two prompts while the incident lasts.
+const gateOpenFor = 15 * time.Second
 
 // The metrics of an engine are old if they are older than oldScrapes scrape intervals and older than oldMs.
 const (
@@ -92,7 +94,7 @@ const (
 )
 
 // eachCandidate calls report for each rank of the prefill engines, with its place. An engine with one rank is named without the rank.
-func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
+func (v *view) eachCandidate(report func(e *PrefillEngine, where place)) {
 	oneRank := map[string]bool{}
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.Ranks == 1 {
@@ -105,28 +107,29 @@ func (v *view) eachCandidate(report func(e *PrefillEngine, where at)) {
 		if engine, found := strings.CutSuffix(e.ID, "/0"); found && oneRank[engine] {
 			name = engine
 		}
-		report(e, at{"prefill engine", name, "prefill"})
+		report(e, place{"prefill engine", name, "prefill"})
 	}
 }
 
 // findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. If one API key has more than half of the
 // prompt tokens on prefill engines, the finding names it.
-func findGateClosed(v *view, say say) {
-	v.eachCandidate(func(e *PrefillEngine, where at) {
+func findGateClosed(v *view, report reportFunc) {
+	v.eachCandidate(func(e *PrefillEngine, where place) {
 		if e.State == "closed" {
-			key, says := v.Prefill.heaviest()
-			f := say(where, "", "%s takes no prompts, because its KV cache is %.0f %% full", where.begin(), 100*e.KVShare)
+			key, sentence := v.Prefill.dominantKey()
+			f := report(where, noReason, "%s takes no prompts, because its KV cache is %.0f %% full", where.capitalized(), 100*e.KVShare)
 			f.Key = key
 			if key != "" {
-				f.Rest = ": " + says
+				f.Suffix = ": " + sentence
 			}
 		}
 	})
 }
 
-func findPrefillOut(v *view, say say) {
-	const says = " takes no prompts, because earlier ones failed"
-	v.eachCandidate(func(e *PrefillEngine, where at) {
+// findPrefillOut reports prefill ranks, and groups that take prompts, too, that get no prompts because earlier ones failed.
+func findPrefillOut(v *view, report reportFunc) {
+	const takesNone = " takes no prompts, because earlier ones failed"
+	v.eachCandidate(func(e *PrefillEngine, where place) {
 		if e.State != "out" {
 			return
 		}
@@ -135,17 +138,18 @@ func findPrefillOut(v *view, say say) {
 		if why != "" {
 			why = ": " + why
 		}
-		say(where, e.Why, "%s%s%s", where.begin(), says, why)
+		report(where, e.Why, "%s%s%s", where.capitalized(), takesNone, why)
 	})
 	for i := range v.Prefill.Groups {
 		if g := &v.Prefill.Groups[i]; g.State == "out" {
-			where := at{"group", g.ID, "ranks"}
-			say(where, "", "%s%s", where.begin(), says)
+			where := place{"group", g.ID, "ranks"}
+			report(where, noReason, "%s%s", where.capitalized(), takesNone)
 		}
 	}
 }
 
-func findMetricsOld(v *view, say say) {
+// findMetricsOld reports prefill ranks that have not reported their load for too long, although they are asked for it at intervals.
+func findMetricsOld(v *view, report reportFunc) {
 	upFor := map[string]float64{} // s since each engine came up
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.State == "up" {
@@ -153,20 +157,20 @@ func findMetricsOld(v *view, say say) {
 		}
 	}
 	intervalMs := v.Prefill.ScrapeEveryMs
-	v.eachCandidate(func(e *PrefillEngine, where at) {
+	v.eachCandidate(func(e *PrefillEngine, where place) {
 		inService := e.State == "open" || e.State == "closed"
 		switch {
 		case intervalMs <= 0 || !inService: // it is not asked for its metrics, or its state is a finding of its own
 		case e.ScrapeAgeMs > max(oldMs, oldScrapes*intervalMs):
-			say(where, "", "%s answers too late when it is asked for its metrics", where.begin())
-		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS:
-			say(where, "", "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.begin())
+			report(where, noReason, "%s answers too late when it is asked for its metrics", where.capitalized())
+		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS: // never scraped
+			report(where, noReason, "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.capitalized())
 		}
 	})
 }
 
-// open counts the prefill ranks and groups that take prompts. called is the word for their engines: prefill or aggregated.
-func (p *Prefill) open() (n int, called string) {
+// countOpen counts the prefill ranks and groups that take prompts. called is the word for their engines: prefill or aggregated.
+func (p *Prefill) countOpen() (n int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
 			n++
@@ -183,10 +187,11 @@ func (p *Prefill) open() (n int, called string) {
 	return n, "prefill"
 }
 
-func findNoPrefill(v *view, say say) {
+// findNoPrefill reports that no engine takes prompts, unless an operator has paused one.
+func findNoPrefill(v *view, report reportFunc) {
 	hasAny := len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0
-	if open, called := v.Prefill.open(); open == 0 && hasAny && !v.paused() {
-		f := say(proxyAt("prefill"), "", "No %s engine takes prompts", called)
+	if open, called := v.Prefill.countOpen(); open == 0 && hasAny && !v.anyPaused() {
+		f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", called)
 		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
 			f.Severity = Warn // their caches are full for the moment, and no request waits
 		}
@@ -196,15 +201,15 @@ func findNoPrefill(v *view, say say) {
 // queueTrouble is the kind of the worst finding about the arrival queue; empty: nothing is wrong with it.
 func (v *view) queueTrouble() Kind {
 	p := &v.Prefill
-	open, _ := p.open()
+	open, _ := p.countOpen()
 	// Waiting is the sum over all models, so it is compared with the limit only if there is one model.
-	reachesLimit := p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1
+	queueIsFull := p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1
 	switch {
-	case v.refusedBecause() != "" || reachesLimit:
+	case v.refusedBecause() != "" || queueIsFull:
 		return QueueFull
-	case p.BusyS > 0 && !v.overloaded(): // an overload of the ranks explains the backlog
+	case p.LongBacklogS > 0 && !v.anyOverloaded(): // an overload of the ranks explains the backlog
 		return PrefillBusy
-	case p.Waiting > 0 && open == 0 && !v.paused():
+	case p.Waiting > 0 && open == 0 && !v.anyPaused():
 		return QueueWaits
 	}
 	return ""
@@ -213,14 +218,14 @@ func (v *view) queueTrouble() Kind {
 // refusedBecause is why requests are refused because a queue is full. It is empty if only a few requests fail, if none of them is refused
 // for this, or if the reason is not known.
 func (v *view) refusedBecause() string {
-	if f := v.refused(); v.fails() && f != nil {
+	if f := v.queueFullFailures(); v.manyFail() && f != nil {
 		return f.Why
 	}
 	return ""
 }
 
-// overloaded says whether the load of some model is a finding.
-func (v *view) overloaded() bool {
+// anyOverloaded says whether the load of some model is a finding.
+func (v *view) anyOverloaded() bool {
 	for _, l := range v.loads {
 		if l.kind != "" {
 			return true
@@ -229,49 +234,54 @@ func (v *view) overloaded() bool {
 	return false
 }
 
-func findQueueFull(v *view, say say) {
+// findQueueFull reports a full arrival queue. If requests were refused because of it, the finding has the reason of the last one.
+func findQueueFull(v *view, report reportFunc) {
 	if v.queueTrouble() != QueueFull {
 		return
 	}
 	p := &v.Prefill
 	if why := v.refusedBecause(); why != "" {
-		say(proxyAt("prefill"), "", "Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of "+
-			"the pool were taken",
+		report(proxyPlace("prefill"), noReason,
+			"Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of "+
+				"the pool were taken",
 			why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
 		return
 	}
-	say(proxyAt("prefill"), "", "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),
+	report(proxyPlace("prefill"), noReason, "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),
 		stats.Grouped(p.QueueMax))
 }
 
-func findPrefillBusy(v *view, say say) {
+// findPrefillBusy reports that prompts come faster than prefill engines compute them. It names the API key that causes most of it: the one
+// with most prompt tokens, else the one with most waiting requests.
+func findPrefillBusy(v *view, report reportFunc) {
 	if v.queueTrouble() == PrefillBusy {
-		key, floods := v.floods()
-		if heavy, says := v.Prefill.heaviest(); heavy != "" {
-			key, floods = heavy, ". "+words.Capital(says)
+		key, keyText := v.floodingKey()
+		if dominant, sentence := v.Prefill.dominantKey(); dominant != "" {
+			key, keyText = dominant, ". "+words.Capital(sentence)
 		}
-		say(proxyAt("prefill"), "",
+		report(proxyPlace("prefill"), noReason,
 			"Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
-			waits(v.Prefill.Waiting), v.Prefill.BacklogS, floods, lostHits(v.Prefill.Hits)).Key = key
+			waits(v.Prefill.Waiting), v.Prefill.BacklogS, keyText, lostHitsText(v.Prefill.Hits)).Key = key
 	}
 }
 
-func findQueueWaits(v *view, say say) {
+// findQueueWaits reports that requests wait and no engine takes prompts.
+func findQueueWaits(v *view, report reportFunc) {
 	if v.queueTrouble() == QueueWaits {
 		an := "a prefill"
-		if _, called := v.Prefill.open(); called == "aggregated" {
+		if _, called := v.Prefill.countOpen(); called == "aggregated" {
 			an = "an aggregated"
 		}
-		say(proxyAt("prefill"), "", "%s for %s engine", words.Capital(waits(v.Prefill.Waiting)), an)
+		report(proxyPlace("prefill"), noReason, "%s for %s engine", words.Capital(waits(v.Prefill.Waiting)), an)
 	}
 }
 
-// hitsLost is the smallest drop of a key's cached share of prompt tokens that is reported.
-const hitsLost = 0.3
+// reportedHitsDrop is the smallest drop of a key's cached share of prompt tokens that is reported.
+const reportedHitsDrop = 0.3
 
-// heaviest returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both are
+// dominantKey returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both are
 // empty if no key has so many.
-func (p *Prefill) heaviest() (key, says string) {
+func (p *Prefill) dominantKey() (key, sentence string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
 			"the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
@@ -279,9 +289,10 @@ func (p *Prefill) heaviest() (key, says string) {
 	return "", ""
 }
 
-// lostHits returns text that follows a sentence: the prompts of a key are in the prefix caches much less than before. Empty: they are not.
-func lostHits(h *Hits) string {
-	if h == nil || h.Before-h.Share < hitsLost {
+// lostHitsText returns text that follows a sentence: the prompts of a key are in the prefix caches much less than before. Empty: they are
+// not, or it is not known (nil).
+func lostHitsText(h *Hits) string {
+	if h == nil || h.Before-h.Share < reportedHitsDrop {
 		return ""
 	}
 	whose := "these prompts"

@@ -21,71 +21,76 @@ const (
 var proxyDetectors = []Detector{
 	{
 		Kind: Drains, find: findDrains,
-		harm: nothing, alone: true, headline: "The proxy drains", runbook: "drains", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
+		harm: nothing, sharesNoCause: true, headline: "The proxy drains", runbook: "drains", command: `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/drain"`,
 		clients: "Clients that are served get their answers to the end. New requests get a 503, unless a load balancer sends them to another " +
 			"proxy.",
 		next: "Wait until the last request has ended, or take the drain back.",
 	},
 	{
 		Kind: NotReady, find: findNotReady,
-		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "not_ready", command: workers,
-		first:   "All new requests get a 503",
-		clients: "Clients get a 503 for new requests.",
-		next:    "Look which side has no engine that answers, and start one.",
+		harm: failing, effect: true, headline: "The proxy is not ready", runbook: "not_ready", command: showWorkers,
+		headlineAsEffect: "All new requests get a 503",
+		clients:          "Clients get a 503 for new requests.",
+		next:             "Look which side has no engine that answers, and start one.",
 	},
 	{
 		Kind: AuditDrift, find: findAuditDrift,
-		harm: waiting, alone: true, headline: "The accounts are wrong", runbook: "audit_drift", command: logs,
+		harm: waiting, sharesNoCause: true, headline: "The accounts are wrong", runbook: "audit_drift", command: showLogs,
 		clients: "Clients may wait longer, because ranks may look fuller or emptier to the proxy than they are.",
 		next:    "Keep the log and report the bug. Restart the proxy after a drain.",
 	},
 	{
 		Kind: ConfigRefused, find: findConfigRefused,
-		harm: nothing, alone: true, headline: "The config was refused", runbook: "config_refused", command: "evenkeel check --config FILE",
+		harm: nothing, sharesNoCause: true, headline: "The config was refused", runbook: "config_refused",
+		command: "evenkeel check --config FILE",
 		clients: "Clients notice nothing, because the config before is in force.",
 		next:    "Mend the file. The proxy reads it again by itself. Do not restart the proxy before: it would not start with this file.",
 	},
 	{
 		Kind: CertEnds, find: findCertEnds,
-		harm: nothing, alone: true, headline: "A certificate ends soon", runbook: "certificate_ends", command: certEnd,
+		harm: nothing, sharesNoCause: true, headline: "A certificate ends soon", runbook: "certificate_ends", command: showCertificates,
 		clients: "Clients notice nothing yet.",
 		next:    "Renew the certificate. The proxy reads the new files by itself.",
 	},
 	{
 		Kind: CertEndsNow, find: findCertEndsNow, urgent: true,
-		harm: nothing, alone: true, headline: "A certificate ends", runbook: "certificate_ends", command: certEnd,
+		harm: nothing, sharesNoCause: true, headline: "A certificate ends", runbook: "certificate_ends", command: showCertificates,
 		clients: "Clients notice nothing before it ends. After that, they cannot connect to this listener.",
 		next:    "Replace the files of the certificate now. The proxy reads them by itself.",
 	},
 }
 
-func findDrains(v *view, say say) {
+// findDrains reports that the proxy drains.
+func findDrains(v *view, report reportFunc) {
 	if v.Proxy.Draining {
-		say(proxyAt("proxy"), "", "The proxy drains: it is being taken out of service")
+		report(proxyPlace("proxy"), noReason, "The proxy drains: it is being taken out of service")
 	}
 }
 
-func findNotReady(v *view, say say) {
+// findNotReady reports a proxy that is not ready for another reason than its own drain.
+func findNotReady(v *view, report reportFunc) {
 	if p := &v.Proxy; !p.Ready && !p.Draining {
-		say(proxyAt("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
+		report(proxyPlace("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
 	}
 }
 
-func findAuditDrift(v *view, say say) {
+// findAuditDrift reports that the proxy's accounts of slots and KV tokens disagree with the audit.
+func findAuditDrift(v *view, report reportFunc) {
 	if p := &v.Proxy; p.DriftSlots != 0 || p.DriftTokens != 0 {
-		say(proxyAt("proxy"), "", "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report",
+		report(proxyPlace("proxy"), noReason, "The proxy's accounts are off by %s and %s KV tokens, which is a bug that you should report",
 			words.Count(int(p.DriftSlots), "slot"), stats.Grouped(p.DriftTokens))
 	}
 }
 
-func findConfigRefused(v *view, say say) {
+// findConfigRefused reports that the last version of the config file was refused.
+func findConfigRefused(v *view, report reportFunc) {
 	if v.Proxy.ConfigError != "" {
-		say(proxyAt("proxy"), "", "The config file was refused and is not in force: %s", mistake(v.Proxy.ConfigError))
+		report(proxyPlace("proxy"), noReason, "The config file was refused and is not in force: %s", shortConfigError(v.Proxy.ConfigError))
 	}
 }
 
-// mistake shortens an error about a config: it leaves out the list of valid keys, which `evenkeel check` shows.
-func mistake(text string) string {
+// shortConfigError shortens an error about a config: it leaves out the list of valid keys, which `evenkeel check` shows.
+func shortConfigError(text string) string {
 	what, _, _ := strings.Cut(firstLine(text), "; the keys here are ")
 	return what
 }
@@ -97,24 +102,26 @@ const (
 	day      = 24 * time.Hour
 )
 
-func findCertEnds(v *view, say say) {
+// findCertEnds reports certificates that end within certSoon, but not within certNow.
+func findCertEnds(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		if left := seconds(c.EndsS); left >= certNow && left < certSoon {
-			say(at{"listener", c.Key, "proxy"}, "", "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
+			report(place{"listener", c.Key, "proxy"}, noReason, "The certificate of %s ends in %s", c.Key, words.Count(int(left/day), "day"))
 		}
 	}
 }
 
-func findCertEndsNow(v *view, say say) {
+// findCertEndsNow reports certificates that end within certNow, or have ended.
+func findCertEndsNow(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
-		switch left, where := seconds(c.EndsS), (at{"listener", c.Key, "proxy"}); {
+		switch left, where := seconds(c.EndsS), (place{"listener", c.Key, "proxy"}); {
 		case left >= certNow:
 		case left >= 2*time.Hour:
-			say(where, "", "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
+			report(where, noReason, "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
 		case left > 0:
-			say(where, "", "The certificate of %s ends in less than two hours", c.Key)
+			report(where, noReason, "The certificate of %s ends in less than two hours", c.Key)
 		default:
-			say(where, "", "The certificate of %s has ended, and nobody who checks it can connect", c.Key)
+			report(where, noReason, "The certificate of %s has ended, and nobody who checks it can connect", c.Key)
 		}
 	}
 }

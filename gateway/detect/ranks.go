@@ -19,15 +19,15 @@ const (
 var rankDetectors = []Detector{
 	{
 		Kind: RankEmpty, find: findRankEmpty,
-		harm: failing, alone: true, headline: "Empty answers", runbook: "rank_empty",
+		harm: failing, sharesNoCause: true, headline: "Empty answers", runbook: "rank_empty",
 		clients: "Clients whose requests go there get an empty answer with status 200. No error is counted, and nothing is tried again.",
 		next: "Drain the rank now: it is free so soon that it gets more requests than any other. " +
 			"Then look at its weights, its GPU's memory errors and its last restart. Tell those who use the answers.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" -X POST -H "Content-Type: application/json" -d '{"deadline": "10s"}' "$ADMIN/workers/{rank}/drain"`,
 	},
 	{
-		Kind: RankSlow, find: findRankSlow, wide: true,
-		harm: slower, alone: true, headline: "Slow rank", runbook: "rank_slow",
+		Kind: RankSlow, find: findRankSlow, slowsTokens: true,
+		harm: slower, sharesNoCause: true, headline: "Slow rank", runbook: "rank_slow",
 		clients: "Clients whose answers are there get every token later.",
 		next:    "Look at the rank's GPU and its host (clock, temperature, other processes), and drain the rank meanwhile.",
 		command: `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/live?once" | ` +
@@ -35,28 +35,28 @@ var rankDetectors = []Detector{
 	},
 	{
 		Kind: RanksFull, find: findRanksFull,
-		harm: slower, alone: true, headline: "Full decode ranks", runbook: "ranks_full", command: workers,
+		harm: slower, sharesNoCause: true, headline: "Full decode ranks", runbook: "ranks_full", command: showWorkers,
 		clients: "Clients may wait for a decode rank.",
 		next:    "Add decode ranks, or lower the slots of a rank.",
 	},
 	{
 		Kind: RanksTight, find: findRanksTight,
-		harm: slower, alone: true, headline: "Too little KV memory", runbook: "ranks_tight", command: tight,
+		harm: slower, sharesNoCause: true, headline: "Too little KV memory", runbook: "ranks_tight", command: showTightRanks,
 		clients: "Clients wait longer, because answers there were stopped and go on elsewhere. Answers that cannot go on end with an error.",
 		next:    "Compare the capacity with what the engine logs, and set kv_tokens. If it is right, lower slots or add decode ranks.",
 	},
 	{
 		Kind: RanksDrain, find: findRanksDrain,
-		harm: nothing, family: "drains", headline: "Drain", many: "have ranks that drain", runbook: "drains", command: drains,
+		harm: nothing, family: "drains", headline: "Drain", pluralText: "have ranks that drain", runbook: "drains", command: showDrains,
 		clients: "Clients notice nothing, as long as the other ranks can take the load.",
 		next:    "Wait until the ranks are empty. They still take part in the steps of their group.",
 	},
 }
 
 const (
-	fullShare  = 0.95 // of a rank's KV capacity: from this share on, the rank is full
-	emptyShare = 0.8  // least share of empty answers of a rank that is reported
-	wholeShare = 0.2  // if the other ranks have a larger share, the model itself gives empty answers
+	fullShare       = 0.95 // of a rank's KV capacity: from this share on, the rank is full
+	rankEmptyShare  = 0.8  // least share of empty answers of a rank that is reported
+	modelEmptyShare = 0.2  // if the other ranks have a larger share, the model itself gives empty answers
 )
 
 // share is the share of empty answers, from 0 to 1. known is false if there are too few answers to judge.
@@ -64,23 +64,23 @@ func (l AnswerCounts) share() (share float64, known bool) {
 	return float64(l.Empty) / float64(max(1, l.Answers)), l.Answers >= fewAnswers
 }
 
-// emptyOf is how a model's ranks answered: those that give nearly only empty answers, and the others.
-type emptyOf struct {
-	ranks  []string // names of the ranks that give empty answers
-	theirs AnswerCounts   // answers of these ranks
-	others AnswerCounts   // answers of the model's other ranks
+// emptyAnswers says how a model's ranks answered: those that give nearly only empty answers, and the others.
+type emptyAnswers struct {
+	ranks    []string     // names of the ranks that give empty answers
+	ofThese  AnswerCounts // answers of these ranks
+	ofOthers AnswerCounts // answers of the model's other ranks
 }
 
-// emptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the answers of both.
-func (m *Model) emptyAnswers() emptyOf {
-	var e emptyOf
+// countEmptyAnswers sorts the model's ranks by whether they give nearly only empty answers, and adds up the recent answers of both.
+func (m *Model) countEmptyAnswers() emptyAnswers {
+	var e emptyAnswers
 	for i := range m.Groups {
 		for k := range m.Groups[i].Ranks {
 			r := &m.Groups[i].Ranks[k]
-			counts := &e.others
-			if share, known := r.RecentAnswers.share(); known && share >= emptyShare {
+			counts := &e.ofOthers
+			if share, known := r.RecentAnswers.share(); known && share >= rankEmptyShare {
 				e.ranks = append(e.ranks, r.Name)
-				counts = &e.theirs
+				counts = &e.ofThese
 			}
 			counts.Answers += r.RecentAnswers.Answers
 			counts.Empty += r.RecentAnswers.Empty
@@ -89,45 +89,45 @@ func (m *Model) emptyAnswers() emptyOf {
 	return e
 }
 
-// findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No
-// request fails because of it. An empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
-func findRankEmpty(v *view, say say) {
-	models := make([]emptyOf, len(v.Models))
-	sound := AnswerCounts{} // answers of the ranks of all models, without those that give empty answers
+// findRankEmpty finds ranks that give nearly only empty answers while the model's other ranks give few. No request fails because of it. An
+// empty answer ends at once, so such a rank is soon free again and attracts ever more requests.
+func findRankEmpty(v *view, report reportFunc) {
+	models := make([]emptyAnswers, len(v.Models))
+	ofAllModels := AnswerCounts{} // answers of the ranks of all models, without those that give empty answers
 	for i := range v.Models {
-		models[i] = v.Models[i].emptyAnswers()
-		sound.Answers += models[i].others.Answers
-		sound.Empty += models[i].others.Empty
+		models[i] = v.Models[i].countEmptyAnswers()
+		ofAllModels.Answers += models[i].ofOthers.Answers
+		ofAllModels.Empty += models[i].ofOthers.Empty
 	}
 	for i, e := range models {
 		m := &v.Models[i]
-		if _, known := e.others.share(); !known { // the other ranks have too few answers, so those of all models are compared
-			e.others = sound
+		if _, known := e.ofOthers.share(); !known { // the other ranks have too few answers, so those of all models are compared
+			e.ofOthers = ofAllModels
 		}
-		others, known := e.others.share()
-		if len(e.ranks) == 0 || !known || others > wholeShare { // above wholeShare, the model itself gives empty answers
+		others, known := e.ofOthers.share()
+		if len(e.ranks) == 0 || !known || others > modelEmptyShare { // above modelEmptyShare, the model itself gives empty answers
 			continue
 		}
-		where := at{"model", m.Name, "ranks"}
-		theirs := stats.Grouped(e.theirs.Answers)
+		where := place{"model", m.Name, "ranks"}
+		theirs := stats.Grouped(e.ofThese.Answers)
 		if len(e.ranks) == 1 {
-			all := e.theirs.Answers + e.others.Answers
-			say(where, "", "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
+			all := e.ofThese.Answers + e.ofOthers.Answers
+			report(where, noReason, "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
 				"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
-				e.ranks[0], stats.Grouped(e.theirs.Empty), theirs, 100*others, stats.Grouped(all),
-				100*float64(e.theirs.Answers)/float64(all)).Ranks = e.ranks
+				e.ranks[0], stats.Grouped(e.ofThese.Empty), theirs, 100*others, stats.Grouped(all),
+				100*float64(e.ofThese.Answers)/float64(all)).Ranks = e.ranks
 			continue
 		}
-		say(where, "", "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
+		report(where, noReason, "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
 			"and %.0f %% of those of the other ranks: %s",
-			len(e.ranks), m.Name, stats.Grouped(e.theirs.Empty), theirs, 100*others, words.FirstOf(e.ranks)).Ranks = e.ranks
+			len(e.ranks), m.Name, stats.Grouped(e.ofThese.Empty), theirs, 100*others, words.FirstOf(e.ranks)).Ranks = e.ranks
 	}
 }
 
 // findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It does not ask whether the group has a
 // barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
-func findRankSlow(v *view, say say) {
-	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
+func findRankSlow(v *view, report reportFunc) {
+	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
 		slow, worst := []string{}, &Rank{}
 		running := 0 // requests on the slow ranks
 		for i := range g.Ranks {
@@ -143,10 +143,10 @@ func findRankSlow(v *view, say say) {
 		switch len(slow) {
 		case 0:
 		case 1:
-			say(where, "", "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
+			report(where, noReason, "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
 				worst.OthersMs).setSlowdown(running, times).Ranks = slow
 		default:
-			say(where, "", "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
+			report(where, noReason, "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
 				len(slow), m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times)
 		}
 	})
@@ -162,9 +162,9 @@ func (m *Model) role() string {
 
 // reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for
 // one rank and for several. The model passed to isOne is an index in Models.
-func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *Rank) bool) {
+func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model int, r *Rank) bool) {
 	model := 0 // index of m in Models
-	v.eachGroup("ranks", func(m *Model, g *Group, where at) {
+	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
 		for &v.Models[model] != m { // eachGroup goes through Models in order
 			model++
 		}
@@ -174,36 +174,40 @@ func (v *view) reportRanks(say say, one, many string, isOne func(model int, r *R
 				names = append(names, r.Name)
 			}
 		}
-		switch _, rank := m.words(); len(names) {
+		switch _, rank := m.nouns(); len(names) {
 		case 0:
 		case 1:
-			say(where, "", "%s %s of %s %s", words.Capital(rank), names[0], where, one).Ranks = names
+			report(where, noReason, "%s %s of %s %s", words.Capital(rank), names[0], where, one).Ranks = names
 		default:
-			say(where, "", "%d %ss of %s %s: %s", len(names), rank, where, many, words.FirstOf(names)).Ranks = names
+			report(where, noReason, "%d %ss of %s %s: %s", len(names), rank, where, many, words.FirstOf(names)).Ranks = names
 		}
 	})
 }
 
-// full says whether the rank takes requests and its KV cache is nearly full.
-func (r *Rank) full() bool {
+// isFull says whether the rank takes requests and its KV cache is nearly full.
+func (r *Rank) isFull() bool {
 	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
-func findRanksFull(v *view, say say) {
-	v.reportRanks(say, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
-		return r.full() && v.loads[model].kind != KVFull // a KVFull finding about the model includes its ranks
+// findRanksFull reports ranks with a nearly full KV cache, unless a finding about their model includes them.
+func findRanksFull(v *view, report reportFunc) {
+	v.reportRanks(report, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
+		return r.isFull() && v.loads[model].kind != KVFull // a KVFull finding about the model includes its ranks
 	})
 }
 
-func findRanksTight(v *view, say say) {
-	v.reportRanks(say, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
-		return r.Tight && !r.full() && r.State != RankDraining
+// findRanksTight reports ranks that are kept emptier because they ran out of KV memory. Other findings include those that are full or
+// drain.
+func findRanksTight(v *view, report reportFunc) {
+	v.reportRanks(report, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
+		return r.Tight && !r.isFull() && r.State != RankDraining
 	})
 }
 
-// findRanksDrain leaves out the ranks of engines that drain, because the findings about these engines include them.
-func findRanksDrain(v *view, say say) {
-	v.reportRanks(say, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
+// findRanksDrain reports ranks that drain, except those of engines that drain as a whole, because the findings about these engines include
+// them.
+func findRanksDrain(v *view, report reportFunc) {
+	v.reportRanks(report, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")
 		return r.State == RankDraining && !v.drained[engine]
 	})

@@ -7,42 +7,42 @@ import (
 )
 
 // Sample has the values of one moment: a few for each second, and more for moments at which the whole proxy was
-// examined (Looked). Ended, Failed, Tokens and Failures are totals since the start, so rates and sums are differences of
+// examined (Examined). Ended, Failed, Tokens and Failures are totals since the start, so rates and sums are differences of
 // two samples.
 type Sample struct {
-	At       time.Time
-	Ended    uint64
-	Failed   uint64
-	ByKeyLimit      uint64 // failed requests that a limit of the caller's key refused
-	Tokens   int64
-	Failures map[Outcome]uint64 // never written to
-	Whys     map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
-	TTFT     Latency
-	TPOT     Latency
-	Pool     int
-	Ranks    []RankAt
-	places   map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
-	Rates                  // (found)
+	At         time.Time
+	Ended      uint64
+	Failed     uint64
+	ByKeyLimit uint64 // failed requests that a limit of the caller's key refused
+	Tokens     int64
+	Failures   map[Outcome]uint64 // never written to
+	Whys       map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
+	TTFT       Latency
+	TPOT       Latency
+	Pool       int
+	Ranks      []RankAt
+	rankIndex  map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
+	Rates                    // (found)
 
-	Examined  bool // the whole proxy was examined, so the fields below are known
-	Groups  []GroupAt
-	at      map[GroupName]int     // index of each group in Groups
-	Engines map[EngineName]string // up, drain, or why it gets no requests; also ranks of engines that do not drain as a whole
-	Drains  bool
-	Policy  string
-	Reload  time.Time // when another config last came into force; Unix time 0: never
-	Started time.Time // start of the proxy
-	Page    []byte    // the live page's data as shown at PageAt, compressed; nil: nothing was shown
-	PageAt  time.Time
+	Examined   bool // the whole proxy was examined, so the fields below are known
+	Groups     []GroupAt
+	groupIndex map[GroupName]int     // index of each group in Groups
+	Engines    map[EngineName]string // up, drain, or why it gets no requests; also ranks of engines that do not drain as a whole
+	Drains     bool
+	Policy     string
+	Reload     time.Time // when another config last came into force; Unix time 0: never
+	Started    time.Time // start of the proxy
+	Page       []byte    // the live page's data as shown at PageAt, compressed; nil: nothing was shown
+	PageAt     time.Time
 }
 
 // RankAt is the load of a rank at one moment, with totals of its output so far.
 type RankAt struct {
-	ID       int32
-	Running  int
-	KVTokens int64
-	Output   int64 // output tokens without the first one of each complete answer, because its wait is no time between tokens
-	AnswerCounts         // of all its answers so far, not only the last minute
+	ID           int32
+	Running      int
+	KVTokens     int64
+	Output       int64 // output tokens without the first one of each complete answer, because its wait is no time between tokens
+	AnswerCounts       // of all its answers so far, not only the last minute
 }
 
 // GroupName identifies a group of ranks.
@@ -52,29 +52,29 @@ type GroupName struct{ Model, Group string }
 type GroupAt struct {
 	GroupName
 	MostTokens int64
-	Law        StepModel
+	StepModel  StepModel
 	Usual      bool // nothing was wrong, so later steps are compared with these
-	gives      gives
+	yield      stepYield
 }
 
-// gives is how many tokens a step gives to an answer, and how long a token takes in ms.
-type gives struct{ tokens, tokenMs float64 }
+// stepYield is how many tokens a step gives to an answer, and how long a token takes.
+type stepYield struct{ tokens, tokenMs float64 }
 
 // EngineName identifies an engine, or one of its ranks; a prefill engine and a decode engine may have the same name.
 type EngineName struct{ Role, Name string }
 
-// How long samples are kept: one per second for FineFor, one per bin of five seconds for BinsFor, and one per
-// minute for keptFor.
+// How long samples are kept: one per second for SecondsKeptFor, one per bin of five seconds for BinsKeptFor, and one per
+// minute for minutesKeptFor.
 const (
-	Every    = time.Second
-	Bin      = 5 * time.Second
-	FineFor  = 5 * time.Minute
-	BinsFor  = 15 * time.Minute
-	keptFor  = time.Hour
-	rateOver = 10 // samples that a rate is taken over
+	SampleInterval = time.Second
+	BinLength      = 5 * time.Second
+	SecondsKeptFor = 5 * time.Minute
+	BinsKeptFor    = 15 * time.Minute
+	minutesKeptFor = time.Hour
+	rateSamples    = 10 // samples that a rate is taken over
 
-	mostRanks = 400_000  // rank records in all samples of a tier, to bound memory
-	mostPages = 16 << 20 // bytes of pages in a tier
+	maxRankRecords = 400_000  // rank records in all samples of a tier, to bound memory
+	maxPageBytes   = 16 << 20 // bytes of pages in a tier
 )
 
 // Ring keeps samples in three tiers: one per second, one per bin, one per minute. Longer steps go back further.
@@ -82,10 +82,10 @@ type Ring struct {
 	fine, bins, minutes tier
 }
 
-// tier keeps the last sample of each step of time, for as long as keep. The oldest is first.
+// tier keeps the last sample of each step of time, for as long as keptFor. The oldest is first.
 type tier struct {
-	step, keep time.Duration
-	list       []Sample
+	step, keptFor time.Duration
+	list          []Sample
 }
 
 // Add adds a sample. If the clock was set back by up to a bin, the sample gets the time of the last one. If it was set
@@ -93,59 +93,61 @@ type tier struct {
 func (r *Ring) Add(s Sample) {
 	s.At = s.At.Round(0) // drop the monotonic reading, because steps are cut by the wall clock
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
-		if last.At.Sub(s.At) > Bin {
+		if last.At.Sub(s.At) > BinLength {
 			*r = Ring{}
 		} else {
 			s.At = last.At
 		}
 	}
 	if r.fine.step == 0 {
-		r.fine, r.bins, r.minutes = tier{Every, FineFor, nil}, tier{Bin, BinsFor + Bin, nil}, tier{time.Minute, keptFor, nil}
+		r.fine, r.bins, r.minutes = tier{SampleInterval, SecondsKeptFor, nil}, tier{BinLength, BinsKeptFor + BinLength, nil}, tier{time.Minute,
+			minutesKeptFor, nil}
 	}
 	s.indexRanks(r.Last())
 	r.fine.add(s)
 	s.Rates = r.rates()
 	second := r.fine.last()
 	second.Rates = s.Rates
-	second.Examined, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what a look provides
-	r.fine.limit()
-	s.Ranks, s.places, s.Whys = nil, nil, nil // only the samples of single seconds keep these
+	second.Examined, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what an examination provides
+	r.fine.dropOverLimits()
+	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the samples of single seconds keep these
 	r.bins.add(s)
-	r.bins.limit()
+	r.bins.dropOverLimits()
 	s.Page = nil
 	r.minutes.add(s)
 }
 
-// add adds a sample, and drops those that are older than keep. It replaces the sample of the same step, if there is one.
+// add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same step, if there is one.
 func (t *tier) add(s Sample) {
 	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
-		s.takeOver(&t.list[n-1])
+		s.mergeEarlier(&t.list[n-1])
 		t.list = t.list[:n-1]
 	}
 	t.list = append(t.list, s)
 	old := 0
-	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keep {
+	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keptFor {
 		t.list[old] = Sample{} // frees its memory, because the slice still holds the place
 		old++
 	}
 	t.list = t.list[old:]
 }
 
-// indexRanks sets the index of each rank in Ranks, and shares the map with the sample before if the ranks are the same.
+// indexRanks sets rankIndex. It shares the map with the sample before if the ranks are the same, because a map for each second would take
+// much memory.
 func (s *Sample) indexRanks(before *Sample) {
-	if before != nil && before.places != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
-		s.places = before.places
+	if before != nil && before.rankIndex != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
+		s.rankIndex = before.rankIndex
 		return
 	}
-	s.places = make(map[int32]int, len(s.Ranks))
+	s.rankIndex = make(map[int32]int, len(s.Ranks))
 	for i := range s.Ranks {
-		s.places[s.Ranks[i].ID] = i
+		s.rankIndex[s.Ranks[i].ID] = i
 	}
 }
 
-// takeOver copies values from the earlier sample of the same step, which this sample replaces: values that this sample lacks, the largest
-// loads of groups, and steps that were usual.
-func (s *Sample) takeOver(before *Sample) {
+// mergeEarlier copies values from the earlier sample of the same step of a tier, which this sample replaces: values that this sample lacks,
+// the largest loads of groups, and steps that were usual.
+func (s *Sample) mergeEarlier(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}
@@ -153,34 +155,35 @@ func (s *Sample) takeOver(before *Sample) {
 		return
 	}
 	if !s.Examined {
-		s.Examined, s.Groups, s.at, s.Engines = true, before.Groups, before.at, before.Engines
+		s.Examined, s.Groups, s.groupIndex, s.Engines = true, before.Groups, before.groupIndex, before.Engines
 		s.Drains, s.Policy, s.Reload, s.Started = before.Drains, before.Policy, before.Reload, before.Started
 		return
 	}
 	s.Groups = slices.Clone(s.Groups) // another tier may share the slice
 	for i := range before.Groups {
 		earlier := &before.Groups[i]
-		k, ok := s.at[earlier.GroupName]
+		k, ok := s.groupIndex[earlier.GroupName]
 		if !ok {
 			continue
 		}
 		g := &s.Groups[k]
 		g.MostTokens = max(g.MostTokens, earlier.MostTokens)
 		if earlier.Usual && !g.Usual {
-			g.Usual, g.Law, g.gives = true, earlier.Law, earlier.gives
+			g.Usual, g.StepModel, g.yield = true, earlier.StepModel, earlier.yield
 		}
 	}
 }
 
-// limit drops rank records and pages of the oldest samples until the tier has at most mostRanks records and mostPages bytes.
-func (t *tier) limit() {
-	ranks, pages := 0, 0
+// dropOverLimits drops rank records and pages, those of the oldest samples first, until the tier has at most maxRankRecords records and
+// maxPageBytes bytes of pages.
+func (t *tier) dropOverLimits() {
+	ranks, pageBytes := 0, 0
 	for i := len(t.list) - 1; i >= 0; i-- {
 		s := &t.list[i]
-		if ranks += len(s.Ranks); ranks > mostRanks {
-			s.Ranks, s.places = nil, nil
+		if ranks += len(s.Ranks); ranks > maxRankRecords {
+			s.Ranks, s.rankIndex = nil, nil
 		}
-		if pages += len(s.Page); pages > mostPages {
+		if pageBytes += len(s.Page); pageBytes > maxPageBytes {
 			s.Page = nil
 		}
 	}
@@ -202,8 +205,8 @@ func (r *Ring) Seconds() []Sample { return r.fine.list }
 // Bins returns the samples of the last quarter of an hour. They must not be changed.
 func (r *Ring) Bins() []Sample { return r.bins.list }
 
-// since is the oldest sample that is no older than age; nil: there is none.
-func (r *Ring) since(age time.Duration) (oldest *Sample) {
+// oldestWithin returns the oldest sample that is no older than age; nil: there is none.
+func (r *Ring) oldestWithin(age time.Duration) (oldest *Sample) {
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {
 		i := slices.IndexFunc(t.list, func(s Sample) bool { return r.Last().At.Sub(s.At) <= age })
 		if i >= 0 && (oldest == nil || t.list[i].At.Before(oldest.At)) {
@@ -213,16 +216,16 @@ func (r *Ring) since(age time.Duration) (oldest *Sample) {
 	return oldest
 }
 
-// Keep stores the page that is shown now in the newest bin.
-func (r *Ring) Keep(page []byte, at time.Time) {
+// KeepPage stores the page that is shown now in the newest bin. The page is compressed.
+func (r *Ring) KeepPage(page []byte, at time.Time) {
 	if s := r.bins.last(); s != nil {
 		s.Page, s.PageAt = page, at
-		r.bins.limit()
+		r.bins.dropOverLimits()
 	}
 }
 
-// Page returns the last page that was shown at or before the given time.
-func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
+// PageAt returns the last page that was shown at or before the given time; ok is false if none is kept.
+func (r *Ring) PageAt(at time.Time) (page []byte, ok bool) {
 	for i := len(r.bins.list) - 1; i >= 0; i-- {
 		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
 			return s.Page, true
@@ -231,13 +234,13 @@ func (r *Ring) Page(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates returns mean rates over the last rateOver seconds, from the totals of the first and the last sample.
+// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample.
 func (r *Ring) rates() (t Rates) {
 	n := len(r.fine.list)
 	if n < 2 {
 		return t
 	}
-	window := r.fine.list[max(0, n-1-rateOver):]
+	window := r.fine.list[max(0, n-1-rateSamples):]
 	first, last := &window[0], &window[len(window)-1]
 	if s := last.At.Sub(first.At).Seconds(); s > 0 {
 		t.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
@@ -261,8 +264,9 @@ func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
 		if fault := &window[i]; fault.Failed > window[i-1].Failed { // the last failure
-			since, failed, ended := last.Ended-fault.Ended, fault.Failed-first.Failed, fault.Ended-first.Ended
-			return last.At.Sub(fault.At) >= calmFor && since*failed >= enoughFailures*ended // since * failed/ended would have failed
+			endedSince, failed, ended := last.Ended-fault.Ended, fault.Failed-first.Failed, fault.Ended-first.Ended
+			wouldHaveFailed := endedSince*failed >= enoughFailures*ended // endedSince * failed/ended, without a division
+			return last.At.Sub(fault.At) >= calmFor && wouldHaveFailed
 		}
 	}
 	return false
@@ -271,8 +275,9 @@ func recovered(window []Sample) bool {
 // Ended counts the requests that ended in some time, and those of them that failed.
 type Ended struct{ All, Failed uint64 }
 
+// lastMinute counts the requests that ended in the last minute.
 func (r *Ring) lastMinute() (e Ended) {
-	last, first := r.Last(), r.since(time.Minute)
+	last, first := r.Last(), r.oldestWithin(time.Minute)
 	if last == nil {
 		return e
 	}
@@ -285,7 +290,8 @@ func (r *Ring) failures() []Failed {
 	if last == nil {
 		return []Failed{}
 	}
-	seconds, minute, minutes, hour := r.since(2*Bin), r.since(time.Minute), r.since(FineFor), r.since(keptFor)
+	seconds, minute, minutes, hour := r.oldestWithin(2*BinLength), r.oldestWithin(time.Minute), r.oldestWithin(SecondsKeptFor),
+		r.oldestWithin(minutesKeptFor)
 	list := make([]Failed, 0, len(last.Failures))
 	for o, n := range last.Failures {
 		// failures of this outcome since an earlier sample

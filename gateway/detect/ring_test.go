@@ -76,7 +76,7 @@ func TestAFailureIsOverOnceEnoughRequestsWentWell(t *testing.T) {
 			}
 			require.Equal(t, tt.want, w.Last().Recovered)
 			f := Facts{Proxy: Proxy{Ready: true}}
-			w.Complete(&f)
+			w.FillInFound(&f)
 			for _, x := range Find(&f, w.lastMinute()) {
 				require.False(t, tt.want && x.Kind == RequestsFail, x.What)
 			}
@@ -98,11 +98,11 @@ func TestTheRingIsBounded(t *testing.T) {
 				for i := range tier.list {
 					s := &tier.list[i]
 					ranks += len(s.Ranks)
-					require.LessOrEqual(t, r.Last().At.Sub(s.At), tier.keep+tier.step)
+					require.LessOrEqual(t, r.Last().At.Sub(s.At), tier.keptFor+tier.step)
 					require.True(t, i == 0 || tier.list[i-1].At.Truncate(tier.step).Before(s.At.Truncate(tier.step)))
 				}
-				require.LessOrEqual(t, ranks, mostRanks)
-				require.LessOrEqual(t, len(tier.list), int(tier.keep/tier.step)+1)
+				require.LessOrEqual(t, ranks, maxRankRecords)
+				require.LessOrEqual(t, len(tier.list), int(tier.keptFor/tier.step)+1)
 			}
 		}
 	})
@@ -110,33 +110,33 @@ func TestTheRingIsBounded(t *testing.T) {
 
 func TestThePastIsKeptForAWhile(t *testing.T) {
 	var r Ring
-	_, ok := r.Page(noon)
+	_, ok := r.PageAt(noon)
 	require.False(t, ok)
 	at := func(s int) time.Time { return noon.Add(time.Duration(s) * time.Second) }
 	for i := range 2000 {
 		r.Add(Sample{At: at(i)})
 		if i%5 == 0 {
-			r.Keep([]byte{byte(i / 5)}, at(i))
+			r.KeepPage([]byte{byte(i / 5)}, at(i))
 		}
 	}
 	for when, want := range map[int]int{1999: 1995, 1500: 1500, 1503: 1500, 9999: 1995} {
-		page, ok := r.Page(at(when))
+		page, ok := r.PageAt(at(when))
 		require.True(t, ok)
 		require.Equal(t, []byte{byte(want / 5)}, page, when)
 	}
-	_, ok = r.Page(at(1000))
+	_, ok = r.PageAt(at(1000))
 	require.False(t, ok, "it is more than 15 minutes ago")
 }
 
 func TestThePastIsBoundedInBytes(t *testing.T) {
 	var r Ring
 	for i := range 100 {
-		r.Add(Sample{At: noon.Add(time.Duration(i) * Bin)})
-		r.Keep(make([]byte, mostPages/10), noon.Add(time.Duration(i)*Bin))
+		r.Add(Sample{At: noon.Add(time.Duration(i) * BinLength)})
+		r.KeepPage(make([]byte, maxPageBytes/10), noon.Add(time.Duration(i)*BinLength))
 		sum := 0
 		for k := range r.bins.list {
 			sum += len(r.bins.list[k].Page)
 		}
-		require.LessOrEqual(t, sum, mostPages)
+		require.LessOrEqual(t, sum, maxPageBytes)
 	}
 }

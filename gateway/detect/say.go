@@ -10,74 +10,81 @@ import (
 
 // Commands that an operator may copy. TOKEN and ADMIN are the token and the address of the admin listener.
 const (
-	workers = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
-	logs    = "journalctl -u evenkeel --since -1h -o cat | tail -50"
-	undrain = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
-	drains  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
-	tight   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
-	held    = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
-	receipt = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
-	ofKey   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
+	showWorkers        = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq '.engines[] | {id, role, state, since, error}'`
+	showLogs           = "journalctl -u evenkeel --since -1h -o cat | tail -50"
+	takeDrainBack      = `curl -s -H "Authorization: Bearer $TOKEN" -X DELETE "$ADMIN/workers/{where}/drain"`
+	showDrains         = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/workers" | jq .drains`
+	showTightRanks     = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].workers[] | select(.tight) | {name, slots, used, kv_tokens, capacity}'`
+	showHeldRequests   = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.dispatch.models[].groups[] | {name, policy, held, rounds}'`
+	showFailedReceipts = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?outcome=failed&n=20" | jq '.receipts[] | {id, outcome, attempts}'`
+	showRequestsOfKey  = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/decisions?running=1&key={key}&n=20" | ` +
 		`jq '.receipts[] | {id, state, arrival, prompt_tokens}'`
-	certEnd = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/metrics" | grep -E "certificate_expiry|reloads_total.*tls"`
-	advised = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
+	showCertificates = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/metrics" | grep -E "certificate_expiry|reloads_total.*tls"`
+	showAdvice       = `curl -s -H "Authorization: Bearer $TOKEN" "$ADMIN/status" | jq '.advice[] | {model, says, prefill, decode}'`
 )
 
 // Advice for the case that one API key sends most of the requests.
 const (
-	askKey = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
-	flood  = askKey + "prefill engines."
-	floods = askKey + "decode ranks."
+	limitKeyOrAdd        = "Ask who uses API key {key}, and lower its max_concurrent or rpm in the key file. Else add "
+	limitKeyOrAddPrefill = limitKeyOrAdd + "prefill engines."
+	limitKeyOrAddDecode  = limitKeyOrAdd + "decode ranks."
 )
 
 // describe returns the incident in the form in which it is shown. An ended incident is described by all findings that it ever had.
 func (o *incident) describe(now time.Time) Incident {
 	members := o.members
-	if !o.lasts() {
+	if !o.isOpen() {
 		members = o.everFound
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.measured, Panel: lead.Panel,
+	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.harmText, Panel: lead.Panel,
 		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
 	in.Times = 1 // Incidents counts further occurrences
-	if !o.lasts() {
+	if !o.isOpen() {
 		in.UntilMs = o.until.UnixMilli()
-	} else if at := o.lastFound(); k.rests > 0 && at.Before(now) {
+	} else if at := o.lastFound(); k.toleratedAbsence > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
-	if o.lasts() && now.Sub(o.lastBad) <= moment { // keeps the severity from changing with every look
+	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin { // keeps the severity from changing with every Update
 		in.Severity = Bad
 	}
 	groups := byKind(members)
-	listedMembers, host := in.addPlaces(members)
-	in.What = title(groups[0], host)
-	othersToo := slices.ContainsFunc(groups[0], func(m *member) bool { return m.Of != "prefill engine" })
-	if k.prefill != "" && !othersToo {
-		in.Clients = k.prefill
+	listedMembers, host := in.addMembers(members)
+	in.What = describeFindings(groups[0], host)
+	othersToo := slices.ContainsFunc(groups[0], func(m *member) bool { return m.WhereKind != "prefill engine" })
+	if k.clientsOfPrefill != "" && !othersToo {
+		in.Clients = k.clientsOfPrefill
 	}
-	if in.Count > 1 && slices.ContainsFunc(in.Where, func(name string) bool { return !strings.Contains(in.What, name) }) {
-		in.Named = named(listedMembers, in.Count)
+	isMissing := func(name string) bool { return !strings.Contains(in.What, name) }
+	if in.Count > 1 && slices.ContainsFunc(in.Where, isMissing) { // the sentence does not have all names
+		in.Named = namesByKind(listedMembers, in.Count)
 	}
-	in.addKinds(groups[1:])
-	if o.lasts() && k.effect {
-		in.Clients += before(o.everFound, members)
+	in.addOtherKinds(groups[1:])
+	if o.isOpen() && k.effect {
+		in.Clients += endedCauseText(o.everFound, members)
 	}
-	in.Command = command(k.command, lead)
-	if lead.Key != "" {
-		in.Next = strings.ReplaceAll(k.sender, "{key}", lead.Key)
-		if plain(lead.Key) {
-			in.Command = strings.ReplaceAll(ofKey, "{key}", lead.Key)
-		}
-	}
+	in.setCommand(lead)
 	return in
 }
 
-// addPlaces sets Severity to Bad if a member is bad, and Crowded if the kind of a member is crowded. It adds the names and the ranks of the
-// members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share; empty: they
-// share none.
-func (in *Incident) addPlaces(members []member) (listed []*member, host string) {
+// setCommand sets the command for the cause. If one API key causes most of it, the advice and the command are those for this key.
+func (in *Incident) setCommand(lead *member) {
+	k := kinds[lead.Kind]
+	in.Command = fillCommand(k.command, lead)
+	if lead.Key != "" {
+		in.Next = strings.ReplaceAll(k.nextForKey, "{key}", lead.Key)
+		if isShellSafe(lead.Key) {
+			in.Command = strings.ReplaceAll(showRequestsOfKey, "{key}", lead.Key)
+		}
+	}
+}
+
+// addMembers sets Severity to Bad if a member is bad, and Crowded if the kind of a member is manyWait. It adds the names and the ranks of
+// the members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share; empty:
+// they share none.
+func (in *Incident) addMembers(members []member) (listed []*member, host string) {
 	host = members[0].host
 	names := map[string]bool{}
 	for i := range members {
@@ -85,17 +92,17 @@ func (in *Incident) addPlaces(members []member) (listed []*member, host string) 
 		if m.Severity == Bad {
 			in.Severity = Bad
 		}
-		in.Crowded = in.Crowded || kinds[m.Kind].crowded
+		in.Crowded = in.Crowded || kinds[m.Kind].manyWait
 		if m.effect {
 			continue
 		}
 		if m.host != host {
 			host = ""
 		}
-		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), mostListed-len(in.Ranks))]...)
+		in.Ranks = append(in.Ranks, m.Ranks[:min(len(m.Ranks), maxNames-len(in.Ranks))]...)
 		if m.Where != "" && !names[m.Where] {
 			names[m.Where] = true
-			if len(in.Where) < mostListed {
+			if len(in.Where) < maxNames {
 				in.Where, listed = append(in.Where, m.Where), append(listed, m)
 			}
 		}
@@ -104,24 +111,25 @@ func (in *Incident) addPlaces(members []member) (listed []*member, host string) 
 	return listed, host
 }
 
-// addKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An effect
-// whose kind has words for it (first), which is only NotReady, also becomes the headline: then no other engine is left.
-func (in *Incident) addKinds(groups [][]*member) {
+// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An
+// effect whose kind has words for it (headlineAsEffect), which is only NotReady, also becomes the headline: then no other engine is left.
+func (in *Incident) addOtherKinds(groups [][]*member) {
 	for _, g := range groups {
-		if first := kinds[g[0].Kind].first; first != "" && g[0].effect && in.What != "" {
+		headline := kinds[g[0].Kind].headlineAsEffect
+		if headline != "" && g[0].effect && in.What != "" {
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
 			if in.Kind == EngineHangs { // its requests are not lost yet: they wait until it goes on
-				first = "All new requests wait, and get a 503 if it lasts"
+				headline = "All new requests wait, and get a 503 if it lasts"
 				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 			}
-			in.Headline, in.What = first, first+", because "+strings.ToLower(in.What[:1])+in.What[1:]
+			in.Headline, in.What = headline, headline+", because "+strings.ToLower(in.What[:1])+in.What[1:]
 		}
 	}
 	for i, g := range groups {
 		if i == 0 {
 			in.Clients += " Also:"
 		}
-		in.Clients += " " + title(g, "") + "."
+		in.Clients += " " + describeFindings(g, "") + "."
 	}
 }
 
@@ -139,9 +147,9 @@ func byKind(members []member) (groups [][]*member) {
 	return groups
 }
 
-// before returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. all are the findings that
-// the incident has had since it began, and present are those that it has now.
-func before(all, present []member) string {
+// endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. all are the findings
+// that the incident has had since it began, and present are those that it has now.
+func endedCauseText(all, present []member) string {
 	var causes []*member
 	for i := range all {
 		m := &all[i]
@@ -153,24 +161,24 @@ func before(all, present []member) string {
 	if len(causes) == 0 {
 		return ""
 	}
-	return " It began with what is over now: " + title(causes, "") + "."
+	return " It began with what is over now: " + describeFindings(causes, "") + "."
 }
 
-// title describes findings of one kind in a sentence without a full stop. host is the host that all of them share; empty: they share
-// none.
-func title(same []*member, host string) string {
+// describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
+// shown, to keep it short. host is the host that all of them share; empty: they share none.
+func describeFindings(same []*member, host string) string {
 	lead := same[0]
-	if k := kinds[lead.Kind]; len(same) > 1 && k.many != "" {
+	if k := kinds[lead.Kind]; len(same) > 1 && k.pluralText != "" {
 		reason := WithoutAddress(lead.Reason, lead.Where)
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
 			reason += " (at the first one)"
 		}
-		return k.describe(whichOf(same, host), reason) + lead.Rest
+		return k.describeSeveral(whichOf(same, host), reason) + lead.Suffix
 	}
 	if more := len(same) - 1; more > 0 {
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
-	return lead.What + lead.Rest
+	return lead.What + lead.Suffix
 }
 
 // whichOf returns words for the engines, ranks or groups that several findings are about: the host if they share one, else both names if
@@ -186,20 +194,20 @@ func whichOf(same []*member, host string) string {
 	return fmt.Sprintf("%d %s", len(same), noun)
 }
 
-// named lists the names of members, grouped by the noun for them, such as engine or rank. all is the number of all names: if the list
+// namesByKind lists the names of members, grouped by the noun for them, such as engine or rank. all is the number of all names: if the list
 // has fewer, the text ends with how many more there are.
-func named(members []*member, all int) string {
+func namesByKind(members []*member, all int) string {
 	var nouns []string
 	by := map[string][]string{}
 	for _, m := range members {
-		if by[m.Of] == nil {
-			nouns = append(nouns, m.Of)
+		if by[m.WhereKind] == nil {
+			nouns = append(nouns, m.WhereKind)
 		}
-		by[m.Of] = append(by[m.Of], m.Where)
+		by[m.WhereKind] = append(by[m.WhereKind], m.Where)
 	}
 	parts := make([]string, 0, len(nouns))
 	for _, noun := range nouns {
-		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+listed(by[noun]))
+		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+joinNames(by[noun]))
 	}
 	s := "These are " + strings.Join(parts, ", and ")
 	if more := all - len(members); more > 0 {
@@ -208,9 +216,9 @@ func named(members []*member, all int) string {
 	return s + "."
 }
 
-// listed joins names as in a sentence.
-func listed(names []string) string {
-	if n := len(names) - 1; n > 0 && n < mostListed-1 {
+// joinNames joins names as in a sentence.
+func joinNames(names []string) string {
+	if n := len(names) - 1; n > 0 && n < maxNames-1 {
 		return strings.Join(names[:n], ", ") + " and " + names[n]
 	}
 	return strings.Join(names, ", ")
@@ -225,27 +233,27 @@ func plural(noun string, n int) string {
 
 // nounOf returns one noun for the places of all these findings.
 func nounOf(same []*member) string {
-	noun := same[0].Of
+	noun := same[0].WhereKind
 	for _, m := range same {
-		if m.Of != noun && strings.HasSuffix(m.Of, "engine") && strings.HasSuffix(noun, "engine") {
+		if m.WhereKind != noun && strings.HasSuffix(m.WhereKind, "engine") && strings.HasSuffix(noun, "engine") {
 			noun = "engine"
-		} else if m.Of != noun {
+		} else if m.WhereKind != noun {
 			return "area" // a group and a region
 		}
 	}
 	return noun
 }
 
-// command fills the names of the finding into a shell command that operators may copy. It is empty if a name has characters that mean
+// fillCommand fills the names of the finding into a shell command that operators may copy. It is empty if a name has characters that mean
 // something to a shell.
-func command(text string, lead *member) string {
+func fillCommand(text string, lead *member) string {
 	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
 		"{rank}": ""}
 	if len(lead.Ranks) > 0 {
 		names["{rank}"] = lead.Ranks[0]
 	}
 	for placeholder, name := range names {
-		if strings.Contains(text, placeholder) && !plain(name) {
+		if strings.Contains(text, placeholder) && !isShellSafe(name) {
 			return ""
 		}
 		text = strings.ReplaceAll(text, placeholder, name)
@@ -253,39 +261,40 @@ func command(text string, lead *member) string {
 	return text
 }
 
-// describe returns a sentence about several findings of this kind. which names their places. reason is empty if it is not known.
-func (d *Detector) describe(which, reason string) string {
-	s := which + " " + d.many
+// describeSeveral returns a sentence about several findings of this kind. which names their places. reason is empty if it is not known.
+func (d *Detector) describeSeveral(which, reason string) string {
+	s := which + " " + d.pluralText
 	if reason != "" {
 		s += ": " + reason
 	}
 	return s
 }
 
-// Incidents lists the lasting incidents, the most harmful first, and then the ended ones, the latest first. An ended warning is not listed
-// if an equal warning stands before it: the Times of the earlier entry count it.
+// Incidents lists the open incidents, the most harmful first, then one for all unplaced findings, if there are any, and then the ended
+// incidents, the latest first. An ended warning is not listed if an equal warning stands before it: the Times of the earlier entry count
+// it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
 	slices.SortStableFunc(sorted, func(x, y *incident) int {
 		switch {
-		case x.lasts() && !y.lasts():
+		case x.isOpen() && !y.isOpen():
 			return -1
-		case y.lasts() && !x.lasts():
+		case y.isOpen() && !x.isOpen():
 			return 1
-		case !x.lasts():
+		case !x.isOpen():
 			return y.until.Compare(x.until)
 		}
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
-	restListed := len(b.unplaced) == 0
-	equal := map[string]int{} // index in list of the first warning with these words
+	unplacedListed := len(b.unplaced) == 0 // or there are none to list
+	equal := map[string]int{}              // index in list of the first warning with these words
 	for _, o := range sorted {
-		if !restListed && !o.lasts() { // unplaced findings still last, so they come before the ended incidents
-			list, restListed = append(list, b.rest()), true
+		if !unplacedListed && !o.isOpen() { // unplaced findings still last, so they come before the ended incidents
+			list, unplacedListed = append(list, b.summarizeUnplaced()), true
 		}
 		in := o.describe(b.now)
-		if b.enginesAway && o.lasts() && kinds[o.members[0].Kind].crowded { // requests may wait because engines are missing
+		if b.enginesAway && o.isOpen() && kinds[o.members[0].Kind].manyWait { // requests may wait because engines are missing
 			in.Next = "Bring back the engines that are down. " + in.Next
 		}
 		if in.Severity == Warn {
@@ -300,8 +309,8 @@ func (b *Book) Incidents() []Incident {
 		}
 		list = append(list, in)
 	}
-	if !restListed {
-		list = append(list, b.rest())
+	if !unplacedListed {
+		list = append(list, b.summarizeUnplaced())
 	}
 	return list
 }
@@ -317,13 +326,13 @@ func (b *Book) unplacedSeverity() string {
 // tooMuch is the kind of the incident that stands for all unplaced findings.
 const tooMuch Kind = "too_much"
 
-// rest returns one incident for all unplaced findings. Its id is 0, which no other incident has.
-func (b *Book) rest() Incident {
+// summarizeUnplaced returns one incident for all unplaced findings. Its id is 0, which no other incident has.
+func (b *Book) summarizeUnplaced() Incident {
 	return Incident{
 		Kind: tooMuch, State: Lasting, Severity: b.unplacedSeverity(), Panel: "problems", Headline: "Too much is wrong", Where: []string{},
 		SinceMs: b.unplacedSince.UnixMilli(), Times: 1, FirstMs: b.unplacedSince.UnixMilli(),
 		What:    fmt.Sprintf("There are %d more findings than are told one by one", len(b.unplaced)),
-		Named:   "The first ones: " + strings.Join(b.unplaced[:min(mostListed, len(b.unplaced))], ". ") + ".",
+		Named:   "The first ones: " + strings.Join(b.unplaced[:min(maxNames, len(b.unplaced))], ". ") + ".",
 		Clients: "Clients see no more of these than of those that are told.", Next: "Look at those that are told first.",
 	}
 }

@@ -5,61 +5,61 @@ import (
 	"time"
 )
 
-// spell measures for how long a condition has been wrong. It filters flicker: the spell counts once the condition has been wrong for least,
-// and ends once the condition has been well for least.
-type spell struct {
-	least time.Duration // 0: spellLasts
-	state spellState
-	since time.Time // when the condition became wrong; zero in spellWell
-	away  time.Time // in spellBegun and spellEnding: when the condition became well; zero: it is wrong now
+// faultTimer measures for how long a condition has been wrong. It filters flicker: the fault counts once the condition has been wrong for
+// minDuration, and ends once the condition has been well for minDuration.
+type faultTimer struct {
+	minDuration time.Duration // 0: defaultMinDuration
+	state       faultState
+	since       time.Time // when the condition became wrong; zero in noFault
+	wellSince   time.Time // in faultBegun and faultEnding: when the condition became well; zero: it is wrong now
 }
 
-type spellState int
+type faultState int
 
 const (
-	spellWell    spellState = iota
-	spellBegun              // the condition has been wrong for less than least
-	spellLasting            // the condition has been wrong for longer, so it is reported
-	spellEnding             // the spell was lasting, and the condition has been well for less than least
+	noFault      faultState = iota
+	faultBegun              // the condition has been wrong for less than minDuration
+	faultLasting            // the condition has been wrong for longer, so it is reported
+	faultEnding             // the fault was lasting, and the condition has been well for less than minDuration
 )
 
 const (
-	spellLasts = 20 * time.Second
-	// spellGap is how long the condition must be well to end a spell that is not yet reported. It is less than the 5 s of a bin, so that
-	// one look at which the condition is well does not end the spell, but a second one does.
-	spellGap = 4 * time.Second
+	defaultMinDuration = 20 * time.Second
+	// endsUnreportedAfter is how long the condition must be well to end a fault that is not yet reported. It is less than the 5 s of a bin, so
+	// that one Update at which the condition is well does not end the fault, but a second one does.
+	endsUnreportedAfter = 4 * time.Second
 )
 
-// observe records whether the condition is wrong now (amiss). It returns for how long it has been wrong; 0: it is well, or has not been
-// wrong for long enough.
-func (s *spell) observe(amiss bool, now time.Time) time.Duration {
-	least := cmp.Or(s.least, spellLasts)
-	wellFor := time.Duration(0) // 0 also at the first look that finds the condition well
-	if amiss {
-		s.away = time.Time{}
-	} else if s.away.IsZero() {
-		s.away = now
+// observe records whether the condition is wrong now. It returns for how long it has been wrong; 0: it is well, or has not been wrong for
+// long enough.
+func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
+	least := cmp.Or(s.minDuration, defaultMinDuration)
+	wellFor := time.Duration(0) // 0 also the first time that the condition is found well
+	if isWrong {
+		s.wellSince = time.Time{}
+	} else if s.wellSince.IsZero() {
+		s.wellSince = now
 	} else {
-		wellFor = now.Sub(s.away)
+		wellFor = now.Sub(s.wellSince)
 	}
 	switch {
-	case amiss && s.state == spellWell:
-		*s = spell{least: s.least, state: spellBegun, since: now}
-	case amiss && s.state == spellEnding:
-		s.state = spellLasting
-	case amiss && s.state == spellBegun && now.Sub(s.since) >= least:
-		s.state = spellLasting
-	case !amiss && s.state == spellLasting:
-		s.state = spellEnding
-	case s.state == spellBegun && wellFor >= spellGap, s.state == spellEnding && wellFor >= least:
-		*s = spell{least: s.least}
+	case isWrong && s.state == noFault:
+		*s = faultTimer{minDuration: s.minDuration, state: faultBegun, since: now}
+	case isWrong && s.state == faultEnding:
+		s.state = faultLasting
+	case isWrong && s.state == faultBegun && now.Sub(s.since) >= least:
+		s.state = faultLasting
+	case !isWrong && s.state == faultLasting:
+		s.state = faultEnding
+	case s.state == faultBegun && wellFor >= endsUnreportedAfter, s.state == faultEnding && wellFor >= least:
+		*s = faultTimer{minDuration: s.minDuration}
 	}
-	return s.lasts(now)
+	return s.duration(now)
 }
 
-// lasts is how long the condition has been wrong; 0: the spell is not in spellLasting.
-func (s *spell) lasts(now time.Time) time.Duration {
-	if s.state != spellLasting {
+// duration is how long the condition has been wrong; 0: the fault is not in faultLasting.
+func (s *faultTimer) duration(now time.Time) time.Duration {
+	if s.state != faultLasting {
 		return 0
 	}
 	return now.Sub(s.since)

@@ -63,7 +63,7 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 		}
 		d = Facts{At: f.now, Models: []Model{{Name: "m", Groups: []Group{g}}}}
 		d.Proxy.Ready = true
-		f.watch.Look(&d, sampleOf(&d))
+		f.watch.Update(&d, sampleOf(&d))
 		kinds = nil
 		for _, x := range Find(&d, Ended{}) {
 			kinds = append(kinds, x.Kind)
@@ -138,7 +138,7 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	require.Empty(t, kinds, "not yet")
 	kinds, d := f.pass(20, nil)
 	require.Equal(t, []Kind{StepsSlow}, kinds)
-	require.Equal(t, 29*time.Second, Find(&d, Ended{})[0].For)
+	require.Equal(t, 29*time.Second, Find(&d, Ended{})[0].LastedFor)
 	require.Equal(t, "Steps of group main, all on host d, take 215 ms, and took 43 ms at such a load before", Find(&d, Ended{})[0].What)
 	kinds, _ = f.pass(3600, nil)
 	require.Equal(t, []Kind{StepsSlow}, kinds, "still, though the law of now explains it")
@@ -189,7 +189,7 @@ func TestPacesOfRanksThatAreGoneAreForgotten(t *testing.T) {
 	f.pass(30, nil)
 	f.outputs, f.running, f.tokenMs = f.outputs[:2], f.running[:2], f.tokenMs[:2]
 	f.pass(1, nil)
-	require.Len(t, f.watch.paceOf, 2)
+	require.Len(t, f.watch.ranksPace, 2)
 }
 
 // Where the load hardly changes, no law can be learned. What steps took at such a load tells, too.
@@ -289,9 +289,9 @@ func TestOneLongPromptIsNoBacklog(t *testing.T) {
 		for range seconds {
 			now = now.Add(time.Second)
 			f.At = now
-			w.Look(f, sampleOf(f))
+			w.Update(f, sampleOf(f))
 		}
-		return f.Prefill.BusyS
+		return f.Prefill.LongBacklogS
 	}
 	require.Zero(t, look(12, 1, 15), "it is computed in 12 s")
 	require.Zero(t, look(60, 0, 15), "nothing waits")

@@ -8,113 +8,115 @@ import (
 // Watch holds the samples of a proxy and its incidents. The zero value is ready to use.
 type Watch struct {
 	Ring
-	book    Book
-	at      time.Time      // time of the last Look
-	paceOf  map[int32]pace // the pace of each rank
-	groups  map[GroupName]*usual
-	backlog spell             // lasts while prompts come faster than prefill engines compute them
-	crowded map[string]*spell // by model; lasts while so many requests wait that each waits for about one answer
+	book        Book
+	updatedAt   time.Time      // time of the last Update
+	ranksPace   map[int32]pace // the pace of each rank
+	stepWatches map[GroupName]*stepWatch
+	longBacklog faultTimer             // lasts while prompts come faster than prefill engines compute them
+	crowded     map[string]*faultTimer // by model; lasts while so many requests wait that each waits for about one answer
 }
 
-// Look receives the facts about the whole proxy and the sample of the same moment. It fills in the fields of f that are marked with
-// (found), and updates the incidents.
-func (w *Watch) Look(f *Facts, s Sample) {
-	s.looked(f)
+// Update adds the facts about the whole proxy and the sample of the same moment. It fills in the fields of f that are marked with (found),
+// and updates the incidents.
+func (w *Watch) Update(f *Facts, s Sample) {
+	s.addFacts(f)
 	w.Add(s)
-	w.at = f.At
-	w.paceOf = w.paces()
-	w.compare(f)
-	w.crowd(f)
-	w.backlog.observe(f.Prefill.Waiting > 0 && f.Prefill.IsBacklogLong(), f.At)
-	w.fillIn(f)
+	w.updatedAt = f.At
+	w.ranksPace = w.measurePaces()
+	w.compareSteps(f)
+	w.measureCrowding(f)
+	w.longBacklog.observe(f.Prefill.Waiting > 0 && f.Prefill.IsBacklogLong(), f.At)
+	w.fillInResults(f)
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
 	w.book.measureHarm(&w.Ring)
 }
 
-// compare compares the steps of all groups with usual ones. It also records steps without a fault, for comparisons in the next hour.
-func (w *Watch) compare(f *Facts) {
-	groups := map[GroupName]*usual{}
+// compareSteps fills in the paces of all groups, and compares their steps with usual ones. It also records steps without a fault, for
+// comparisons in the next hour.
+func (w *Watch) compareSteps(f *Facts) {
+	groups := map[GroupName]*stepWatch{}
 	for name, g := range f.groups() {
-		g.fillInPaces(w.paceOf)
+		g.fillInPaces(w.ranksPace)
 		if !g.StepsAreComparable() {
 			continue
 		}
-		u := w.groups[name]
+		u := w.stepWatches[name]
 		if u == nil {
-			u = &usual{}
+			u = &stepWatch{}
 		}
-		if u.isUsual() {
-			u.list = w.usually(name, u.from)
+		if u.hasNoFault() {
+			u.usualSteps = w.usualSteps(name, u.ignoreBefore)
 		}
-		u.compare(g, f.At)
+		u.compareWithUsual(g, f.At)
 		groups[name] = u
-		if u.isUsual() && g.StepMs > 0 {
+		if u.hasNoFault() && g.StepMs > 0 {
 			at := w.minutes.last().group(name)
-			at.Usual, at.Law, at.gives = true, g.lawNow(), gives{g.perStep(), g.TokenMs}
+			at.Usual, at.StepModel, at.yield = true, g.presentStepModel(), stepYield{g.tokensPerStep(), g.TokenMs}
 		}
 	}
-	w.groups = groups
+	w.stepWatches = groups
 }
 
 // crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
 const crowdedLasts = 10 * time.Second
 
-// crowd measures for how long each model has been crowded (see load).
-func (w *Watch) crowd(f *Facts) {
-	all := map[string]*spell{}
+// measureCrowding measures for how long each model has been crowded (see load).
+func (w *Watch) measureCrowding(f *Facts) {
+	timers := map[string]*faultTimer{} // models that are gone are left out
 	for i := range f.Models {
 		m := &f.Models[i]
-		s := w.crowded[m.Name]
-		if s == nil {
-			s = &spell{least: crowdedLasts}
+		t := w.crowded[m.Name]
+		if t == nil {
+			t = &faultTimer{minDuration: crowdedLasts}
 		}
-		l := f.load(m)
-		s.observe(l.crowded, f.At)
-		all[m.Name] = s
+		t.observe(f.modelLoad(m).crowded, f.At)
+		timers[m.Name] = t
 	}
-	w.crowded = all
+	w.crowded = timers
 }
 
-// Complete fills in the fields of f that are marked with (found), and leaves the samples and the incidents as they are.
-func (w *Watch) Complete(f *Facts) {
+// FillInFound fills in the fields of f that are marked with (found), as they were at the last Update. It leaves the samples and the
+// incidents as they are.
+func (w *Watch) FillInFound(f *Facts) {
 	for _, g := range f.groups() {
-		g.fillInPaces(w.paceOf)
+		g.fillInPaces(w.ranksPace)
 	}
-	w.fillIn(f)
+	w.fillInResults(f)
 }
 
-// fillIn fills in the fields that are marked with (found), except those that fillInPaces has filled in before.
-func (w *Watch) fillIn(f *Facts) {
+// fillInResults fills in the fields that are marked with (found), except those that Group.fillInPaces has filled in before.
+func (w *Watch) fillInResults(f *Facts) {
 	if last := w.Last(); last != nil {
 		f.Traffic.Rates = last.Rates
 	}
 	f.Failures = w.failures()
-	f.Prefill.BusyS = w.backlog.lasts(w.at).Seconds()
+	f.Prefill.LongBacklogS = w.longBacklog.duration(w.updatedAt).Seconds()
 	for i := range f.Models {
 		if s := w.crowded[f.Models[i].Name]; s != nil {
-			f.Models[i].CrowdedS = s.lasts(w.at).Seconds()
+			f.Models[i].CrowdedS = s.duration(w.updatedAt).Seconds()
 		}
 	}
 	for name, g := range f.groups() {
-		if u := w.groups[name]; u != nil && g.StepsAreComparable() {
-			u.fillIn(g, w.at)
+		if u := w.stepWatches[name]; u != nil && g.StepsAreComparable() {
+			u.fillInGroup(g, w.updatedAt)
 		}
 	}
 }
 
-// LookedAt is the time of the last Look; zero: there was none.
-func (w *Watch) LookedAt() time.Time { return w.at }
+// UpdatedAt is the time of the last Update; zero: there was none.
+func (w *Watch) UpdatedAt() time.Time { return w.updatedAt }
 
-// Incidents returns the lasting incidents, the most harmful first, and then those that were resolved in the last 15 minutes.
+// Incidents returns the open incidents, the most harmful first, and then those that were resolved in the last 15 minutes.
 func (w *Watch) Incidents() []Incident { return w.book.Incidents() }
 
-// looked adds to a sample the values that only a look at the whole proxy provides.
-func (s *Sample) looked(f *Facts) {
+// addFacts adds to a sample the values that only an examination of the whole proxy provides: the state of each engine, and the loads of
+// groups. A rank has an entry beside its engine's if the engine has several ranks and does not drain as a whole.
+func (s *Sample) addFacts(f *Facts) {
 	s.Examined, s.Drains, s.Policy = true, f.Proxy.Draining, f.Proxy.Policy
 	s.Reload = time.UnixMilli(f.Proxy.ReloadedMs)
 	s.Started = f.At.Add(-seconds(f.Proxy.UptimeS))
 	s.Engines = make(map[EngineName]string, len(f.Engines))
-	s.at = map[GroupName]int{}
+	s.groupIndex = map[GroupName]int{}
 	for i := range f.Engines {
 		e := &f.Engines[i]
 		state := e.State
@@ -128,19 +130,25 @@ func (s *Sample) looked(f *Facts) {
 		for j := range m.Groups {
 			g := &m.Groups[j]
 			name := GroupName{m.Name, g.Name}
-			s.at[name] = len(s.Groups)
+			s.groupIndex[name] = len(s.Groups)
 			s.Groups = append(s.Groups, GroupAt{GroupName: name, MostTokens: g.MostTokens})
-			for k := range g.Ranks {
-				r := &g.Ranks[k]
-				engine, _, several := strings.Cut(r.Name, "/") // a rank can drain while its engine as a whole does not
-				if several && s.Engines[EngineName{m.role(), engine}] != "drain" {
-					state := "up"
-					if r.State == RankDraining {
-						state = "drain"
-					}
-					s.Engines[EngineName{m.role(), r.Name}] = state
-				}
+			s.addRankStates(m.role(), g)
+		}
+	}
+}
+
+// addRankStates adds the states of a group's ranks, because a rank can drain while its engine as a whole does not. It must be called after
+// the engines have their states.
+func (s *Sample) addRankStates(role string, g *Group) {
+	for k := range g.Ranks {
+		r := &g.Ranks[k]
+		engine, _, several := strings.Cut(r.Name, "/")
+		if several && s.Engines[EngineName{role, engine}] != "drain" {
+			state := "up"
+			if r.State == RankDraining {
+				state = "drain"
 			}
+			s.Engines[EngineName{role, r.Name}] = state
 		}
 	}
 }

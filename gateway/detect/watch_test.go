@@ -44,7 +44,7 @@ func play(w *Watch, from, to int, change func(s int, f *Facts, sample *Sample)) 
 		change(s, &f, &sample)
 		is := sampleOf(&f)
 		is.Ended, is.Failed, is.Failures, is.TTFT, is.TPOT = sample.Ended, sample.Failed, sample.Failures, sample.TTFT, sample.TPOT
-		w.Look(&f, is)
+		w.Update(&f, is)
 		incidents = w.Incidents()
 	}
 	return incidents

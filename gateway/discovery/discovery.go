@@ -49,7 +49,7 @@ func New(d *Deps, sources ...discover.Source) *Discovery {
 	}
 	cfg := discover.Config{Fleet: discovered{d}, Sources: sources, Registerer: d.Registerer, Log: d.Log}
 	if d.Settings().Discovery.Probe {
-		cfg.Probe = d.tryOut
+		cfg.Probe = d.tryEngine
 	}
 	return &Discovery{discover.New(cfg), sources}
 }
@@ -86,13 +86,13 @@ func (d *Deps) Sources() (sources []discover.Source, err error) {
 	return sources, nil
 }
 
-// Look reads the files that list engines again if they have changed. It must also be called after a reload, because the config may list
-// other engines and other profiles now.
+// Refresh makes discovery read the files that list engines again if they have changed. It must also be called after a reload, because the
+// config may list other engines and other profiles now.
 func (d *Discovery) Refresh() {
 	d.Recheck()
 	for _, s := range d.sources {
 		if file, ok := s.(*fileSource); ok {
-			file.look()
+			file.requestRead()
 		}
 	}
 }
@@ -136,11 +136,11 @@ func (d *Discovery) Facts(f *detect.Facts) {
 	}
 }
 
-// tryOut is the trial before an engine's first request; nil: the engine may serve. An engine that only prefills or only decodes is tried
+// tryEngine is the trial before an engine's first request; nil: the engine may serve. An engine that only prefills or only decodes is tried
 // together with partners, which are engines of the other role that already serve. The trial needs a free slot on the decode rank that is
-// tried. If the engine was here before, its old requests may still have all slots: then tryOut waits. It uses no decode partner whose rank
-// is full. Warnings of the trial are only logged.
-func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
+// tried. If the engine was here before, its old requests may still have all slots: then tryEngine waits. It uses no decode partner whose
+// rank is full. Warnings of the trial are only logged.
+func (deps *Deps) tryEngine(ctx context.Context, e discover.Engine) error {
 	set := deps.Settings()
 	conf, err := set.CompleteFound(e.Role, engineOf(e))
 	if err != nil {
@@ -171,15 +171,15 @@ func (deps *Deps) tryOut(ctx context.Context, e discover.Engine) error {
 	return err
 }
 
-// slotPatience is how long a trial waits for a slot. After that the trial fails, and is repeated later.
-const slotPatience = 10 * time.Second
+// slotTimeout is how long a trial waits for a slot. After that the trial fails, and is repeated later.
+const slotTimeout = 10 * time.Second
 
-// awaitSlot waits until the tried rank of an engine has a free slot, and fails after slotPatience. The dispatcher still counts the slots of
+// awaitSlot waits until the tried rank of an engine has a free slot, and fails after slotTimeout. The dispatcher still counts the slots of
 // requests from before the engine left.
 func (d *Deps) awaitSlot(ctx context.Context, e config.Engine) error {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
-	for end := time.Now().Add(slotPatience); d.fullRanks(ctx)[triedRank(e)]; {
+	for end := time.Now().Add(slotTimeout); d.fullRanks(ctx)[triedRank(e)]; {
 		if time.Now().After(end) {
 			return fmt.Errorf("rank %s has no free slot to try it with: requests from before it left still run there", triedRank(e))
 		}
@@ -225,19 +225,19 @@ type fileSource struct {
 // Name is "file:" and the path.
 func (s *fileSource) Name() string { return "file:" + s.path }
 
-// look makes Run read the file again. It does not block, because one pending read is enough.
-func (s *fileSource) look() {
+// requestRead makes Run read the file again. It does not block, because one pending read is enough.
+func (s *fileSource) requestRead() {
 	select {
 	case s.changed <- struct{}{}:
 	default:
 	}
 }
 
-// Run reads the file whenever it may have changed.
-func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error)) {
+// Run reads the file whenever it may have changed, until ctx ends, and reports its engines, or why it cannot be read.
+func (s *fileSource) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	for {
-		if list, changed, err := s.read(); changed {
-			tell(list, err)
+		if list, changed, err := s.readIfChanged(); changed {
+			report(list, err)
 		}
 		select {
 		case <-s.changed:
@@ -247,9 +247,9 @@ func (s *fileSource) Run(ctx context.Context, tell func([]discover.Engine, error
 	}
 }
 
-// read reads the file. changed is false if the text is the same as at the last reading without an error. With an error, changed is true,
-// and the next reading parses the text again even if it is the same.
-func (s *fileSource) read() (list []discover.Engine, changed bool, err error) {
+// readIfChanged reads the file. changed is false if the text is the same as at the last reading without an error. With an error, changed is
+// true, and the next reading parses the text again even if it is the same, because an error may be due to the profiles of the config.
+func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err error) {
 	text, err := smallfile.Read(s.path, config.MaxFile)
 	sum := sha256.Sum256(text)
 	if err == nil && sum == s.lastRead {

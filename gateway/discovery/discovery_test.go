@@ -64,7 +64,7 @@ func TestDiscoveryTurnsAndRemovesItsOwnEngines(t *testing.T) {
 	require.Nil(t, deps.Fleet.Now().Engine(pod.Key()))
 	pod.Attributes.Profile = "unknown"
 	require.Error(t, d.Put(pod))
-	require.Error(t, deps.tryOut(t.Context(), pod), "its profile is unknown")
+	require.Error(t, deps.tryEngine(t.Context(), pod), "its profile is unknown")
 }
 
 // A trial waits for a slot of the rank on which the engine is tried. An engine that answers nothing has failed it.
@@ -80,7 +80,7 @@ func TestATrialWaitsForASlot(t *testing.T) {
 	require.NoError(t, d.awaitSlot(t.Context(), config.Engine{URL: "http://127.0.0.1:9"}))
 	for _, role := range []string{discover.Prefill, discover.Decode} {
 		e := discover.Engine{Role: role, Address: "127.0.0.1:1", URL: "http://127.0.0.1:1", Attributes: discover.Attributes{Profile: "a"}}
-		require.Error(t, d.tryOut(t.Context(), e))
+		require.Error(t, d.tryEngine(t.Context(), e))
 	}
 }
 
@@ -109,7 +109,7 @@ func TestAFileThatListsEngines(t *testing.T) {
 	d.Refresh()
 	require.Equal(t, 1, <-told)
 	require.NoError(t, os.Truncate(path, config.MaxFile+1))
-	_, _, err = (&fileSource{settings: deps.Settings, path: path}).read()
+	_, _, err = (&fileSource{settings: deps.Settings, path: path}).readIfChanged()
 	require.ErrorContains(t, err, "larger than 16777216 bytes")
 	stop()
 	<-ended
@@ -136,7 +136,7 @@ func TestWhatAFileSaysOfAnEngine(t *testing.T) {
 		"prefill_schedule_interval: 3}]\n"+
 		"prefill: [{url: http://127.0.0.1:9, profile: n, kv_engine_id: e, kv_host: h, kv_port: 5600, tp_size: 2, pp_size: 3, "+
 		"dcp_size: 4}]"), 0o600))
-	list, _, err := sources[0].(*fileSource).read()
+	list, _, err := sources[0].(*fileSource).readIfChanged()
 	require.NoError(t, err)
 	require.Len(t, list, 2)
 	require.Equal(t, config.Engine{URL: "http://127.0.0.1:9", Profile: "n", KVEngineID: "e", KVHost: "h", KVPort: 5600, TPSize: 2, PPSize: 3,

@@ -22,11 +22,11 @@ import (
 
 // Limits for asking engines.
 const (
-	askTimeout = 5 * time.Second // per request to an engine
-	askAtOnce  = 16              // engines that are asked at the same time
-	answerSize = 1 << 20         // bytes of an answer
-	mostText   = 120             // characters of an engine's text in a comment of the file
-	mostModels = 3               // models of an engine that are named
+	askTimeout        = 5 * time.Second // per request to an engine
+	maxConcurrentAsks = 16              // engines that are asked at the same time
+	maxAnswerBytes    = 1 << 20         // bytes of an answer
+	maxTextChars      = 120             // characters of an engine's text in a comment of the file
+	maxModelsNamed    = 3               // models of an engine that are named
 )
 
 // Entry is an engine of the file, with its known settings. Notes has sentences about what it reported and
@@ -40,12 +40,13 @@ type Entry struct {
 	Dead      string // why it gave no answer; empty: it answered, or Ask was not called
 	Notes     []string
 
-	model     string // the first model that it serves
-	version   string // of vLLM; empty: unknown
-	handed    handed // result of the test request that asks for a hand-off
-	slotsTold bool   // the engine itself reported Slots
+	model         string      // the first model that it serves
+	version       string      // of vLLM; empty: unknown
+	handOff       handOffTest // result of the test request that asks for a hand-off
+	slotsReported bool        // the engine itself reported Slots
 }
 
+// note adds a sentence to Notes.
 func (e *Entry) note(format string, args ...any) {
 	e.Notes = append(e.Notes, fmt.Sprintf(format, args...))
 }
@@ -56,16 +57,16 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
 	var all sync.WaitGroup
-	free := make(chan struct{}, askAtOnce)
+	turns := make(chan struct{}, maxConcurrentAsks)
 	for i := range entries {
-		free <- struct{}{}
+		turns <- struct{}{}
 		all.Go(func() {
-			defer func() { <-free }()
+			defer func() { <-turns }()
 			ask(ctx, client, &entries[i], keyEnv)
 		})
 	}
 	all.Wait()
-	settle(entries)
+	decideRoles(entries)
 }
 
 // ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test request is sent only if nothing else
@@ -80,17 +81,17 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	get := func(path string) (status int, body []byte, err error) {
 		ctx, cancel := context.WithTimeout(ctx, askTimeout)
 		defer cancel()
-		return client.Get(ctx, target, path, answerSize)
+		return client.Get(ctx, target, path, maxAnswerBytes)
 	}
 	switch status, _, err := get("/health"); {
 	case err != nil:
-		e.Dead = why(err)
+		e.Dead = causeText(err)
 		e.note("It did not answer GET /health (%s), so nothing is known of it.", e.Dead)
 		return
 	case status != http.StatusOK:
 		e.note("It answered GET /health with status %d: it may still be starting.", status)
 	}
-	e.handed = untried
+	e.handOff = untried
 	version := ""
 	if status, body, err := get("/version"); err == nil && status == http.StatusOK {
 		var v struct{ Version string }
@@ -98,39 +99,39 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 			version = clean(v.Version)
 		}
 	}
-	e.server(get, version)
-	e.models(ctx, client, target)
-	e.metrics(ctx, client, target)
+	e.readServerInfo(get, version)
+	e.readModels(ctx, client, target)
+	e.readMetrics(ctx, client, target)
 	if e.Role == "" && e.model != "" {
-		e.try(ctx, client, target)
+		e.tryHandOff(ctx, client, target)
 	}
 }
 
-// serverInfo lists the paths that report an engine's settings. With the query of the first one, vLLM answers in JSON. The second one
+// serverInfoPaths lists the paths that report an engine's settings. With the query of the first one, vLLM answers in JSON. The second one
 // is for SGLang before 0.5.3.
-var serverInfo = []string{"/server_info?config_format=json", "/get_server_info"}
+var serverInfoPaths = []string{"/server_info?config_format=json", "/get_server_info"}
 
-// server fills in the settings that /server_info reports. SGLang always has this path, vLLM only with
-// VLLM_SERVER_DEV_MODE=1.
-func (e *Entry) server(get func(path string) (int, []byte, error), version string) {
+// readServerInfo fills in the settings that /server_info reports. SGLang always has this path, vLLM only with VLLM_SERVER_DEV_MODE=1.
+// version is the answer to /version, which is used for vLLM.
+func (e *Entry) readServerInfo(get func(path string) (int, []byte, error), version string) {
 	var body []byte
-	for _, path := range serverInfo {
+	for _, path := range serverInfoPaths {
 		if status, b, err := get(path); err == nil && status == http.StatusOK {
 			body = b
 			break
 		}
 	}
-	if e.sglang(body) {
+	if isSGLang := e.fillFromSGLang(body); isSGLang {
 		return
 	}
 	e.version = version
 	e.note("Its version is %s.", orUnknown(version))
-	e.vllm(body)
+	e.fillFromVLLM(body)
 }
 
-// sglang fills in the settings that SGLang reports. It returns false if the engine is not SGLang.
-func (e *Entry) sglang(body []byte) bool {
-	var told struct {
+// fillFromSGLang fills in the settings that SGLang reports. It returns false and changes nothing if the engine is not SGLang.
+func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
+	var reported struct {
 		Version   string        `json:"version"`
 		Mode      string        `json:"disaggregation_mode"`
 		Bootstrap engine.Number `json:"disaggregation_bootstrap_port"`
@@ -140,41 +141,43 @@ func (e *Entry) sglang(body []byte) bool {
 		Budget    engine.Number `json:"chunked_prefill_size"` // per rank: with DP attention, the server has divided it already
 		engine.Holds
 	}
-	if json.Unmarshal(body, &told) != nil || told.Mode == "" {
+	if json.Unmarshal(body, &reported) != nil || reported.Mode == "" {
 		return false
 	}
-	e.note("It is SGLang %s.", orUnknown(clean(told.Version)))
+	e.note("It is SGLang %s.", orUnknown(clean(reported.Version)))
 	e.Connector = mooncake.SGLang
-	ranks := e.whole(told.Ranks, "dp_size", engine.MostRanks)
+	ranks := e.wholeNumber(reported.Ranks, "dp_size", engine.MostRanks)
 	if ranks > 1 {
 		e.Ranks = ranks
 	}
-	sharing := 1                                  // number of ranks that share max_running_requests
-	if told.Attention == nil || *told.Attention { // if it is not told, the smaller number of slots per rank is assumed
+	sharing := 1                                          // number of ranks that share max_running_requests
+	if reported.Attention == nil || *reported.Attention { // if it is not told, the smaller number of slots per rank is assumed
 		sharing = max(1, ranks)
 	}
-	if slots := e.whole(told.Slots, "max_running_requests", engine.MostRequests*sharing); slots > 0 {
-		e.Slots, e.slotsTold = slots/sharing, true
+	if slots := e.wholeNumber(reported.Slots, "max_running_requests", engine.MostRequests*sharing); slots > 0 {
+		e.Slots, e.slotsReported = slots/sharing, true
 	}
-	e.setRole(map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}[told.Mode],
-		"its disaggregation_mode is "+clean(told.Mode))
+	e.setRole(sglangRoles[reported.Mode], "its disaggregation_mode is "+clean(reported.Mode))
 	if e.Role != "aggregated" {
-		e.Bootstrap = e.whole(told.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
+		e.Bootstrap = e.wholeNumber(reported.Bootstrap, "disaggregation_bootstrap_port", math.MaxUint16)
 		return true
 	}
-	if told.Budget != "-1" { // -1: prompts are not cut into chunks
-		e.Budget = e.whole(told.Budget, "chunked_prefill_size", engine.MostStep)
+	if reported.Budget != "-1" { // -1: prompts are not cut into chunks
+		e.Budget = e.wholeNumber(reported.Budget, "chunked_prefill_size", engine.MostStep)
 	}
-	flags, remedies := told.Flags(e.Slots)
-	for i := range flags {
-		e.note("It holds prompts back itself (%s). One hold is enough: %s.", flags[i], remedies[i])
+	holdingFlags, remedies := reported.Flags(e.Slots) // flags by which the engine delays prompts, and what to write instead of each
+	for i := range holdingFlags {
+		e.note("It holds prompts back itself (%s). One hold is enough: %s.", holdingFlags[i], remedies[i])
 	}
 	return true
 }
 
-// vllm fills in the settings that vLLM reports.
-func (e *Entry) vllm(body []byte) {
-	var told struct {
+// sglangRoles maps SGLang's disaggregation_mode to the role of the engine. Another mode gives no role.
+var sglangRoles = map[string]string{"prefill": "prefill", "decode": "decode", "null": "aggregated"}
+
+// fillFromVLLM fills in the settings that vLLM reports. body is the answer to /server_info; empty: there was none.
+func (e *Entry) fillFromVLLM(body []byte) {
+	var reported struct {
 		Config struct {
 			Transfer  json.RawMessage `json:"kv_transfer_config"`
 			Scheduler struct {
@@ -184,28 +187,24 @@ func (e *Entry) vllm(body []byte) {
 			} `json:"scheduler_config"`
 		} `json:"vllm_config"`
 	}
-	_ = json.Unmarshal(body, &told) // older versions answer with text, in which vllmSays finds the role and the connector
-	scheduler := &told.Config.Scheduler
-	if slots := e.whole(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else the value from the command line stays
-		e.Slots, e.slotsTold = slots, true
+	_ = json.Unmarshal(body, &reported) // older versions answer with text, in which vllmSetting finds the role and the connector
+	scheduler := &reported.Config.Scheduler
+	if slots := e.wholeNumber(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else the value from the command line stays
+		e.Slots, e.slotsReported = slots, true
 	}
-	if string(told.Config.Transfer) == "null" {
+	if string(reported.Config.Transfer) == "null" {
 		e.setRole("aggregated", "it has no KV connector")
-	} else if role := vllmSays(body, "kv_role"); role != "" {
-		e.setRole(map[string]string{"kv_producer": "prefill", "kv_consumer": "decode"}[role], "its kv_role is "+role)
-		if role == "kv_both" {
-			e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
-				"kv_consumer.")
-		}
+	} else {
+		e.setVLLMRole(vllmSetting(body, "kv_role"))
 	}
-	if name := vllmSays(body, "kv_connector"); name != "" {
+	if name := vllmSetting(body, "kv_connector"); name != "" {
 		if e.Connector = connectors[name]; e.Connector == "" {
 			e.note("Its kv_connector is %s, for which there is no profile (docs/connectors.md).", name)
 		}
 	}
 	if e.Role == "aggregated" {
-		e.Budget = e.whole(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
-		e.Interval = e.whole(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
+		e.Budget = e.wholeNumber(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
+		e.Interval = e.wholeNumber(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
 		if e.Interval == 0 {
 			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. From vLLM 0.33 " +
 				"on it acts with one rank, too.")
@@ -213,8 +212,22 @@ func (e *Entry) vllm(body []byte) {
 	}
 }
 
-// whole returns a number that the engine reports; 0: it is not known, or it is out of range, which is noted.
-func (e *Entry) whole(n engine.Number, name string, most int) int {
+// setVLLMRole sets the role that follows from vLLM's kv_role; empty: it is not known. kv_both does not say what the engine is used for.
+func (e *Entry) setVLLMRole(kvRole string) {
+	because := "its kv_role is " + kvRole
+	switch kvRole {
+	case "kv_producer":
+		e.setRole("prefill", because)
+	case "kv_consumer":
+		e.setRole("decode", because)
+	case "kv_both":
+		e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
+			"kv_consumer.")
+	}
+}
+
+// wholeNumber returns a number that the engine reports; 0: it is not known, or it is out of range, which is noted.
+func (e *Entry) wholeNumber(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {
 		e.note("%s", sentence(err))
@@ -228,8 +241,8 @@ func sentence(err error) string {
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// vllmSays finds the value of a key in vLLM's settings, which are JSON or older text.
-func vllmSays(body []byte, key string) string {
+// vllmSetting finds the value of a key in vLLM's settings, which are JSON or older text; empty: it is not there.
+func vllmSetting(body []byte, key string) string {
 	m := regexp.MustCompile(key + `["']?\s*[:=]\s*["']?(\w+)`).FindSubmatch(body)
 	if m == nil {
 		return ""
@@ -263,20 +276,20 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// models notes which models the engine serves, and sets e.model to the first one.
-func (e *Entry) models(ctx context.Context, client *engine.Client, target *engine.Target) {
+// readModels notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
+func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, client, target)
 	var status *engine.StatusError
-	var odd *engine.PageError
+	var badPage *engine.PageError
 	switch {
-	case errors.As(err, &odd):
-		e.note("%s", sentence(odd))
+	case errors.As(err, &badPage):
+		e.note("%s", sentence(badPage))
 	case errors.As(err, &status) && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden):
 		e.note("It wants an API key. Export it as OPENAI_API_KEY and run init again, and start the proxy with it.")
 	case err != nil:
-		e.note("GET /v1/models did not tell its models: %s.", why(err))
+		e.note("GET /v1/models did not tell its models: %s.", causeText(err))
 	case len(models) == 0:
 		e.note("GET /v1/models lists no model.")
 	}
@@ -284,7 +297,7 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 		e.model = models[0].ID
 	}
 	for i, m := range models {
-		if i == mostModels {
+		if i == maxModelsNamed {
 			e.note("It serves %d more models.", len(models)-i)
 			break
 		}
@@ -296,18 +309,18 @@ func (e *Entry) models(ctx context.Context, client *engine.Client, target *engin
 	}
 }
 
-// metrics notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
-func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engine.Target) {
+// readMetrics notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
+func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	sample, err := engine.Scrape(ctx, client, target)
-	var odd *engine.PageError
-	if errors.As(err, &odd) {
-		e.note("%s", sentence(odd))
+	var badPage *engine.PageError
+	if errors.As(err, &badPage) {
+		e.note("%s", sentence(badPage))
 		return
 	}
 	if err != nil {
-		e.note("GET /metrics could not be read: %s. Without its gauges, other clients of this engine are not seen.", why(err))
+		e.note("GET /metrics could not be read: %s. Without its gauges, other clients of this engine are not seen.", causeText(err))
 		return
 	}
 	if n := len(sample.Engines()); n > 1 && e.Ranks == 0 {
@@ -321,8 +334,8 @@ func (e *Entry) metrics(ctx context.Context, client *engine.Client, target *engi
 	}
 }
 
-// why is the cause of a failed call without the address, because the note stands beside the engine's URL.
-func why(err error) string {
+// causeText is the cause of a failed call without the address, because the note stands beside the engine's URL.
+func causeText(err error) string {
 	var call *engine.Error
 	if errors.As(err, &call) && call.Err != nil {
 		err = call.Err
@@ -341,12 +354,13 @@ func clean(s string) string {
 		}
 		return r
 	}, s)
-	if r := []rune(s); len(r) > mostText {
-		s = string(r[:mostText]) + "..."
+	if r := []rune(s); len(r) > maxTextChars {
+		s = string(r[:maxTextChars]) + "..."
 	}
 	return strings.TrimSpace(s)
 }
 
+// orUnknown replaces an empty text by "unknown".
 func orUnknown(s string) string {
 	if s == "" {
 		return "unknown"

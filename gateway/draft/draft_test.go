@@ -173,7 +173,7 @@ func TestAsk(t *testing.T) {
 			require.Equal(t, tt.want.Role == "prefill", len(cfg.Engines.Prefill) == 1)
 			require.Equal(t, tt.want.Role == "decode", len(cfg.Engines.Decode) == 1)
 			require.Equal(t, tt.want.Role == "aggregated", len(cfg.Engines.Aggregated) == 1)
-			entries[0].Notes, entries[0].model, entries[0].version, entries[0].handed, entries[0].slotsTold = nil, "", "", unreached, false
+			entries[0].Notes, entries[0].model, entries[0].version, entries[0].handOff, entries[0].slotsReported = nil, "", "", unreached, false
 			require.Equal(t, tt.want, entries[0])
 		})
 	}

@@ -36,7 +36,7 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 		"Operators find /metrics, /readyz and the live page here. Another address than loopback needs token_file.")
 	w.profiles(cfg, entries)
 	w.engines(entries)
-	w.rest(cfg, len(ofRole(entries, "aggregated")) > 0)
+	w.otherSettings(cfg, len(ofRole(entries, "aggregated")) > 0)
 	text := w.Bytes()
 	if _, err := config.Parse("the new file", text); err != nil {
 		return nil, err
@@ -46,20 +46,21 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 
 type writer struct {
 	bytes.Buffer
-	said    map[string]bool // sentences that were written behind keys of engines; each is written once
+	written map[string]bool // sentences that were written behind keys of engines; each is written once
 	profile string          // profile of engines that either prefill or decode
 	sglang  bool            // the engines of this profile are SGLang
 }
 
-// once returns the sentence the first time, and an empty text after that.
-func (w *writer) once(sentence string) string {
-	if w.said[sentence] {
+// firstTime returns the sentence the first time that it is called with it, and an empty text after that, so that a comment stands only
+// behind the first of several equal keys.
+func (w *writer) firstTime(sentence string) string {
+	if w.written[sentence] {
 		return ""
 	}
-	if w.said == nil {
-		w.said = map[string]bool{}
+	if w.written == nil {
+		w.written = map[string]bool{}
 	}
-	w.said[sentence] = true
+	w.written[sentence] = true
 	return sentence
 }
 
@@ -81,63 +82,70 @@ func (w *writer) comment(indent string, sentences ...string) {
 	}
 }
 
-// profiles writes the profiles of the kinds of engines, and the address for callbacks if a connector needs it.
+// profiles writes the profiles: one for engines that prefill or decode, and one for aggregated engines, if there are such engines. Behind
+// them, it writes the listener for callbacks, if the connector needs one.
 func (w *writer) profiles(cfg *config.Config, entries []Entry) {
-	together := ofRole(entries, "aggregated")
+	aggregated := ofRole(entries, "aggregated")
 	p := cfg.Profiles[config.DefaultProfile]
 	w.line("")
 	w.comment("", "What cannot be asked of an engine, by kind of engine. Engines that name no profile have the profile ascend,",
 		"and those under engines.aggregated the profile aggregated.")
 	w.line("profiles:")
-	onlyAggregated := len(together) > 0 && len(together) == len(entries)
+	onlyAggregated := len(aggregated) > 0 && len(aggregated) == len(entries)
 	if !onlyAggregated {
-		connector := w.apart(&p, entries)
-		defer w.callbacks(cfg, connector) // after the last profile, because it begins another section
+		connector := w.pairProfile(&p, entries)
+		defer w.callbackListener(cfg, connector) // after the last profile, because it begins another section
 	}
-	if len(together) == 0 {
-		return
+	if len(aggregated) > 0 {
+		w.aggregatedProfile(cfg, &p, aggregated)
 	}
+}
+
+// aggregatedProfile writes the profile of engines that prefill and decode. They hand nothing over, but SGLang has a connector of its own.
+func (w *writer) aggregatedProfile(cfg *config.Config, p *mooncake.Profile, aggregated []Entry) {
 	connector := cmp.Or(cfg.Profiles[config.DefaultAggregated].Connector, mooncake.None)
 	sentence := "These engines hand nothing over."
-	if connector == mooncake.SGLang || slices.ContainsFunc(together, func(e Entry) bool { return e.Connector == mooncake.SGLang }) {
+	if connector == mooncake.SGLang || slices.ContainsFunc(aggregated, func(e Entry) bool { return e.Connector == mooncake.SGLang }) {
 		connector = mooncake.SGLang
 		sentence = "These engines are SGLang, and hand nothing over."
 	}
 	w.line("  %s:", config.DefaultAggregated)
 	w.key("    connector", connector, sentence)
-	w.apiKey(&p)
+	w.apiKey(p)
 }
 
+// apiKey writes the key of a profile that names the environment variable with the engines' API key.
 func (w *writer) apiKey(p *mooncake.Profile) {
 	if p.APIKeyEnv != "" {
 		w.key("    api_key_env", p.APIKeyEnv, "The environment variable with the key that the engines want.")
 	}
 }
 
-// apart writes the profile of engines that prefill or decode, and returns their connector.
-func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) {
-	var told []string
+// pairProfile writes the profile of engines that either prefill or decode, and returns their connector: the one that the user gave, else
+// the one that the engines report, else the default.
+func (w *writer) pairProfile(p *mooncake.Profile, entries []Entry) (connector string) {
+	var reported []string
 	for _, e := range entries {
-		if e.Role != "aggregated" && e.Connector != "" && !slices.Contains(told, e.Connector) {
-			told = append(told, e.Connector)
+		if e.Role != "aggregated" && e.Connector != "" && !slices.Contains(reported, e.Connector) {
+			reported = append(reported, e.Connector)
 		}
 	}
 	given := p.Connector
 	connector = given
 	sentence := "The KV connector that the engines were started with."
 	switch {
-	case given == "" && len(told) == 1:
-		connector = told[0]
+	case given == "" && len(reported) == 1:
+		connector = reported[0]
 	case given == "":
 		connector = mooncake.AscendMooncakeV1
 		sentence = "No engine told its connector, and this is the default. Write the one that the engines were started with: " +
 			strings.Join(mooncake.Connectors(), ", ") + "."
-		if len(told) > 1 {
-			sentence = "The engines have several connectors (" + strings.Join(told, ", ") +
+		if len(reported) > 1 {
+			sentence = "The engines have several connectors (" + strings.Join(reported, ", ") +
 				"). Give each kind a profile of its own, and name it in the engines' profile key."
 		}
-	case len(told) > 0 && !slices.Equal(told, []string{given}):
-		sentence = "You chose this connector, but the engines say that they have " + strings.Join(told, ", ") + "."
+	case len(reported) > 0 && !slices.Equal(reported, []string{given}):
+		sentence = "You chose this connector, but the engines say that they have " + strings.Join(reported, ", ") + "."
 	}
 	w.profile, w.sglang = profileOf(connector), connector == mooncake.SGLang
 	w.line("  %s:", w.profile)
@@ -153,7 +161,8 @@ func (w *writer) apart(p *mooncake.Profile, entries []Entry) (connector string) 
 	return connector
 }
 
-// chatResume writes the key that says how a chat continues if a vllm-ascend decode engine gives it back before its end.
+// chatResume writes the key that says how a chat continues after a vllm-ascend decode engine has preempted it. It goes by the versions of
+// the engines that decode for others; aggregated engines have another profile.
 func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
@@ -181,8 +190,8 @@ func profileOf(connector string) string {
 	return connector
 }
 
-// callbacks writes the address that decode engines call back. Only one connector needs it.
-func (w *writer) callbacks(cfg *config.Config, connector string) {
+// callbackListener writes the address that decode engines call back. Only one connector needs it.
+func (w *writer) callbackListener(cfg *config.Config, connector string) {
 	if connector != mooncake.AscendLayerwise {
 		return
 	}
@@ -195,7 +204,7 @@ func (w *writer) callbacks(cfg *config.Config, connector string) {
 	w.key("  listen", quote(listen), sentence)
 }
 
-// engines writes the engines by role. An engine whose role is not known is written as a comment.
+// engines writes the engines of each role. Those whose role is not known are written as comments, for the user to move.
 func (w *writer) engines(entries []Entry) {
 	w.line("\nengines:")
 	onlyAggregated := len(ofRole(entries, "aggregated")) > 0 && len(ofRole(entries, "prefill"))+len(ofRole(entries, "decode")) == 0
@@ -216,7 +225,7 @@ func (w *writer) engines(entries []Entry) {
 			if i == 0 || !slices.Equal(e.Notes, list[i-1].Notes) { // equal notes are written once, for the engines below, too
 				w.comment("    ", e.Notes...)
 			}
-			w.entry("    ", side.role, e)
+			w.engineKeys("    ", side.role, e)
 		}
 	}
 	unknown := ofRole(entries, "")
@@ -229,11 +238,12 @@ func (w *writer) engines(entries []Entry) {
 	for _, e := range unknown {
 		w.comment("", e.Notes...)
 		entry := writer{profile: w.profile, sglang: w.sglang}
-		entry.entry("  ", "", e)
+		entry.engineKeys("  ", "", e)
 		w.comment("", strings.Split(strings.TrimRight(entry.String(), "\n"), "\n")...)
 	}
 }
 
+// ofRole returns the entries with this role; empty: with an unknown role.
 func ofRole(entries []Entry, role string) (list []Entry) {
 	for _, e := range entries {
 		if e.Role == role {
@@ -243,51 +253,56 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 	return list
 }
 
-// entry writes one engine. role is the list in which it stands; empty: it is not known. Only the lists decode and aggregated have
-// keys for slots.
-func (w *writer) entry(indent, role string, e Entry) {
+// engineKeys writes one engine with its keys. role is the list in which it stands; empty: it is not known. Only the lists decode and
+// aggregated have keys for slots.
+func (w *writer) engineKeys(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
-	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" {
+	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" { // the others get their profile by default
 		w.key(indent+"  profile", w.profile, "")
 	}
 	if e.Ranks > 0 {
-		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.once("So many DP ranks stand behind this URL."))
+		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.firstTime("So many DP ranks stand behind this URL."))
 	}
 	if role != "decode" && role != "aggregated" {
 		return
 	}
+	if role == "decode" || e.Ranks == 0 { // an aggregated engine with several ranks is a group of its own
+		w.key(indent+"  group", "main",
+			w.firstTime("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
+	}
+	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.firstTime(w.slotsSentence(role, &e)))
+	switch {
+	case role != "aggregated":
+	case e.Budget > 0:
+		w.key(indent+"  token_budget", strconv.Itoa(e.Budget), w.firstTime("A step of the rank computes so many tokens at most."))
+	default:
+		w.key(indent+"  # token_budget", "8192", w.firstTime("Nothing tells how many tokens a step of the rank computes at most. Write its "+
+			"--max-num-batched-tokens, which is often 8192 or 16384 on large GPUs and 2048 elsewhere."))
+	}
+	if e.Interval > 1 {
+		w.key(indent+"  prefill_schedule_interval", strconv.Itoa(e.Interval), w.firstTime("The rank computes prompts in every so many steps."))
+	}
+}
+
+// slotsSentence says where the number of slots comes from, and with which flag of the engine it must agree.
+func (w *writer) slotsSentence(role string, e *Entry) string {
 	flag := "its --max-num-seqs"
 	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // decode engines have the profile of w
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
-	sentence := "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
 	switch {
 	case e.Slots == 0:
-		sentence = "Nothing tells how many requests the rank runs at once. Write " + flag +
+		return "Nothing tells how many requests the rank runs at once. Write " + flag +
 			": with more, requests wait inside the engine; with less, it idles."
-	case e.slotsTold:
-		sentence = "The rank runs so many requests at once: " + flag + "."
+	case e.slotsReported:
+		return "The rank runs so many requests at once: " + flag + "."
 	}
-	if role == "decode" || e.Ranks == 0 { // an aggregated engine with several ranks is a group of its own
-		w.key(indent+"  group", "main",
-			w.once("Ranks of one DP deployment step together and have one group. Give each deployment a name of its own."))
-	}
-	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.once(sentence))
-	switch {
-	case role != "aggregated":
-	case e.Budget > 0:
-		w.key(indent+"  token_budget", strconv.Itoa(e.Budget), w.once("A step of the rank computes so many tokens at most."))
-	default:
-		w.key(indent+"  # token_budget", "8192", w.once("Nothing tells how many tokens a step of the rank computes at most. Write its "+
-			"--max-num-batched-tokens, which is often 8192 or 16384 on large GPUs and 2048 elsewhere."))
-	}
-	if e.Interval > 1 {
-		w.key(indent+"  prefill_schedule_interval", strconv.Itoa(e.Interval), w.once("The rank computes prompts in every so many steps."))
-	}
+	return "You said that a rank runs so many requests at once (--slots). Compare " + flag + "."
 }
 
-// rest writes the other settings that flags may change, and examples of keys that most proxies need later.
-func (w *writer) rest(cfg *config.Config, tokenize bool) {
+// otherSettings writes the other settings that flags may change, and examples of keys that most proxies need later. tokenize adds the
+// example of counting tokens with an engine.
+func (w *writer) otherSettings(cfg *config.Config, tokenize bool) {
 	d := config.Default()
 	if cfg.Dispatch.Policy != d.Dispatch.Policy {
 		w.line("\ndispatch:")

@@ -11,19 +11,19 @@ import (
 	"evenkeel/mooncake"
 )
 
-// handed says how an engine answered a request that asks it to hand its KV over.
-type handed uint8
+// handOffTest says how an engine answered a request that asks it to hand its KV over.
+type handOffTest uint8
 
 const (
-	unreached handed = iota // the engine's health check failed, or Ask was not called
-	untried                 // no test request was sent, or it got no answer
-	nothing                 // the answer has no hand-off: the engine has no connector, or hands over in another way
-	handoff                 // the answer has a hand-off
+	unreached  handOffTest = iota // the engine's health check failed, or Ask was not called
+	untried                       // no test request was sent, or it got no answer
+	noHandOff                     // the answer has no hand-off: the engine has no connector, or hands over in another way
+	hasHandOff                    // the answer has a hand-off
 )
 
-// try sends a request for one token and a hand-off, as the proxy does for a prefill, and sets handed by the answer. If the answer has a
-// hand-off, this also shows the connector. Only try shows the role of a vLLM engine that does not run in developer mode.
-func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.Target) {
+// tryHandOff sends a request for one token and a hand-off, as the proxy does for a prefill, and sets handOff by the answer. If the answer
+// has a hand-off, this also shows the connector. Only tryHandOff shows the role of a vLLM engine that does not run in developer mode.
+func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	// text and numbers can always be marshalled
@@ -40,30 +40,30 @@ func (e *Entry) try(ctx context.Context, client *engine.Client, target *engine.T
 		return
 	}
 	defer resp.Close()
-	text, err := resp.ReadAll(answerSize)
+	text, err := resp.ReadAll(maxAnswerBytes)
 	var answer struct {
 		KV map[string]json.RawMessage `json:"kv_transfer_params"`
 	}
 	if err != nil || resp.StatusCode() != http.StatusOK || json.Unmarshal(text, &answer) != nil {
 		return
 	}
-	e.handed = nothing
+	e.handOff = noHandOff
 	if len(answer.KV) > 0 {
-		e.handed = handoff
+		e.handOff = hasHandOff
 		e.Connector = cmp.Or(e.Connector, mooncake.ConnectorOf(text))
 	}
 }
 
-// settle decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine
-// prefills or decodes: then its connector may be one that puts no hand-off into answers.
-func settle(entries []Entry) {
-	parted := slices.ContainsFunc(entries, func(e Entry) bool {
-		return e.handed == handoff || e.Role == "prefill" || e.Role == "decode"
+// decideRoles decides the role of engines that reported none. An engine without a hand-off is aggregated, unless another engine prefills or
+// decodes: then its connector may be one that puts no hand-off into answers.
+func decideRoles(entries []Entry) {
+	anyPair := slices.ContainsFunc(entries, func(e Entry) bool {
+		return e.handOff == hasHandOff || e.Role == "prefill" || e.Role == "decode"
 	})
 	for i := range entries {
 		switch e := &entries[i]; {
-		case e.Role != "" || e.handed == unreached:
-		case e.handed == nothing && !parted:
+		case e.Role != "" || e.handOff == unreached:
+		case e.handOff == noHandOff && !anyPair:
 			e.setRole("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
 			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init " +
 				"again with its role before the address.")

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	quiet = 50 * time.Millisecond // after this time without an event, the writer has probably finished
-	most  = time.Second           // changed is called at the latest this long after the first event
+	settleTime = 50 * time.Millisecond // after this time without an event, the writer has probably finished
+	maxDelay   = time.Second           // changed is called at the latest this long after the first event
 	// poll finds changes without events: on network file systems, or if a directory itself was replaced.
 	poll = 10 * time.Second
 )
@@ -34,7 +34,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 		w.notify, events, errs = n, n.Events, n.Errors
 		defer func() { _ = n.Close() }() // nothing is written
 	}
-	w.follow(list())
+	w.watchFiles(list())
 	changed() // the files may have changed before they were watched
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
@@ -45,7 +45,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	report := func() {
 		first = time.Time{}
 		changed()
-		w.follow(list())
+		w.watchFiles(list())
 	}
 	for {
 		select {
@@ -56,7 +56,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 			if first.IsZero() {
 				first = time.Now()
 			}
-			settled.Reset(min(quiet, most-time.Since(first)))
+			settled.Reset(min(settleTime, maxDelay-time.Since(first))) // each event waits for the next one, but not for ever
 		case err := <-errs: // events may be lost, so look at all files
 			log.Debug("watching files", zap.Error(err))
 			report()
@@ -78,11 +78,11 @@ type watcher struct {
 	dirs   map[string]bool
 }
 
-// follow watches the directories of the files, and of every symlink on the way to the files. It watches no other directory any more.
-func (w *watcher) follow(list []string) {
+// watchFiles watches the directories of the files, and of every symlink on the way to the files. It watches no other directory any more.
+func (w *watcher) watchFiles(list []string) {
 	w.names = map[string]bool{}
 	for _, file := range list {
-		for _, name := range pathsTo(file) {
+		for _, name := range resolutionPaths(file) {
 			w.names[name] = true
 		}
 	}
@@ -111,9 +111,9 @@ func (w *watcher) follow(list []string) {
 // maxLinks bounds the symlinks on one path, as Linux does.
 const maxLinks = 40
 
-// pathsTo returns the paths that decide which file a path names: every symlink on the way, and the file itself. It returns nil if the path
-// is relative to a working directory that is gone.
-func pathsTo(path string) (names []string) {
+// resolutionPaths returns the paths that decide which file a path names: every symlink on the way, and the file itself. It returns nil if
+// the path is relative to a working directory that is gone.
+func resolutionPaths(path string) (names []string) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil

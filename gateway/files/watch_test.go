@@ -85,10 +85,10 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestPathsToEndsOnALoop(t *testing.T) {
+func TestResolutionPathsEndOnALoop(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	require.NoError(t, os.Symlink("b", dir+"/a"))
 	require.NoError(t, os.Symlink("a", dir+"/b"))
-	require.LessOrEqual(t, len(pathsTo(dir+"/a")), maxLinks+2)
+	require.LessOrEqual(t, len(resolutionPaths(dir+"/a")), maxLinks+2)
 }

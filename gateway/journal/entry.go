@@ -55,8 +55,9 @@ const (
 	AtArrival = "arrival" // before the prefill
 )
 
-// Sum adds the facts of one part (leg) of a fanned-out request. Tokens and attempts are added up. Of each time the longest counts, but of
-// the times to the first event the shortest. Engine, policies and route are those of the leg that is added last.
+// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. Of each time the longest counts, but
+// of the times to the first event the shortest, because the client sees that one. Engine, policies and route are those of the leg that is
+// added last.
 func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens
@@ -82,4 +83,5 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PrefillPolicy, f.HitTokens = leg.PrefillPolicy, leg.HitTokens
 }
 
+// ms converts a Duration to milliseconds.
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

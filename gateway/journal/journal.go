@@ -20,12 +20,12 @@ type Journal struct {
 	Receipts *receipt.Ring                  // nil: none are kept
 	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
 	flushes  sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
-	lines    *lines                         // nil: there is no request log
+	lines    *requestLog                    // nil: there is no request log
 	recent   recent
 	log      *zap.Logger
 
 	requests   *prometheus.CounterVec
-	whole      prometheus.Counter // the counter of requests whose outcome is ok
+	okRequests prometheus.Counter // the counter of requests whose outcome is ok
 	spans      *prometheus.CounterVec
 	stages     [stages]prometheus.Observer
 	ttft, tpot prometheus.Observer
@@ -56,7 +56,7 @@ func New(c Config) (*Journal, error) {
 	for _, outcome := range append([]string{"ok", "engine_error"}, outcomes...) { // an alert on a rate needs the 0 before the first request
 		g.requests.WithLabelValues(outcome)
 	}
-	g.whole = g.requests.WithLabelValues("ok")
+	g.okRequests = g.requests.WithLabelValues("ok")
 	g.spans = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_trace_spans_total", Help: "Spans of traced requests that have ended. exported: sent to the collector. dropped: the " +
 			"queue was full. failed: the collector did not take them within tracing.timeout.",
@@ -90,13 +90,13 @@ func New(c Config) (*Journal, error) {
 	tpot := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "evenkeel_tpot_seconds", Help: "Mean time per token after the first token. Each complete answer is one sample.", Buckets: c.Buckets,
 	})
-	g.ttft, g.tpot = both{ttft, &g.recent.ttft}, both{tpot, &g.recent.tpot}
+	g.ttft, g.tpot = observeBoth{ttft, &g.recent.ttft}, observeBoth{tpot, &g.recent.tpot}
 	c.Registerer.MustRegister(g.requests, g.spans, spent, cancels, released, ttft, tpot)
 	return g, nil
 }
 
-// viewsOf opens the receipt and the spans of a request.
-func (g *Journal) viewsOf(r *Record) (all [2]view) {
+// openViewsOf opens the receipt and the spans of a request; nil: receipts are off, or the request is not traced.
+func (g *Journal) openViewsOf(r *Record) (all [2]view) {
 	if g.Receipts != nil {
 		all[0] = openReceipt(g.Receipts, r)
 	}
@@ -108,16 +108,16 @@ func (g *Journal) viewsOf(r *Record) (all [2]view) {
 
 // Close exports the last spans and closes the request log.
 func (g *Journal) Close() error {
-	g.trace(nil)
+	g.setTracer(nil)
 	g.flushes.Wait()
 	return g.lines.close()
 }
 
-// Refused counts a request that was refused before any handler saw it, and so has no record. The recent figures count only failures of the
-// proxy (see failed), because a flood of malformed requests would hide that other requests fail.
+// CountRefused counts a request that was refused before any handler saw it, and so has no record. In the figures of the last minute it
+// counts only if the proxy failed (see failed), because a flood of malformed requests would hide that other requests fail.
 func (g *Journal) CountRefused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
-	if failed(fail) {
+	if isProxyFailure(fail) {
 		g.recent.count(fail)
 	}
 }
@@ -138,12 +138,13 @@ const (
 
 var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"}
 
+// stage notes how long a request was in a stage.
 func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
-// both observes a value for the metric and for the recent figures.
-type both struct{ metric, recent prometheus.Observer }
+// observeBoth observes a value for the metric and for the recent figures.
+type observeBoth struct{ metric, recent prometheus.Observer }
 
-func (b both) Observe(v float64) {
+func (b observeBoth) Observe(v float64) {
 	b.metric.Observe(v)
 	b.recent.Observe(v)
 }

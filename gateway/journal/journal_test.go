@@ -27,20 +27,20 @@ func life(g *Journal, header func(string) string, req *openai.Request, lease *pr
 	for _, e := range []Event{
 		{Kind: Parsing}, {Kind: Parsed, Req: req}, {Kind: Attempted}, {Kind: Entered, Phase: Queued}, {Kind: Chose, Lease: lease}, {Kind: Entered, Phase: Prefill},
 	} {
-		r.show(e)
+		r.showEvent(e)
 	}
 	headers = r.WithTraceHeaders(headers)
 	for _, e := range []Event{
 		{Kind: Prefilled, Tokens: 10}, {Kind: Entered, Phase: Pooled}, {Kind: Placed, Slot: slot}, {Kind: Entered, Phase: Transfer, Call: "decode"},
 	} {
-		r.show(e)
+		r.showEvent(e)
 	}
 	r.WithTraceHeaders(headers[:0])
 	for _, e := range []Event{{Kind: First}, {Kind: Entered, Phase: Streaming}} {
-		r.show(e)
+		r.showEvent(e)
 	}
 	r.EndAttempt(nil)
-	r.show(Event{Kind: ended})
+	r.showEvent(Event{Kind: ended})
 }
 
 // watching are the ways to watch requests.
@@ -55,7 +55,7 @@ func watching(tb testing.TB) map[string]*Journal {
 				Count: func(string, int) {}})
 			require.NoError(tb, err)
 			tb.Cleanup(func() { require.NoError(tb, t.Shutdown(context.Background())) })
-			g.trace(t)
+			g.setTracer(t)
 		}
 		if name == "receipts" {
 			g.Receipts = receipt.NewRing(10_000, 64<<20)
@@ -72,20 +72,20 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		r.OpenViews(header, false, mooncake.Chat.Path())
 		r.Report(Event{Kind: Parsing})
-		r.show(Event{Kind: Parsed, Req: req})
+		r.showEvent(Event{Kind: Parsed, Req: req})
 		r.Report(Event{Kind: Attempted})
 		for _, p := range phases {
 			r.Report(Event{Kind: Entered, Phase: p, Call: "decode"})
 		}
 		r.Report(Event{Kind: Chose, Lease: lease})
 		r.Report(Event{Kind: Prefilled, Tokens: 10})
-		r.show(Event{Kind: Placed, Slot: slot})
+		r.showEvent(Event{Kind: Placed, Slot: slot})
 		r.Report(Event{Kind: PlacedLocally, Slot: slot})
 		r.WithTraceHeaders(nil)
 		r.Report(Event{Kind: Failed})
 		r.Report(Event{Kind: Retried})
 		r.EndAttempt(nil)
-		r.show(Event{Kind: ended})
+		r.showEvent(Event{Kind: ended})
 	}))
 }
 

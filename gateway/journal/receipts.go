@@ -10,28 +10,29 @@ import (
 	"evenkeel/prefill"
 )
 
-// shownReceipt shows a request in its receipt.
-type shownReceipt struct{ live *receipt.Live }
+// receiptView shows a request in its receipt.
+type receiptView struct{ live *receipt.RunningReceipt }
 
 // openReceipt begins the receipt of a request whose sender is known.
 func openReceipt(ring *receipt.Ring, r *Record) view {
-	return shownReceipt{ring.Open(&receipt.Receipt{
+	return receiptView{ring.Open(&receipt.Receipt{
 		ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: r.path, Arrival: r.Arrival, Origin: r.Origin,
 		State:    stageNames[parse],
 		Attempts: make([]receipt.Attempt, 0, 1),
 	})}
 }
 
-func (s shownReceipt) show(r *Record, e Event) {
+// show changes the receipt by an event, and ends the receipt with the last one.
+func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
-		s.live.End(func(x *receipt.Receipt) { toReceipt(x, r, &e) })
+		s.live.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
 	} else {
-		s.live.Edit(func(x *receipt.Receipt) { toReceipt(x, r, &e) })
+		s.live.Edit(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
 	}
 }
 
-// toReceipt adds an event to the receipt, and to the receipt's attempt under way, if it is kept.
-func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
+// addToReceipt adds an event to the receipt, and to the receipt's attempt under way, if it is kept.
+func addToReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
 		if e.Req != nil {
@@ -47,10 +48,10 @@ func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if r.attempt.retries {
+		if r.attempt.willRetry {
 			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
 		}
-		x.Begin(a)
+		x.AddAttempt(a)
 	case ended:
 		x.Outcome, x.Route, x.Peer = r.Outcome, r.Route, r.Peer
 		x.PromptTokens, x.CachedTokens, x.OutputTokens = r.PromptTokens, r.CachedTokens, r.OutputTokens
@@ -61,13 +62,13 @@ func toReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	case Entered:
 		x.State = string(e.Phase)
 	}
-	if a := x.At(r.leg, r.attempt.number); a != nil {
-		toAttempt(a, r, e)
+	if a := x.FindAttempt(r.leg, r.attempt.number); a != nil {
+		addToAttempt(a, r, e)
 	}
 }
 
-// toAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the phase's time to the waits.
-func toAttempt(a *receipt.Attempt, r *Record, e *Event) {
+// addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the phase's time to the waits.
+func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 	if phase := r.attempt.phase; phase != "" && (e.Kind == Entered || e.Kind == Failed) {
 		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))
 	}

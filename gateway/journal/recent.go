@@ -17,51 +17,51 @@ import (
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
-	own           atomic.Uint64 // of failed, requests that a limit of their caller's API key refused
+	byKeyLimit    atomic.Uint64 // of failed, requests that a limit of their caller's API key refused
 
-	mu        sync.Mutex // only failed requests and readers take it
-	failures  map[detect.Outcome]uint64
-	whys      map[detect.Outcome]detect.Why
-	handedOut bool // a reader has the maps failures and whys, so they must be copied before they change
+	mu         sync.Mutex // only failed requests and readers take it
+	failures   map[detect.Outcome]uint64
+	whys       map[detect.Outcome]detect.Why
+	mapsShared bool // a reader has the maps failures and whys, so they must be copied before they change
 }
 
-// sharedFor is how long a reason that concerns all callers stays, before the reason of a limit of one API key may replace it.
-const sharedFor = 10 * time.Second
+// sharedReasonKeptFor is how long a reason that concerns all callers stays, before the reason of a limit of one API key may replace it.
+const sharedReasonKeptFor = 10 * time.Second
 
-// count counts a request that has ended, and keeps the reason of a failure. fail is nil if its answer was whole.
+// count counts a request that has ended, and stores the reason of a failure. fail is nil if its answer was whole.
 func (r *recent) count(fail *openai.Error) {
 	// a flood of requests without a valid API key would hide that other requests fail
 	if fail != nil && fail.Status == http.StatusUnauthorized {
 		return
 	}
 	r.ended.Add(1)
-	if !failed(fail) {
+	if !isProxyFailure(fail) {
 		return
 	}
 	r.failed.Add(1)
 	if fail.ByKeyLimit {
-		r.own.Add(1)
+		r.byKeyLimit.Add(1)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case r.failures == nil:
 		r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
-	case r.handedOut:
-		r.failures, r.whys, r.handedOut = maps.Clone(r.failures), maps.Clone(r.whys), false
+	case r.mapsShared:
+		r.failures, r.whys, r.mapsShared = maps.Clone(r.failures), maps.Clone(r.whys), false
 	}
 	outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
 	r.failures[outcome]++
 	before, now := r.whys[outcome], time.Now()
 	concernsAll := before.Text != "" && !before.ByKeyLimit
-	keepsBefore := fail.ByKeyLimit && concernsAll && now.Sub(before.At) < sharedFor // the new reason concerns only one caller
+	keepsBefore := fail.ByKeyLimit && concernsAll && now.Sub(before.At) < sharedReasonKeptFor // the new reason concerns only one caller
 	if fail.Why != "" && !keepsBefore {
 		r.whys[outcome] = detect.Why{Text: fail.Why, ByKeyLimit: fail.ByKeyLimit, At: now}
 	}
 }
 
-// failed says whether a request failed for another reason than a mistake of its client: with 5xx or 429.
-func failed(fail *openai.Error) bool {
+// isProxyFailure says whether a request failed for another reason than a mistake of its client: with 5xx or 429.
+func isProxyFailure(fail *openai.Error) bool {
 	return fail != nil && (fail.Status/100 == 5 || fail.Status == http.StatusTooManyRequests)
 }
 
@@ -70,7 +70,7 @@ func failed(fail *openai.Error) bool {
 func (r *recent) failuresSoFar() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.handedOut = true
+	r.mapsShared = true
 	return r.failures, r.whys
 }
 
@@ -154,7 +154,7 @@ func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 type Recent struct {
 	TTFT, TPOT    detect.Latency
 	Ended, Failed uint64                        // requests since the start; failed ones had 5xx or 429
-	ByKeyLimit           uint64                        // of Failed, requests that a limit of their caller's API key refused
+	ByKeyLimit    uint64                        // of Failed, requests that a limit of their caller's API key refused
 	Failures      map[detect.Outcome]uint64     // failed requests since the start, by outcome
 	Whys          map[detect.Outcome]detect.Why // reason of the last failure of each outcome, if it is known
 }
@@ -164,7 +164,7 @@ func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.failuresSoFar()
 	return Recent{
-		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), ByKeyLimit: r.own.Load(),
+		TTFT: r.ttft.latency(now), TPOT: r.tpot.latency(now), Ended: r.ended.Load(), Failed: r.failed.Load(), ByKeyLimit: r.byKeyLimit.Load(),
 		Failures: failures, Whys: whys,
 	}
 }

@@ -96,7 +96,7 @@ func TestALimitOfAllIsToldBeforeThatOfOneKey(t *testing.T) {
 		r.count(&openai.Error{Status: http.StatusTooManyRequests, Code: "queue_full", Why: "the arrival queue is full"})
 		r.count(own)
 		told("the arrival queue is full", false)
-		time.Sleep(sharedFor)
+		time.Sleep(sharedReasonKeptFor)
 		r.count(own)
 		told(own.Why, true)
 	})

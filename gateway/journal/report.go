@@ -11,13 +11,13 @@ import (
 // Report adds an event to the request's facts and metrics, and shows it in the views.
 func (r *Record) Report(e Event) {
 	r.countEvent(&e)
-	r.show(e)
+	r.showEvent(e)
 	if e.Slot != nil {
 		e.Slot.Trace = nil // the views have all that they need, so the memory is freed before the answer runs
 	}
 }
 
-// countEvent adds an event to the facts and metrics.
+// countEvent adds an event to the facts and metrics. It sets Took of a Parsed event.
 func (r *Record) countEvent(e *Event) {
 	g, s := r.journal, e.Slot
 	switch e.Kind {
@@ -30,7 +30,7 @@ func (r *Record) countEvent(e *Event) {
 	case Attempted:
 		r.Attempts++
 	case Entered:
-		if r.Reached == "" || !e.Left { // a client that has left keeps the phase in which it left
+		if r.Reached == "" || !e.Left { // a request whose client has left stays in the phase in which it left
 			r.Reached = e.Phase
 		}
 		if e.Early {
@@ -56,7 +56,7 @@ func (r *Record) countEvent(e *Event) {
 		g.stage(probe, e.Took)
 		r.ProbeMs += ms(e.Took)
 	case Prefilled:
-		if !e.Resumed {
+		if !e.Resumed { // a resumed prompt ends with the answer so far, and the client's own prompt is known already
 			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
 		}
 	case Placed:
@@ -74,7 +74,7 @@ func (r *Record) countEvent(e *Event) {
 	case First:
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
-		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // there was a decode call
+		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero: there was no decode call
 			r.TransferMs = ms(took)
 			g.stage(transfer, took)
 		}
@@ -88,9 +88,9 @@ func (r *Record) countEvent(e *Event) {
 	}
 }
 
-// show shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a phase.
-// It ignores a Failed if no attempt is under way, because there is no attempt to end.
-func (r *Record) show(e Event) {
+// showEvent shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a
+// phase. It ignores a Failed if no attempt is under way, because there is no attempt to end.
+func (r *Record) showEvent(e Event) {
 	current := &r.attempt
 	hasNoView := r.views == [2]view{}
 	endsNothing := e.Kind == Failed && !current.open
@@ -99,41 +99,41 @@ func (r *Record) show(e Event) {
 	}
 	switch e.Kind {
 	case Attempted:
-		r.begin() // begin itself shows this event
+		r.beginAttempt() // it shows this event itself
 		return
-	case Placed, PlacedLocally:
-		r.begin()
+	case Placed, PlacedLocally: // a request that is bound at once has no phase before
+		r.beginAttempt()
 	case Entered:
-		r.begin()
+		r.beginAttempt()
 		e.At = time.Now()
 	case Failed:
 		e.At = time.Now()
 	}
-	r.showIn(e)
+	r.passToViews(e)
 	switch e.Kind {
 	case Entered:
 		current.phase, current.since = e.Phase, e.At
 	case Failed:
 		current.open, current.phase, current.since = false, "", e.At
 	case Retried:
-		current.retries = true
+		current.willRetry = true
 	}
 }
 
-// begin opens an attempt and shows it in the views, unless an attempt is already under way.
-func (r *Record) begin() {
+// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way.
+func (r *Record) beginAttempt() {
 	current := &r.attempt
 	if current.open {
 		return
 	}
 	now := time.Now()
 	current.number++
-	r.showIn(Event{Kind: Attempted, At: now})
-	current.open, current.retries, current.phase, current.since = true, false, "", now
+	r.passToViews(Event{Kind: Attempted, At: now})
+	current.open, current.willRetry, current.phase, current.since = true, false, "", now
 }
 
-// showIn passes an event to the views that the request has.
-func (r *Record) showIn(e Event) {
+// passToViews passes an event to the views that the request has.
+func (r *Record) passToViews(e Event) {
 	for _, v := range r.views {
 		if v != nil {
 			v.show(r, e)
@@ -141,10 +141,10 @@ func (r *Record) showIn(e Event) {
 	}
 }
 
-// Carry adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
+// WithTraceHeaders adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
 func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
 	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
-	from.Carry(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
+	from.EachHeader(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }
 
@@ -156,8 +156,8 @@ func (r *Record) EndAttempt(fail *openai.Error) {
 	case fail == nil:
 	case fail.Status == StatusClientClosed:
 		cause = "client_closed in phase " + string(r.Reached)
-		if !r.counted {
-			r.counted = true
+		if !r.leavingCounted {
+			r.leavingCounted = true
 			r.journal.cancels[r.Reached].Inc()
 		}
 	default:

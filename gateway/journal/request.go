@@ -21,22 +21,22 @@ func (r *Record) Leg(name string) *Record {
 	return &leg
 }
 
-// Witness opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
+// OpenViews opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
 // decides whether the trace is sampled. path is the path of the endpoint.
 func (r *Record) OpenViews(header func(name string) string, trusted bool, path string) {
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)
 	r.TraceID = r.span.TraceID()
-	r.views = r.journal.viewsOf(r)
+	r.views = r.journal.openViewsOf(r)
 }
 
-// Scheduled notes how a request is scheduled. A batch request only gets capacity that other requests leave. The deadline is for the first
-// token; zero: the caller gave none.
+// ReportScheduled shows in the receipt how a request is scheduled. A batch request only gets capacity that other requests leave. The
+// deadline is for the first token; zero: the caller gave none.
 func (r *Record) ReportScheduled(batch bool, priority int, deadline time.Time) {
 	if !batch && priority == 0 && deadline.IsZero() { // this is how most requests are scheduled, and the views show nothing of it
 		return
 	}
-	r.show(Event{Kind: scheduled, batch: batch, priority: priority, At: deadline})
+	r.showEvent(Event{Kind: scheduled, batch: batch, priority: priority, At: deadline})
 }
 
 // End writes the outcome of the request to its views, the metrics and the request log. It is called once per request, and not for the parts
@@ -44,10 +44,10 @@ func (r *Record) ReportScheduled(batch bool, priority int, deadline time.Time) {
 func (r *Record) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))
-	r.show(Event{Kind: ended, Answer: fail})
+	r.showEvent(Event{Kind: ended, Answer: fail})
 	r.span.End()
 	if fail == nil {
-		r.journal.whole.Inc()
+		r.journal.okRequests.Inc()
 	} else {
 		r.journal.requests.WithLabelValues(r.Outcome).Inc()
 	}

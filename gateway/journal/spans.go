@@ -16,19 +16,19 @@ import (
 	"evenkeel/prefill"
 )
 
-// spans shows a request as spans. It has no fields, because the record of a request holds its spans. All functions of this file but
+// spanView shows a request as spans. It has no fields, because the record of a request holds its spans. All functions of this file but
 // spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or error are OpenTelemetry's
 // semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
-type spans struct{}
+type spanView struct{}
 
 // openSpans begins the spans of a request whose sender is known.
 func openSpans(r *Record) view {
 	spanArrived(r)
-	return spans{}
+	return spanView{}
 }
 
 // show adds an event as a span, or as a part of a span.
-func (spans) show(r *Record, e Event) {
+func (spanView) show(r *Record, e Event) {
 	current := &r.attempt
 	switch e.Kind {
 	case Parsing:
@@ -43,11 +43,11 @@ func (spans) show(r *Record, e Event) {
 		current.span = r.span.Child("attempt", false)
 		spanAttempt(current.span, current.number, r.leg)
 	case Entered:
-		endPhase(current, &e)
+		endPhaseSpan(current, &e)
 		if e.Call != "" {
 			current.call = current.span.Child(e.Call, true)
 		}
-		current.phaseSpan = spanStep(current, e.Phase)
+		current.phaseSpan = beginPhaseSpan(current, e.Phase)
 	case Chose:
 		spanChose(current.phaseSpan, e.Lease)
 	case Prefilled:
@@ -57,7 +57,7 @@ func (spans) show(r *Record, e Event) {
 	case First:
 		current.call.Event("first token")
 	case Failed:
-		endPhase(current, &e)
+		endPhaseSpan(current, &e)
 		spanFailed(current.call, e.Answer, e.Cause)
 		current.call.End()
 		spanFailed(current.span, e.Answer, e.Cause)
@@ -100,13 +100,14 @@ func spanArrived(r *Record) {
 // spanParsed notes what the body of a request says, and names its span by the operation and the model.
 func spanParsed(r *Record, req *openai.Request) {
 	s, operation, model := r.span, operation(r.path), words.Clip(req.Model)
-	s.Name(operation + " " + model)
+	s.Rename(operation + " " + model)
 	s.Set(attribute.String("gen_ai.request.model", model), attribute.Bool("gen_ai.request.stream", req.Stream))
 	if req.MaxTokens > 0 {
 		s.Set(attribute.Int("gen_ai.request.max_tokens", req.MaxTokens))
 	}
 }
 
+// spanAttempt notes the number of an attempt, and the leg whose attempt it is; empty: the whole request.
 func spanAttempt(s *tracing.Span, number int, leg string) {
 	s.Set(attribute.Int("evenkeel.attempt", number))
 	if leg != "" {
@@ -114,8 +115,9 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 	}
 }
 
-// spanStep begins the span of a phase, within the call that the phase belongs to.
-func spanStep(n *attempt, p Phase) *tracing.Span {
+// beginPhaseSpan begins the span of a phase, within the call that the phase belongs to. A prefill outside of a call to a decode engine is
+// itself a call to a prefill engine.
+func beginPhaseSpan(n *attempt, p Phase) *tracing.Span {
 	name, isCall := stepNames[p], false
 	if p == Prefill && n.call == nil { // the prefill is a call of its own
 		name, isCall = "probe", true
@@ -123,8 +125,8 @@ func spanStep(n *attempt, p Phase) *tracing.Span {
 	return cmp.Or(n.call, n.span).Child(name, isCall)
 }
 
-// endPhase ends the span of the attempt's present phase.
-func endPhase(n *attempt, e *Event) {
+// endPhaseSpan ends the span of the attempt's present phase.
+func endPhaseSpan(n *attempt, e *Event) {
 	spanFailed(n.phaseSpan, e.Answer, e.Cause)
 	n.phaseSpan.End()
 	n.phaseSpan = nil
@@ -148,7 +150,7 @@ func spanChose(s *tracing.Span, l *prefill.Lease) {
 			if c.Score != nil {
 				score = *c.Score
 			}
-			best = append(best, scored(c.Candidate, score))
+			best = append(best, nameAndScore(c.Candidate, score))
 		}
 		list = append(list, attribute.String("evenkeel.prefill.reason", g.Reason), attribute.Int("evenkeel.prefill.eligible", g.Eligible),
 			attribute.StringSlice("evenkeel.prefill.best", best))
@@ -156,14 +158,15 @@ func spanChose(s *tracing.Span, l *prefill.Lease) {
 	s.Event("choose", list...)
 }
 
-// scored returns a choice as name=score; score NaN: scores were not compared.
-func scored(name string, score float64) string {
+// nameAndScore returns a choice as name=score; score NaN: scores were not compared.
+func nameAndScore(name string, score float64) string {
 	if math.IsNaN(score) {
 		return name + "=?"
 	}
 	return name + "=" + strconv.FormatFloat(score, 'g', 6, 64)
 }
 
+// spanPrefilled notes the tokens of a prompt, as the engine counted them; cached below 0: the engine did not say how many were cached.
 func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	s.Set(attribute.Int("gen_ai.usage.input_tokens", prompt))
 	if cached >= 0 {
@@ -187,7 +190,7 @@ func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	if e := slot.Trace; e != nil {
 		var best []string
 		for _, w := range e.Best() {
-			best = append(best, scored(w.Name, w.Score))
+			best = append(best, nameAndScore(w.Name, w.Score))
 		}
 		list = append(list, attribute.Int("evenkeel.decode.waiting", e.Waiting), attribute.Int("evenkeel.decode.able", e.Able),
 			attribute.Int64("evenkeel.decode.kv_tokens", e.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
@@ -206,13 +209,14 @@ func stageOf(s *dispatcher.Slot) string {
 	return ""
 }
 
-// spanFailed notes a failure; answer nil: nothing failed. A mistake of the client does not mark the span as failed.
+// spanFailed notes a failure; answer nil: nothing failed. A mistake of the client, which is a 4xx but not a 429, does not mark the span as
+// failed. A 429 does, because a limit of the proxy was reached.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	if answer == nil || !s.Recording() {
 		return
 	}
 	kind := Outcome(answer)
-	if answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests {
+	if clientMistake := answer.Status/100 == 4 && answer.Status != http.StatusTooManyRequests; clientMistake {
 		s.Set(attribute.String("error.type", kind), attribute.String("evenkeel.cause", words.Clip(cause)))
 		return
 	}

@@ -342,20 +342,20 @@ func (f *flaky) Write(p []byte) (int, error) {
 func TestALogThatCannotBeWrittenIsToldOnce(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	disk := &flaky{full: true}
-	l := &lines{log: zap.New(core), out: logfile.Writer{Log: disk}}
+	l := &requestLog{log: zap.New(core), out: logfile.Writer{Log: disk}}
 	for range 3 {
-		l.put([]byte("{}"), nil)
+		l.writeLine([]byte("{}"), nil)
 	}
 	require.Equal(t, 1, logs.Len())
 	require.Equal(t, zap.ErrorLevel, logs.All()[0].Level)
 	disk.full = false
-	l.put([]byte(`{"id":"a"}`), nil)
-	l.put([]byte(`{"id":"b"}`), nil)
+	l.writeLine([]byte(`{"id":"a"}`), nil)
+	l.writeLine([]byte(`{"id":"b"}`), nil)
 	require.Equal(t, 2, logs.Len())
 	require.Equal(t, map[string]any{"lines_lost": int64(3)}, logs.All()[1].ContextMap())
 	require.Equal(t, 2, strings.Count(disk.String(), "\n"))
 	disk.full = true
-	l.put([]byte("{}"), nil)
+	l.writeLine([]byte("{}"), nil)
 	require.Equal(t, 3, logs.Len(), "another time is told again")
 }
 
@@ -363,13 +363,13 @@ func TestALogThatCannotBeWrittenIsToldOnce(t *testing.T) {
 func TestAPipeNeedsNoReaderYet(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "requests")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
-	opened := make(chan *lines, 1)
+	opened := make(chan *requestLog, 1)
 	go func() {
 		l, err := openLines(fifo, zap.NewNop())
 		assert.NoError(t, err)
 		opened <- l
 	}()
-	var l *lines
+	var l *requestLog
 	select {
 	case l = <-opened:
 	case <-time.After(30 * time.Second):
@@ -446,11 +446,11 @@ func TestALineThatWasCutOffSpoilsNoOther(t *testing.T) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	require.NoError(t, err)
 	disk := &nearlyFull{Writer: f, full: true}
-	l = &lines{log: zap.NewNop(), out: logfile.Writer{Log: disk}}
-	l.put([]byte(`{"id":"cut"}`), nil)
+	l = &requestLog{log: zap.NewNop(), out: logfile.Writer{Log: disk}}
+	l.writeLine([]byte(`{"id":"cut"}`), nil)
 	disk.full = false
-	l.put([]byte(`{"id":"b"}`), nil)
-	l.put([]byte(`{"id":"c"}`), nil)
+	l.writeLine([]byte(`{"id":"b"}`), nil)
+	l.writeLine([]byte(`{"id":"c"}`), nil)
 	require.NoError(t, f.Close())
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)

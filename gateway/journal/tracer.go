@@ -14,31 +14,31 @@ import (
 // flushTime bounds the export of the last spans, at the end of the proxy or after a reload.
 const flushTime = 5 * time.Second
 
-// Traces reads the config of traces. When begin is called, new requests are traced as the config says, and the old tracer exports its last
-// spans.
+// PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests are traced as the config says, and the
+// old tracer exports its last spans.
 func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err error) {
 	if c.Endpoint == "" {
-		return func() error { g.trace(nil); return nil }, nil
+		return func() error { g.setTracer(nil); return nil }, nil
 	}
 	t := tracing.Config{
 		Endpoint: c.Endpoint, Insecure: c.Insecure, Headers: c.Headers, Timeout: c.Timeout, Sample: c.Sample,
 		Service: c.ServiceName, Version: moduleVersion(), Resource: c.Resource, Log: g.log,
 		Count: func(outcome string, n int) { g.spans.WithLabelValues(outcome).Add(float64(n)) },
 	}
-	if t.TLS, err = c.Client(); err != nil {
+	if t.TLS, err = c.ClientTLS(); err != nil {
 		return nil, err
 	}
 	return func() error {
 		next, err := tracing.New(t)
 		if err == nil {
-			g.trace(next)
+			g.setTracer(next)
 		}
 		return err
 	}, nil
 }
 
-// trace makes t the tracer of new requests; t nil: they are not traced.
-func (g *Journal) trace(t *tracing.Tracer) {
+// setTracer makes t the tracer of new requests; t nil: they are not traced. The old tracer exports its last spans in the background.
+func (g *Journal) setTracer(t *tracing.Tracer) {
 	if old := g.tracer.Swap(t); old != nil {
 		g.flushes.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), flushTime)

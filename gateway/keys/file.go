@@ -61,7 +61,7 @@ func Parse(path string, src []byte) (*Set, error) {
 	hashes := make(map[[sha256.Size]byte]int, len(entries))
 	for i, e := range entries {
 		where := fmt.Sprintf("key file %s: entry %d", path, i+1)
-		if i < len(lines) { // decode may not know the lines
+		if i < len(lines) { // for an unusual layout, the lines are not known
 			where = fmt.Sprintf("key file %s:%d", path, lines[i])
 		}
 		sum, err := e.check()

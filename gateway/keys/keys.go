@@ -50,7 +50,7 @@ type usage struct {
 	requests, tokens bucket
 }
 
-// Request counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
+// TakeRequest counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
 // next one is free. The caller then answers 429.
 func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.RPM == 0 {
@@ -59,8 +59,8 @@ func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 	return k.usage.requests.take(now, k.RPM, 1)
 }
 
-// Tokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, ok is false, and wait
-// is the time until enough are free. Settle corrects the number later.
+// TakeTokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, it counts none, ok
+// is false, and wait is the time until enough are free. AdjustTokens corrects the number later.
 func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	if k.usage == nil || k.TPM == 0 {
 		return 0, true
@@ -68,15 +68,16 @@ func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 	return k.usage.tokens.take(now, k.TPM, n)
 }
 
-// Settle counts n more tokens than Tokens did; below 0, it gives tokens back.
+// AdjustTokens corrects the estimate that TakeTokens has counted, once the real number of tokens is known: n is the difference. Below 0, it
+// gives tokens back. It never fails, so a key may go into debt.
 func (k Key) AdjustTokens(now time.Time, n int) {
 	if k.usage != nil && k.TPM > 0 {
-		k.usage.tokens.settle(now, k.TPM, n)
+		k.usage.tokens.adjust(now, k.TPM, n)
 	}
 }
 
-// Acquire counts n more running answers of this key. It returns false if that would be more than MaxConcurrent: then the caller answers
-// 429. Release ends them.
+// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and returns false: then the
+// caller answers 429. Release ends them.
 func (k Key) Acquire(n int) bool {
 	if k.usage == nil { // the zero Key has no limits
 		return true
@@ -102,7 +103,7 @@ func (k Key) Release(n int) {
 	}
 }
 
-// Set has the keys of a key file, and does not change after Succeed. The zero Set needs no key.
+// Set has the keys of a key file, and does not change after KeepUsageOf. The zero Set needs no key.
 type Set struct {
 	required bool
 	hashes   [][sha256.Size]byte // keys[i] is the entry of hashes[i]
@@ -112,15 +113,15 @@ type Set struct {
 // Required says whether a request needs a key at all.
 func (s *Set) Required() bool { return s.required }
 
-// Succeed takes over the used limits from old, the last version of the file: a key with the same name keeps what it has used, even if its
+// KeepUsageOf makes each key keep what the key of the same name in old, the last version of the file, has used of its limits, even if its
 // hash or its limits are new. Call it before the set is used.
-func (s *Set) Succeed(old *Set) {
-	taken := make(map[string]*usage, len(old.keys))
+func (s *Set) KeepUsageOf(old *Set) {
+	usageOf := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {
-		taken[k.Name] = k.usage
+		usageOf[k.Name] = k.usage
 	}
 	for i, k := range s.keys {
-		if usage, ok := taken[k.Name]; ok {
+		if usage, ok := usageOf[k.Name]; ok {
 			s.keys[i].usage = usage
 		}
 	}

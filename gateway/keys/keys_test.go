@@ -193,7 +193,7 @@ func TestAChangedFileKeepsWhatRuns(t *testing.T) {
 
 	s := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 3\n")+entryOf("late", "g", "    max_concurrent: 1\n")+entryOf("ops", "o",
 		"    max_concurrent: 1\n"))
-	s.Succeed(old)
+	s.KeepUsageOf(old)
 	_, ok := s.Authenticate([]byte("Bearer k"))
 	require.False(t, ok, "the old key of that name")
 	lab, ok := s.Authenticate([]byte("Bearer k2"))
@@ -204,7 +204,7 @@ func TestAChangedFileKeepsWhatRuns(t *testing.T) {
 	require.True(t, lab.Acquire(2))
 
 	strict := parse(t, "keys:\n"+entryOf("lab", "k2", "    max_concurrent: 1\n"))
-	strict.Succeed(s)
+	strict.KeepUsageOf(s)
 	low, _ := strict.Authenticate([]byte("Bearer k2"))
 	require.False(t, low.Acquire(1), "three run under a limit of one")
 	require.True(t, low.Acquire(0), "nothing more is no harm")

@@ -32,15 +32,15 @@ const longestWait = 24 * time.Hour
 // rounding is the error that many refills may add up to, in requests or tokens.
 const rounding = 1e-6
 
-// settle takes n more even if the bucket holds less; below 0, it puts back.
-func (b *bucket) settle(now time.Time, perMinute, n int) {
+// adjust takes n more even if the bucket holds less; below 0, it puts back.
+func (b *bucket) adjust(now time.Time, perMinute, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refill(now, perMinute)
 	b.debt = max(0, b.debt+float64(n))
 }
 
-// refill adds what has flowed in since the last call.
+// refill adds what has flowed in since the last call. The bucket is never fuller than full.
 func (b *bucket) refill(now time.Time, perMinute int) {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))

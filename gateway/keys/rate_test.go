@@ -66,7 +66,7 @@ func TestANewVersionOfTheFileKeepsWhatWasTaken(t *testing.T) {
 		require.True(t, ok)
 	}
 	now := parse(t, "keys:\n"+entryOf("lab", "k2", "    rpm: 3\n    priority: -7\n"))
-	now.Succeed(old)
+	now.KeepUsageOf(old)
 	k, _ = now.Authenticate([]byte("Bearer k2"))
 	require.Equal(t, -7, k.Priority)
 	_, ok := k.TakeRequest(noon)

@@ -27,7 +27,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			if a.Prefill != nil {
 				d.Prefill = a.Prefill.Candidate
 				d.Prompt = cmp.Or(d.Prompt, a.Prefill.Prompt)
-				if _, together := roster.Called(d.Prefill); together { // the rank also prefills, so Rank says enough
+				if _, isAggregated := roster.Called(d.Prefill); isAggregated { // the rank also prefills, so Rank says enough
 					d.Prefill = ""
 				}
 			}
@@ -65,7 +65,7 @@ func why(r *receipt.Receipt) string {
 			all = append(all, whyRank(d)...)
 		}
 		if a.Cause != "" {
-			say("It failed%s: %s", on(a.FailedOn), a.Cause)
+			say("It failed%s: %s", onEngine(a.FailedOn), a.Cause)
 		}
 	}
 	if len(all) == 0 && r.State != receipt.Ended {
@@ -76,13 +76,13 @@ func why(r *receipt.Receipt) string {
 
 // sayPrefill says why a request got its prefill engine or group.
 func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
-	what, one := "prefill engine", "engine"
-	if _, together := roster.Called(p.Candidate); together {
-		what, one = "group of ranks that prefill and decode", "group"
+	what, unit := "prefill engine", "engine"
+	if _, isAggregated := roster.Called(p.Candidate); isAggregated {
+		what, unit = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {
 	case "", "policy":
-		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, one))
+		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, unit))
 	case "only":
 		say("The %s was the only one left", what)
 	default:
@@ -93,8 +93,8 @@ func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 	}
 }
 
-// on returns words for the engine on which an attempt failed; empty: it is not known.
-func on(engine string) string {
+// onEngine returns words for the engine on which an attempt failed; empty: it is not known.
+func onEngine(engine string) string {
 	if engine == "" {
 		return ""
 	}

@@ -29,16 +29,17 @@ type Document struct {
 	Decisions []Decision        `json:"decisions"` // of the last requests, the latest first
 }
 
-// documentOf makes a Document of a look. Its Decisions are empty.
-func documentOf(look *watch.Look, version string) Document {
+// documentOf makes a Document of a snapshot. Its Decisions are empty.
+func documentOf(snapshot *watch.Snapshot, version string) Document {
 	d := Document{
-		Form: Form, AtMs: look.Facts.At.UnixMilli(), EveryMs: detect.Every.Milliseconds(), Facts: look.Facts, Incidents: look.Incidents,
-		Models: make([]Model, len(look.Facts.Models)), Decisions: []Decision{},
+		Form: Form, AtMs: snapshot.Facts.At.UnixMilli(), EveryMs: detect.SampleInterval.Milliseconds(),
+		Facts: snapshot.Facts, Incidents: snapshot.Incidents,
+		Models: make([]Model, len(snapshot.Facts.Models)), Decisions: []Decision{},
 	}
 	d.Proxy.Version = version
-	d.Listed()
+	d.ReplaceNilLists()
 	for i := range d.Models {
-		d.Models[i] = modelOf(&d.Facts.Models[i], look.Facts.Twin)
+		d.Models[i] = modelOf(&d.Facts.Models[i], snapshot.Facts.Twin)
 	}
 	return d
 }

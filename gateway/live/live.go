@@ -29,9 +29,9 @@ type Options struct {
 
 // Live serves GET /live. It shows the results of a Watch to its readers, who are called watchers here.
 type Live struct {
-	watch *watch.Watch
-	opt   Options
-	zip   *gzip.Writer // compresses stored documents; reused, because a gzip.Writer takes much memory
+	watch      *watch.Watch
+	opt        Options
+	compressor *gzip.Writer // compresses stored documents; reused, because a gzip.Writer takes much memory
 
 	mu       sync.Mutex
 	watchers map[*watcher]struct{}
@@ -49,55 +49,58 @@ type news struct {
 }
 
 const (
-	mostWatchers = 16
+	maxWatchers  = 16
 	writeTimeout = 5 * time.Second // for one event to one watcher
-	watchAtLeast = time.Minute     // a watcher that has read for less is not replaced by another
+	minWatchTime = time.Minute     // a watcher that has read for less is not replaced by another
 )
 
 // New returns a Live that shows the results of w. Call it before w runs.
 func New(w *watch.Watch, opt Options) *Live {
 	l := &Live{watch: w, opt: opt, watchers: map[*watcher]struct{}{}}
-	l.zip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails only for an invalid level
-	w.OnLook(l.watched, l.show)
+	l.compressor, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails only for an invalid level
+	w.OnSnapshot(l.hasWatchers, l.storeAndSend)
 	return l
 }
 
-// show stores the document of this look, for requests with at=, and sends it to all watchers.
-func (l *Live) show(look *watch.Look) {
-	data, err := json.Marshal(l.document(look))
+// storeAndSend stores the document of a snapshot, for requests with at=, and sends it to all watchers. If the snapshot ends a bin, it also
+// sends the new strip, whose bins have changed.
+func (l *Live) storeAndSend(snapshot *watch.Snapshot) {
+	data, err := json.Marshal(l.document(snapshot))
 	if err != nil { // a bug: some number is NaN or infinite, which JSON cannot express
 		l.opt.Log.Error("live: the document for the live page cannot be written", zap.Error(err))
 		return
 	}
 	var b bytes.Buffer
-	l.zip.Reset(&b)
-	if _, err := l.zip.Write(data); err == nil && l.zip.Close() == nil { // a write to memory does not fail
-		l.watch.With(func(d *detect.Watch) { d.Keep(b.Bytes(), look.Facts.At.Truncate(time.Millisecond)) })
+	l.compressor.Reset(&b)
+	if _, err := l.compressor.Write(data); err == nil && l.compressor.Close() == nil { // a write to memory does not fail
+		l.watch.With(func(d *detect.Watch) { d.KeepPage(b.Bytes(), snapshot.Facts.At.Truncate(time.Millisecond)) })
 	}
-	if !l.watched() {
+	if !l.hasWatchers() {
 		return
 	}
 	n := news{document: data}
-	if look.Bin {
+	if snapshot.EndsBin {
 		n.strip, _ = json.Marshal(l.strip()) // has only whole numbers and names, so it does not fail
 	}
 	l.send(n)
 }
 
-// document makes the document of a look, with the last decisions.
-func (l *Live) document(look *watch.Look) Document {
-	d := documentOf(look, l.opt.Version)
+// document makes the document of a snapshot, with the last decisions.
+func (l *Live) document(snapshot *watch.Snapshot) Document {
+	d := documentOf(snapshot, l.opt.Version)
 	if l.opt.Decisions != nil {
-		d.Decisions = l.opt.Decisions(look.Facts.At)
+		d.Decisions = l.opt.Decisions(snapshot.Facts.At)
 	}
 	return d
 }
 
+// strip returns the strip of the last quarter of an hour.
 func (l *Live) strip() (s Strip) {
 	l.watch.With(func(d *detect.Watch) { s = stripOf(d.Bins()) })
 	return s
 }
 
+// history returns the samples of the last minutes.
 func (l *Live) history() (h History) {
 	l.watch.With(func(d *detect.Watch) { h = historyOf(d.Seconds()) })
 	return h
@@ -105,12 +108,12 @@ func (l *Live) history() (h History) {
 
 // Document returns the document of the present moment.
 func (l *Live) Document(ctx context.Context) Document {
-	look := l.watch.Now(ctx)
-	return l.document(&look)
+	snapshot := l.watch.Now(ctx)
+	return l.document(&snapshot)
 }
 
-// watched says whether anybody reads the stream.
-func (l *Live) watched() bool {
+// hasWatchers says whether anybody reads the stream.
+func (l *Live) hasWatchers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.watchers) > 0
@@ -131,20 +134,20 @@ func (l *Live) send(n news) {
 	}
 }
 
-// join adds a watcher. If there are mostWatchers already, the stream of the oldest one is ended, because its client may be gone:
+// addWatcher adds a watcher. If there are maxWatchers already, the stream of the oldest one is ended, because its client may be gone:
 // the buffers of a connection take documents for a long time even if no client reads them. ok is false if even the oldest watcher has
-// read for less than watchAtLeast.
-func (l *Live) join(now time.Time) (w *watcher, ok bool) {
+// read for less than minWatchTime.
+func (l *Live) addWatcher(now time.Time) (w *watcher, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.watchers) >= mostWatchers {
+	if len(l.watchers) >= maxWatchers {
 		var oldest *watcher
 		for other := range l.watchers {
 			if oldest == nil || other.since.Before(oldest.since) {
 				oldest = other
 			}
 		}
-		if now.Sub(oldest.since) < watchAtLeast {
+		if now.Sub(oldest.since) < minWatchTime {
 			return nil, false
 		}
 		close(oldest.news)
@@ -155,8 +158,8 @@ func (l *Live) join(now time.Time) (w *watcher, ok bool) {
 	return w, true
 }
 
-// unwatch removes a watcher whose client has left.
-func (l *Live) unwatch(w *watcher) {
+// removeWatcher removes a watcher whose client has left.
+func (l *Live) removeWatcher(w *watcher) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.watchers, w)
@@ -167,7 +170,7 @@ func (l *Live) unwatch(w *watcher) {
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Query().Has("text") {
-		l.text(w, r)
+		l.serveText(w, r)
 		return
 	}
 	if at := r.URL.Query().Get("at"); at != "" {
@@ -179,18 +182,18 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // the operator left
 		return
 	}
-	l.stream(w, r)
+	l.serveStream(w, r)
 }
 
-// stream answers with the history and then with the news of each second, until the watcher leaves or is dropped.
-func (l *Live) stream(w http.ResponseWriter, r *http.Request) {
-	watcher, ok := l.join(time.Now())
+// serveStream answers with the history and then with the news of each second, until the watcher leaves or is dropped.
+func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
+	watcher, ok := l.addWatcher(time.Now())
 	if !ok {
 		refuse(w, openai.NewError(http.StatusServiceUnavailable, "too_many_watchers",
 			"too many callers watch already; close another page, come back in a minute, or use /live?once"))
 		return
 	}
-	defer l.unwatch(watcher)
+	defer l.removeWatcher(watcher)
 	s := newSender(w, r)
 	defer s.close()
 	if s.event("history", l.history()) != nil || s.event("document", l.Document(r.Context())) != nil || s.event("strip", l.strip()) != nil {
@@ -208,8 +211,8 @@ func (l *Live) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// text answers with a page of text: of the present document, or of the stored one of the moment at.
-func (l *Live) text(w http.ResponseWriter, r *http.Request) {
+// serveText answers with a page of text: of the present document, or of the stored one of the moment at.
+func (l *Live) serveText(w http.ResponseWriter, r *http.Request) {
 	query, width := r.URL.Query(), usualWidth
 	if query.Has("width") {
 		var err error
@@ -222,7 +225,7 @@ func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	var d Document
 	if at := query.Get("at"); at == "" {
 		d = l.Document(r.Context())
-	} else if data, refusal := l.kept(at); refusal != nil {
+	} else if data, refusal := l.storedDocument(at); refusal != nil {
 		refuse(w, refusal)
 		return
 	} else {
@@ -234,14 +237,14 @@ func (l *Live) text(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, textOf(&d, width)) // the operator left
 }
 
-// kept returns the stored document of a moment, compressed.
-func (l *Live) kept(at string) (data []byte, refusal *openai.Error) {
+// storedDocument returns the stored document of a moment in Unix ms, compressed.
+func (l *Live) storedDocument(at string) (data []byte, refusal *openai.Error) {
 	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
 	if err != nil {
 		return nil, openai.NewError(http.StatusBadRequest, "bad_query", "at is a moment in Unix ms, as at_ms of a document")
 	}
-	l.watch.With(func(d *detect.Watch) { data, ok = d.Page(time.UnixMilli(ms)) })
+	l.watch.With(func(d *detect.Watch) { data, ok = d.PageAt(time.UnixMilli(ms)) })
 	if !ok {
 		return nil, openai.NewError(http.StatusNotFound, "not_found", "no document of that moment is kept; those of the last 15 minutes are")
 	}
@@ -257,7 +260,7 @@ func refuse(w http.ResponseWriter, e *openai.Error) {
 
 // servePast answers with the stored document of the moment at, which is in Unix ms.
 func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
-	data, refusal := l.kept(at)
+	data, refusal := l.storedDocument(at)
 	if refusal != nil {
 		refuse(w, refusal)
 		return
@@ -329,6 +332,7 @@ func (s *sender) write(name string, data []byte) error {
 	return s.conn.Flush()
 }
 
+// close ends the compressed stream, if the stream is compressed.
 func (s *sender) close() {
 	if s.zip != nil {
 		_ = s.zip.Close() // the watcher left

@@ -107,7 +107,7 @@ func TestAWatcherGetsTheHistoryAndThenEveryDocument(t *testing.T) {
 			require.Equal(t, before+1000, d.AtMs)
 		}
 		require.NoError(t, read.body.Close())
-		require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
+		require.Eventually(t, func() bool { return !l.hasWatchers() }, time.Minute, time.Millisecond)
 		made := f.Asked()
 		for range 5 {
 			second()
@@ -132,9 +132,9 @@ func TestOnceIsOneDocumentWithoutNulls(t *testing.T) {
 
 func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	l, second, _ := serve(t, NewFake(1))
-	slow, ok := l.join(time.Now())
+	slow, ok := l.addWatcher(time.Now())
 	require.True(t, ok)
-	fast, ok := l.join(time.Now())
+	fast, ok := l.addWatcher(time.Now())
 	require.True(t, ok)
 	second()
 	<-fast.news
@@ -143,17 +143,17 @@ func TestAWatcherThatReadsNothingIsLetGo(t *testing.T) {
 	_, open := <-slow.news
 	require.False(t, open, "it had not read the first when the second came")
 	<-fast.news
-	require.True(t, l.watched())
-	l.unwatch(fast)
-	l.unwatch(slow)
+	require.True(t, l.hasWatchers())
+	l.removeWatcher(fast)
+	l.removeWatcher(slow)
 }
 
 // Watchers that never read look like others until their connections' buffers are full.
 func TestTheOldestWatcherGivesWay(t *testing.T) {
 	l, _, url := serve(t, NewFake(1))
 	var all []*watcher
-	for i := range mostWatchers {
-		w, ok := l.join(time.Now().Add(-watchAtLeast - time.Duration(mostWatchers-i)*time.Second))
+	for i := range maxWatchers {
+		w, ok := l.addWatcher(time.Now().Add(-minWatchTime - time.Duration(maxWatchers-i)*time.Second))
 		require.True(t, ok)
 		all = append(all, w)
 	}
@@ -164,16 +164,16 @@ func TestTheOldestWatcherGivesWay(t *testing.T) {
 	require.False(t, open, "the oldest one is let go")
 	for _, w := range all[1:] {
 		require.Contains(t, l.watchers, w)
-		l.unwatch(w)
+		l.removeWatcher(w)
 	}
 	require.NoError(t, read.body.Close())
-	require.Eventually(t, func() bool { return !l.watched() }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return !l.hasWatchers() }, time.Minute, time.Millisecond)
 }
 
 func TestThereAreSoManyWatchersAndNoMore(t *testing.T) {
 	l, _, url := serve(t, NewFake(1))
-	for range mostWatchers {
-		_, ok := l.join(time.Now())
+	for range maxWatchers {
+		_, ok := l.addWatcher(time.Now())
 		require.True(t, ok)
 	}
 	resp, err := http.Get(url)

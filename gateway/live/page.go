@@ -27,9 +27,9 @@ func Page() map[string]http.Handler {
 	}
 	all := map[string]http.Handler{}
 	for at, name := range map[string]string{"/{$}": "index.html", "/live.js": "live.js", "/live.css": "live.css", "/live.svg": "live.svg"} {
-		all[at] = strictly(func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, pages, name) })
+		all[at] = restricted(func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, pages, name) })
 	}
-	all["/page/{module}"] = strictly(func(w http.ResponseWriter, r *http.Request) {
+	all["/page/{module}"] = restricted(func(w http.ResponseWriter, r *http.Request) {
 		name := r.PathValue("module")
 		if path.Ext(name) != ".js" {
 			http.NotFound(w, r)
@@ -37,15 +37,15 @@ func Page() map[string]http.Handler {
 		}
 		http.ServeFileFS(w, r, pages, name)
 	})
-	all["/runbook.md"] = strictly(func(w http.ResponseWriter, _ *http.Request) {
+	all["/runbook.md"] = restricted(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
 		_, _ = w.Write(docs.Runbook) // the operator left
 	})
 	return all
 }
 
-// strictly adds headers that restrict what a browser may do with the file: no foreign content, no frames, no guessed types.
-func strictly(serve http.HandlerFunc) http.Handler {
+// restricted adds headers that restrict what a browser may do with the file: no foreign content, no frames, no guessed types.
+func restricted(serve http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", contentPolicy)

@@ -46,32 +46,32 @@ type Event struct {
 }
 
 const (
-	mostFlags = 64 // events in a strip, the latest ones
-	mostLines = 32 // groups with a line
+	maxEvents     = 64 // events in a strip, the latest ones
+	maxGroupLines = 32 // groups with a line
 
 	burstLeast = 10  // fewer refusals with a 429 in a bin are no burst
 	burstShare = 0.1 // a smaller share of the bin's requests is no burst
 )
 
 // stripOf makes the strip from the bins of the last quarter of an hour. Counts are differences from the bin before. If the bins cover the
-// whole time, the first one is only the bin before the second one, and is not shown.
+// whole time, the first one only serves as the bin before the second one, and is not shown.
 func stripOf(bins []detect.Sample) Strip {
-	s := Strip{Form: 1, EveryMs: detect.Bin.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
+	s := Strip{Form: 1, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
-	begins := func(b *detect.Sample) int64 { return b.At.Truncate(detect.Bin).UnixMilli() }
+	beginOf := func(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
 	from := 0
-	if n := len(bins); n > 0 && begins(&bins[n-1])-begins(&bins[0]) >= detect.BinsFor.Milliseconds() {
+	if n := len(bins); n > 0 && beginOf(&bins[n-1])-beginOf(&bins[0]) >= detect.BinsKeptFor.Milliseconds() {
 		from = 1
 	}
 	n := len(bins) - from
-	inBurst := false          // whether many requests were refused in the bin before
-	var looked *detect.Sample // the last bin at which the whole proxy was examined
+	inBurst := false            // whether many requests were refused in the bin before
+	var examined *detect.Sample // the last bin at which the whole proxy was examined
 	if from == 1 && bins[0].Examined {
-		looked = &bins[0]
+		examined = &bins[0]
 	}
 	for i := range n {
 		b := &bins[from+i]
-		s.AtMs = append(s.AtMs, begins(b))
+		s.AtMs = append(s.AtMs, beginOf(b))
 		before := b // without a bin before it, the first bin counts nothing
 		if from+i > 0 {
 			before = &bins[from+i-1]
@@ -80,8 +80,8 @@ func stripOf(bins []detect.Sample) Strip {
 		refused := s.addFailures(i, n, b, before)
 		s.addLoads(i, n, b)
 		if b.Examined {
-			s.Events = append(s.Events, events(looked, b)...)
-			looked = b
+			s.Events = append(s.Events, eventsBetween(examined, b)...)
+			examined = b
 		}
 		isBurst := refused >= burstLeast && float64(refused) >= burstShare*float64(s.Requests[i])
 		if isBurst && !inBurst {
@@ -95,11 +95,12 @@ func stripOf(bins []detect.Sample) Strip {
 	slices.SortFunc(s.Lines, func(a, b GroupLine) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.Group, b.Group))
 	})
-	s.Events = s.Events[max(0, len(s.Events)-mostFlags):]
+	s.Events = s.Events[max(0, len(s.Events)-maxEvents):]
 	return s
 }
 
-// addFailures fills in the failures of bin i of n, which are those since the bin before. It returns how many of them were a 429.
+// addFailures fills in the failures of bin i, which are those since the bin before. n is the number of bins. It returns how many of them
+// were a 429.
 func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64) {
 	for outcome, count := range bin.Failures {
 		more := int64(count - min(count, before.Failures[outcome]))
@@ -119,9 +120,9 @@ func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64
 	return refused
 }
 
-// addLoads fills in the loads of the groups in bin i of n.
+// addLoads fills in the loads of the groups in bin i. n is the number of bins.
 func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
-	for _, g := range bin.Groups[:min(mostLines, len(bin.Groups))] {
+	for _, g := range bin.Groups[:min(maxGroupLines, len(bin.Groups))] {
 		row := slices.IndexFunc(s.Lines, func(l GroupLine) bool { return l.Model == g.Model && l.Group == g.GroupName.Group })
 		if row < 0 {
 			row = len(s.Lines)
@@ -131,9 +132,10 @@ func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
 	}
 }
 
-// events returns what happened between two samples. before is nil for the first sample, of which only a recent start of the proxy is known.
-func events(before, after *detect.Sample) (list []Event) {
-	say := func(kind, format string, args ...any) {
+// eventsBetween returns what happened between two samples. before is nil for the first sample, of which only a recent start of the proxy is
+// known.
+func eventsBetween(before, after *detect.Sample) (list []Event) {
+	add := func(kind, format string, args ...any) {
 		list = append(list, Event{after.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
 	}
 	if before == nil {
@@ -142,37 +144,43 @@ func events(before, after *detect.Sample) (list []Event) {
 		}
 		return nil
 	}
-	enginesThat := map[string][]detect.EngineName{} // by what they did, in words
+	changed := enginesByChange(before, after)
+	for _, k := range []struct{ kind, change string }{
+		{"down", wentDown}, {"up", cameBack}, {"up", undrained}, {"drain", beganToDrain},
+	} {
+		switch engines := changed[k.change]; { // one event for all engines with the same change
+		case len(engines) == 1:
+			add(k.kind, "%s %s", roleAndName(engines[0]), k.change)
+		case len(engines) > 1:
+			add(k.kind, "%s and %d more %s", roleAndName(engines[0]), len(engines)-1, k.change)
+		}
+	}
+	if after.Drains && !before.Drains {
+		add("drain", "The proxy began to drain")
+	}
+	if after.Policy != before.Policy {
+		add("policy", "Policy %s took over from %s", after.Policy, before.Policy)
+	}
+	if after.Reload.After(before.Reload) {
+		list = append(list, Event{after.Reload.UnixMilli(), "reload", "Another config came into force"})
+	}
+	return list
+}
+
+// enginesByChange returns, for each change (see changeOf), the engines that both samples have and that have changed so, sorted by name.
+func enginesByChange(before, after *detect.Sample) map[string][]detect.EngineName {
+	changed := map[string][]detect.EngineName{}
 	for _, e := range slices.SortedFunc(maps.Keys(after.Engines), func(a, b detect.EngineName) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
 		earlier, known := before.Engines[e]
 		from, to := eventKind(earlier), eventKind(after.Engines[e])
 		if known && from != to {
-			did := changeOf(from, to)
-			enginesThat[did] = append(enginesThat[did], e)
+			change := changeOf(from, to)
+			changed[change] = append(changed[change], e)
 		}
 	}
-	for _, k := range []struct{ kind, did string }{
-		{"down", wentDown}, {"up", cameBack}, {"up", undrained}, {"drain", beganToDrain},
-	} {
-		switch engines := enginesThat[k.did]; {
-		case len(engines) == 1:
-			say(k.kind, "%s %s", called(engines[0]), k.did)
-		case len(engines) > 1:
-			say(k.kind, "%s and %d more %s", called(engines[0]), len(engines)-1, k.did)
-		}
-	}
-	if after.Drains && !before.Drains {
-		say("drain", "The proxy began to drain")
-	}
-	if after.Policy != before.Policy {
-		say("policy", "Policy %s took over from %s", after.Policy, before.Policy)
-	}
-	if after.Reload.After(before.Reload) {
-		list = append(list, Event{after.Reload.UnixMilli(), "reload", "Another config came into force"})
-	}
-	return list
+	return changed
 }
 
 // What an engine did between two samples.
@@ -183,7 +191,7 @@ const (
 	beganToDrain = "began to drain"
 )
 
-// changeOf returns what an engine did whose kind changed.
+// changeOf returns what an engine did whose kind of state (see eventKind) changed.
 func changeOf(from, to string) string {
 	switch {
 	case to == "down":
@@ -204,8 +212,8 @@ func eventKind(state string) string {
 	return "down"
 }
 
-// called names an engine or a rank with its role, in words that can begin a sentence: "Decode engine 10.0.0.1:8000".
-func called(e detect.EngineName) string {
+// roleAndName names an engine or a rank with its role, in words that can begin a sentence: "Decode engine 10.0.0.1:8000".
+func roleAndName(e detect.EngineName) string {
 	kind := e.Role + " engine "
 	if strings.Contains(e.Name, "/") {
 		kind = e.Role + " rank "

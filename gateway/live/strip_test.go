@@ -12,7 +12,7 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-const stripBins = int(detect.BinsFor / detect.Bin)
+const stripBins = int(detect.BinsKeptFor / detect.BinLength)
 
 // seen is a sample of a proxy that was looked at as a whole.
 func seen(s detect.Sample, at time.Time) detect.Sample {
@@ -107,14 +107,14 @@ func TestTheStripIsBounded(t *testing.T) {
 	var r detect.Ring
 	for i := range 3000 {
 		s := detect.Sample{Policy: fmt.Sprint(i)}
-		for g := range 2 * mostLines {
+		for g := range 2 * maxGroupLines {
 			s.Groups = append(s.Groups, line("m", fmt.Sprint(g), 1))
 		}
 		r.Add(seen(s, noon.Add(time.Duration(i)*time.Second)))
 	}
 	s := stripOf(r.Bins())
-	require.Len(t, s.Events, mostFlags)
-	require.Len(t, s.Lines, mostLines)
+	require.Len(t, s.Events, maxEvents)
+	require.Len(t, s.Lines, maxGroupLines)
 	require.LessOrEqual(t, len(s.AtMs), stripBins)
 }
 

@@ -63,7 +63,7 @@ func (s *sheet) proxy(d *Document) {
 	}
 	who := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, func(word string) bool { return word == "" }),
 		", ")
-	s.say(0, fmt.Sprintf("%s, up %s, %s: %s", who, lasted(p.UptimeS), clock(d.AtMs), state))
+	s.paragraph(0, fmt.Sprintf("%s, up %s, %s: %s", who, durationText(p.UptimeS), clock(d.AtMs), state))
 }
 
 // incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, the next ones up to
@@ -76,24 +76,24 @@ func (s *sheet) incidents(d *Document) {
 			continue
 		}
 		lasting++
-		title := fmt.Sprintf("! %s, for %s", in.Severity, since(d, in.SinceMs))
+		title := fmt.Sprintf("! %s, for %s", in.Severity, timeSince(d, in.SinceMs))
 		if in.LastMs > 0 { // it comes and goes, and is not found at the moment
-			title += ", not found for " + since(d, in.LastMs) + " and over if it stays so"
+			title += ", not found for " + timeSince(d, in.LastMs) + " and over if it stays so"
 		}
 		title += ": " + cmp.Or(in.Headline, "incident")
 		switch {
 		case lasting <= incidentsInFull:
 			s.row("%s", title)
 			// Named says in sentences which engines, ranks, groups or models have the incident.
-			s.say(4, strings.TrimSpace(withStop(in.What)+" "+withStop(in.Harm))+" "+in.Named)
-			s.say(4, in.Clients)
+			s.paragraph(4, strings.TrimSpace(withFullStop(in.What)+" "+withFullStop(in.Harm))+" "+in.Named)
+			s.paragraph(4, in.Clients)
 			next := "Next: " + in.Next
 			if in.Runbook != "" {
 				next += " Runbook: " + in.Runbook + "."
 			}
-			s.say(4, next)
+			s.paragraph(4, next)
 			if in.Command != "" {
-				s.run(in.Command)
+				s.command(in.Command)
 			}
 		case lasting <= incidentsNamed:
 			s.row("%s: %s", title, in.What)
@@ -117,7 +117,7 @@ func (s *sheet) resolved(d *Document) {
 			if in.Times > 1 {
 				times = fmt.Sprintf(" (%d times)", in.Times)
 			}
-			s.row("over %s ago, after %s%s: “%s”", since(d, in.UntilMs), lasted(float64(in.UntilMs-in.SinceMs)/1000), times, in.What)
+			s.row("over %s ago, after %s%s: “%s”", timeSince(d, in.UntilMs), durationText(float64(in.UntilMs-in.SinceMs)/1000), times, in.What)
 		}
 	}
 }
@@ -125,24 +125,26 @@ func (s *sheet) resolved(d *Document) {
 // traffic writes rates, latencies, failures and the advice on the number of ranks.
 func (s *sheet) traffic(d *Document) {
 	t, p := &d.Traffic, &d.Proxy
-	s.say(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS, short(p.Open),
-		short(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
-	s.say(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
+	s.paragraph(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS,
+		shortCount(p.Open),
+		shortCount(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
+	s.paragraph(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
 	for _, f := range d.Failures {
 		if f.LastHour == 0 {
 			continue
 		}
-		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, short(f.Last10S), short(f.Last5Min), short(f.LastHour),
-			short(f.SinceStart))
+		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, shortCount(f.Last10S), shortCount(f.Last5Min),
+			shortCount(f.LastHour),
+			shortCount(f.SinceStart))
 	}
 	for _, a := range d.Advice {
-		s.say(0, "advice for "+a.Model+": "+advised(&a, d.Incidents))
+		s.paragraph(0, "advice for "+a.Model+": "+adviceText(&a, d.Incidents))
 	}
 }
 
-// advised is the sentence of an advice. Advice is a mean over the last minute, so it may call the ranks enough although many requests wait
-// now. In this case another sentence is shown.
-func advised(a *advice.Advice, incidents []detect.Incident) string {
+// adviceText is the sentence of an advice. Advice is a mean over the last minute, so it may call the ranks enough although many requests
+// wait now. In this case another sentence is shown.
+func adviceText(a *advice.Advice, incidents []detect.Incident) string {
 	waits := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded })
 	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
 		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
@@ -155,13 +157,13 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	text := fmt.Sprintf("prefill policy %s: %d of at most %d requests wait, hits %.0f %% of tokens", cmp.Or(p.Policy, "–"), p.Waiting,
 		p.QueueMax, 100*p.HitShare)
 	if b := p.Batch; b.Waiting > 0 || b.Ran > 0 {
-		text += fmt.Sprintf("; batch: %s, %s ran", words.Count(b.Waiting, "request")+" wait", short(int64(b.Ran)))
+		text += fmt.Sprintf("; batch: %s, %s ran", words.Count(b.Waiting, "request")+" wait", shortCount(int64(b.Ran)))
 		if b.Ran > 0 {
-			text += ", held back for " + lasted(b.HeldS/float64(b.Ran)) + " on average"
+			text += ", held back for " + durationText(b.HeldS/float64(b.Ran)) + " on average"
 		}
 	}
 	s.lines = append(s.lines, "")
-	s.say(0, text)
+	s.paragraph(0, text)
 	list := slices.Clone(p.Engines)
 	slices.SortStableFunc(list, func(a, b detect.PrefillEngine) int { return cmp.Compare(rankOfState(a.State), rankOfState(b.State)) })
 	nameWidth := 0
@@ -174,8 +176,8 @@ func (s *sheet) prefill(p *detect.Prefill) {
 			s.row("  %d more prefill engines", len(list)-i)
 			break
 		}
-		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padded(tail(e.ID, nameWidth), nameWidth), e.State,
-			100*e.KVShare, 100*e.GateShare, e.Inflight, short(e.NewTokens), 100*e.HitShare, e.Why)
+		s.row("  %s %-6s KV %3.0f %% of %.0f %%, %d probes, %s new, hits %.0f %%  %s", padRight(tail(e.ID, nameWidth), nameWidth), e.State,
+			100*e.KVShare, 100*e.GateShare, e.Inflight, shortCount(e.NewTokens), 100*e.HitShare, e.Why)
 	}
 }
 
@@ -207,7 +209,7 @@ func (s *sheet) engines(all []detect.Engine) {
 		if e.Draining {
 			state += ", draining"
 		}
-		s.row("  %s %s: %s for %s  %s", e.Role, e.ID, state, lasted(e.SinceS), e.Why)
+		s.row("  %s %s: %s for %s  %s", e.Role, e.ID, state, durationText(e.SinceS), e.Why)
 	}
 	if unwell > mostListed {
 		s.row("  %d more engines are not well", unwell-mostListed)
@@ -241,31 +243,32 @@ func (s *sheet) decisions(all []Decision) {
 		}
 		prompt, waited := "", ""
 		if d.Prompt > 0 { // 0: not known
-			prompt = short(int64(d.Prompt)) + " tokens, "
+			prompt = shortCount(int64(d.Prompt)) + " tokens, "
 		}
 		if d.Rank != "" || d.WaitMs > 0 {
-			waited = "waited " + lasted(d.WaitMs/1000) + ", "
+			waited = "waited " + durationText(d.WaitMs/1000) + ", "
 		}
 		s.row("  %s %s%s → %s, %s%s  %s", clock(d.AtMs), prompt, cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited, cmp.Or(d.Outcome, "runs"),
 			d.Why)
 	}
 }
 
-// withStop adds a full stop to a sentence that has none. It leaves an empty text and a question as they are.
-func withStop(sentence string) string {
+// withFullStop adds a full stop to a sentence that has none. It leaves an empty text and a question as they are.
+func withFullStop(sentence string) string {
 	if sentence == "" || strings.HasSuffix(sentence, ".") || strings.HasSuffix(sentence, "?") {
 		return sentence
 	}
 	return sentence + "."
 }
 
+// clock is a moment (Unix ms) as the time of day.
 func clock(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05 UTC") }
 
-// since is the time from a moment (Unix ms) to the making of the document, in words.
-func since(d *Document, ms int64) string { return lasted(float64(max(0, d.AtMs-ms)) / 1000) }
+// timeSince is the time from a moment (Unix ms) to the making of the document, in words.
+func timeSince(d *Document, ms int64) string { return durationText(float64(max(0, d.AtMs-ms)) / 1000) }
 
-// lasted writes a time in one unit that fits its length.
-func lasted(seconds float64) string {
+// durationText writes a time in one unit that fits its length.
+func durationText(seconds float64) string {
 	switch {
 	case seconds < 1:
 		return fmt.Sprintf("%.0f ms", 1000*seconds)
@@ -279,8 +282,8 @@ func lasted(seconds float64) string {
 	return fmt.Sprintf("%.0f d", seconds/86400)
 }
 
-// short shortens a count to five characters.
-func short[N int64 | uint64](n N) string {
+// shortCount shortens a count to five characters.
+func shortCount[N int64 | uint64](n N) string {
 	switch {
 	case n >= 10_000_000:
 		return fmt.Sprintf("%dM", n/1_000_000)

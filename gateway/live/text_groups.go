@@ -14,7 +14,7 @@ func (s *sheet) model(m *Model, d *Document) {
 	if m.Pool.Entries > 0 {
 		pool = fmt.Sprintf("%d in the pool, the oldest for %.1f s", m.Pool.Entries, m.Pool.OldestS)
 	}
-	s.say(0, fmt.Sprintf("model %s: %s; %d of %d places taken", m.Name, pool, d.Proxy.PlacesUsed, d.Proxy.Places))
+	s.paragraph(0, fmt.Sprintf("model %s: %s; %d of %d places taken", m.Name, pool, d.Proxy.PlacesUsed, d.Proxy.Places))
 	for i := range m.Groups {
 		s.group(&m.Groups[i], &d.Traffic)
 	}
@@ -30,13 +30,14 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.SteppingRanks < len(g.Ranks) {
 		ranks = fmt.Sprintf("%d of %s step", g.SteppingRanks, ranks)
 	}
-	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, short(g.ImbalanceTokens),
+	text := fmt.Sprintf("%s: %s, policy %s, imbalance %s tokens, idle %.1f %%", name, ranks, g.Policy, shortCount(g.ImbalanceTokens),
 		100*g.IdleShare)
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
 	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little.
-	if g.StepMs > 0 && (t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs) {
+	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs
+	if g.StepMs > 0 && haveCommonSteps {
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
 	}
 	if g.Held > 0 {
@@ -45,21 +46,21 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.FallbackRounds > 0 {
 		text += "; the policy was too slow, so that another one decides"
 	}
-	s.say(2, text)
+	s.paragraph(2, text)
 	s.ranks(g)
 	if g.Rounds != nil {
-		s.say(4, g.Rounds.Says)
+		s.paragraph(4, g.Rounds.Says)
 	}
 	if g.ModelWhy != "" { // without a step model, the twin has no results
-		s.say(4, "There is no step model: "+withStop(g.ModelWhy))
+		s.paragraph(4, "There is no step model: "+withFullStop(g.ModelWhy))
 		return
 	}
 	for i, says := range g.Twin.Says {
 		if i < replaysOfAGroup {
-			s.say(4, says)
+			s.paragraph(4, says)
 		}
 	}
-	s.say(4, g.Twin.Note)
+	s.paragraph(4, g.Twin.Note)
 }
 
 // ranks draws the KV tokens of each rank, and names the ranks that are not up.
@@ -70,10 +71,10 @@ func (s *sheet) ranks(g *Group) {
 		if !r.InSteps {
 			continue
 		}
-		if fullest == nil || load(r) > load(fullest) {
+		if fullest == nil || readTokens(r) > readTokens(fullest) {
 			fullest = r
 		}
-		if emptiest == nil || load(r) < load(emptiest) {
+		if emptiest == nil || readTokens(r) < readTokens(emptiest) {
 			emptiest = r
 		}
 	}
@@ -81,12 +82,13 @@ func (s *sheet) ranks(g *Group) {
 		return
 	}
 	if len(g.Ranks) <= ranksWithTheirBar {
-		s.bars(g)
+		s.drawBars(g)
 	} else {
-		s.picture(g)
+		s.drawColumns(g)
 	}
-	s.say(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", short(int64(g.MeanTokens)), short(load(fullest)), fullest.Name,
-		short(load(emptiest)), emptiest.Name))
+	s.paragraph(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", shortCount(int64(g.MeanTokens)),
+		shortCount(readTokens(fullest)), fullest.Name,
+		shortCount(readTokens(emptiest)), emptiest.Name))
 	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
 		for i := range g.Ranks {
@@ -95,13 +97,13 @@ func (s *sheet) ranks(g *Group) {
 			}
 		}
 		if len(names) > 0 {
-			s.say(4, fmt.Sprintf("%c %s: %s", markOf(state), state, words.FirstOf(names)))
+			s.paragraph(4, fmt.Sprintf("%c %s: %s", markOf(state), state, words.FirstOf(names)))
 		}
 	}
 }
 
-// load is how many KV tokens a step of the rank reads: not those of prompts that are not computed yet.
-func load(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
+// readTokens is how many KV tokens a step of the rank reads: all but those of prompts that are not computed yet.
+func readTokens(r *detect.Rank) int64 { return r.KVTokens - r.Unread }
 
 // markOf is the letter for a rank's state in the drawings; a space: the rank is up.
 func markOf(state string) rune {
@@ -120,8 +122,8 @@ func markOf(state string) rune {
 	return 'x'
 }
 
-// bars draws a horizontal bar per rank. The bar of the fullest rank has full length.
-func (s *sheet) bars(g *Group) {
+// drawBars draws a horizontal bar per rank. The bar of the fullest rank has full length.
+func (s *sheet) drawBars(g *Group) {
 	nameWidth := 0
 	for i := range g.Ranks {
 		nameWidth = max(nameWidth, columns(clean(g.Ranks[i].Name)))
@@ -130,12 +132,12 @@ func (s *sheet) bars(g *Group) {
 	barWidth := max(6, min(40, s.width-nameWidth-50)) // 50 columns are for the numbers beside the bar
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		line := fmt.Sprintf("    %s %c ", padded(tail(r.Name, nameWidth), nameWidth), markOf(r.State))
+		line := fmt.Sprintf("    %s %c ", padRight(tail(r.Name, nameWidth), nameWidth), markOf(r.State))
 		if !r.InSteps {
 			s.row("%s%s", line, r.State)
 			continue
 		}
-		line += fmt.Sprintf("%s %5s", bar(r, g, barWidth), short(r.KVTokens))
+		line += fmt.Sprintf("%s %5s", bar(r, g, barWidth), shortCount(r.KVTokens))
 		if r.Capacity > 0 {
 			line += fmt.Sprintf(" %3.0f %%", 100*float64(r.KVTokens)/float64(r.Capacity))
 		}
@@ -144,10 +146,10 @@ func (s *sheet) bars(g *Group) {
 			line += fmt.Sprintf(" %.0f ms/token", r.TokenMs)
 		}
 		if g.Rounds != nil {
-			line += fmt.Sprintf(" %s new", short(r.Backlog))
+			line += fmt.Sprintf(" %s new", shortCount(r.Backlog))
 		}
 		if r.Kept > 0 {
-			line += fmt.Sprintf(" %s kept", short(r.Kept))
+			line += fmt.Sprintf(" %s kept", shortCount(r.Kept))
 		}
 		if r.Tight {
 			line += " tight"
@@ -160,7 +162,7 @@ func (s *sheet) bars(g *Group) {
 func bar(r *detect.Rank, g *Group, width int) string {
 	most, cells := float64(max(1, g.MostTokens)), make([]rune, width)
 	for i := range cells {
-		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(load(r))/most, width, i)]
+		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(readTokens(r))/most, width, i)]
 	}
 	cells[max(0, min(width-1, int(g.MeanTokens/most*float64(width))))] = '|'
 	return string(cells)
@@ -177,10 +179,10 @@ const (
 	bandLines = 2
 )
 
-// picture draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
+// drawColumns draws a column per rank, for groups with many ranks. The column of the fullest rank has full height. A rank that is not up
 // has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
 // to compute.
-func (s *sheet) picture(g *Group) {
+func (s *sheet) drawColumns(g *Group) {
 	const axis = 6                                                  // columns of the labels on the left
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
@@ -200,7 +202,7 @@ func (s *sheet) picture(g *Group) {
 			s.row("%5s %s", label, string(line))
 		}
 		for row := bandLines - 1; row >= 0; row-- { // only the lowest and the highest row have a label
-			label := map[int]string{0: "0", bandLines - 1: short(g.MostTokens)}[row]
+			label := map[int]string{0: "0", bandLines - 1: shortCount(g.MostTokens)}[row]
 			draw(label, func(r *detect.Rank) rune {
 				mark := markOf(r.State)
 				switch {
@@ -209,7 +211,7 @@ func (s *sheet) picture(g *Group) {
 				case !r.InSteps:
 					return ' '
 				}
-				return heights[eighths(float64(load(r))/most, bandLines, row)]
+				return heights[eighths(float64(readTokens(r))/most, bandLines, row)]
 			})
 		}
 		if g.Rounds != nil {

@@ -20,21 +20,21 @@ const linesOfAText = 8
 func (s *sheet) row(format string, args ...any) {
 	line := clean(fmt.Sprintf(format, args...))
 	if columns(line) > s.width {
-		line = cut(line, s.width-1) + "…"
+		line = cutToWidth(line, s.width-1) + "…"
 	}
 	s.lines = append(s.lines, strings.TrimRight(line, " "))
 }
 
-// say adds sentences, wrapped into at most linesOfAText lines.
-func (s *sheet) say(indent int, text string) {
-	for i, line := range fill(strings.Fields(clean(text)), s.width-indent-2) {
+// paragraph adds sentences, wrapped into at most linesOfAText lines.
+func (s *sheet) paragraph(indent int, text string) {
+	for i, line := range wrap(strings.Fields(clean(text)), s.width-indent-2) {
 		s.lines = append(s.lines, strings.Repeat(" ", indent+2*min(i, 1))+line)
 	}
 }
 
-// run adds a shell command, wrapped with backslashes, so that the lines can be copied and run. It breaks lines at a space outside of
+// command adds a shell command, wrapped with backslashes, so that the lines can be copied and run. It breaks lines at a space outside of
 // quotes if there is one, and else inside a word.
-func (s *sheet) run(command string) {
+func (s *sheet) command(command string) {
 	command = clean(command)
 	quote := rune(0) // the quote that is open where the line begins; 0: none
 	for range linesOfAText {
@@ -100,6 +100,7 @@ func columns(text string) (n int) {
 	return n
 }
 
+// columnsOf is an upper bound of a character's width in columns (see columns).
 func columnsOf(r rune) int {
 	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
 		return 1
@@ -107,8 +108,8 @@ func columnsOf(r rune) int {
 	return 2
 }
 
-// cut returns the beginning of a text, at most width columns.
-func cut(text string, width int) string {
+// cutToWidth returns the beginning of a text, at most width columns.
+func cutToWidth(text string, width int) string {
 	for i, r := range text {
 		if width -= columnsOf(r); width < 0 {
 			return text[:i]
@@ -131,20 +132,20 @@ func tail(name string, width int) string {
 	return "…" + string(runes)
 }
 
-// padded fills a text up to a width with spaces.
-func padded(text string, width int) string {
+// padRight fills a text up to a width with spaces.
+func padRight(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-columns(text)))
 }
 
-// fill wraps words into at most linesOfAText lines, and breaks words that are wider than a line. If text is left out, the last line is "…".
-func fill(words []string, width int) (lines []string) {
+// wrap wraps words into at most linesOfAText lines, and breaks words that are wider than a line. If text is left out, the last line is "…".
+func wrap(words []string, width int) (lines []string) {
 	for len(words) > 0 {
 		line, n := words[0], 1
 		for n < len(words) && columns(line)+1+columns(words[n]) <= width {
 			line += " " + words[n]
 			n++
 		}
-		head := cut(line, width)
+		head := cutToWidth(line, width)
 		if head != line { // only a line of one word can be too wide
 			words[0] = line[len(head):]
 		} else {

@@ -23,7 +23,7 @@ func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string,
 		for _, a := range v.Against {
 			says = append(says, a.Says)
 		}
-		note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", span(v.WindowSeconds), span(v.AgeSeconds),
+		note = fmt.Sprintf("Replayed: the %s until %s ago; error %.1f %% of a step.", spanText(v.WindowSeconds), spanText(v.AgeSeconds),
 			100*v.ErrorRatio)
 	case !replays:
 		note = "The twin is off: dispatch.twin lists no policy."
@@ -43,8 +43,8 @@ func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string,
 	return says, note
 }
 
-// span writes a time in seconds or minutes.
-func span(seconds float64) string {
+// spanText writes a time in seconds or minutes.
+func spanText(seconds float64) string {
 	if seconds < 100 {
 		return fmt.Sprintf("%.0f s", seconds)
 	}
@@ -59,8 +59,8 @@ type Counterfactual struct {
 	SavedMs    float64 `json:"saved_ms"` // by how much steps under this policy are longer than now; below 0: shorter
 }
 
-// counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer
-// their steps are in ms, and the step model how many ms each KV token costs (Law.C1).
+// counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer their steps are in ms, and the
+// step model how many ms each KV token costs (StepModel.PerTokenMs). Policies whose difference the twin does not claim are left out.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
 	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {

@@ -10,37 +10,39 @@ import (
 
 // schema has the rules of an endpoint, and its names for keys that all endpoints have.
 type schema struct {
-	rules  map[string]rule
-	prompt string                 // the key of the prompt
-	lead   string                 // the key of the text before the prompt; empty: there is none
-	length string                 // the key of the limit of the answer, in tokens
-	check  func(p *parser) *Error // further checks of keys that depend on each other; nil: none
+	rules             map[string]rule
+	promptKey         string                 // the key of the prompt
+	leadKey           string                 // the key of the text before the prompt; empty: there is none
+	maxTokensKey      string                 // the key of the limit of the answer, in tokens
+	checkCombinations func(p *parser) *Error // further checks of keys that depend on each other; nil: none
 }
 
-var dialects = [mooncake.Endpoints]schema{
-	mooncake.Chat:        {rules: rules, prompt: "messages", length: "max_tokens"},
-	mooncake.Completions: {rules: rules, prompt: "prompt", length: "max_tokens"},
-	mooncake.Responses:   {rules: responsesRules, prompt: "input", lead: "instructions", length: "max_output_tokens"},
-	mooncake.Messages:    {rules: messagesRules, prompt: "messages", lead: "system", length: "max_tokens", check: (*parser).messageTogether},
-	mooncake.Tokens:      {rules: tokensRules, prompt: "prompt", length: "max_tokens", check: (*parser).tokensTogether},
-	mooncake.Generate:    {rules: generateRules, prompt: "prompt", length: "max_tokens", check: (*parser).generateTogether},
+var schemas = [mooncake.Endpoints]schema{
+	mooncake.Chat:        {rules: rules, promptKey: "messages", maxTokensKey: "max_tokens"},
+	mooncake.Completions: {rules: rules, promptKey: "prompt", maxTokensKey: "max_tokens"},
+	mooncake.Responses:   {rules: responsesRules, promptKey: "input", leadKey: "instructions", maxTokensKey: "max_output_tokens"},
+	mooncake.Messages: {rules: messagesRules, promptKey: "messages", leadKey: "system", maxTokensKey: "max_tokens",
+		checkCombinations: (*parser).checkMessageKeys},
+	mooncake.Tokens: {rules: tokensRules, promptKey: "prompt", maxTokensKey: "max_tokens", checkCombinations: (*parser).checkTokensKeys},
+	mooncake.Generate: {rules: generateRules, promptKey: "prompt", maxTokensKey: "max_tokens",
+		checkCombinations: (*parser).checkGenerateKeys},
 }
 
 // PromptKey is the key of the body that holds the prompt.
-func PromptKey(endpoint mooncake.Endpoint) string { return dialects[endpoint].prompt }
+func PromptKey(endpoint mooncake.Endpoint) string { return schemas[endpoint].promptKey }
 
-// Lead returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. Of a list of
-// blocks, it joins the texts. The lead is a part of what the engines compute, so two requests with equal prompts but different leads share
-// no KV.
-func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
-	lead, _ := body.Get(dialects[endpoint].lead)
-	if len(lead) == 0 || lead[0] != '[' { // one text, or none
-		return string(lead)
+// TextBeforePrompt returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. Of
+// a list of blocks, it joins the texts. It is a part of what the engines compute, so two requests with equal prompts but different texts
+// before them share no KV.
+func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
+	value, _ := body.Get(schemas[endpoint].leadKey)
+	if len(value) == 0 || value[0] != '[' { // one text, or none
+		return string(value)
 	}
 	var text strings.Builder
-	for block := range rawjson.Elements(lead) {
+	for block := range rawjson.Elements(value) {
 		for key, v := range rawjson.Members(block) {
-			if key == "text" && !bytes.HasPrefix(v, []byte(billing)) {
+			if key == "text" && !bytes.HasPrefix(v, []byte(billingBlock)) {
 				text.Write(v)
 			}
 		}
@@ -48,6 +50,6 @@ func Lead(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	return text.String()
 }
 
-// billing is the beginning of a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the
+// billingBlock is the beginning of a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the
 // prompt.
-const billing = `"x-anthropic-billing-header`
+const billingBlock = `"x-anthropic-billing-header`

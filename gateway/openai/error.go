@@ -27,7 +27,7 @@ type Error struct {
 	Message    string
 	RetryAfter int // seconds for a Retry-After header; 0: none
 	// for operators, never sent to clients: what was full, its limit, and the key that sets the limit; empty: nothing was full
-	Why string
+	Why        string
 	ByKeyLimit bool // the limit in Why is a limit of the caller's key only, so other callers are still served
 
 	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of the fields above.
@@ -92,37 +92,37 @@ func (e *Error) JSON() []byte {
 	return body
 }
 
-// badRequest returns an error of status 400. param is the key at fault; empty: none is.
+// badRequest returns an error of status 400. param is the key at fault; empty: none is. Texts among args are shortened.
 func badRequest(code, param, format string, args ...any) *Error {
 	for i := range args { // a text from a client may have megabytes
 		if s, ok := args[i].(string); ok {
-			args[i] = cut(s)
+			args[i] = limitText(s)
 		}
 	}
 	e := NewError(http.StatusBadRequest, code, fmt.Sprintf(format, args...))
-	e.Param = cut(param)
+	e.Param = limitText(param)
 	return e
 }
 
-// within puts the path to the object at fault before its key.
-func (e *Error) within(path string) *Error {
+// prefixParam puts the path to the object at fault before Param, and returns the error.
+func (e *Error) prefixParam(path string) *Error {
 	e.Param = path + e.Param
 	return e
 }
 
-// under puts the name of a member, or the index in a list, before Param.
-func (e *Error) under(name string) *Error {
+// prefixMember puts the name of a member, or an index such as "[3]", before Param, with a dot between them if a name follows.
+func (e *Error) prefixMember(name string) *Error {
 	if e.Param != "" && e.Param[0] != '[' {
 		name += "."
 	}
-	return e.within(name)
+	return e.prefixParam(name)
 }
 
-// cut shortens a client's text that an error repeats.
-func cut(s string) string {
-	const most = 512
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "") + "..."
+// limitText shortens a client's text that an error repeats.
+func limitText(s string) string {
+	const maxBytes = 512
+	if len(s) > maxBytes {
+		return strings.ToValidUTF8(s[:maxBytes], "") + "..."
 	}
 	return s
 }

@@ -41,7 +41,7 @@ func TestAnErrorRepeatsLittleOfWhatAClientWrote(t *testing.T) {
 			require.Less(t, len(fail.JSON()), 16<<10, name)
 		}
 		if r != nil {
-			require.LessOrEqual(t, len(r.Model), longestModel, name)
+			require.LessOrEqual(t, len(r.Model), maxModelBytes, name)
 		}
 	}
 }

@@ -9,34 +9,34 @@ import (
 )
 
 // generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). Package mooncake translates the
-// keys of the body to those of completions, such as max_new_tokens to max_tokens. ForSGLang also refuses the keys in the map sglang.
+// keys of the body to those of completions, such as max_new_tokens to max_tokens. CheckForSGLang also refuses the keys in the map sglang.
 var generateRules = map[string]rule{
-	"model":            model,
-	"prompt":           optional(promptOrList),
-	"sampling_params":  optional(samplingParams),
+	"model":            setModel,
+	"prompt":           optional(checkPromptOrList),
+	"sampling_params":  optional(checkSamplingParams),
 	"stream":           rules["stream"],
 	"priority":         rules["priority"],
 	"return_logprob":   flag(func(p *parser, on bool) { p.logprobs = on }),
 	"top_logprobs_num": integers(0, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n }),
 	"logprob_start_len": integers(-1, math.MaxInt32, func(p *parser, n int) {
-		p.promptLogprobs, p.rowsInStream = n >= 0, true
+		p.promptLogprobs, p.promptLogprobsMayStream = n >= 0, true
 	}),
 	"token_ids_logprob":    tokenIDs(math.MaxInt32, nil),
-	"rid":                  optional(requestNames),
+	"rid":                  optional(checkRequestNames),
 	"return_hidden_states": refuse("an answer that goes on with another engine has none of those before", "false"),
 
 	"image_data": refuse("media are not supported here; send a chat"),
 	"video_data": refuse("media are not supported here; send a chat"),
 	"audio_data": refuse("media are not supported here; send a chat"),
 
-	"n":                  answers,
-	"max_tokens":         fromOne,
+	"n":                  setAnswers,
+	"max_tokens":         atLeastOneToken,
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"stop":               rules["stop"],
 	"stop_token_ids":     rules["stop_token_ids"],
-	"stop_regex":         refuse(sglang["stop_regex"]),
-	"custom_params":      refuse(sglang["custom_params"]),
+	"stop_regex":         refuse(sglangRefused["stop_regex"]),
+	"custom_params":      refuse(sglangRefused["custom_params"]),
 	"logit_bias":         logitBias,
 	"min_p":              rules["min_p"],
 	"presence_penalty":   rules["presence_penalty"],
@@ -49,9 +49,9 @@ var generateRules = map[string]rule{
 // defaultNewTokens is the limit of an answer of /generate if the request sets none, in tokens (SGLang 0.5.23, sampling/sampling_params.py).
 const defaultNewTokens = 128
 
-// promptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too, even if the list has only one prompt.
-func promptOrList(p *parser, key string, v json.RawMessage) *Error {
-	if refusal := p.prompt(key, v); refusal != nil {
+// checkPromptOrList checks a prompt, or a list of prompts. The answer to a list is a list, too, even if the list has only one prompt.
+func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
+	if refusal := p.checkPrompt(key, v); refusal != nil {
 		return refusal
 	}
 	if !isArray(v) {
@@ -67,23 +67,23 @@ func promptOrList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// requestNames checks rid, the names that the client gives: one for the request, or a different one for each prompt of a list (SGLang
+// checkRequestNames checks rid, the names that the client gives: one for the request, or a different one for each prompt of a list (SGLang
 // 0.5.23, _normalize_rid and _validate_rid_uniqueness in managers/io_struct.py).
-func requestNames(p *parser, key string, v json.RawMessage) *Error {
+func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 	if isString(v) {
 		return nil
 	}
 	if !isArray(v) {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
-	p.req.Names = [][]byte{}  // not nil, so that generateTogether refuses an empty list
+	p.req.Names = [][]byte{}  // not nil, so that checkGenerateKeys refuses an empty list
 	seen := map[string]bool{} // a map, because there may be very many names
 	for value := range rawjson.Elements(v) {
-		if most := unbounded(p.limits.Answers); len(seen) == most { // each name is that of at least one answer
+		if most := limitOrInfinite(p.limits.Answers); len(seen) == most { // each name is that of at least one answer
 			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, most)
 		}
-		if !isString(value) || len(value) <= len(`""`) || len(value) > longestName {
-			return badRequest(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, longestName-len(`""`))
+		if !isString(value) || len(value) <= len(`""`) || len(value) > maxNameBytes {
+			return badRequest(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, maxNameBytes-len(`""`))
 		}
 		name := rawjson.Unquote(value)
 		if seen[name] {
@@ -95,8 +95,8 @@ func requestNames(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// generateTogether checks what depends on several keys of /generate.
-func (p *parser) generateTogether() *Error {
+// checkGenerateKeys checks what depends on several keys of /generate, and completes the request.
+func (p *parser) checkGenerateKeys() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob
 	onePerPrompt := req.AnswerIsList && len(req.Names) == len(req.Prompts)
@@ -117,7 +117,7 @@ func (p *parser) generateTogether() *Error {
 // NameGenerate returns the meta_info.id of an answer to /generate: the client's rid, or else id.
 func NameGenerate(body *mooncake.Body, id string) []byte {
 	rid, _ := body.Get("rid")
-	if len(rid) > len(`""`) && len(rid) <= longestName && isString(rid) {
+	if len(rid) > len(`""`) && len(rid) <= maxNameBytes && isString(rid) {
 		id = rawjson.Unquote(rid)
 	}
 	return []byte(id)
@@ -127,15 +127,15 @@ func NameGenerate(body *mooncake.Body, id string) []byte {
 // rid ends none (SGLang 0.5.23, abort_request in managers/tokenizer_manager.py).
 const AbortGeneratePath = "/abort_request"
 
-// Aborts reads a body that asks to end requests. takes says whether a request with the given name is to end. At AbortTokensPath, the body
-// has a list of names. At AbortGeneratePath, it has the rid of one request, or asks to end all requests of the caller.
-func ParseAbort(path string, raw []byte) (takes func(name string) bool, refusal *Error) {
+// ParseAbort reads a body that asks to end requests. matches says whether the request with the given name is to end. At AbortTokensPath,
+// the body has a list of names. At AbortGeneratePath, it has the rid of one request, or asks to end all requests of the caller.
+func ParseAbort(path string, raw []byte) (matches func(name string) bool, refusal *Error) {
 	body, err := mooncake.ScanBody(raw, 0)
 	if err != nil {
 		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
 	if path == AbortTokensPath {
-		names, refusal := abortsOf(&body)
+		names, refusal := parseAbortNames(&body)
 		return func(name string) bool { return names[name] }, refusal
 	}
 	abortAll, ok := body.Get("abort_all")

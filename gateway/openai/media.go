@@ -12,16 +12,16 @@ import (
 	"evenkeel/mooncake"
 )
 
-// content checks the parts of a message. Both engines fetch a media URL from inside the cluster's network, at different times. It must
+// checkContent checks the parts of a message. Both engines fetch a media URL from inside the cluster's network, at different times. It must
 // therefore be a data: URL, or name a host that the operator trusts.
-func (p *parser) content(v json.RawMessage) *Error {
-	check := (*parser).part
+func (p *parser) checkContent(v json.RawMessage) *Error {
+	check := (*parser).checkPart
 	if p.req.Endpoint == mooncake.Messages {
-		check = (*parser).block
+		check = (*parser).checkBlock
 	}
 	if isObject(v) {
 		if refusal := check(p, v); refusal != nil {
-			return refusal.within(".")
+			return refusal.prefixParam(".")
 		}
 		return nil
 	}
@@ -29,7 +29,7 @@ func (p *parser) content(v json.RawMessage) *Error {
 	for part := range rawjson.Elements(v) {
 		if isObject(part) {
 			if refusal := check(p, part); refusal != nil {
-				return refusal.within(fmt.Sprintf("[%d].", n))
+				return refusal.prefixParam(fmt.Sprintf("[%d].", n))
 			}
 		}
 		n++
@@ -44,9 +44,9 @@ var partTypes = []string{
 	"image_url", "input_image", "audio_url", "input_audio", "video_url", "file_url",
 }
 
-// part checks one part of a message: its type, and the source of its medium. It refuses tensors, and overwrites with blanks the name by
-// which an engine would take the medium from its cache. It adds the bytes of a medium in the part to mediaBytes.
-func (p *parser) part(part json.RawMessage) *Error {
+// checkPart checks one part of a message: its type, and the source of its medium. It refuses tensors, and overwrites with blanks the name
+// by which an engine would take the medium from its cache. It adds the bytes of a medium in the part to mediaBytes.
+func (p *parser) checkPart(part json.RawMessage) *Error {
 	kind := ""
 	hasName, hasMedium := false, false
 	var unknownType *Error // returned only if no other key gives a more precise error
@@ -68,7 +68,7 @@ func (p *parser) part(part json.RawMessage) *Error {
 			if isNull(v) {
 				continue
 			}
-			if refusal := p.media(key, v); refusal != nil {
+			if refusal := p.checkMedium(key, v); refusal != nil {
 				return refusal
 			}
 			hasMedium = true
@@ -105,11 +105,11 @@ func (p *parser) part(part json.RawMessage) *Error {
 	return nil
 }
 
-// media checks a medium's URL. The value is the URL itself, or an object with the member url. With any other value, the engine would fail,
-// or use a medium from its cache.
-func (p *parser) media(key string, v json.RawMessage) *Error {
+// checkMedium checks a medium's URL. The value is the URL itself, or an object with the member url. With any other value, the engine would
+// fail, or use a medium from its cache.
+func (p *parser) checkMedium(key string, v json.RawMessage) *Error {
 	if isString(v) { // the short form
-		return p.mediaURL(key, v)
+		return p.checkMediaURL(key, v)
 	}
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object with a url, or a URL")
@@ -123,8 +123,8 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 			return wrongValue(key+".url", address, isString, "a URL")
 		}
 		found = true
-		if refusal := p.mediaURL(inner, address); refusal != nil {
-			return refusal.within(key + ".")
+		if refusal := p.checkMediaURL(inner, address); refusal != nil {
+			return refusal.prefixParam(key + ".")
 		}
 	}
 	if !found {
@@ -133,20 +133,20 @@ func (p *parser) media(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mediaURL checks the URL of a medium: it must be a data: URL, or name a host that the operator trusts.
-func (p *parser) mediaURL(param string, v json.RawMessage) *Error {
+// checkMediaURL checks the URL of a medium: it must be a data: URL, or name a host that the operator trusts.
+func (p *parser) checkMediaURL(param string, v json.RawMessage) *Error {
 	if bytes.HasPrefix(v, []byte(`"data:`)) {
 		p.mediaBytes += len(v)
 		return nil
 	}
-	if !p.allowed(rawjson.Unquote(v)) {
+	if !p.mayFetch(rawjson.Unquote(v)) {
 		return badRequest(CodeInvalidValue, param, "media must come as a data: URL%s", p.hostsHint())
 	}
 	return nil
 }
 
-// allowed says whether a URL names one of MediaHosts. It refuses a URL that parsers could read as different hosts.
-func (p *parser) allowed(text string) bool {
+// mayFetch says whether engines may fetch a URL: it names one of MediaHosts. It refuses a URL that parsers could read as different hosts.
+func (p *parser) mayFetch(text string) bool {
 	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false
 	}

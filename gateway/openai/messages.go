@@ -16,46 +16,47 @@ import (
 
 // messagesRules are the rules for /v1/messages, by Anthropic's keys.
 var messagesRules = map[string]rule{
-	"model":          model,
-	"messages":       (*parser).messages,
-	"system":         optional((*parser).system),
+	"model":          setModel,
+	"messages":       (*parser).checkMessages,
+	"system":         optional((*parser).checkSystem),
 	"stream":         flag(func(p *parser, on bool) { p.req.Stream = on }),
 	"max_tokens":     integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n }),
-	"thinking":       optional(thinking),
+	"thinking":       optional(checkThinking),
 	"stop_sequences": stopStrings(false),
 	"top_k":          integers(-1, math.MaxInt32, nil),
 
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// leastThinking is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
-const leastThinking = 1024
+// minThinkingTokens is the least budget for thinking, in tokens, as in Anthropic's API and vLLM.
+const minThinkingTokens = 1024
 
-// mostThinking bounds the keys of thinking, which has three in Anthropic's API.
-const mostThinking = 64
+// maxThinkingKeys bounds the keys of thinking, which has three in Anthropic's API.
+const maxThinkingKeys = 64
 
-// messageTogether checks what depends on several keys of a request to /v1/messages.
-func (p *parser) messageTogether() *Error {
+// checkMessageKeys checks what depends on several keys of a request to /v1/messages.
+func (p *parser) checkMessageKeys() *Error {
 	switch {
 	case p.maxTokens == 0:
 		return badRequest(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
-	case p.thinking >= p.maxTokens: // otherwise the decode engine refuses the request, after a whole prefill
+	case p.thinkingBudget >= p.maxTokens: // otherwise the decode engine refuses the request, after a whole prefill
 		return badRequest(CodeInvalidValue, "thinking.budget_tokens",
 			"\"thinking.budget_tokens\" is %d; it must be below \"max_tokens\", which is %d",
-			p.thinking, p.maxTokens)
+			p.thinkingBudget, p.maxTokens)
 	}
 	return nil
 }
 
-// thinking checks the object thinking. It refuses repeated keys: the prompt may depend on them, and both engines must read the same value.
-func thinking(p *parser, key string, v json.RawMessage) *Error {
+// checkThinking checks the object thinking, and stores its budget. It refuses repeated keys: the prompt may depend on them, and both
+// engines must read the same value.
+func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
 	seen := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
-		if len(seen) == mostThinking {
-			return badRequest(CodeInvalidValue, key, "%q has more than %d keys", key, mostThinking)
+		if len(seen) == maxThinkingKeys {
+			return badRequest(CodeInvalidValue, key, "%q has more than %d keys", key, maxThinkingKeys)
 		}
 		path := key + "." + inner
 		if seen[inner] {
@@ -65,23 +66,23 @@ func thinking(p *parser, key string, v json.RawMessage) *Error {
 		if inner != "budget_tokens" {
 			continue
 		}
-		n, ok := integer(v, leastThinking, math.MaxInt32)
+		n, ok := parseInteger(v, minThinkingTokens, math.MaxInt32)
 		if !ok {
-			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", leastThinking))
+			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", minThinkingTokens))
 		}
-		writePlain(v, n)
-		p.thinking = int(n)
+		overwriteWithDigits(v, n)
+		p.thinkingBudget = int(n)
 	}
 	return nil
 }
 
-// system checks the text before the messages: a text, or blocks of text.
-func (p *parser) system(key string, v json.RawMessage) *Error {
+// checkSystem checks the text before the messages: a text, or blocks of text.
+func (p *parser) checkSystem(key string, v json.RawMessage) *Error {
 	if !isString(v) && !isArray(v) {
 		return wrongValue(key, v, isString, "a text or a list of blocks")
 	}
-	if refusal := p.content(v); refusal != nil {
-		return refusal.within(key)
+	if refusal := p.checkContent(v); refusal != nil {
+		return refusal.prefixParam(key)
 	}
 	p.req.PromptBytes += len(v)
 	return nil
@@ -92,9 +93,9 @@ var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
 
-// block checks a block of content. A block with a medium has it under the key source. A block with the result of a tool has a list of
+// checkBlock checks a block of content. A block with a medium has it under the key source. A block with the result of a tool has a list of
 // blocks.
-func (p *parser) block(block json.RawMessage) *Error {
+func (p *parser) checkBlock(block json.RawMessage) *Error {
 	kind := ""
 	for key, v := range rawjson.Members(block) { // the type first: an unknown type is refused for itself, wherever it stands
 		if key != "type" { // a repeated key is checked each time, because a parser may take any of them
@@ -114,27 +115,28 @@ func (p *parser) block(block json.RawMessage) *Error {
 		var refusal *Error
 		switch key {
 		case "source":
-			refusal = p.source(v)
+			refusal = p.checkSource(v)
 		case "content":
-			refusal = p.toolResult(v)
+			refusal = p.checkToolResult(v)
 		}
 		if refusal != nil {
-			return refusal.under(key)
+			return refusal.prefixMember(key)
 		}
 	}
 	return nil
 }
 
-// toolResult checks the media in the result of a tool. Other blocks need no check, because engines leave out types that they do not know.
-func (p *parser) toolResult(list json.RawMessage) *Error {
+// checkToolResult checks the media in the result of a tool. Other blocks need no check, because engines leave out types that they do not
+// know.
+func (p *parser) checkToolResult(list json.RawMessage) *Error {
 	n := 0
 	for block := range rawjson.Elements(list) {
 		for key, v := range rawjson.Members(block) {
 			if key != "source" {
 				continue
 			}
-			if refusal := p.source(v); refusal != nil {
-				return refusal.under(key).within(fmt.Sprintf("[%d].", n))
+			if refusal := p.checkSource(v); refusal != nil {
+				return refusal.prefixMember(key).prefixParam(fmt.Sprintf("[%d].", n))
 			}
 		}
 		n++
@@ -142,8 +144,8 @@ func (p *parser) toolResult(list json.RawMessage) *Error {
 	return nil
 }
 
-// source checks where a medium comes from: its bytes are in the request, or it is at a URL.
-func (p *parser) source(v json.RawMessage) *Error {
+// checkSource checks where a medium comes from: its bytes are in the request, or it is at a URL.
+func (p *parser) checkSource(v json.RawMessage) *Error {
 	for key, inner := range rawjson.Members(v) {
 		switch {
 		case key == "data":
@@ -152,7 +154,7 @@ func (p *parser) source(v json.RawMessage) *Error {
 		case !isString(inner):
 			return wrongValue(key, inner, isString, "a URL")
 		default:
-			if refusal := p.mediaURL(key, inner); refusal != nil {
+			if refusal := p.checkMediaURL(key, inner); refusal != nil {
 				return refusal
 			}
 		}
@@ -162,10 +164,10 @@ func (p *parser) source(v json.RawMessage) *Error {
 
 // countRules are the rules for requests that count the tokens of a message. One engine serves them alone.
 var countRules = map[string]rule{
-	"model":                model,
-	"messages":             (*parser).messages,
-	"system":               optional((*parser).system),
-	"thinking":             optional(thinking),
+	"model":                setModel,
+	"messages":             (*parser).checkMessages,
+	"system":               optional((*parser).checkSystem),
+	"thinking":             optional(checkThinking),
 	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
 	"chat_template":        chatTemplate,
 	"chat_template_kwargs": chatTemplateArgs,
@@ -176,14 +178,14 @@ func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
 
-// In returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. At a path of
+// BodyFor returns the body of the error in the shape of the API at the path: Anthropic's for messages, otherwise OpenAI's. At a path of
 // Anthropic's API, an engine's own error is returned unchanged only if it has Anthropic's shape. vLLM answers in OpenAI's shape to a body
 // of wrong types, and an engine without the endpoint answers in neither.
 func (e *Error) BodyFor(path string) []byte {
 	if !IsAnthropicPath(path) {
 		return e.JSON()
 	}
-	if _, anthropics := engineMessage(e.Raw); anthropics {
+	if _, hasItsShape := engineMessage(e.Raw); hasItsShape {
 		return e.Raw
 	}
 	var inner struct {
@@ -198,7 +200,7 @@ func (e *Error) BodyFor(path string) []byte {
 	return body
 }
 
-// Typed returns In and its content type, which is the engine's if the body is the engine's.
+// BodyAndTypeFor returns BodyFor and its content type, which is the engine's if the body is the engine's.
 func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
 	body = e.BodyFor(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
@@ -207,11 +209,11 @@ func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
 	return body, "application/json"
 }
 
-// Words returns the error as one text: the engine's message if there is one, and the key at fault.
+// Text returns the error as one text: the engine's message if there is one, and the key at fault.
 func (e *Error) Text() string {
 	message := e.Message
-	if said, _ := engineMessage(e.Raw); said != "" {
-		message = said
+	if fromEngine, _ := engineMessage(e.Raw); fromEngine != "" {
+		message = fromEngine
 	}
 	if e.Param != "" && !strings.Contains(message, e.Param) {
 		message = e.Param + ": " + message
@@ -222,24 +224,24 @@ func (e *Error) Text() string {
 	return message
 }
 
-// engineMessage returns the message in an engine's error, and whether the error has Anthropic's shape. The message is empty if raw is
-// not JSON or has none.
-func engineMessage(raw []byte) (message string, anthropics bool) {
-	var said struct {
+// engineMessage returns the message in an engine's error, and whether the error has the shape of Anthropic's API. The message is empty if
+// raw is not JSON or has none.
+func engineMessage(raw []byte) (message string, isAnthropic bool) {
+	var answer struct {
 		Type  string
 		Error struct{ Type, Message string }
 	}
-	_ = json.Unmarshal(raw, &said) // if raw is not JSON, there is no message
-	return said.Error.Message, said.Type == "error" && said.Error.Type != "" && said.Error.Message != ""
+	_ = json.Unmarshal(raw, &answer) // if raw is not JSON, there is no message
+	return answer.Error.Message, answer.Type == "error" && answer.Error.Type != "" && answer.Error.Message != ""
 }
 
 // CountPath is the path at which the tokens of a message are counted.
 const CountPath = "/v1/messages/count_tokens"
 
-// Anthropics says whether a path is one of Anthropic's API.
+// IsAnthropicPath says whether a path is one of Anthropic's API.
 func IsAnthropicPath(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
-// TypeIn returns the type of the error in the API at the path.
+// TypeFor returns the type of the error in the API at the path.
 func (e *Error) TypeFor(path string) string {
 	if !IsAnthropicPath(path) {
 		return cmp.Or(e.Type, typeOfStatus(e.Status))

@@ -40,8 +40,8 @@ func TestLeadsTellPromptsApart(t *testing.T) {
 	} {
 		b, err := mooncake.ScanBody([]byte(body), 0)
 		require.NoError(t, err)
-		require.Equal(t, want, Lead(&b, mooncake.Messages), body)
-		require.Empty(t, Lead(&b, mooncake.Chat))
+		require.Equal(t, want, TextBeforePrompt(&b, mooncake.Messages), body)
+		require.Empty(t, TextBeforePrompt(&b, mooncake.Chat))
 	}
 }
 
@@ -93,7 +93,7 @@ func FuzzMessages(f *testing.F) {
 			require.True(t, json.Valid(e.BodyFor("/v1/messages")))
 			return
 		}
-		Lead(&r.Body, mooncake.Messages)
+		TextBeforePrompt(&r.Body, mooncake.Messages)
 		legs := r.Parts()
 		require.Len(t, legs, 1)
 		kv := json.RawMessage(`{"a":1}`)

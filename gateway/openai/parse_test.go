@@ -281,7 +281,7 @@ func TestWholeNumbersInEveryForm(t *testing.T) {
 		"4": 4, "4.0": 4, "4.000": 4, "4e0": 4, "4E+0": 4, "40e-1": 4, "0.4e1": 4, "4.0e0": 4, "4000.00e-3": 4, "4e2": 400, "4.25e2": 425, "0.0": 0, "-0.0": 0, "0e9999999999": 0, "-0": 0,
 		"9007199254740993.0": 9007199254740993, "-9223372036854775808.0": math.MinInt64, "9223372036854775807": math.MaxInt64, "-7.0": -7, "2e18": 2_000_000_000_000_000_000,
 	} {
-		n, ok := integer(json.RawMessage(form), math.MinInt64, math.MaxInt64)
+		n, ok := parseInteger(json.RawMessage(form), math.MinInt64, math.MaxInt64)
 		require.True(t, ok, form)
 		require.Equal(t, want, n, form)
 	}
@@ -289,7 +289,7 @@ func TestWholeNumbersInEveryForm(t *testing.T) {
 		require.False(t, isInteger(json.RawMessage(form)), form)
 	}
 	for _, form := range []string{"1e19", "1e9999999999", "-1e400", "9223372036854775808.0"} {
-		_, ok := integer(json.RawMessage(form), math.MinInt64, math.MaxInt64)
+		_, ok := parseInteger(json.RawMessage(form), math.MinInt64, math.MaxInt64)
 		require.False(t, ok, form)
 		require.True(t, isInteger(json.RawMessage(form)), form)
 	}

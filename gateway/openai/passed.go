@@ -17,7 +17,7 @@ import (
 
 // passedRules are the rules for a request that one engine serves alone. The engine checks all other keys.
 var passedRules = map[string]rule{
-	"model":                model,
+	"model":                setModel,
 	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
 	"priority":             rules["priority"],
 	"prompt_embeds":        rules["prompt_embeds"],
@@ -48,7 +48,7 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 		case rule != nil:
 			refusal = rule(&p, key, v)
 		case !ok: // a key with a nil rule is not searched
-			refusal = p.mediaIn(key, v)
+			refusal = p.checkMediaIn(key, v)
 		}
 		if refusal != nil {
 			return nil, refusal
@@ -77,64 +77,64 @@ func (p *parser) requireModel() *Error {
 	return nil
 }
 
-// mediaIn checks all media in the value v, because the engine would fetch them from inside the cluster's network. path is the key of v. A
-// plugin of the engine may also fetch URLs, or read files, under the key data.
-func (p *parser) mediaIn(path string, v json.RawMessage) *Error {
-	if _, refusal := p.mediaInValue(v, 0, path == "data"); refusal != nil {
-		return refusal.under(shorten(path))
+// checkMediaIn checks all media in the value v, because the engine would fetch them from inside the cluster's network. path is the key of
+// v. A plugin of the engine may also fetch URLs, or read files, under the key data.
+func (p *parser) checkMediaIn(path string, v json.RawMessage) *Error {
+	if _, refusal := p.checkMediaInValue(v, 0, path == "data"); refusal != nil {
+		return refusal.prefixMember(shorten(path))
 	}
 	return nil
 }
 
-// mediaInValue checks the media in the value that begins at byte i of b, and returns the position after it, so that each byte is read only
-// once. data is true if the value is under the key data.
-func (p *parser) mediaInValue(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
+// checkMediaInValue checks the media in the value that begins at byte i of b, and returns the position after it, so that each byte is read
+// only once. forPlugin is true if the value is under the key data, which is for plugins of the engine.
+func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	switch {
 	case b[i] == '{':
-		return p.mediaInObject(b, i, data)
+		return p.checkMediaInObject(b, i, forPlugin)
 	case b[i] == '[':
 		array := rawjson.ArrayAt(b, i)
 		for array.Next() {
 			// numbers and strings need no check; a list of token ids is long
-			if first := b[array.Val]; first != '{' && first != '[' && !data {
+			if first := b[array.Val]; first != '{' && first != '[' && !forPlugin {
 				continue
 			}
-			if array.Pos, refusal = p.mediaInValue(b, array.Val, data); refusal != nil {
-				return 0, refusal.under("[" + strconv.Itoa(array.N-1) + "]")
+			if array.Pos, refusal = p.checkMediaInValue(b, array.Val, forPlugin); refusal != nil {
+				return 0, refusal.prefixMember("[" + strconv.Itoa(array.N-1) + "]")
 			}
 		}
 		return array.Pos, nil
 	}
 	end = rawjson.ValueEnd(b, i)
-	if data && b[i] == '"' {
+	if forPlugin && b[i] == '"' {
 		refusal = p.checkData(rawjson.Unquote(b[i:end]))
 	}
 	return end, refusal
 }
 
-// mediaInObject does what mediaInValue does, for an object. The object may itself be a part with a medium, and its members may contain such
-// parts.
-func (p *parser) mediaInObject(b json.RawMessage, i int, data bool) (end int, refusal *Error) {
+// checkMediaInObject does what checkMediaInValue does, for an object. The object is itself a part with a medium if it has a key for media,
+// or a type of such a part. Its members may contain further parts.
+func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (end int, refusal *Error) {
 	object, isPart := rawjson.ObjectAt(b, i), false
 	for object.Next() {
 		key, bytesBefore := rawjson.Key(object.Key), p.mediaBytes
-		if object.Pos, refusal = p.mediaInValue(b, object.Val, data); refusal != nil {
-			return 0, refusal.under(shorten(key))
+		if object.Pos, refusal = p.checkMediaInValue(b, object.Val, forPlugin); refusal != nil {
+			return 0, refusal.prefixMember(shorten(key))
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			isPart, p.mediaBytes = true, bytesBefore // part counts these bytes again
+			isPart, p.mediaBytes = true, bytesBefore // checkPart below counts the bytes of this value itself
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
-		case data && strings.HasSuffix(key, "data_format") && !isNull(v): // how the plugin is to read, or to write, the data
+		case forPlugin && strings.HasSuffix(key, "data_format") && !isNull(v): // how the plugin is to read, or to write, the data
 			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
 				return 0, badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 			}
 		}
 	}
 	if isPart {
-		refusal = p.part(b[i:object.Pos])
+		refusal = p.checkPart(b[i:object.Pos])
 	}
 	return object.Pos, refusal
 }
@@ -148,7 +148,7 @@ func (p *parser) checkData(text string) *Error {
 	switch {
 	case strings.HasPrefix(text, "/") && !jpeg, strings.HasPrefix(strings.ToLower(text), "file:"):
 		return badRequest(CodeInvalidValue, "", "data must not name a file of the engine's machine; send what is in it")
-	case strings.Contains(text, "://") && !p.allowed(text):
+	case strings.Contains(text, "://") && !p.mayFetch(text):
 		return badRequest(CodeInvalidValue, "", "data must not name an address%s", p.hostsHint())
 	}
 	return nil
@@ -188,15 +188,15 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 		if n == maxFields {
 			return nil, badRequest(CodeInvalidValue, "", "the form has more than %d fields", maxFields)
 		}
-		if refusal := p.field(part, seen); refusal != nil {
+		if refusal := p.checkField(part, seen); refusal != nil {
 			return nil, refusal
 		}
 	}
 }
 
-// field checks one field of a form, and stores model and stream. seen has those of the two that came already.
-func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
-	if refusal := plainHeaders(part.Header); refusal != nil {
+// checkField checks one field of a form, and stores the fields model and stream. seen has the names of those that came before.
+func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
+	if refusal := checkHeaders(part.Header); refusal != nil {
 		return refusal
 	}
 	name := part.FormName()
@@ -225,8 +225,8 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	}
 	seen[name] = true
 	if name == "model" {
-		if len(value) > longestModel {
-			return badRequest(CodeInvalidValue, name, "%q has more than %d bytes", name, longestModel)
+		if len(value) > maxModelBytes {
+			return badRequest(CodeInvalidValue, name, "%q has more than %d bytes", name, maxModelBytes)
 		}
 		p.req.Model = string(value)
 		return nil
@@ -235,8 +235,8 @@ func (p *parser) field(part *multipart.Part, seen map[string]bool) *Error {
 	return nil
 }
 
-// plainHeaders refuses headers of a field that parsers may read differently: unusual headers, and a header that comes twice.
-func plainHeaders(headers map[string][]string) *Error {
+// checkHeaders refuses headers of a field that parsers may read differently: unusual headers, and a header that comes twice.
+func checkHeaders(headers map[string][]string) *Error {
 	for name, values := range headers {
 		switch {
 		case name != "Content-Disposition" && name != "Content-Type" && name != "Content-Transfer-Encoding":

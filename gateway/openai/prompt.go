@@ -7,8 +7,8 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// messages checks the messages of a chat as far as evenkeel acts on them: their media.
-func (p *parser) messages(key string, v json.RawMessage) *Error {
+// checkMessages checks the messages of a chat as far as evenkeel acts on them: their media.
+func (p *parser) checkMessages(key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of messages")
 	}
@@ -21,8 +21,8 @@ func (p *parser) messages(key string, v json.RawMessage) *Error {
 			if field != "content" { // a repeated key is checked each time, because a parser may take any of them
 				continue
 			}
-			if refusal := p.content(content); refusal != nil {
-				return refusal.within(fmt.Sprintf("%s[%d].content", key, n))
+			if refusal := p.checkContent(content); refusal != nil {
+				return refusal.prefixParam(fmt.Sprintf("%s[%d].content", key, n))
 			}
 		}
 		n++
@@ -43,18 +43,17 @@ const (
 	listTokenLists
 )
 
-// prompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts
-// becomes a request of its own, because a prefill engine hands over only the KV cache of the first prompt. Prompts of the request is set
-// only if there are several; PromptTokens is 0 for strings.
-func (p *parser) prompt(key string, v json.RawMessage) *Error {
-	const want = "a string, a list of strings, a list of token ids, or a list of such lists"
+// checkPrompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts becomes a
+// request of its own, because a prefill engine hands over only the KV cache of the first prompt. Prompts of the request is set only if
+// there are several; PromptTokens is 0 for strings.
+func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	if isString(v) {
 		p.hasPrompt = true
 		p.req.PromptBytes = len(v)
 		return nil
 	}
 	if !isArray(v) {
-		return wrongValue(key, v, isArray, want)
+		return wrongValue(key, v, isArray, promptShapes)
 	}
 	shape := listUnknown
 	n, tokens := 0, 0 // elements of the list, and token ids in its lists
@@ -68,18 +67,18 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 			shape = itemShape
 		}
 		if itemShape != shape {
-			return badRequest(CodeInvalidType, key, "%q mixes strings, numbers and lists; it must be %s", key, want)
+			return badRequest(CodeInvalidType, key, "%q mixes strings, numbers and lists; it must be %s", key, promptShapes)
 		}
 		n++
 		if shape == listTokens { // one prompt, whose tokens are counted below
 			continue
 		}
-		if most := unbounded(p.limits.Answers); n > most { // each prompt has at least one answer
+		if most := limitOrInfinite(p.limits.Answers); n > most { // each prompt has at least one answer
 			return badRequest(CodeInvalidValue, key, "%q has more than %d prompts", key, most)
 		}
 		prompts = append(prompts, item)
 		if shape == listTokenLists {
-			count, refusal := p.tokens(fmt.Sprintf("%s[%d]", key, n-1), item)
+			count, refusal := p.countTokens(fmt.Sprintf("%s[%d]", key, n-1), item)
 			if refusal != nil {
 				return refusal
 			}
@@ -93,7 +92,7 @@ func (p *parser) prompt(key string, v json.RawMessage) *Error {
 		return badRequest(CodeInvalidValue, key, "%q is empty; send at least one prompt", key)
 	}
 	if shape == listTokens {
-		count, refusal := p.tokens(key, v)
+		count, refusal := p.countTokens(key, v)
 		if refusal != nil {
 			return refusal
 		}
@@ -119,3 +118,6 @@ func shapeWith(item json.RawMessage) int {
 	}
 	return listUnknown
 }
+
+// promptShapes describes a correct prompt in error messages.
+const promptShapes = "a string, a list of strings, a list of token ids, or a list of such lists"

@@ -22,8 +22,8 @@ type Limits struct {
 	StopStrings      int
 }
 
-// unbounded returns limit or, for 0, a number that no request reaches.
-func unbounded(limit int) int {
+// limitOrInfinite returns limit or, for 0, a number that no request reaches.
+func limitOrInfinite(limit int) int {
 	if limit <= 0 {
 		return math.MaxInt32
 	}
@@ -46,19 +46,19 @@ type Request struct {
 
 	N int // answers for each prompt, 1 or more
 	// How many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole vocabulary.
-	TopLogprobs  int
-	Prompts      []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
-	MaxTokens    int               // 0: not given
-	MaxTokensKey string            // the key that MaxTokens came from; empty: not given
-	Limit        int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
-	Passthrough  bool              // the engine must not stream: its stream lacks parts of the answer, or has them in another form
-	PromptLogprobs   bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
-	Beams        int               // beams of a beam search; 0: there is none
-	PrefillOnly  bool              // a prefill engine alone answers it, because the answer has at most one token
-	PromptBytes  int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
-	AnswerIsList       bool              // for /generate only: the answer is a list
-	Names        [][]byte          // one id per answer, given by the client; nil: the ids are made from the id of the request
-	PromptTokens int               // exact if the prompts are token ids without media; else 0
+	TopLogprobs    int
+	Prompts        []json.RawMessage // the prompts of a list; nil: there is one prompt, in the body
+	MaxTokens      int               // 0: not given
+	MaxTokensKey   string            // the key that MaxTokens came from; empty: not given
+	Limit          int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
+	Passthrough    bool              // the engine must not stream: its stream lacks parts of the answer, or has them in another form
+	PromptLogprobs bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
+	Beams          int               // beams of a beam search; 0: there is none
+	PrefillOnly    bool              // a prefill engine alone answers it, because the answer has at most one token
+	PromptBytes    int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
+	AnswerIsList   bool              // for /generate only: the answer is a list
+	Names          [][]byte          // one id per answer, given by the client; nil: the ids are made from the id of the request
+	PromptTokens   int               // exact if the prompts are token ids without media; else 0
 }
 
 // A SubRequest is the part of a client's request that asks for one of its answers.
@@ -93,28 +93,28 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	if err != nil {
 		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p, d := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &dialects[endpoint]
+	p, d := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &schemas[endpoint]
 	for key, v := range body.All() {
 		rule, ok := d.rules[key]
 		if !ok && !mooncake.Reserved(key) {
 			continue // only the engines use it
 		}
 		if body.Count(key) > 1 { // engines take the last value, some other parsers the first
-			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).asCalled(&body, key)
+			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key).withClientKey(&body, key)
 		}
 		if rule != nil {
 			if refusal := rule(&p, key, v); refusal != nil {
-				return nil, refusal.asCalled(&body, key)
+				return nil, refusal.withClientKey(&body, key)
 			}
 		}
 	}
-	if refusal := p.checkTogether(); refusal != nil {
-		return nil, refusal.asCalled(&body, refusal.Param)
+	if refusal := p.checkCombinations(); refusal != nil {
+		return nil, refusal.withClientKey(&body, refusal.Param)
 	}
 	return p.req, nil
 }
 
-// parser holds the request that the rules fill in, and values that they have read for checkTogether.
+// parser holds the request that the rules fill in, and values that they have read for checkCombinations.
 type parser struct {
 	limits Limits
 	req    *Request
@@ -122,14 +122,14 @@ type parser struct {
 	maxTokens, maxCompletionTokens int  // 0: not given
 	minTokens                      int  // 0: not given
 	hasPrompt                      bool // messages or prompt, whichever the endpoint reads
-	streamOptions                  bool // the request has stream_options
-	stopTokens                     bool // the request has stop_token_ids
+	hasStreamOptions               bool // the request has stream_options
+	hasStopTokenIDs                bool // the request has stop_token_ids
 	echo, logprobs                 bool
-	promptLogprobs, beams          bool
-	rowsInStream                   bool // the requested logprobs of the prompt are allowed in a stream
-	derender                       bool // engines parse the answer after all of it is generated
+	promptLogprobs, wantsBeams     bool
+	promptLogprobsMayStream        bool // the requested logprobs of the prompt are allowed in a stream
+	wantsDerender                  bool // engines parse the answer after all of it is generated
 	mediaBytes                     int  // bytes of inline media, which do not count as text of the prompt
-	thinking                       int  // budget of tokens for thinking
+	thinkingBudget                 int  // budget of tokens for thinking
 }
 
 // DefaultCompletionTokens limits the answer of a completion without max_tokens, as in OpenAI's API and vLLM. If max_tokens is null, only
@@ -139,7 +139,7 @@ const DefaultCompletionTokens = 16
 // setLimit sets MaxTokens, MaxTokensKey and Limit of the request by the keys that were read.
 func (p *parser) setLimit() {
 	req := p.req
-	req.MaxTokens, req.MaxTokensKey = p.maxTokens, dialects[req.Endpoint].length
+	req.MaxTokens, req.MaxTokensKey = p.maxTokens, schemas[req.Endpoint].maxTokensKey
 	if req.Endpoint == mooncake.Chat && p.maxCompletionTokens > 0 { // engines prefer this key to max_tokens
 		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
@@ -152,25 +152,25 @@ func (p *parser) setLimit() {
 	}
 }
 
-// checkTogether checks conditions between several keys, after all of them were read, and completes the request.
-func (p *parser) checkTogether() *Error {
-	req, d := p.req, &dialects[p.req.Endpoint]
+// checkCombinations checks conditions between several keys, after all of them were read, and completes the request.
+func (p *parser) checkCombinations() *Error {
+	req, d := p.req, &schemas[p.req.Endpoint]
 	if refusal := p.requireModel(); refusal != nil {
 		return refusal
 	}
 	if !p.hasPrompt {
-		return badRequest(CodeMissing, d.prompt, "the request has no %q", d.prompt)
+		return badRequest(CodeMissing, d.promptKey, "the request has no %q", d.promptKey)
 	}
-	if p.streamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
+	if p.hasStreamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
 		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	hasSwitch := req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate // these two have no key "logprobs"
-	if req.TopLogprobs != 0 && hasSwitch && !p.logprobs {
+	hasLogprobsKey := req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate // these two have no key "logprobs"
+	if req.TopLogprobs != 0 && hasLogprobsKey && !p.logprobs {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	p.setLimit()
-	if d.check != nil {
-		if refusal := d.check(p); refusal != nil {
+	if d.checkCombinations != nil {
+		if refusal := d.checkCombinations(p); refusal != nil {
 			return refusal
 		}
 	}
@@ -178,21 +178,17 @@ func (p *parser) checkTogether() *Error {
 		return refusal
 	}
 	req.ContinuousUsage = req.ContinuousUsage && req.IncludeUsage
-	echoHasRows := p.logprobs || req.Endpoint == mooncake.Chat // vLLM computes them for each echo of a chat
-	req.PromptLogprobs = p.promptLogprobs || p.echo && echoHasRows
-	if req.Stream && p.promptLogprobs && !p.rowsInStream { // the decode engine would refuse it, after a whole prefill
-		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
+	echoHasLogprobs := p.logprobs || req.Endpoint == mooncake.Chat // vLLM computes them for each echo of a chat
+	req.PromptLogprobs = p.promptLogprobs || p.echo && echoHasLogprobs
+	if refusal := p.checkStream(); refusal != nil {
+		return refusal
 	}
-	if p.beams {
-		if req.Stream {
-			return badRequest(CodeUnsupported, "use_beam_search",
-				"\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
-		}
+	if p.wantsBeams {
 		req.Beams, req.N = req.N, 1 // one engine computes all beams
 	}
 	if !req.Stream { // evenkeel joins an answer in one piece from a stream, unless one of these features is used
-		req.Passthrough = req.PromptLogprobs || p.beams || p.derender || !req.Endpoint.Assembles() ||
-			HasTools(&req.Body) || asksBeside(&req.Body)
+		req.Passthrough = req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
+			HasTools(&req.Body) || asksForExtras(&req.Body)
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
@@ -208,14 +204,27 @@ func (p *parser) checkCounts() *Error {
 			p.minTokens, req.Limit)
 	}
 	// With min_tokens, an engine crashes at a stop token outside of the vocabulary. Only with a known size can the ids be checked.
-	if p.stopTokens && p.minTokens > 0 && p.limits.VocabSize <= 0 {
+	if p.hasStopTokenIDs && p.minTokens > 0 && p.limits.VocabSize <= 0 {
 		return badRequest(CodeUnsupported, "stop_token_ids",
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
-	if prompts, most := max(1, len(req.Prompts)), unbounded(p.limits.Answers); req.N > most/prompts { // a product could overflow
-		return badRequest(CodeInvalidValue, dialects[req.Endpoint].prompt,
+	if prompts, most := max(1, len(req.Prompts)), limitOrInfinite(p.limits.Answers); req.N > most/prompts { // a product could overflow
+		return badRequest(CodeInvalidValue, schemas[req.Endpoint].promptKey,
 			"%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
 			prompts, req.N, most)
+	}
+	return nil
+}
+
+// checkStream refuses features that are not available in a stream.
+func (p *parser) checkStream() *Error {
+	switch {
+	case !p.req.Stream:
+	case p.promptLogprobs && !p.promptLogprobsMayStream: // the decode engine would refuse it, after a whole prefill
+		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
+	case p.wantsBeams:
+		return badRequest(CodeUnsupported, "use_beam_search",
+			"\"use_beam_search\" cannot be streamed, because the best answer is known at the end only; send \"stream\": false")
 	}
 	return nil
 }

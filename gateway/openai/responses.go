@@ -10,11 +10,11 @@ import (
 
 // responsesRules are the rules for /v1/responses.
 var responsesRules = map[string]rule{
-	"model":        model,
-	"input":        responseInput,
-	"instructions": optional(instructions),
+	"model":        setModel,
+	"input":        checkResponseInput,
+	"instructions": optional(checkInstructions),
 	"stream":       flag(func(p *parser, on bool) { p.req.Stream = on }),
-	"tools":        optional(responseTools),
+	"tools":        optional(checkResponseTools),
 
 	"store":                   refuse("no engine keeps responses here, because the next request may go to another; leave it out or send false", "false"),
 	"background":              refuse("no engine keeps responses here, so they cannot be fetched later; wait for the answer", "false"),
@@ -47,8 +47,8 @@ var responsesRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// responseInput checks the prompt of a response: a text, or the items of a conversation.
-func responseInput(p *parser, key string, v json.RawMessage) *Error {
+// checkResponseInput checks the prompt of a response: a text, or the items of a conversation.
+func checkResponseInput(p *parser, key string, v json.RawMessage) *Error {
 	switch {
 	case isString(v):
 	case !isArray(v):
@@ -61,7 +61,7 @@ func responseInput(p *parser, key string, v json.RawMessage) *Error {
 						"an item_reference is not supported: no engine keeps items here; send the item itself")
 				}
 			}
-			return p.mediaIn(path, item)
+			return p.checkMediaIn(path, item)
 		})
 		if refusal != nil {
 			return refusal
@@ -75,8 +75,8 @@ func responseInput(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// instructions checks the text that stands before the prompt of a response.
-func instructions(p *parser, key string, v json.RawMessage) *Error {
+// checkInstructions checks the text that stands before the prompt of a response.
+func checkInstructions(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "a text")
 	}
@@ -84,9 +84,9 @@ func instructions(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// responseTools refuses tools that an engine would run itself. After running a tool, the engine generates again, and would use the same
-// hand-off a second time.
-func responseTools(_ *parser, key string, v json.RawMessage) *Error {
+// checkResponseTools refuses tools that an engine would run itself. After running a tool, the engine generates again, and would use the
+// same hand-off a second time.
+func checkResponseTools(_ *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of tools")
 	}

@@ -7,8 +7,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Unresumable says whether another engine could not continue the answer to this request after an interruption. This is so if the request
-// has a grammar, a thinking budget, a stop string, which may begin before the interruption, or media, which token ids do not contain.
+// CannotResume says whether another engine could not continue the answer to this request after an interruption. It depends on the endpoint,
+// and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain.
 func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.CanResume() {
 		return true // the events number the parts of the answer, or the last event repeats the whole answer
@@ -18,17 +18,17 @@ func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 			continue
 		}
 		switch key {
-		case "structured_outputs", "thinking_token_budget", "continue_final_message":
+		case "structured_outputs", "thinking_token_budget", "continue_final_message": // a grammar, a budget, or a continued message
 			if string(v) != "false" {
 				return true
 			}
-		case "response_format":
+		case "response_format": // a grammar, except for plain text
 			for inner, kind := range rawjson.Members(v) {
 				if inner == "type" && string(kind) != `"text"` {
 					return true
 				}
 			}
-		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params": // of /generate
+		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params": // grammars and state of /generate
 			if endpoint == mooncake.Generate {
 				return true
 			}
@@ -36,18 +36,18 @@ func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 			if endpoint == mooncake.Chat && string(v) == "true" {
 				return true
 			}
-		case "stop":
+		case "stop": // a stop string may begin before the interruption
 			if string(v) != "[]" {
 				return true
 			}
-		case "messages":
+		case "messages": // token ids do not contain media
 			if HasMedia(body, endpoint) {
 				return true
 			}
 		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens; a trace begins with the first token
 			return true
 		default:
-			if strings.HasPrefix(key, "guided_") {
+			if strings.HasPrefix(key, "guided_") { // a grammar
 				return true
 			}
 		}
@@ -63,10 +63,10 @@ func HasTools(body *mooncake.Body) bool {
 	return ok && !isNull(v) && string(v) != "[]"
 }
 
-// asksBeside says whether a request asks for more than the tokens of its answer, such as return_meta_info or return_routed_experts.
+// asksForExtras says whether a request asks for more than the tokens of its answer, such as return_meta_info or return_routed_experts.
 // Engines return all such values in an answer in one piece, but only some in a stream, and SGLang refuses some in a stream (0.5.23,
 // entrypoints/openai/serving_chat.py). Token ids are in both, so a request for them does not count.
-func asksBeside(body *mooncake.Body) bool {
+func asksForExtras(body *mooncake.Body) bool {
 	for key, v := range body.All() {
 		isOn := !isNull(v) && string(v) != "false"
 		if isOn && strings.HasPrefix(key, "return_") && key != "return_token_ids" && key != "return_tokens_as_token_ids" {

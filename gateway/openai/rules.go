@@ -17,16 +17,16 @@ type rule func(p *parser, key string, v json.RawMessage) *Error
 // only the decode engine would refuse, after a whole prefill. A nil rule only forbids to repeat the key. Reserved keys without a rule are
 // dropped, whatever their value. All other keys are left to the engines.
 var rules = map[string]rule{
-	"model":    model,
-	"messages": only(mooncake.Chat, (*parser).messages),
-	"prompt":   only(mooncake.Completions, (*parser).prompt),
+	"model":    setModel,
+	"messages": onlyAt(mooncake.Chat, (*parser).checkMessages),
+	"prompt":   onlyAt(mooncake.Completions, (*parser).checkPrompt),
 
 	"stream":           flag(func(p *parser, on bool) { p.req.Stream = on }),
 	"stream_options":   streamOptions,
 	"return_token_ids": flag(func(p *parser, on bool) { p.req.ReturnTokenIDs = on }),
 
-	"n":                     answers,
-	"max_tokens":            maxTokens,
+	"n":                     setAnswers,
+	"max_tokens":            setMaxTokens,
 	"max_completion_tokens": integers(1, math.MaxInt32, func(p *parser, n int) { p.maxCompletionTokens = n }),
 	"min_tokens":            integers(0, math.MaxInt32, func(p *parser, n int) { p.minTokens = n }),
 	"seed":                  integers(math.MinInt64, math.MaxInt64, nil),
@@ -35,7 +35,7 @@ var rules = map[string]rule{
 
 	"stop":                  stopStrings(true),
 	"bad_words":             stringList(nil, false), // engines limit their tokens themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
-	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.stopTokens = n > 0 }),
+	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.hasStopTokenIDs = n > 0 }),
 	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
 	"logit_bias":            logitBias,
 	"min_p":                 numbers(0, 1),
@@ -46,8 +46,8 @@ var rules = map[string]rule{
 	"ignore_eos":            flag(nil),
 	"best_of":               integers(1, 1, nil),
 	"priority":              integers(0, 0, nil), // with another value, the request would pass others in the engine's queue
-	"use_beam_search":       flag(func(p *parser, on bool) { p.beams = on }),
-	"prompt_logprobs":       integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.rowsInStream = true, n == 0 }),
+	"use_beam_search":       flag(func(p *parser, on bool) { p.wantsBeams = on }),
+	"prompt_logprobs":       promptLogprobs,
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
@@ -60,19 +60,19 @@ var rules = map[string]rule{
 	"repetition_detection":  nil,
 }
 
-// maxTokens stores the limit of the answer. With echo, a completion may ask for 0 tokens, to get only the prompt.
-func maxTokens(p *parser, key string, v json.RawMessage) *Error {
+// setMaxTokens stores the limit of the answer. With echo, a completion may ask for 0 tokens, to get only the prompt.
+func setMaxTokens(p *parser, key string, v json.RawMessage) *Error {
 	echo, _ := p.req.Body.Get("echo")
-	_, isZero := integer(v, 0, 0)
+	_, isZero := parseInteger(v, 0, 0)
 	if isZero && p.req.Endpoint == mooncake.Completions && string(echo) == "true" {
 		p.req.Body.Set(key, []byte("0")) // the client may have written 0.0 or 0e0
 		p.maxTokens = 1                  // an engine still computes one token, but does not send it
 		return nil
 	}
-	return fromOne(p, key, v)
+	return atLeastOneToken(p, key, v)
 }
 
-var fromOne = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
+var atLeastOneToken = integers(1, math.MaxInt32, func(p *parser, n int) { p.maxTokens = n })
 
 // optional makes a rule that treats null as an absent key, as engines do.
 func optional(r rule) rule {
@@ -84,8 +84,8 @@ func optional(r rule) rule {
 	}
 }
 
-// only makes a rule for one endpoint. At other endpoints, the key has no meaning.
-func only(endpoint mooncake.Endpoint, r rule) rule {
+// onlyAt makes a rule for one endpoint. At other endpoints, the key has no meaning.
+func onlyAt(endpoint mooncake.Endpoint, r rule) rule {
 	return func(p *parser, key string, v json.RawMessage) *Error {
 		if p.req.Endpoint != endpoint || isNull(v) {
 			return nil
@@ -107,40 +107,40 @@ func refuse(reason string, unless ...string) rule {
 	})
 }
 
-// flag makes a rule for a key that is true or false. note gets the value; nil: it is not stored.
-func flag(note func(*parser, bool)) rule {
+// flag makes a rule for a key that is true or false. store gets the value; nil: it is not stored.
+func flag(store func(*parser, bool)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
-		on, ok := boolean(v)
+		on, ok := parseBoolean(v)
 		if !ok {
 			return wrongValue(key, v, isBoolean, "true or false")
 		}
-		if note != nil {
-			note(p, on)
+		if store != nil {
+			store(p, on)
 		}
 		return nil
 	})
 }
 
-// integers makes a rule for an integer from lo to hi. note gets the value; nil: it is not stored.
-func integers(lo, hi int64, note func(*parser, int)) rule {
+// integers makes a rule for an integer from lo to hi. store gets the value; nil: it is not stored.
+func integers(lo, hi int64, store func(*parser, int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
-		n, ok := integer(v, lo, hi)
+		n, ok := parseInteger(v, lo, hi)
 		if !ok {
-			return wrongValue(key, v, isInteger, integerIn(lo, hi))
+			return wrongValue(key, v, isInteger, describeRange(lo, hi))
 		}
-		if !isPlain(v) { // not every engine takes 1.0 or 1e0 for an integer
+		if !hasOnlyDigits(v) { // not every engine takes 1.0 or 1e0 for an integer
 			p.req.Body.Set(key, strconv.AppendInt(nil, n, 10))
 		}
-		if note != nil {
-			note(p, int(n))
+		if store != nil {
+			store(p, int(n))
 		}
 		return nil
 	})
 }
 
-// integerIn describes an integer from lo to hi, for error messages. If lo equals hi, only this value is allowed, which is the default of
-// the key. math.MinInt64 as lo allows any integer, and math.MaxInt32 as hi stands for no upper bound.
-func integerIn(lo, hi int64) string {
+// describeRange describes an integer from lo to hi, for error messages. If lo equals hi, only this value is allowed, which is the default
+// of the key. math.MinInt64 as lo allows any integer, and math.MaxInt32 as hi stands for no upper bound.
+func describeRange(lo, hi int64) string {
 	switch {
 	case lo == hi:
 		return fmt.Sprintf("%d or absent", lo)
@@ -159,22 +159,22 @@ func numbers(lo, hi float64) rule {
 		want = "a number above 0"
 	}
 	return optional(func(_ *parser, key string, v json.RawMessage) *Error {
-		if !number(v, lo, hi) {
+		if !isNumberIn(v, lo, hi) {
 			return wrongValue(key, v, isNumber, want)
 		}
 		return nil
 	})
 }
 
-// stringList makes a rule for a list of strings. most returns the largest number of them; nil: any number. If alone is true, the value may
-// also be one string.
-func stringList(most func(Limits) int, alone bool) rule {
+// stringList makes a rule for a list of strings. most returns the largest number of them; nil: any number. If orString is true, the value
+// may also be one string.
+func stringList(most func(Limits) int, orString bool) rule {
 	want := "a list of strings that are not empty"
-	if alone {
+	if orString {
 		want = "a string or " + want
 	}
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
-		if alone && isString(v) {
+		if orString && isString(v) {
 			if len(v) == len(`""`) {
 				return wrongValue(key, v, isString, want)
 			}
@@ -190,7 +190,7 @@ func stringList(most func(Limits) int, alone bool) rule {
 				return wrongValue(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
 			}
 		}
-		if most != nil && n > unbounded(most(p.limits)) {
+		if most != nil && n > limitOrInfinite(most(p.limits)) {
 			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most(p.limits))
 		}
 		return nil
@@ -198,35 +198,36 @@ func stringList(most func(Limits) int, alone bool) rule {
 }
 
 // stopStrings makes the rule for stop strings. A prefill request has none, so without the rule only the decode engine would refuse too many
-// of them, after a whole prefill. If alone is true, the value may also be one string.
-func stopStrings(alone bool) rule {
-	return stringList(func(l Limits) int { return l.StopStrings }, alone)
+// of them, after a whole prefill. If orString is true, the value may also be one string.
+func stopStrings(orString bool) rule {
+	return stringList(func(l Limits) int { return l.StopStrings }, orString)
 }
 
-// tokenIDs makes a rule for a list of at most `most` token ids. note gets their number; nil: it is not stored.
-func tokenIDs(most int, note func(p *parser, n int)) rule {
+// tokenIDs makes a rule for a list of at most `most` token ids. store gets their number; nil: it is not stored.
+func tokenIDs(most int, store func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
 			return wrongValue(key, v, isArray, "a list of token ids")
 		}
-		n, refusal := p.tokens(key, v)
+		n, refusal := p.countTokens(key, v)
 		if refusal != nil {
 			return refusal
 		}
 		if n > most {
 			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most)
 		}
-		if note != nil {
-			note(p, n)
+		if store != nil {
+			store(p, n)
 		}
 		return nil
 	})
 }
 
-// tokens counts a list of token ids and checks that each is in the vocabulary.
-func (p *parser) tokens(key string, list json.RawMessage) (n int, refusal *Error) {
+// countTokens checks that each element of a list is a token id of the vocabulary, and returns how many there are. It rewrites ids such as
+// 1.0 in the body.
+func (p *parser) countTokens(key string, list json.RawMessage) (n int, refusal *Error) {
 	for id := range rawjson.Elements(list) {
-		if !p.acceptToken(id) {
+		if !p.normalizeToken(id) {
 			return 0, wrongValue(fmt.Sprintf("%s[%d]", key, n), id, isInteger, fmt.Sprintf("a token id from 0 to %d", p.maxToken()))
 		}
 		n++
@@ -234,15 +235,16 @@ func (p *parser) tokens(key string, list json.RawMessage) (n int, refusal *Error
 	return n, nil
 }
 
-// acceptToken says whether an element of a list is a token id, and rewrites it with digits only, because not every engine accepts 1.0 as an
-// integer.
-func (p *parser) acceptToken(id json.RawMessage) bool {
-	token, ok := integer(id, 0, p.maxToken())
-	return ok && writePlain(id, token)
+// normalizeToken says whether an element of a list is a token id, and rewrites it with digits only, because not every engine accepts 1.0 as
+// an integer.
+func (p *parser) normalizeToken(id json.RawMessage) bool {
+	token, ok := parseInteger(id, 0, p.maxToken())
+	return ok && overwriteWithDigits(id, token)
 }
 
+// isToken says whether a value is a token id of the vocabulary.
 func (p *parser) isToken(id json.RawMessage) bool {
-	_, ok := integer(id, 0, p.maxToken())
+	_, ok := parseInteger(id, 0, p.maxToken())
 	return ok
 }
 
@@ -254,19 +256,19 @@ func (p *parser) maxToken() int64 {
 	return math.MaxInt32
 }
 
-// longestModel bounds a model's name in bytes, with its quotes, because errors and the request log repeat it.
-const longestModel = 1024
+// maxModelBytes bounds a model's name in bytes, with its quotes, because errors and the request log repeat it.
+const maxModelBytes = 1024
 
-// model stores the model that the request names.
-func model(p *parser, key string, v json.RawMessage) *Error {
+// setModel stores the model that the request names.
+func setModel(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
 		return nil
 	}
 	if !isString(v) {
 		return wrongValue(key, v, isString, "the name of a model")
 	}
-	if len(v) > longestModel {
-		return badRequest(CodeInvalidValue, key, "%q has more than %d bytes", key, longestModel)
+	if len(v) > maxModelBytes {
+		return badRequest(CodeInvalidValue, key, "%q has more than %d bytes", key, maxModelBytes)
 	}
 	p.req.Model = rawjson.Unquote(v)
 	return nil
@@ -277,7 +279,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
-	p.streamOptions = true
+	p.hasStreamOptions = true
 	seen := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
 		var field *bool
@@ -297,7 +299,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 		if isNull(v) {
 			continue
 		}
-		on, ok := boolean(v)
+		on, ok := parseBoolean(v)
 		if !ok {
 			return wrongValue(param, v, isBoolean, "true or false")
 		}
@@ -306,14 +308,17 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
-// answers stores how many answers each prompt gets.
-func answers(p *parser, key string, v json.RawMessage) *Error {
-	return integers(1, int64(unbounded(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
+// setAnswers stores how many answers each prompt gets.
+func setAnswers(p *parser, key string, v json.RawMessage) *Error {
+	return integers(1, int64(limitOrInfinite(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
 
 // topLogprobs stores for how many tokens, at each position, the client wants probabilities. Engines limit this themselves (vLLM's
 // --max-logprobs).
 var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.req.TopLogprobs = n })
+
+// promptLogprobs asks for probabilities of the prompt's tokens. 0 asks only for those of the tokens themselves, which fit into a stream.
+var promptLogprobs = integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.promptLogprobsMayStream = true, n == 0 })
 
 // logprobs is a switch in chat, and in completions the number that chat has in top_logprobs.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
@@ -334,7 +339,7 @@ var logitBias = optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isDigits(id) || !p.isToken(json.RawMessage(id)) {
 			return badRequest(CodeInvalidValue, key, "%q has the key %q, which is not a token id of the model", key, shorten(id))
 		}
-		if !number(bias, -100, 100) {
+		if !isNumberIn(bias, -100, 100) {
 			return wrongValue(key+"."+id, bias, isNumber, "a number from -100 to 100")
 		}
 		n++

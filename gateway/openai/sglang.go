@@ -6,9 +6,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// sglang has the keys that no client may set for engines of SGLang, each with the reason. Other engines ignore these keys (SGLang 0.5.23,
-// entrypoints/openai/protocol.py).
-var sglang = map[string]string{
+// sglangRefused has the keys that no client may set for engines of SGLang, each with the reason. Other engines ignore these keys (SGLang
+// 0.5.23, entrypoints/openai/protocol.py).
+var sglangRefused = map[string]string{
 	"custom_logit_processor": "it is code that the engine would run",
 	"custom_params":          "it is for code that the engine would run",
 	"session_params":         "a session keeps KV on one engine, and another client could name it",
@@ -18,14 +18,14 @@ var sglang = map[string]string{
 	"stop_regex":             "an expression can keep the engine's scheduler busy for all; use stop",
 }
 
-// sglangTopLogprobs bounds the likeliest tokens that a request may ask engines of SGLang for, if the size of the vocabulary is unknown.
-const sglangTopLogprobs = 20
+// maxSGLangTopLogprobs bounds the likeliest tokens that a request may ask engines of SGLang for, if the size of the vocabulary is unknown.
+const maxSGLangTopLogprobs = 20
 
-// ForSGLang returns an error for a request that must not reach an engine of SGLang. It clears PromptRows for a chat. vocabulary is the
-// number of tokens of the model; 0: unknown.
+// CheckForSGLang returns an error for a request that must not reach an engine of SGLang. It clears PromptLogprobs for a chat. vocabulary is
+// the number of tokens of the model; 0: unknown.
 func (r *Request) CheckForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check the number of likeliest tokens, and would crash (0.5.23, layers/sampler.py)
-	if most := cmp.Or(vocabulary, sglangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {
+	if most := cmp.Or(vocabulary, maxSGLangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {
 		key := "top_logprobs"
 		switch r.Endpoint {
 		case mooncake.Completions:
@@ -38,7 +38,7 @@ func (r *Request) CheckForSGLang(vocabulary int) *Error {
 			r.TopLogprobs, most)
 	}
 	for key, v := range r.Body.All() {
-		if why, ok := sglang[key]; ok && !isNull(v) {
+		if why, ok := sglangRefused[key]; ok && !isNull(v) {
 			return badRequest(CodeUnsupported, key, "%q is not supported: %s", key, why)
 		}
 	}

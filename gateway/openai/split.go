@@ -2,8 +2,8 @@ package openai
 
 import "evenkeel/mooncake"
 
-// Split refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no decode
-// engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
+// CheckSplit refuses a request that cannot be split between a prefill and a decode engine. It sets PrefillOnly if the request needs no
+// decode engine. recompute says that the decode engine computes the prompt again if the request asks for logprobs of the prompt's tokens.
 func (r *Request) CheckSplit(recompute bool) *Error {
 	switch {
 	case r.Beams > 0:

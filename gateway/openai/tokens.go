@@ -13,25 +13,25 @@ import (
 // tokensRules are the rules for /inference/v1/generate, by the names that completions have for the keys (vLLM 0.32.0 and 0.33.0,
 // GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py).
 var tokensRules = map[string]rule{
-	"model":           model,
-	"prompt":          tokenList,
-	"sampling_params": samplingParams,
+	"model":           setModel,
+	"prompt":          checkTokenList,
+	"sampling_params": checkSamplingParams,
 	"stream":          rules["stream"],
 	"stream_options":  streamOptions,
-	"content_parts":   optional(contentParts),
+	"content_parts":   optional(checkContentParts),
 	"features":        refuse("engines do not load tensors that clients send, nor media that only a hash names; send content_parts"),
-	"output_mode":     optional(outputMode),
+	"output_mode":     optional(setOutputMode),
 	"priority":        rules["priority"],
 
 	"kv_transfer_params": nil,
 	"ec_transfer_params": nil,
 
-	"n":                  answers,
-	"max_tokens":         fromOne,
+	"n":                  setAnswers,
+	"max_tokens":         atLeastOneToken,
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see tokensTogether
+	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see checkTokensKeys
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],
@@ -45,18 +45,18 @@ var tokensRules = map[string]rule{
 
 	// A stream has no place for these scores, so engines refuse them in a stream (vLLM 0.32.0, serve_tokens).
 	"prompt_logprob_token_ids": optional(func(p *parser, _ string, _ json.RawMessage) *Error {
-		p.promptLogprobs, p.rowsInStream = true, false
+		p.promptLogprobs, p.promptLogprobsMayStream = true, false
 		return nil
 	}),
 	"trace_decode_token_ids": tokenIDs(math.MaxInt32, nil),
 }
 
-// tokenList checks a prompt of token ids.
-func tokenList(p *parser, key string, v json.RawMessage) *Error {
+// checkTokenList checks a prompt of token ids.
+func checkTokenList(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of token ids")
 	}
-	n, refusal := p.tokens(key, v)
+	n, refusal := p.countTokens(key, v)
 	if refusal != nil {
 		return refusal
 	}
@@ -69,8 +69,8 @@ func tokenList(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// samplingParams checks that sampling_params is an object without repeated keys; each member has a rule of its own.
-func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
+// checkSamplingParams checks that sampling_params is an object without repeated keys; each member has a rule of its own.
+func checkSamplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
@@ -84,8 +84,8 @@ func samplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// contentParts checks media that engines fetch. Each part has its URL beside its type.
-func contentParts(p *parser, key string, v json.RawMessage) *Error {
+// checkContentParts checks media that engines fetch. Each part has its URL beside its type.
+func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of parts")
 	}
@@ -94,8 +94,8 @@ func contentParts(p *parser, key string, v json.RawMessage) *Error {
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" }) // see part
 		for field, url := range rawjson.Members(part) {
 			if field == "url" && !isNull(url) {
-				if refusal := p.media(field, url); refusal != nil {
-					return refusal.within(path + ".")
+				if refusal := p.checkMedium(field, url); refusal != nil {
+					return refusal.prefixParam(path + ".")
 				}
 			}
 		}
@@ -104,18 +104,18 @@ func contentParts(p *parser, key string, v json.RawMessage) *Error {
 	return refusal
 }
 
-// outputMode stores whether the client wants the mode derender (vLLM 0.33.0), in which engines parse the answer once all of it is
-// generated. Such an answer is never streamed.
-func outputMode(p *parser, key string, v json.RawMessage) *Error {
+// setOutputMode stores whether the client wants the mode derender (vLLM 0.33.0), in which engines parse the answer once all of it is
+// generated. Such an answer is never streamed. The engines judge other modes.
+func setOutputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "tokens, text or derender")
 	}
-	p.derender = rawjson.Unquote(v) == "derender"
+	p.wantsDerender = rawjson.Unquote(v) == "derender"
 	return nil
 }
 
-// tokensTogether checks what depends on several keys of /inference/v1/generate.
-func (p *parser) tokensTogether() *Error {
+// checkTokensKeys checks what depends on several keys of /inference/v1/generate, and completes the request.
+func (p *parser) checkTokensKeys() *Error {
 	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
 		return badRequest(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
 	}
@@ -131,39 +131,39 @@ func (p *parser) tokensTogether() *Error {
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false
 	}
-	if p.derender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
+	if p.wantsDerender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
 		return badRequest(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
 	}
 	return nil
 }
 
 // NameTokens returns the request_id of an answer to /inference/v1/generate, by which clients abort requests. It is made from header, the
-// client's X-Request-Id, else from the request_id in the body, else from own, the id that evenkeel gave the request. vLLM does the same
-// (0.32.0, _base_request_id in entrypoints/serve/engine/serving.py).
-func NameTokens(body *mooncake.Body, header, own string) []byte {
+// client's X-Request-Id, else from the request_id in the body, else from id, which evenkeel gave the request. vLLM does the same (0.32.0,
+// _base_request_id in entrypoints/serve/engine/serving.py).
+func NameTokens(body *mooncake.Body, header, id string) []byte {
 	requestID, _ := body.Get("request_id")
 	switch {
 	case header != "":
-		own = header
-	case len(requestID) > len(`""`) && len(requestID) <= longestName && isString(requestID):
-		own = rawjson.Unquote(requestID)
+		id = header
+	case len(requestID) > len(`""`) && len(requestID) <= maxNameBytes && isString(requestID):
+		id = rawjson.Unquote(requestID)
 	}
-	return []byte("generate-tokens-" + own)
+	return []byte("generate-tokens-" + id)
 }
 
-// longestName bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own. In
+// maxNameBytes bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own. In
 // a list of names it is refused.
-const longestName = 256
+const maxNameBytes = 256
 
 // AbortTokensPath is the path, of evenkeel and of engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// mostAborts bounds the names in one request to end others. Each name takes several times the memory that it has in the body.
-const mostAborts = 1 << 16
+// maxAborts bounds the names in one request to end others. Each name takes several times the memory that it has in the body.
+const maxAborts = 1 << 16
 
-// abortsOf reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests in
-// entrypoints/scale_out/token_in_token_out/api_router.py).
-func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
+// parseAbortNames reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests
+// in entrypoints/scale_out/token_in_token_out/api_router.py).
+func parseAbortNames(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	list, ok := body.Get("request_ids")
 	if !ok || isNull(list) {
 		return nil, badRequest(CodeMissing, "request_ids", "the request has no \"request_ids\"")
@@ -173,9 +173,9 @@ func abortsOf(body *mooncake.Body) (names map[string]bool, refusal *Error) {
 	}
 	names, n := map[string]bool{}, 0
 	for name := range rawjson.Elements(list) {
-		if n == mostAborts {
+		if n == maxAborts {
 			return nil, badRequest(CodeInvalidValue, "request_ids",
-				"\"request_ids\" has more than %d names; send the rest in another request", mostAborts)
+				"\"request_ids\" has more than %d names; send the rest in another request", maxAborts)
 		}
 		if !isString(name) {
 			return nil, wrongValue(fmt.Sprintf("request_ids[%d]", n), name, isString, "the name of a request")
@@ -194,8 +194,8 @@ func OutputMode(body *mooncake.Body) json.RawMessage {
 	return json.RawMessage(`"tokens"`)
 }
 
-// asCalled replaces in the error the key's name in completions by its name at the endpoint of the body.
-func (e *Error) asCalled(body *mooncake.Body, key string) *Error {
+// withClientKey replaces in the error the key's name in completions by the name that the client used. A nil error stays nil.
+func (e *Error) withClientKey(body *mooncake.Body, key string) *Error {
 	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)
 		e.Message = strings.Replace(e.Message, fmt.Sprintf("%q", key), fmt.Sprintf("%q", name), 1)

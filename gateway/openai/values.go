@@ -22,8 +22,8 @@ func isInteger(v json.RawMessage) bool {
 	return ok
 }
 
-// isPlain says whether a number is written with digits alone, possibly after a minus.
-func isPlain(v json.RawMessage) bool {
+// hasOnlyDigits says whether a number is written with digits alone, possibly after a minus.
+func hasOnlyDigits(v json.RawMessage) bool {
 	for i, c := range v {
 		isSign := i == 0 && c == '-'
 		if (c < '0' || c > '9') && !isSign {
@@ -36,7 +36,7 @@ func isPlain(v json.RawMessage) bool {
 // digitsOf writes a whole number such as 1.0, 1e3 or -20 with digits only. ok is false if v is not a whole number. If v does not fit into
 // 64 bits, the result does not either, but it may lack some zeros.
 func digitsOf(v json.RawMessage) (text string, ok bool) {
-	if isPlain(v) {
+	if hasOnlyDigits(v) {
 		return string(v), true
 	}
 	if !isNumber(v) {
@@ -87,10 +87,11 @@ func isDigits(s string) bool {
 	return s != ""
 }
 
-func boolean(v json.RawMessage) (on, ok bool) { return v[0] == 't', isBoolean(v) }
+// parseBoolean returns a boolean, and whether v is one.
+func parseBoolean(v json.RawMessage) (on, ok bool) { return v[0] == 't', isBoolean(v) }
 
-// integer returns a whole number, and whether v is one from lo to hi.
-func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
+// parseInteger returns a whole number, and whether v is one from lo to hi.
+func parseInteger(v json.RawMessage, lo, hi int64) (n int64, ok bool) {
 	text, ok := digitsOf(v)
 	if !ok {
 		return 0, false
@@ -99,10 +100,10 @@ func integer(v json.RawMessage, lo, hi int64) (int64, bool) {
 	return n, err == nil && n >= lo && n <= hi
 }
 
-// writePlain overwrites v, a text of the whole number n, with the digits of n and blanks, because not every engine accepts 1.0 or 1e0 as an
-// integer. ok is false if the digits need more room than v has.
-func writePlain(v json.RawMessage, n int64) (ok bool) {
-	if isPlain(v) {
+// overwriteWithDigits overwrites v, a text of the whole number n, with the digits of n and blanks, because not every engine accepts 1.0 or
+// 1e0 as an integer. ok is false if the digits need more room than v has.
+func overwriteWithDigits(v json.RawMessage, n int64) (ok bool) {
+	if hasOnlyDigits(v) {
 		return true
 	}
 	text := strconv.AppendInt(make([]byte, 0, 20), n, 10)
@@ -115,8 +116,8 @@ func writePlain(v json.RawMessage, n int64) (ok bool) {
 	return true
 }
 
-// number says whether v is a number from lo to hi.
-func number(v json.RawMessage, lo, hi float64) bool {
+// isNumberIn says whether v is a number from lo to hi.
+func isNumberIn(v json.RawMessage, lo, hi float64) bool {
 	if !isNumber(v) {
 		return false
 	}
@@ -133,17 +134,18 @@ func wrongValue(param string, v json.RawMessage, hasType func(json.RawMessage) b
 	return badRequest(code, param, "%q is %s; it must be %s", param, shorten(string(v)), want)
 }
 
-// shorten cuts a value to about 60 bytes for an error message.
+// shorten cuts a value to about 60 bytes for an error message. It cuts only at the beginning of a character, so that the text stays valid.
 func shorten(s string) string {
 	const most = 60
 	if len(s) <= most {
 		return s
 	}
-	n := 0
-	for i := range s {
-		if n = i; i >= most {
+	end := 0
+	for i := range s { // i is where a character begins
+		end = i
+		if i >= most {
 			break
 		}
 	}
-	return s[:n] + "..."
+	return s[:end] + "..."
 }

@@ -11,14 +11,14 @@ import (
 // as fit. Older decode engines answer 400, but only after a whole prefill: the prefill engine is asked for one token, and
 // does not notice. evenkeel answers 400 earlier.
 
-// Overlong refuses, before any prefill, a request that the decode engines of its model would refuse. If the length of a prompt is not known
-// in time, the prompt is prefilled, and checked with the prefill engine's count.
+// CheckBeforePrefill refuses a request that is too long for the decode engines of its model. If the length of a prompt is not known before
+// the prefill, it accepts the prompt, which CheckContext checks later with the prefill engine's count.
 func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
 	switch {
 	case m.MaxLen == 0 || req.MaxTokensKey == "": // the context is not known, or engines limit the answer themselves
 		return nil
 	case req.MaxTokens > m.MaxLen: // no prompt leaves room for so many tokens
-		return tooLong(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
+		return contextExceeded(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))
 	case m.Clamps: // a decode engine shortens the answer instead
 		return nil
 	}
@@ -26,7 +26,7 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
 			continue
 		}
-		if n, ok := r.length(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
+		if n, ok := r.countTokens(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
 			if fail := CheckContext(m, req, n, 0); fail != nil {
 				return fail
 			}
@@ -35,33 +35,35 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 	return nil
 }
 
-// Beyond checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of them
-// belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
+// CheckContext checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of
+// them belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
 func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
-	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // as in Overlong
+	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // as in CheckBeforePrefill
 	if !hasLimit || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}
-	return tooLong(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,
+	return contextExceeded(req, fmt.Sprintf("the model's context is %d tokens; the prompt has %d and %q asks for %d more", m.MaxLen, tokens,
 		req.MaxTokensKey, req.MaxTokens))
 }
 
-func tooLong(req *openai.Request, message string) *openai.Error {
+// contextExceeded returns the refusal of a request that is too long for the model's context.
+func contextExceeded(req *openai.Request, message string) *openai.Error {
 	return &openai.Error{Status: http.StatusBadRequest, Code: "context_length_exceeded", Param: req.MaxTokensKey, Message: message}
 }
 
-// mostTokens bounds an engine's token counts if the length of its context is not known. It is far above the context of any model.
-const mostTokens = 16 << 20
+// maxTokensOfAnyModel bounds an engine's token counts if the length of its context is not known. It is far above the context of any model.
+const maxTokensOfAnyModel = 16 << 20
 
-// Longest returns how many tokens prompt and answer may have together. said is the length that the engine reports; 0: mostTokens is taken.
-func ContextLimit(said int) int {
-	if said <= 0 {
-		return mostTokens
+// ContextLimit returns how many tokens prompt and answer may have together. reported is the length of the context that the engine reports;
+// 0: it reports none, so maxTokensOfAnyModel bounds them.
+func ContextLimit(reported int) int {
+	if reported <= 0 {
+		return maxTokensOfAnyModel
 	}
-	return said
+	return reported
 }
 
-// Credible says whether counts of a prompt and its answer, from an engine or another proxy, are possible with this context.
+// PlausibleCounts says whether counts of a prompt and its answer, from an engine or another proxy, are possible with this context.
 func PlausibleCounts(prompt, completion, context int) bool {
 	most := ContextLimit(context)
 	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt

@@ -90,7 +90,7 @@ func TestACountIsBelievedUpToTheContext(t *testing.T) {
 		want                        bool
 	}{
 		{60, 40, 100, true}, {60, 41, 100, false}, {101, 0, 100, false}, {0, 0, 100, true}, {-1, 5, 100, false}, {5, -1, 100, false},
-		{most, most, 100, false}, {1, most, 0, false}, {mostTokens, 0, 0, true}, {mostTokens, 1, 0, false}, {1, 1, -7, true},
+		{most, most, 100, false}, {1, most, 0, false}, {maxTokensOfAnyModel, 0, 0, true}, {maxTokensOfAnyModel, 1, 0, false}, {1, 1, -7, true},
 	} {
 		require.Equal(t, c.want, PlausibleCounts(c.prompt, c.completion, c.context), "%+v", c)
 	}

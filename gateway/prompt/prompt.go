@@ -30,8 +30,8 @@ type Source struct {
 	Resumed bool // the prompt ends with the answer so far, which the body does not contain
 }
 
-// written returns the prompt as the client sent it.
-func (s *Source) written() json.RawMessage {
+// clientPrompt returns the prompt as the client sent it.
+func (s *Source) clientPrompt() json.RawMessage {
 	if s.Changes != nil && s.Changes.Prompt != nil {
 		return s.Changes.Prompt
 	}
@@ -42,19 +42,19 @@ func (s *Source) written() json.RawMessage {
 // Text returns a completion's prompt as a JSON string, to which the answer so far can be added. It returns nil if the prompt is token ids.
 // It also returns nil if the engine truncates the prompt, because the engine would cut the longer text at another point.
 func (s *Source) Text() json.RawMessage {
-	written := s.written()
-	cut, ok := s.Body.Get("truncate_prompt_tokens")
-	isText := len(written) > 0 && written[0] == '"'
-	isTruncated := ok && string(cut) != "null"
-	if !isText || isTruncated {
+	prompt := s.clientPrompt()
+	limit, ok := s.Body.Get("truncate_prompt_tokens")
+	truncates := ok && string(limit) != "null"
+	isText := len(prompt) > 0 && prompt[0] == '"'
+	if !isText || truncates {
 		return nil
 	}
-	return written
+	return prompt
 }
 
 // IDs returns the token ids of a prompt, and their JSON; nil: the prompt is text.
 func (s *Source) IDs() (ids []int32, written json.RawMessage) {
-	written = s.written()
+	written = s.clientPrompt()
 	ids, ok := index.PromptTokens(nil, written)
 	if !ok {
 		return nil, nil
@@ -77,42 +77,33 @@ type Config struct {
 // A Reader computes the prefix-cache keys and the lengths of prompts.
 type Reader struct {
 	Config
-	asked     *prometheus.CounterVec
-	tokenizer tokenizer
-	hashers   sync.Pool // of *index.Hasher, so that prompts are hashed without a lock
-	mu        sync.Mutex
-	salts     index.Salts
+	tokenizedPrompts *prometheus.CounterVec
+	tokenizer        tokenizer
+	hashers          sync.Pool // of *index.Hasher, so that prompts are hashed without a lock
+	mu               sync.Mutex
+	salts            index.Salts
 }
 
 // NewReader makes a reader.
 func NewReader(c Config) *Reader {
-	r := &Reader{Config: c, asked: prometheus.NewCounterVec(prometheus.CounterOpts{
+	r := &Reader{Config: c, tokenizedPrompts: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an " +
 			"engine was asked. failed: no engine answered, so the prompt is looked up by its bytes.",
 	}, []string{"outcome"})}
 	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
-		r.asked.WithLabelValues(outcome)
+		r.tokenizedPrompts.WithLabelValues(outcome)
 	}
-	c.Registerer.MustRegister(r.asked)
+	c.Registerer.MustRegister(r.tokenizedPrompts)
 	return r
 }
 
-// Recognize hashes a prompt: its token ids if the request has them or an engine tells them, and otherwise its bytes. The result has no keys
-// if no other request can share the prompt: its cache_salt is used only once, or there are several prompts.
+// CacheKeys hashes the blocks of a prompt to the keys by which it is looked up in prefix caches, and measures its length. It hashes token
+// ids if they are known or an engine tells them, and else bytes. The result has no keys if no other request can share the prompt: its
+// cache_salt is used only once, or there are several prompts.
 func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
-	conf, body := &r.Settings().Prefill.Index, s.Body
-	scope := index.Scope{Model: s.Model.Board}
-	if s.Model.Name != s.Model.Board {
-		scope.LoRA = s.Model.Name // an adapter has KV of its own
-	}
-	if salt, ok := body.Salt(); ok {
-		scope.Salt = string(salt)
-		r.mu.Lock()
-		shared := r.salts.Shared(scope.Salt)
-		r.mu.Unlock()
-		if !shared {
-			return prefill.Prompt{}
-		}
+	scope, canBeShared := r.scopeOf(s)
+	if !canBeShared {
+		return prefill.Prompt{}
 	}
 	h, _ := r.hashers.Get().(*index.Hasher)
 	if h == nil {
@@ -120,36 +111,20 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	}
 	defer r.hashers.Put(h)
 	blockTokens := r.Prefill.BlockTokens(s.Model.Name)
-	byteRoot := scope.Root(index.Bytes, index.BlockBytes)
 	tokenRoot := scope.Root(index.Tokens, blockTokens)
-	salted := scope.Salt != ""
-	var text index.Text
-	switch written := s.written(); {
-	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(body, s.Req.Endpoint): // the ids do not tell one picture from another
+	salted, written := scope.Salt != "", s.clientPrompt()
+	switch {
+	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint): // the ids do not tell one picture from another
 		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
-	case s.Req.Endpoint == mooncake.Completions, s.Req.Endpoint == mooncake.Tokens, s.Req.Endpoint == mooncake.Generate:
+	case takesIDs(s.Req.Endpoint):
 		if ids, ok := index.PromptTokens(nil, written); ok {
 			keys := h.Tokens(nil, tokenRoot, ids, blockTokens)
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: len(ids), Salted: salted}
 		}
-		text = h.Prompt(nil, byteRoot, written)
-	case !s.Req.Endpoint.IsChatOrCompletions(): // responses and messages
-		if lead := openai.Lead(body, s.Req.Endpoint); lead != "" { // prompts share KV only behind the same lead
-			scope.Salt += lead
-			byteRoot = scope.Root(index.Bytes, index.BlockBytes)
-		}
-		if len(written) > 0 && written[0] == '"' { // the input of a response may be one string
-			text = h.Prompt(nil, byteRoot, written)
-			break
-		}
-		tools, _ := body.Get("tools")
-		text = h.Chat(nil, byteRoot, written, tools)
-	default: // chats
-		tools, _ := body.Get("tools")
-		text = h.Chat(nil, byteRoot, written, tools)
 	}
+	text := s.hashText(h, scope, written)
 	tokenizable := s.Req.Endpoint.IsChatOrCompletions() && !text.Media && !s.Resumed && text.Bytes > 0
-	if conf.Tokenize == prefill.TokenizeEngine && tokenizable {
+	if r.Settings().Prefill.Index.Tokenize == prefill.TokenizeEngine && tokenizable {
 		if keys, n, ok := r.tokenize(s, h, tokenRoot, blockTokens); ok {
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: n, Salted: salted}
 		}
@@ -158,22 +133,60 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	return prefill.Prompt{Keys: text.Keys, Bytes: text.Bytes, Salted: salted, Media: text.Media || s.Resumed}
 }
 
-// length returns the number of a prompt's tokens, if it is known. ok is also false if the number does not matter: the prompt has at most
-// room bytes, and a token has at least one byte, or the engine is asked to truncate the prompt.
-func (r *Reader) length(s *Source, room int) (tokens int, ok bool) {
-	if cut, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(cut) {
+// scopeOf returns the scope within which equal prompts share KV: the model, the LoRA adapter and the salt. canBeShared is false if no other
+// request has used the salt.
+func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
+	scope = index.Scope{Model: s.Model.Board}
+	if s.Model.Name != s.Model.Board {
+		scope.LoRA = s.Model.Name // an adapter has KV of its own
+	}
+	salt, ok := s.Body.Salt()
+	if !ok {
+		return scope, true
+	}
+	scope.Salt = string(salt)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return scope, r.salts.Shared(scope.Salt)
+}
+
+// hashText hashes the bytes of a prompt: a text, or the messages of a chat with its tools.
+func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
+	isText := takesIDs(s.Req.Endpoint)                    // as it is not a list of ids
+	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // Responses and Messages
+		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only behind the same text
+		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string
+	}
+	root := scope.Root(index.Bytes, index.BlockBytes)
+	if isText {
+		return h.Prompt(nil, root, written)
+	}
+	tools, _ := s.Body.Get("tools")
+	return h.Chat(nil, root, written, tools)
+}
+
+// takesIDs says whether a prompt at the endpoint is a text or token ids, and not a conversation.
+func takesIDs(endpoint mooncake.Endpoint) bool {
+	return endpoint == mooncake.Completions || endpoint == mooncake.Tokens || endpoint == mooncake.Generate
+}
+
+// countTokens returns the number of a prompt's tokens, if it is known. ok is also false if the number does not matter: the prompt has at
+// most maxTokens bytes, and a token has at least one byte, or the engine is asked to truncate the prompt. It may ask an engine, and waits
+// for it.
+func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
+	if limit, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(limit) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
-	if ids, ok := index.PromptTokens(nil, s.written()); ok && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) {
+	if ids, ok := index.PromptTokens(nil, s.clientPrompt()); ok && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) {
 		return len(ids), true
 	}
-	if Bytes(s.Req, s.Changes) <= room {
+	if Bytes(s.Req, s.Changes) <= maxTokens {
 		return 0, false // the prompt fits in any case
 	}
 	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
-		return 0, false // templated knows no other endpoints, and does not count pictures or sound
+		return 0, false // tokenizeBody knows no other endpoints, and does not count pictures or sound
 	}
-	body, _ := s.templated(index.Key{})
+	body, _ := s.tokenizeBody(index.Key{})
 	ids, err := r.askForIDs(s.Model.Name, body)
 	return len(ids), err == nil
 }
@@ -182,7 +195,7 @@ func (r *Reader) length(s *Source, room int) (tokens int, ok bool) {
 // hash reveals nothing of the prompt. It is never 0.
 func (s *Source) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
-	mac.Write(s.written())
+	mac.Write(s.clientPrompt())
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 

@@ -201,7 +201,7 @@ func TestAnEngineIsAskedOnceForAPrompt(t *testing.T) {
 // outcomes are how often token ids were known, asked for, and not told.
 func (r *Reader) outcomes() (all []float64) {
 	for _, outcome := range []string{tokenizeKnown, tokenizeAsked, tokenizeFailed} {
-		all = append(all, testutil.ToFloat64(r.asked.WithLabelValues(outcome)))
+		all = append(all, testutil.ToFloat64(r.tokenizedPrompts.WithLabelValues(outcome)))
 	}
 	return all
 }

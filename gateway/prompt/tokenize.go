@@ -21,12 +21,12 @@ import (
 // A tokenizer remembers the cache keys of prompts whose token ids prefill engines have returned. Asking for ids must not delay a request
 // for long: if no ids come in time, the prompt is looked up by its bytes, as without a tokenizer.
 type tokenizer struct {
-	mu     sync.Mutex
-	known  map[promptDigest]*list.Element
-	recent list.List // of tokenized, the last used one first
-	keys   int       // number of keys in all of them
-	asked  uint64
-	trust  circuit.Circuit // after one failure, engines are asked only from time to time, for one prompt at a time
+	mu       sync.Mutex
+	known    map[promptDigest]*list.Element
+	recent   list.List // of tokenized, the last used one first
+	keys     int       // number of keys in all of them
+	lastCall uint64
+	circuit  circuit.Circuit // after one failure, engines are asked only from time to time, for one prompt at a time
 }
 
 // promptDigest is a digest, of 128 bits, of everything that a prompt depends on.
@@ -40,9 +40,9 @@ type tokenized struct {
 }
 
 const (
-	tokenizeAnswer = 16 << 20 // bytes of an answer
-	mostTokenized  = 512      // prompts
-	mostKeys       = 1 << 20  // keys in all of them: 16 MiB, as for 512 prompts of 32k tokens
+	maxAnswerBytes = 16 << 20 // bytes of an answer
+	maxTokenized   = 512      // prompts
+	maxKeys        = 1 << 20  // keys in all of them: 16 MiB, as for 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -52,37 +52,38 @@ const (
 	tokenizeFailed = "failed"
 )
 
-// templated lists the keys of a body that its prompt depends on.
-var templated = map[mooncake.Endpoint][]string{
+// templateKeys lists the keys of a body that its prompt depends on.
+var templateKeys = map[mooncake.Endpoint][]string{
 	mooncake.Chat: {"messages", "tools", "chat_template", "chat_template_kwargs", "add_generation_prompt",
 		"continue_final_message", "add_special_tokens", "reasoning_effort", "documents", "tool_choice"},
 	mooncake.Completions: {"prompt", "add_special_tokens"},
 }
 
-// tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens; ok is false if no engine returned its ids.
+// tokenize returns the keys of a prompt in blocks of token ids, and its length in tokens. It takes them from an earlier answer, or asks an
+// engine. ok is false if no engine returned its ids.
 func (r *Reader) tokenize(s *Source, h *index.Hasher, root index.Key, block int) (keys []index.Key, tokens int, ok bool) {
-	body, digest := s.templated(root)
-	if t, ok := r.tokenizer.find(digest, block); ok {
-		r.asked.WithLabelValues(tokenizeKnown).Inc()
+	body, digest := s.tokenizeBody(root)
+	if t, ok := r.tokenizer.lookup(digest, block); ok {
+		r.tokenizedPrompts.WithLabelValues(tokenizeKnown).Inc()
 		return t.keys, t.tokens, true
 	}
 	ids, err := r.askForIDs(s.Model.Name, body)
 	if err != nil {
-		r.asked.WithLabelValues(tokenizeFailed).Inc()
+		r.tokenizedPrompts.WithLabelValues(tokenizeFailed).Inc()
 		return nil, 0, false
 	}
-	r.asked.WithLabelValues(tokenizeAsked).Inc()
+	r.tokenizedPrompts.WithLabelValues(tokenizeAsked).Inc()
 	keys = h.Tokens(nil, root, ids, block)
 	r.tokenizer.remember(tokenized{of: digest, block: block, keys: keys, tokens: len(ids)})
 	return keys, len(ids), true
 }
 
-// templated returns the body that asks for a prompt's token ids, and its digest.
-func (s *Source) templated(root index.Key) ([]byte, promptDigest) {
+// tokenizeBody returns the body that asks an engine for a prompt's token ids, and its digest. root distinguishes prompts that share no KV.
+func (s *Source) tokenizeBody(root index.Key) ([]byte, promptDigest) {
 	out := []byte(`{"model":`)
 	name, _ := json.Marshal(s.Model.Name)
 	out = append(out, name...)
-	for _, key := range templated[s.Req.Endpoint] {
+	for _, key := range templateKeys[s.Req.Endpoint] {
 		value, ok := s.Body.Get(key)
 		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil {
 			value, ok = s.Changes.Prompt, true
@@ -98,60 +99,62 @@ func (s *Source) templated(root index.Key) ([]byte, promptDigest) {
 	return out, promptDigest{xxhash.Sum64(out) ^ root.Hash, index.Fingerprint(out) ^ root.Check}
 }
 
-// askForIDs asks a prefill engine for the token ids of a prompt; errQuiet: engines failed a moment ago and are not asked now. It logs when
-// engines stop and when they begin to answer.
+// askForIDs asks a prefill engine for the token ids of a prompt. It logs when engines begin to fail and when they answer again. While they
+// fail, it returns errNotAsked for most prompts.
 func (r *Reader) askForIDs(model string, body []byte) ([]int32, error) {
 	target := r.Fleet.AnyPrefill(model)
 	if target == nil {
 		return nil, fmt.Errorf("no engine that answers can be asked for the token ids of a prompt for %s", model)
 	}
-	turn, ok := r.tokenizer.mayAsk(time.Now())
+	call, ok := r.tokenizer.beginCall(time.Now())
 	if !ok {
-		return nil, errQuiet
+		return nil, errNotAsked
 	}
 	ids, err := r.postTokenize(target, body)
-	switch began, ended := r.tokenizer.answered(turn, time.Now(), err); {
-	case began:
+	switch stopped, resumed := r.tokenizer.endCall(call, time.Now(), err); {
+	case stopped:
 		r.Log.Warn("an engine did not answer with the token ids of a prompt; engines are asked only from time to time until one answers again",
 			zap.String("engine", target.ID), zap.Error(err))
-	case ended:
+	case resumed:
 		r.Log.Info("an engine answers with token ids again; engines are asked for every prompt again", zap.String("engine", target.ID))
 	}
 	return ids, err
 }
 
-// postTokenize sends a body of templated to an engine and returns the token ids of its answer. The call takes at most TokenizeTimeout.
+// postTokenize sends a body of tokenizeBody to an engine, and returns the token ids of its answer. The whole call must end within
+// prefill.index.tokenize_timeout.
 func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, error) {
-	call, patience := r.Client.NewCall(target).Repeat(), r.Settings().Prefill.Index.TokenizeTimeout
-	timer := time.AfterFunc(patience, call.Abort)
+	call, timeout := r.Client.NewCall(target).Repeat(), r.Settings().Prefill.Index.TokenizeTimeout
+	timer := time.AfterFunc(timeout, call.Abort)
 	defer timer.Stop()
 	resp, err := call.Do(http.MethodPost, "/tokenize", []engine.Header{{Name: "Content-Type", Value: "application/json"}}, [][]byte{body},
-		engine.Deadlines{Connect: patience, FirstByte: patience, Idle: patience})
+		engine.Deadlines{Connect: timeout, FirstByte: timeout, Idle: timeout})
 	if err != nil {
 		return nil, err
 	}
 	defer resp.Close()
-	answer, err := resp.ReadAll(tokenizeAnswer)
+	answer, err := resp.ReadAll(maxAnswerBytes)
 	switch {
 	case err != nil:
 		return nil, err
 	case resp.StatusCode() != http.StatusOK:
 		return nil, &engine.StatusError{Target: target.ID, Method: http.MethodPost, Path: "/tokenize", Status: resp.StatusCode()}
 	}
-	var said struct {
+	var reply struct {
 		Tokens []int32 `json:"tokens"`
 	}
-	if err := json.Unmarshal(answer, &said); err != nil {
+	if err := json.Unmarshal(answer, &reply); err != nil {
 		return nil, fmt.Errorf("engine %s: /tokenize: its answer cannot be read: %w", target.ID, err)
 	}
-	if len(said.Tokens) == 0 {
+	if len(reply.Tokens) == 0 {
 		return nil, fmt.Errorf("engine %s: /tokenize: no tokens in its answer", target.ID)
 	}
-	return said.Tokens, nil
+	return reply.Tokens, nil
 }
 
-// find returns the keys of a prompt, and marks them as used. The keys must be of blocks of this size, which may change with the engines.
-func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
+// lookup returns the keys of a prompt in blocks of this many tokens, and marks them as used; ok is false if they are not known. The size of
+// blocks may change with the engines.
+func (t *tokenizer) lookup(of promptDigest, block int) (known tokenized, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.known[of]
@@ -162,7 +165,7 @@ func (t *tokenizer) find(of promptDigest, block int) (tokenized, bool) {
 	return e.Value.(tokenized), true
 }
 
-// remember keeps the keys of a prompt, and drops those that were not used for longest if there are too many.
+// remember stores the keys of a prompt, and drops those that were used least recently if there are too many.
 func (t *tokenizer) remember(k tokenized) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,46 +177,47 @@ func (t *tokenizer) remember(k tokenized) {
 	}
 	t.known[k.of] = t.recent.PushFront(k)
 	t.keys += len(k.keys)
-	for t.recent.Len() > mostTokenized || t.keys > mostKeys {
+	for t.recent.Len() > maxTokenized || t.keys > maxKeys {
 		t.drop(t.recent.Back())
 	}
 }
 
+// drop forgets one prompt. It is called with t.mu held.
 func (t *tokenizer) drop(e *list.Element) {
 	k := t.recent.Remove(e).(tokenized)
 	delete(t.known, k.of)
 	t.keys -= len(k.keys)
 }
 
-// mayAsk says whether an engine may be asked now. turn identifies the question for answered.
-func (t *tokenizer) mayAsk(now time.Time) (turn uint64, ok bool) {
+// beginCall says whether an engine may be asked now. If ok, the caller must report the outcome to endCall, with the same call.
+func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.trust.Allows(now) {
+	if !t.circuit.Allows(now) {
 		return 0, false
 	}
-	t.asked++
-	t.trust.Send(t.asked, now)
-	return t.asked, true
+	t.lastCall++
+	t.circuit.Send(t.lastCall, now)
+	return t.lastCall, true
 }
 
-// answered records the outcome of a question. began says that engines will not be asked for a while from now on, ended that they will be
-// asked again. If an engine refuses a prompt, nothing changes.
-func (t *tokenizer) answered(turn uint64, now time.Time, err error) (began, ended bool) {
+// endCall records the outcome of a call. stopped says that engines will not be asked for a while from now on, resumed that they will be
+// asked again. If an engine refuses a prompt, nothing changes, because the prompt may be at fault.
+func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, resumed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	wasTrusted := t.trust.InService()
-	t.trust.Limit = 1 // failures
+	wasClosed := t.circuit.InService()
+	t.circuit.Limit = 1 // failures
 	var status *engine.StatusError
 	switch {
 	case err == nil:
-		t.trust.Succeed()
-		return false, !wasTrusted
+		t.circuit.Succeed()
+		return false, !wasClosed
 	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
-		t.trust.Neutral(turn)
+		t.circuit.Neutral(call)
 		return false, false
 	}
-	return t.trust.Fail(turn, now) && wasTrusted, false // a trial that fails begins nothing new
+	return t.circuit.Fail(call, now) && wasClosed, false // a trial that fails begins nothing new
 }
 
-var errQuiet = errors.New("engines did not tell token ids a moment ago")
+var errNotAsked = errors.New("engines did not tell token ids a moment ago")

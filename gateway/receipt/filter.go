@@ -28,7 +28,7 @@ func (f *Filter) passes(r *Receipt, now time.Time) bool {
 		(f.Engine == "" || r.wentTo(f.Engine))
 }
 
-// waited is the time in ms until the first token, or if there is none until the end, or until now.
+// waited is the time in ms that the client has waited: until the first token, or if there is none until the end, or until now.
 func (r *Receipt) waited(now time.Time) float64 {
 	switch {
 	case r.TTFT > 0:
@@ -42,7 +42,7 @@ func (r *Receipt) waited(now time.Time) float64 {
 // failed says whether the request failed for another reason than a mistake of its client: with 5xx or 429.
 func (r *Receipt) failed() bool { return r.Status >= 500 || r.Status == 429 }
 
-// wentTo says whether an attempt was sent to a prefill engine or decode rank with a name that contains this part.
+// wentTo says whether some attempt was sent to a prefill engine or a decode rank whose name contains this part.
 func (r *Receipt) wentTo(part string) bool {
 	for i := range r.Attempts {
 		a := &r.Attempts[i]

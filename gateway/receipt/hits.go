@@ -8,8 +8,8 @@ type Hits struct{ Prompt, Cached int }
 func (h *Hits) add(o Hits) { h.Prompt, h.Cached = h.Prompt+o.Prompt, h.Cached+o.Cached }
 
 const (
-	summed   = 15 // minutes of which sums are kept, including the present one
-	mostKeys = 64 // API keys that can have sums at the same time; a key keeps its sums as long as it sends requests
+	minutesKept = 15 // minutes of which sums are kept, including the present one
+	maxKeys     = 64 // API keys that can have sums at the same time; a key keeps its sums as long as it sends requests
 )
 
 // sums holds the hits of ended requests, by the name of the caller's API key. They are kept apart from the receipts, because the ring drops
@@ -19,7 +19,7 @@ type sums map[string]*minutes
 // minutes holds the hits of one API key, minute by minute.
 type minutes struct {
 	last int64 // minute (Unix time / 60) in which the key's last request ended
-	each [summed]struct {
+	each [minutesKept]struct {
 		minute int64
 		Hits
 	}
@@ -27,43 +27,44 @@ type minutes struct {
 
 func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 
-// outdated says whether sums of minute m no longer count in the minute now. After the clock was set back, m may also be far in the future.
-func outdated(m, now int64) bool { return m <= now-summed || m >= now+summed }
+// isOutdated says whether sums of minute m no longer count in the minute now. After the clock was set back, m may also be far in the
+// future.
+func isOutdated(m, now int64) bool { return m <= now-minutesKept || m >= now+minutesKept }
 
-// add counts a request that has ended, unless mostKeys other keys have recent requests.
+// add counts a request that has ended, unless maxKeys other keys have recent requests.
 func (s sums) add(r *Receipt) {
 	if r.PromptTokens <= 0 { // the request failed before its prefill
 		return
 	}
-	now := minuteOf(r.end())
+	now := minuteOf(r.endTime())
 	k := s[r.Key]
 	if k == nil {
-		if k = s.room(now); k == nil {
+		if k = s.newSums(now); k == nil {
 			return
 		}
 		s[r.Key] = k
 	}
-	m := &k.each[now%summed]
+	m := &k.each[now%minutesKept]
 	if m.minute != now { // the place still has another minute
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	if k.last < now || outdated(k.last, now) { // an outdated minute after now is from before the clock was set back
+	if k.last < now || isOutdated(k.last, now) { // an outdated minute after now is from before the clock was set back
 		k.last = now
 	}
 }
 
-// room returns empty sums for one more key; nil: mostKeys other keys have recent requests. If all places are taken, it first drops the keys
-// without recent requests.
-func (s sums) room(now int64) *minutes {
-	if len(s) == mostKeys {
+// newSums returns empty sums for one more key; nil: maxKeys other keys have recent requests. If all places are taken, it first drops the
+// keys without recent requests.
+func (s sums) newSums(now int64) *minutes {
+	if len(s) == maxKeys {
 		for key, k := range s {
-			if outdated(k.last, now) {
+			if isOutdated(k.last, now) {
 				delete(s, key)
 			}
 		}
 	}
-	if len(s) == mostKeys {
+	if len(s) == maxKeys {
 		return nil
 	}
 	return &minutes{}
@@ -73,7 +74,7 @@ func (s sums) room(now int64) *minutes {
 // none.
 func (r *Receipt) cached() int {
 	if n := len(r.Attempts); r.CachedTokens <= 0 && n > 0 && r.Attempts[n-1].Prefill != nil {
-		return r.Attempts[n-1].Prefill.Hit
+		return r.Attempts[n-1].Prefill.Hit // of the attempt that served the request
 	}
 	return max(0, r.CachedTokens)
 }
@@ -91,7 +92,7 @@ func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
 	}
 	for i := range k.each {
 		switch m := &k.each[i]; {
-		case outdated(m.minute, minuteOf(now)):
+		case isOutdated(m.minute, minuteOf(now)):
 		case m.minute >= minuteOf(now.Add(-30*time.Second)): // the present minute, and in its first 30 s also the one before
 			last.add(m.Hits)
 		default:

@@ -67,12 +67,12 @@ func TestKeysThatHaveHits(t *testing.T) {
 		last, _ := g.Hits(key, at)
 		return last
 	}
-	for i := range mostKeys {
+	for i := range maxKeys {
 		require.Equal(t, Hits{10, 5}, add(strconv.Itoa(i), now))
 	}
 	require.Zero(t, add("another", now))
 	require.Equal(t, Hits{20, 10}, add("0", now), "who is known is counted on")
-	now = now.Add(summed * time.Minute)
+	now = now.Add(minutesKept * time.Minute)
 	require.Equal(t, Hits{10, 5}, add("0", now))
 	require.Equal(t, Hits{10, 5}, add("another", now))
 	require.Len(t, g.hits, 2)
@@ -85,7 +85,7 @@ func TestHitsAfterTheClockWasSetBack(t *testing.T) {
 	add := func(key string, ended time.Time, cached int) {
 		g.Open(&Receipt{ID: "r", Key: key, Arrival: ended}).End(func(r *Receipt) { r.PromptTokens, r.CachedTokens = 10, cached })
 	}
-	for i := range mostKeys {
+	for i := range maxKeys {
 		add(strconv.Itoa(i), now, 0)
 	}
 	now = now.Add(-time.Hour) // the same place in the ring of minutes

@@ -131,8 +131,8 @@ type Choice struct {
 // MaxAttempts is how many attempts of one request are kept, including all parts of a fanned-out request.
 const MaxAttempts = 32
 
-// Begin adds an attempt, unless there are too many attempts to keep this one.
-func (r *Receipt) Begin(a Attempt) {
+// AddAttempt adds an attempt. If the receipt has MaxAttempts already, it only counts the attempt as left out.
+func (r *Receipt) AddAttempt(a Attempt) {
 	if len(r.Attempts) == MaxAttempts {
 		r.LeftOut++
 		return
@@ -140,8 +140,8 @@ func (r *Receipt) Begin(a Attempt) {
 	r.Attempts = append(r.Attempts, a)
 }
 
-// At returns the attempt of a leg with that number; nil: it is not kept.
-func (r *Receipt) At(leg string, n int) *Attempt {
+// FindAttempt returns the attempt of a leg with that number; nil: it is not kept.
+func (r *Receipt) FindAttempt(leg string, n int) *Attempt {
 	for i := range r.Attempts {
 		if a := &r.Attempts[i]; a.N == n && a.Leg == leg {
 			return a

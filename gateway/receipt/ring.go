@@ -16,12 +16,12 @@ type Ring struct {
 	maxBytes int64
 
 	mu      sync.Mutex
-	ended   []*Receipt          // a ring buffer; its receipts never change
-	next    int                 // index in ended for the next receipt
-	count   int                 // receipts in ended
-	bytes   int64               // their size in memory, about
-	byID    map[string]*Receipt // receipts in ended, by evenkeel's request id; ids of clients are not unique
-	running map[string]*Live    // by evenkeel's request id
+	ended   []*Receipt                 // a ring buffer; its receipts never change
+	next    int                        // index in ended for the next receipt
+	count   int                        // receipts in ended
+	bytes   int64                      // their size in memory, about
+	byID    map[string]*Receipt        // receipts in ended, by evenkeel's request id; ids of clients are not unique
+	running map[string]*RunningReceipt // by evenkeel's request id
 	hits    sums
 }
 
@@ -33,23 +33,23 @@ func NewRing(last int, maxBytes int64) *Ring {
 	}
 	room := min(int64(last), maxBytes/sizeReceipt+1) // more receipts never fit, and each place takes memory
 	return &Ring{
-		maxBytes: maxBytes, ended: make([]*Receipt, room), byID: map[string]*Receipt{}, running: map[string]*Live{}, hits: sums{},
+		maxBytes: maxBytes, ended: make([]*Receipt, room), byID: map[string]*Receipt{}, running: map[string]*RunningReceipt{}, hits: sums{},
 	}
 }
 
-// Live is the receipt of a request that runs. A nil Live records nothing.
-type Live struct {
+// RunningReceipt is the receipt of a request that runs. A nil RunningReceipt records nothing.
+type RunningReceipt struct {
 	ring *Ring
 	mu   sync.Mutex
 	r    Receipt
 }
 
 // Open begins the receipt of a request.
-func (g *Ring) Open(r *Receipt) *Live {
+func (g *Ring) Open(r *Receipt) *RunningReceipt {
 	if g == nil {
 		return nil
 	}
-	l := &Live{ring: g, r: *r}
+	l := &RunningReceipt{ring: g, r: *r}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.running[r.ID] = l
@@ -57,7 +57,7 @@ func (g *Ring) Open(r *Receipt) *Live {
 }
 
 // Edit changes the receipt under its lock.
-func (l *Live) Edit(change func(*Receipt)) {
+func (l *RunningReceipt) Edit(change func(*Receipt)) {
 	if l == nil {
 		return
 	}
@@ -67,7 +67,7 @@ func (l *Live) Edit(change func(*Receipt)) {
 }
 
 // End changes the receipt a last time, and moves it to the ended receipts.
-func (l *Live) End(change func(*Receipt)) {
+func (l *RunningReceipt) End(change func(*Receipt)) {
 	if l == nil {
 		return
 	}
@@ -77,11 +77,12 @@ func (l *Live) End(change func(*Receipt)) {
 	done := l.r
 	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a copy, because parts that end late still write into l.r
 	l.mu.Unlock()
-	l.ring.keep(&done)
+	l.ring.addEnded(&done)
 }
 
-// keep moves a receipt from the running to the ended ones, adds its hits to the sums, and drops the oldest receipts if there is no room.
-func (g *Ring) keep(r *Receipt) {
+// addEnded moves a receipt from the running to the ended ones, adds its hits to the sums, and drops the oldest receipts if there is no
+// room.
+func (g *Ring) addEnded(r *Receipt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.running, r.ID)
@@ -99,6 +100,7 @@ func (g *Ring) keep(r *Receipt) {
 	}
 }
 
+// dropOldest drops the receipt that ended first. It is called with g.mu held.
 func (g *Ring) dropOldest() {
 	oldest := (g.next - g.count + len(g.ended)) % len(g.ended)
 	old := g.ended[oldest]
@@ -115,21 +117,21 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	if g == nil {
 		return list
 	}
-	theirs := words.Clip(id) // ids of clients are kept clipped
-	var running []*Live
+	clientID := words.Clip(id) // ids of clients are kept clipped
+	var running []*RunningReceipt
 	g.mu.Lock()
 	for i := range g.count {
-		if r := g.back(i); r.ClientID == theirs && r.ID != id {
+		if r := g.endedBefore(i); r.ClientID == clientID && r.ID != id {
 			list = append(list, r)
 		}
 	}
 	for _, l := range g.running {
-		if l.r.ClientID == theirs && l.r.ID != id { // both ids never change, so no lock is needed
+		if l.r.ClientID == clientID && l.r.ID != id { // both ids never change, so no lock is needed
 			running = append(running, l)
 		}
 	}
 	l, runs := g.running[id]
-	own, ended := g.byID[id]
+	ofID, ended := g.byID[id]
 	g.mu.Unlock()
 	for _, l := range running {
 		list = append(list, l.copy())
@@ -139,13 +141,13 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	case runs:
 		list = slices.Insert(list, 0, l.copy())
 	case ended:
-		list = slices.Insert(list, 0, own)
+		list = slices.Insert(list, 0, ofID)
 	}
 	return list[:min(n, len(list))]
 }
 
-// back returns the receipt that ended i receipts before the last one. It is called with g.mu held.
-func (g *Ring) back(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
+// endedBefore returns the receipt that ended i receipts before the last one. It is called with g.mu held.
+func (g *Ring) endedBefore(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
 // Last returns up to n receipts that pass the filter, latest first: of requests that run if running is true, and otherwise of requests that
 // ended.
@@ -156,7 +158,7 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	}
 	now := time.Now()
 	if running {
-		for _, l := range g.open() {
+		for _, l := range g.runningReceipts() {
 			if r := l.copy(); f.passes(r, now) {
 				list = append(list, r)
 			}
@@ -164,7 +166,8 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 		slices.SortFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
 		return list[:min(n, len(list))]
 	}
-	for _, r := range g.last(n, f) {
+	filters := f != (Filter{})
+	for _, r := range g.lastEnded(n, filters) {
 		if len(list) < n && f.passes(r, now) {
 			list = append(list, r)
 		}
@@ -172,17 +175,17 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 	return list
 }
 
-// last returns ended receipts, latest first: the last n, or all of them if f has to be applied to them. These receipts never change, so the
-// caller needs no lock.
-func (g *Ring) last(n int, f Filter) []*Receipt {
+// lastEnded returns ended receipts, latest first: the last n, or all of them for a caller that filters them. These receipts never change,
+// so the caller needs no lock.
+func (g *Ring) lastEnded(n int, all bool) []*Receipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if f != (Filter{}) {
+	if all {
 		n = g.count
 	}
 	list := make([]*Receipt, min(n, g.count))
 	for i := range list {
-		list[i] = g.back(i)
+		list[i] = g.endedBefore(i)
 	}
 	return list
 }
@@ -194,9 +197,9 @@ func (g *Ring) Latest(n int) []*Receipt {
 		return []*Receipt{}
 	}
 	list := g.Last(n, Filter{}, false)
-	newest := make([]*Live, 0, n+1) // of the requests that run; thousands may run, so only these n are copied
-	for _, l := range g.open() {
-		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *Live) int { return b.r.Arrival.Compare(a.r.Arrival) })
+	newest := make([]*RunningReceipt, 0, n+1) // of the requests that run; thousands may run, so only these n are copied
+	for _, l := range g.runningReceipts() {
+		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *RunningReceipt) int { return b.r.Arrival.Compare(a.r.Arrival) })
 		if place < n {
 			newest = slices.Insert(newest, place, l)
 			newest = newest[:min(n, len(newest))]
@@ -210,8 +213,8 @@ func (g *Ring) Latest(n int) []*Receipt {
 	return list[:min(n, len(list))]
 }
 
-// open returns the receipts of all requests that run.
-func (g *Ring) open() []*Live {
+// runningReceipts returns the receipts of all requests that run.
+func (g *Ring) runningReceipts() []*RunningReceipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Collect(maps.Values(g.running))
@@ -230,14 +233,14 @@ func (g *Ring) Loads() map[string]Load {
 	if g == nil {
 		return keys
 	}
-	for _, l := range g.open() {
+	for _, l := range g.runningReceipts() {
 		l.mu.Lock()
 		load := keys[l.r.Key]
 		if l.r.State == Queued || l.r.State == Pooled {
 			load.Waiting++
 		}
-		holdsKV := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring // in a prefill engine
-		if n := len(l.r.Attempts); holdsKV && n > 0 && l.r.Attempts[n-1].Prefill != nil {
+		onPrefillEngine := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring // it is computed, or its KV is held
+		if n := len(l.r.Attempts); onPrefillEngine && n > 0 && l.r.Attempts[n-1].Prefill != nil {
 			load.Prompts++
 			load.Tokens += l.r.Attempts[n-1].Prefill.Prompt
 		}
@@ -248,12 +251,12 @@ func (g *Ring) Loads() map[string]Load {
 }
 
 const (
-	mostLately = 2000        // how many of the last receipts FailedOn reads
-	lately     = time.Minute // how far back FailedOn counts failures
+	mostSearched  = 2000        // how many of the last receipts FailedOn reads
+	recentFailure = time.Minute // how far back FailedOn counts failures
 )
 
-// end is the time at which the request ended.
-func (r *Receipt) end() time.Time {
+// endTime is the time at which the request ended.
+func (r *Receipt) endTime() time.Time {
 	return r.Arrival.Add(time.Duration(r.Total * float64(time.Millisecond)))
 }
 
@@ -264,18 +267,18 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
 	}
-	hosts := map[string]int{}
-	for _, r := range g.last(mostLately, Filter{}) {
-		if r.Status < 500 || now.Sub(r.end()) > lately {
+	requestsOf := map[string]int{} // by host: requests with a failed attempt there
+	for _, r := range g.lastEnded(mostSearched, false) {
+		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure {
 			continue
 		}
 		all++
-		for h := range r.failedOn() {
-			hosts[h]++
+		for h := range r.failedHosts() {
+			requestsOf[h]++
 		}
 	}
 	second := 0 // number of the host with the second most
-	for h, n := range hosts {
+	for h, n := range requestsOf {
 		if n > most {
 			host, most, second = h, n, most
 		} else {
@@ -288,8 +291,8 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	return host, most, all
 }
 
-// failedOn returns the hosts on which attempts of the request failed. Engines that are not named host:port are left out.
-func (r *Receipt) failedOn() map[string]bool {
+// failedHosts returns the hosts on which attempts of the request failed. Engines that are not named host:port are left out.
+func (r *Receipt) failedHosts() map[string]bool {
 	hosts := map[string]bool{}
 	for i := range r.Attempts {
 		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/")
@@ -301,7 +304,7 @@ func (r *Receipt) failedOn() map[string]bool {
 }
 
 // copy returns a copy of the receipt as it is now.
-func (l *Live) copy() *Receipt {
+func (l *RunningReceipt) copy() *Receipt {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.r

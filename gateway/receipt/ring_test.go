@@ -18,8 +18,8 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	g := NewRing(4, 1<<20)
 	l := g.Open(&Receipt{ID: "a", ClientID: "mine", State: "parse"})
 	l.Edit(func(r *Receipt) {
-		r.Begin(Attempt{N: 1, State: "queued"})
-		r.State, r.At("", 1).Waits.Queue = "queued", 2
+		r.AddAttempt(Attempt{N: 1, State: "queued"})
+		r.State, r.FindAttempt("", 1).Waits.Queue = "queued", 2
 	})
 	for _, id := range []string{"a", "mine"} {
 		r := one(t, g, id)
@@ -29,8 +29,8 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	require.Empty(t, g.Last(9, Filter{}, false))
 	require.Len(t, g.Last(9, Filter{}, true), 1, "once, though it has two names")
 	l.Edit(func(r *Receipt) {
-		r.Begin(Attempt{N: 2})
-		r.At("", 2).Waits.Queue = 3
+		r.AddAttempt(Attempt{N: 2})
+		r.FindAttempt("", 2).Waits.Queue = 3
 	})
 	l.End(func(r *Receipt) { r.Outcome = "ok" })
 	r := one(t, g, "mine")
@@ -38,7 +38,7 @@ func TestARequestIsFoundWhileItRunsAndAfterwards(t *testing.T) {
 	require.Equal(t, Ended, r.Attempts[0].State)
 	require.InDelta(t, 5, r.Waits.Queue, 0)
 	require.Empty(t, g.Last(9, Filter{}, true))
-	l.Edit(func(r *Receipt) { r.At("", 1).Cause = "late" })
+	l.Edit(func(r *Receipt) { r.FindAttempt("", 1).Cause = "late" })
 	require.Empty(t, r.Attempts[0].Cause, "what ended does not change any more")
 }
 
@@ -142,12 +142,12 @@ func TestNoRingKeepsNothing(t *testing.T) {
 func TestAttemptsOfOneRequestAreBounded(t *testing.T) {
 	var r Receipt
 	for i := range MaxAttempts {
-		r.Begin(Attempt{N: i, Leg: "a"})
-		require.Same(t, &r.Attempts[i], r.At("a", i))
-		require.Nil(t, r.At("b", i))
+		r.AddAttempt(Attempt{N: i, Leg: "a"})
+		require.Same(t, &r.Attempts[i], r.FindAttempt("a", i))
+		require.Nil(t, r.FindAttempt("b", i))
 	}
-	r.Begin(Attempt{N: MaxAttempts, Leg: "a"})
-	require.Nil(t, r.At("a", MaxAttempts))
+	r.AddAttempt(Attempt{N: MaxAttempts, Leg: "a"})
+	require.Nil(t, r.FindAttempt("a", MaxAttempts))
 	require.Equal(t, 1, r.LeftOut)
 }
 
@@ -157,7 +157,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := int64(rapid.IntRange(1, 20_000).Draw(t, "bytes"))
 		g := NewRing(rapid.IntRange(1, 8).Draw(t, "last"), limit)
-		var open []*Live
+		var open []*RunningReceipt
 		for i := range rapid.IntRange(1, 40).Draw(t, "steps") {
 			if len(open) > 0 && rapid.Bool().Draw(t, "end") {
 				open[0].End(func(*Receipt) {})
@@ -168,7 +168,7 @@ func TestTheRingKeepsItsBounds(t *testing.T) {
 				Model: strings.Repeat("m", rapid.IntRange(0, 200).Draw(t, "model"))})
 			for range rapid.IntRange(0, 4).Draw(t, "attempts") {
 				l.Edit(func(r *Receipt) {
-					r.Begin(Attempt{Decode: &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}})
+					r.AddAttempt(Attempt{Decode: &Decode{Best: make([]Choice, rapid.IntRange(0, 8).Draw(t, "best"))}})
 				})
 			}
 			open = append(open, l)
@@ -193,7 +193,7 @@ func TestReceiptsAreReadWhileTheyAreWritten(*testing.T) {
 		all.Go(func() {
 			for k := range 200 {
 				l := g.Open(&Receipt{ID: fmt.Sprint(i, k), Arrival: time.Unix(int64(k), 0)})
-				l.Edit(func(r *Receipt) { r.Begin(Attempt{N: k}) })
+				l.Edit(func(r *Receipt) { r.AddAttempt(Attempt{N: k}) })
 				l.End(func(r *Receipt) { r.Outcome = "ok" })
 			}
 		})

@@ -16,15 +16,16 @@ import (
 // file is the name of the recording, set by the linker; empty: nothing is recorded. The file must not exist yet.
 var file string
 
-const limit = 256 << 20 // bytes of a recording
+const maxFileBytes = 256 << 20 // bytes of a recording
 
-var out = open(file)
+var requestsFile = open(file)
 
 var (
-	lastTape atomic.Int64 // the last ID that a tape got
-	written  atomic.Int64 // bytes written so far, and those of lines that were dropped
+	lastID  atomic.Int64 // the last ID that a tape got
+	written atomic.Int64 // bytes written so far, and those of lines that were dropped
 )
 
+// open creates the file of a recording; nil: name is empty, so nothing is recorded.
 func open(name string) *os.File {
 	if name == "" {
 		return nil
@@ -47,16 +48,19 @@ type line struct {
 	Do    []lifecycle.Effect `json:",omitempty"`
 }
 
+// recordsRequests says whether this program was linked to record requests.
+func recordsRequests() bool { return requestsFile != nil }
+
 // Begin records the state of a Lifecycle, before the event with which the request begins or its lost answer goes on.
 func (r *Recorder) Begin(l *lifecycle.Lifecycle) {
-	if out != nil {
+	if recordsRequests() {
 		r.write(line{Value: fmt.Sprint(*l)})
 	}
 }
 
 // Step records an event of a Lifecycle, and the effects that it returned.
 func (r *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
-	if out != nil {
+	if recordsRequests() {
 		r.write(line{Event: new(e), Do: slices.Clone(todo)})
 	}
 }
@@ -65,16 +69,17 @@ func (r *Recorder) Step(e lifecycle.Event, todo []lifecycle.Effect) {
 // replayed. If the file cannot be written the program ends, because otherwise lines in the middle would be missing.
 func (r *Recorder) write(l line) {
 	if r.id == 0 {
-		r.id = lastTape.Add(1)
+		r.id = lastID.Add(1)
 	}
 	l.ID = r.id
-	put(out, l)
+	appendLine(requestsFile, l)
 }
 
-// put appends a line to a file. It drops the line if the recording would get larger than limit, and panics if the line cannot be written.
-func put(to *os.File, line any) {
+// appendLine appends a line to a file. It drops the line if the recording would get larger than maxFileBytes, and panics if the line cannot
+// be written.
+func appendLine(to *os.File, line any) {
 	text, err := json.Marshal(line)
-	if err == nil && written.Add(int64(len(text)+1)) <= limit {
+	if err == nil && written.Add(int64(len(text)+1)) <= maxFileBytes {
 		_, err = to.Write(append(text, '\n'))
 	}
 	if err != nil {

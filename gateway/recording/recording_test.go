@@ -16,10 +16,10 @@ import (
 // records has the package record into a file until the test ends. It returns what was written so far.
 func records(t *testing.T) (lines func() []line) {
 	name := filepath.Join(t.TempDir(), "recording")
-	out = open(name)
+	requestsFile = open(name)
 	t.Cleanup(func() {
-		require.NoError(t, out.Close())
-		out = nil
+		require.NoError(t, requestsFile.Close())
+		requestsFile = nil
 		written.Store(0)
 	})
 	return func() (all []line) {
@@ -61,7 +61,7 @@ func TestAFileIsBounded(t *testing.T) {
 	lines := records(t)
 	var recorder Recorder
 	recorder.Begin(new(lifecycle.Lifecycle))
-	written.Store(limit - 10)
+	written.Store(maxFileBytes - 10)
 	recorder.Begin(new(lifecycle.Lifecycle))
 	require.Len(t, lines(), 1)
 }

@@ -13,9 +13,10 @@ import (
 	"evenkeel/mooncake"
 )
 
-// rosters is the file for rosters, beside the file for requests.
-var rosters = openBeside(file)
+// rostersFile is the file for rosters, beside the file for requests.
+var rostersFile = openBeside(file)
 
+// openBeside creates the file for rosters beside the one with this name; nil: nothing is recorded.
 func openBeside(name string) *os.File {
 	if name == "" {
 		return nil
@@ -25,9 +26,9 @@ func openBeside(name string) *os.File {
 
 // A Roster records the events of a Fleet's roster, and the lists that the Fleet publishes.
 type Roster struct {
-	id   int64
-	said map[string]string // the last settings and owners that were recorded, by kind of event
-	text string            // text of the last lists
+	id           int64
+	lastRecorded map[string]string // the last settings and owners that were recorded, by kind of event
+	lastLists    string            // text of the last lists
 }
 
 // moment has the events of one moment, before a Tick. It has Lists only if they have changed.
@@ -79,13 +80,13 @@ type planned struct {
 // Step records the events of a moment, their effects, and the lists that were published. It leaves out settings, owners and lists that
 // are the same as before. The first Step of a roster also records that the roster begins.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Snapshot) {
-	if rosters == nil {
+	if rostersFile == nil {
 		return
 	}
-	if t.id == 0 {
-		t.id = lastTape.Add(1)
-		t.said = map[string]string{}
-		put(rosters, moment{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
+	if t.id == 0 { // the first line of this roster
+		t.id = lastID.Add(1)
+		t.lastRecorded = map[string]string{}
+		appendLine(rostersFile, moment{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})
 	}
 	line := moment{ID: t.id, At: now}
 	for _, e := range events {
@@ -96,20 +97,20 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 		}
 		switch e.(type) {
 		case roster.Terms, roster.Owners: // these come in every step, so only changes are recorded
-			if t.said[kind] == string(text) {
+			if t.lastRecorded[kind] == string(text) {
 				continue
 			}
-			t.said[kind] = string(text)
+			t.lastRecorded[kind] = string(text)
 		}
 		line.Events = append(line.Events, event{kind, text})
 	}
 	for _, e := range do {
 		line.Do = append(line.Do, fmt.Sprint(e.What))
 	}
-	if text := fmt.Sprint(p.Text()); text != t.text {
-		t.text, line.Lists = text, p.Text()
+	if text := fmt.Sprint(p.Text()); text != t.lastLists {
+		t.lastLists, line.Lists = text, p.Text()
 	}
-	put(rosters, line)
+	appendLine(rostersFile, line)
 }
 
 // plain returns an event in a form that JSON can represent.
@@ -119,8 +120,8 @@ func plain(e roster.Event) any {
 		return entered{describe(e.Engine), e.Anew}
 	case roster.Planned:
 		p := planned{Remove: e.Remove, Order: e.Order}
-		for _, one := range e.Set {
-			p.Set = append(p.Set, describe(one))
+		for _, entry := range e.Set {
+			p.Set = append(p.Set, describe(entry))
 		}
 		return p
 	case roster.Health:
@@ -139,6 +140,7 @@ func describe(e *roster.Engine) described {
 	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.Own}
 }
 
+// why is the text of an error; empty: there is none.
 func why(err error) string {
 	if err == nil {
 		return ""

@@ -184,10 +184,10 @@ func engineOf(t *testing.T, d described) *roster.Engine {
 // What is written of each kind of event leads to the same lists when it is read.
 func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "recording")
-	rosters = openBeside(name)
+	rostersFile = openBeside(name)
 	t.Cleanup(func() {
-		require.NoError(t, rosters.Close())
-		rosters = nil
+		require.NoError(t, rostersFile.Close())
+		rostersFile = nil
 		written.Store(0)
 	})
 	p := mooncake.Profile{Connector: mooncake.NIXLPull}.WithDefaults()

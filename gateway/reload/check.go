@@ -25,8 +25,8 @@ type Warning struct {
 // performs a start up to the first socket. Check changes no files: it opens the files that a proxy writes, but leaves them as they were.
 func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([]Warning, error) {
 	err := errors.Join(
-		keyed("log.requests", writable(cfg.Log.Requests)),
-		keyed("dispatch.log.file", writable(cfg.Dispatch.DecisionLog.File)),
+		withKey("log.requests", checkWritable(cfg.Log.Requests)),
+		withKey("dispatch.log.file", checkWritable(cfg.Dispatch.DecisionLog.File)),
 	)
 	silent := *cfg
 	silent.Log.Requests, silent.Dispatch.DecisionLog.File = "", ""
@@ -39,15 +39,17 @@ func Check(cfg *config.Config, start func(*config.Config, *zap.Logger) error) ([
 	return warnings, errors.Join(err, startErr)
 }
 
-func keyed(key string, err error) error {
+// withKey puts the config key that an error is about before the error; nil stays nil.
+func withKey(key string, err error) error {
 	if err != nil {
 		err = fmt.Errorf("%s: %w", key, err)
 	}
 	return err
 }
 
-// writable returns an error if a file can neither be appended to nor created. It removes a file that it had to create.
-func writable(path string) error {
+// checkWritable returns an error if a file can neither be appended to nor created. It removes a file that it had to create. Empty and "-"
+// (stdout) are no files.
+func checkWritable(path string) error {
 	if path == "" || path == "-" {
 		return nil
 	}
@@ -70,7 +72,7 @@ func writable(path string) error {
 		if !filepath.IsAbs(to) {
 			to = filepath.Dir(path) + "/" + to // not Join, which takes .. for the folder of a symlink
 		}
-		return writable(to)
+		return checkWritable(to)
 	}
 	if err != nil {
 		return err

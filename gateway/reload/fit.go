@@ -15,8 +15,9 @@ import (
 // maxFit bounds the size of a fit file, in bytes. It is generous: the outputs of 4096 keys take a few MB.
 const maxFit = 256 << 20
 
-// read parses the fit file, and notes its version and its kind; nil: no file is configured, or it has not changed since it was last read.
-func (f *fitFile) read() (*predictor.Fit, error) {
+// readIfChanged parses the fit file, and notes its version and its kind. It returns nil if no file is configured, or if the file has not
+// changed since it was last read.
+func (f *fitFile) readIfChanged() (*predictor.Fit, error) {
 	if f.path == "" {
 		return nil, nil
 	}
@@ -25,10 +26,10 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 		return nil, err
 	}
 	state := fileState{info.ModTime(), info.Size()}
-	if state == f.seen {
+	if state == f.lastRead {
 		return nil, nil
 	}
-	f.seen = state // set for a bad file, too, so that its error is reported only once
+	f.lastRead = state // set for a bad file, too, so that its error is reported only once
 	if state.size > maxFit {
 		return nil, fmt.Errorf("%s has %d bytes, more than %d: it is no fit file", f.path, state.size, maxFit)
 	}
@@ -44,8 +45,8 @@ func (f *fitFile) read() (*predictor.Fit, error) {
 	return fit, nil
 }
 
-// doubtFit warns if the policies in force use nothing of the fit file, or only a part of it.
-func (r *Reloader) doubtFit(cfg *config.Config) {
+// warnOfUnusedFit warns if the policies in force use nothing of the fit file, or only a part of it.
+func (r *Reloader) warnOfUnusedFit(cfg *config.Config) {
 	if r.fit.kind == "" {
 		return // there is no fit file, or it could not be read
 	}
@@ -55,10 +56,10 @@ func (r *Reloader) doubtFit(cfg *config.Config) {
 	}
 }
 
-// reloadFit makes predictions start anew from a new version of the fit file.
+// reloadFit makes predictions start anew from a new version of the fit file. It returns whether they do.
 func (r *Reloader) reloadFit() (bool, error) {
 	r.fit.path = r.Settings().Predictor.File
-	fit, err := r.fit.read()
+	fit, err := r.fit.readIfChanged()
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // the file is being replaced
 		return false, nil
@@ -72,6 +73,6 @@ func (r *Reloader) reloadFit() (bool, error) {
 	}
 	r.deps.Log.Info("predictions start anew from the fit file", zap.String("predictor.file", r.fit.path),
 		zap.String("kind", string(fit.Kind)), zap.Int("outputs", fit.Outputs.Len()))
-	r.doubtFit(r.Settings().Config)
+	r.warnOfUnusedFit(r.Settings().Config)
 	return true, nil
 }

@@ -22,31 +22,31 @@ var errEmptyConfig = errors.New("the file is empty or sets no key, so it would r
 func New(cfg *config.Config, d Deps) (*Reloader, *predictor.Fit, error) {
 	r := &Reloader{deps: d, metrics: newMetrics(d.Registerer), source: source{at: d.Started}, fit: fitFile{path: cfg.Predictor.File}}
 	r.settings.Store(newSettings(cfg))
-	r.doubt(cfg)
+	r.warnOfDoubts(cfg)
 	s, err := readSecrets(cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	r.use(s)
-	r.warnOfReaders(privateFiles(cfg)...)
+	r.useSecrets(s)
+	r.warnIfWorldReadable(privateFiles(cfg)...)
 	r.exportStatus()
 	if cfg.Geo.On() && cfg.Geo.TLS.CA != "" {
 		if r.authority, err = certs.LoadAuthority(cfg.Geo.TLS.CA); err != nil {
 			return nil, nil, fmt.Errorf("geo.tls.ca: %w", err)
 		}
 	}
-	fit, err := r.fit.read()
+	fit, err := r.fit.readIfChanged()
 	if err != nil {
 		return nil, nil, fmt.Errorf("predictor.file: %w", err)
 	}
-	r.doubtFit(cfg)
+	r.warnOfUnusedFit(cfg)
 	return r, fit, nil
 }
 
-// ReadsFrom says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
+// SetSource says from where a reload reads the config. It must be called before Watch. Without it no reload changes the config.
 func (r *Reloader) SetSource(file string, load func() (*config.Config, error)) {
 	now := digestOf(file)
-	r.source = source{file: file, load: load, seen: now, used: now, at: r.deps.Started}
+	r.source = source{file: file, load: load, lastRead: now, inForce: now, at: r.deps.Started}
 	r.exportStatus()
 }
 
@@ -65,47 +65,47 @@ func (r *Reloader) Reload(dry bool) Reload {
 
 // reload is Reload without the files that the config names. Unless dry, it also remembers which version of the config file it has read, and
 // reports the outcome.
-func (r *Reloader) reload(dry bool) (got Reload) {
-	got = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
-	if r.source.load == nil { // ReadsFrom was not called
-		return got
+func (r *Reloader) reload(dry bool) (result Reload) {
+	result = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
+	if r.source.load == nil { // SetSource was not called
+		return result
 	}
-	seen := digestOf(r.source.file) // before the file is read: if it changes meanwhile, the change is noticed later
+	present := digestOf(r.source.file) // before the file is read: if it changes meanwhile, the change is noticed later
 	p, err := r.prepare()
 	if err == nil && len(p.changes) > 0 {
-		got.Outcome, got.Changes = dryRun, p.changes
+		result.Outcome, result.Changes = dryRun, p.changes
 		for _, c := range p.changes {
 			if c.Restart {
-				got.Restart = append(got.Restart, c.Path)
+				result.Restart = append(result.Restart, c.Path)
 			}
 		}
 		if !dry {
-			got.Outcome = used
+			result.Outcome = used
 			err = p.apply(func() { r.commit(p) })
 		}
 	}
 	if err != nil {
-		got.refuse(err)
+		result.refuse(err)
 	}
 	if dry {
-		return got
+		return result
 	}
-	r.source.seen, r.source.named = seen, nil
+	r.source.lastRead, r.source.refusedFiles = present, nil
 	switch {
 	case err != nil:
-		r.source.named = p.named // a change of these files may mend it
-	case got.Outcome == used:
-		r.source.used, r.source.at = seen, got.At
-		r.look()
+		r.source.refusedFiles = p.namedFiles // a change of these files may mend it
+	case result.Outcome == used:
+		r.source.inForce, r.source.at = present, result.At
+		r.callOnChange()
 	default: // the file may have changed, but sets the same values
-		r.source.used = seen
+		r.source.inForce = present
 	}
-	r.source.last = &got
-	r.report(&got)
-	return got
+	r.source.last = &result
+	r.report(&result)
+	return result
 }
 
-// refuse makes the outcome that of an error, with its first position in the file if it has one. Nothing has changed then.
+// refuse makes the outcome that of an error, with the error's position in the file if it has one. Nothing has changed then.
 func (r *Reload) refuse(err error) {
 	r.Outcome, r.Changes, r.Restart = refused, []config.Change{}, nil
 	r.Error = err.Error()
@@ -130,8 +130,8 @@ func (r *Reloader) report(got *Reload) {
 			changes[i] = c.String()
 		}
 		log.Info("the new config is in force now", zap.Strings("changes", changes))
-		r.doubt(r.Settings().Config)
-		r.doubtFit(r.Settings().Config)
+		r.warnOfDoubts(r.Settings().Config)
+		r.warnOfUnusedFit(r.Settings().Config)
 		if len(got.Restart) > 0 {
 			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
 		}
@@ -142,8 +142,8 @@ func (r *Reloader) report(got *Reload) {
 	r.exportStatus()
 }
 
-// doubt warns of settings that are valid but probably a mistake.
-func (r *Reloader) doubt(cfg *config.Config) {
+// warnOfDoubts warns of settings that are valid but probably a mistake.
+func (r *Reloader) warnOfDoubts(cfg *config.Config) {
 	for _, d := range cfg.Doubts() {
 		at := zap.Skip()
 		if d.Line > 0 { // otherwise the value is not in the file
@@ -155,16 +155,16 @@ func (r *Reloader) doubt(cfg *config.Config) {
 
 // exportStatus updates the metrics and the status that say which config is in force.
 func (r *Reloader) exportStatus() {
-	r.metrics.inForce(&r.source)
+	r.metrics.exportConfig(&r.source)
 	s := &ConfigStatus{File: r.source.file, Since: r.source.at, Last: r.source.last}
 	if r.source.load != nil { // otherwise there is no file
-		s.SHA256 = fmt.Sprintf("%x", r.source.used)
+		s.SHA256 = fmt.Sprintf("%x", r.source.inForce)
 	}
 	r.status.Store(s)
 }
 
-// prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, only the field named of
-// the result is valid; nil: the error is in the config file itself.
+// prepare reads and checks the config file and all files that it names. It changes nothing. If it returns an error, the result has only
+// namedFiles: the files that the config names. These are nil if the error is in the config file itself.
 func (r *Reloader) prepare() (*prepared, error) {
 	p := &prepared{}
 	next, err := r.source.load()
@@ -180,14 +180,14 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	p.settings, p.changes, p.fit.path = newSettings(merged), changes, merged.Predictor.File
-	p.named = digestsOf(filesOf(merged)) // before the files are read: if one changes meanwhile, the change is noticed later
+	p.namedFiles = digestsOf(filesOf(merged)) // before the files are read: if one changes meanwhile, the change is noticed later
 	if p.secrets, err = readSecrets(merged); err != nil {
 		return p, err
 	}
 	var fit *predictor.Fit
 	if merged.Predictor.File == old.Predictor.File { // reloadFit reads the file if its content has changed
 		p.fit = r.fit
-	} else if fit, err = p.fit.read(); err != nil {
+	} else if fit, err = p.fit.readIfChanged(); err != nil {
 		return p, fmt.Errorf("predictor.file: %w", err)
 	}
 	p.apply, err = r.deps.Prepare(old, p.settings, fit)
@@ -197,7 +197,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 // commit puts a prepared config in force.
 func (r *Reloader) commit(p *prepared) {
 	r.fit = p.fit
-	r.use(p.secrets)
-	r.warnOfReaders(privateFiles(p.settings.Config)...)
+	r.useSecrets(p.secrets)
+	r.warnIfWorldReadable(privateFiles(p.settings.Config)...)
 	r.settings.Store(p.settings)
 }

@@ -71,7 +71,8 @@ func readSecret(file string) ([]byte, error) {
 	return bytes.TrimSpace(text), err
 }
 
-// Operator says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required).
+// CheckToken says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required). If they
+// need none, every token is known.
 func (r *Reloader) CheckToken(word string) (known, required bool) {
 	t := r.token.Load()
 	if t == nil {
@@ -100,19 +101,19 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 // leastSecret is the least length of a key in bytes: 128 bits.
 const leastSecret = 16
 
-// ofEngines is the prefix of a file that the fleet reads, in seen and in secrets.ca. The listener for other proxies may read the same file,
-// and the prefix lets each of the two notice a change.
-const ofEngines = "ca_file "
+// fleetPrefix is the prefix of a file that the fleet reads, in lastRead and in secrets.othersFiles. The listener for other proxies may read
+// the same file, and the prefix lets each of the two notice a change.
+const fleetPrefix = "ca_file "
 
 // readSecrets reads all secrets that a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
-		seen: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
+		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
 			cfg.Predictor.SecretFile: digestOf(cfg.Predictor.SecretFile)},
-		ca: map[string]digest{},
+		othersFiles: map[string]digest{},
 	}
 	for _, p := range cfg.Profiles {
-		s.ca[ofEngines+p.CAFile] = digestOf(p.CAFile)
+		s.othersFiles[fleetPrefix+p.CAFile] = digestOf(p.CAFile)
 	}
 	var err error
 	if s.keys, err = keys.Load(cfg.KeysFile); err != nil {
@@ -127,7 +128,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	pairs := []config.TLS{cfg.TLS, cfg.Admin.TLS} // by listener: Public, Admin, and Peers if there are other proxies
 	if cfg.Geo.On() {
 		pairs = append(pairs, config.TLS{CertFile: cfg.Geo.TLS.Cert, KeyFile: cfg.Geo.TLS.Key})
-		s.ca[cfg.Geo.TLS.CA], s.ca[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
+		s.othersFiles[cfg.Geo.TLS.CA], s.othersFiles[cfg.Geo.HMAC.KeysFile] = digestOf(cfg.Geo.TLS.CA), digestOf(cfg.Geo.HMAC.KeysFile)
 	}
 	for i, t := range pairs {
 		if !t.On() {
@@ -140,10 +141,10 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 	return s, nil
 }
 
-// use puts secrets in force. Requests that run still count in the limits of their API key, and finish even if the key is gone.
-func (r *Reloader) use(s *secrets) {
-	if old := r.keys.Load(); old != nil {
-		s.keys.Succeed(old)
+// useSecrets puts secrets in force. Requests that run still count in the limits of their API key, and finish even if the key is gone.
+func (r *Reloader) useSecrets(s *secrets) {
+	if old := r.keys.Load(); old != nil { // nil: the proxy starts
+		s.keys.KeepUsageOf(old)
 	}
 	r.keys.Store(s.keys)
 	r.token.Store(s.token)
@@ -154,19 +155,20 @@ func (r *Reloader) use(s *secrets) {
 		case r.tls[i] == nil: // only at the start, because listeners keep the pair, and a reload cannot begin TLS
 			r.tls[i] = p
 		default:
-			r.tls[i].Succeed(p)
+			r.tls[i].ReplaceBy(p)
 		}
 	}
-	for file, version := range s.ca {
-		if old, ok := r.seen[file]; ok { // engines still use the version that was read before, so the change must still be noticed
+	for file, version := range s.othersFiles {
+		if old, ok := r.lastRead[file]; ok { // its reader still uses the version that was read before, so the change must still be noticed
 			version = old
 		}
-		s.seen[file] = version
+		s.digests[file] = version
 	}
-	r.seen = s.seen
+	r.lastRead = s.digests
 	r.exportExpiry()
 }
 
+// exportExpiry exports when the certificates of listeners end.
 func (r *Reloader) exportExpiry() {
 	for key, ends := range r.Certificates() {
 		r.metrics.certEnd.WithLabelValues(key).Set(float64(ends.Unix()))
@@ -184,8 +186,8 @@ func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
 	}
 }
 
-// warnOfReaders warns of private files that every user of the machine can read.
-func (r *Reloader) warnOfReaders(files ...privateFile) {
+// warnIfWorldReadable warns of private files that every user of the machine can read.
+func (r *Reloader) warnIfWorldReadable(files ...privateFile) {
 	for _, f := range files {
 		info, err := os.Stat(f.path) // a missing file is reported where it is read
 		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {

@@ -32,12 +32,12 @@ type Reloader struct {
 	promptKey atomic.Pointer[[]byte]
 	tls       [listeners]*certs.Pair // never replaced once listeners have them: a reload changes their contents
 	authority *certs.Authority       // signs the certificates of other dispatchers; nil: these have none
-	looks     []func()               // see OnLook
+	onChange  []func()               // see OnChange
 
-	mu     sync.Mutex // guards all fields below: only one goroutine at a time reads files
-	source source
-	fit    fitFile
-	seen   map[string]digest // digests of small files as they were last read
+	mu       sync.Mutex // guards all fields below: only one goroutine at a time reads files
+	source   source
+	fit      fitFile
+	lastRead map[string]digest // digests of small files as they were last read
 	// distrusted has the digests of the files of profiles if engines could not take up the last change of a ca_file.
 	distrusted map[string]digest
 }
@@ -56,24 +56,24 @@ func (r *Reloader) Settings() *Settings { return r.settings.Load() }
 
 // prepared is a config that was checked. Everything that may fail has been done.
 type prepared struct {
-	settings *Settings
-	changes  []config.Change
-	secrets  *secrets
-	fit      fitFile
-	named    map[string]digest // digests of the files that the config names
-	apply    func(commit func()) error
+	settings   *Settings
+	changes    []config.Change
+	secrets    *secrets
+	fit        fitFile
+	namedFiles map[string]digest // digests of the files that the config names
+	apply      func(commit func()) error
 }
 
 // source says from where the config is read again.
 type source struct {
-	file string
-	load func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
-	seen digest                         // the version of the file that was last read
-	used digest                         // the version in force
-	// named has the digests of the files that the last version names, if it was refused: it is tried again when one of them changes.
-	named map[string]digest
-	at    time.Time // since when this version is in force
-	last  *Reload   // the last reload; nil: there was none
+	file     string
+	load     func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
+	lastRead digest                         // the version of the file that was last read
+	inForce  digest                         // the version in force
+	// refusedFiles has the digests of the files that the last version names, if it was refused: it is tried again when one of them changes.
+	refusedFiles map[string]digest
+	at           time.Time // since when this version is in force
+	last         *Reload   // the last reload; nil: there was none
 }
 
 // Deps is what a Reloader needs of the proxy.
@@ -142,12 +142,12 @@ func vocabSize(cfg *config.Config) int {
 
 // secrets are the contents of files with secrets, keys and certificates.
 type secrets struct {
-	keys    *keys.Set
-	token   *token
-	prompts []byte                 // the key of the hashes of prompts; nil: prompts are not distinguished
-	tls     [listeners]*certs.Pair // nil: the listener has no TLS
-	seen    map[string]digest      // digests of the files as they were read
-	ca      map[string]digest      // digests of the files that other components read: authorities and geo keys
+	keys        *keys.Set
+	token       *token
+	prompts     []byte                 // the key of the hashes of prompts; nil: prompts are not distinguished
+	tls         [listeners]*certs.Pair // nil: the listener has no TLS
+	digests     map[string]digest      // digests of the files as they were read
+	othersFiles map[string]digest      // digests of the files that other components read: authorities and geo keys
 }
 
 // The listeners that may have TLS.
@@ -185,6 +185,7 @@ func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener
 // Authority returns the authority that signs the certificates of other dispatchers; nil: these have none.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
+// newMetrics registers the metrics of reloads.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
@@ -215,22 +216,22 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	return m
 }
 
-// inForce exports which config is in force.
-func (m *metrics) inForce(s *source) {
+// exportConfig exports which config is in force, and whether the last one was refused.
+func (m *metrics) exportConfig(s *source) {
 	ok := 1.0
 	if s.last != nil && s.last.Outcome == refused {
 		ok = 0
 	}
 	m.ok.Set(ok)
-	m.hash.Set(float64(binary.BigEndian.Uint64(s.used[:8]) >> 16)) // 48 bits, which a float64 can hold exactly
+	m.hash.Set(float64(binary.BigEndian.Uint64(s.inForce[:8]) >> 16)) // 48 bits, which a float64 can hold exactly
 }
 
 // fitFile is the file from which predictions start. It is read again whenever it changes. If the new version cannot be used, the version
 // before stays in force.
 type fitFile struct {
-	path string
-	seen fileState
-	kind predictor.Kind // kind of the fit that was last read
+	path     string
+	lastRead fileState
+	kind     predictor.Kind // kind of the fit that was last read
 }
 
 // fileState identifies a version of a large file.

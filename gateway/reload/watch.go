@@ -21,10 +21,11 @@ type watched struct {
 
 // Watch reads the config file, and every file that the config names, again when the file changes, until ctx ends.
 func (r *Reloader) Watch(ctx context.Context) {
-	files.Watch(ctx, r.fileList, r.lookAtFiles, r.deps.Log)
+	files.Watch(ctx, r.watchedPaths, r.reloadChangedFiles, r.deps.Log)
 }
 
-func (r *Reloader) fileList() []string {
+// watchedPaths returns the config file, the files that it names, and the lists of engines.
+func (r *Reloader) watchedPaths() []string {
 	cfg := r.Settings().Config
 	all := append(filesOf(cfg), cfg.Discovery.Files...)
 	if r.source.file != "" {
@@ -52,30 +53,31 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 	return slices.DeleteFunc(all, func(file string) bool { return file == "" })
 }
 
-// OnLook adds a function that is called when files that the config names may have changed, or a new config is in force. Call it before
+// OnChange adds a function that is called when files that the config names may have changed, or a new config is in force. Call it before
 // Watch.
-func (r *Reloader) OnChange(look func()) { r.looks = append(r.looks, look) }
+func (r *Reloader) OnChange(notify func()) { r.onChange = append(r.onChange, notify) }
 
-// lookAtFiles reads each file anew whose content has changed. It reads the config file also if only a file that the config names has
-// changed, because the config may have been refused for the old one.
-func (r *Reloader) lookAtFiles() {
+// reloadChangedFiles reads each file anew whose content has changed, and calls the functions of OnChange. It reads the config file also if
+// that was refused and a file that it names has changed, because the change may mend it.
+func (r *Reloader) reloadChangedFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.source.load != nil {
 		present := digestOf(r.source.file)
 		isThere := present != (digest{}) // otherwise it is being replaced
-		if isThere && (present != r.source.seen || anyChanged(r.source.named)) {
-			r.reload(false)
+		if isThere && (present != r.source.lastRead || anyChanged(r.source.refusedFiles)) {
+			const dry = false
+			r.reload(dry)
 		}
 	}
 	r.reloadNamedFiles()
-	r.look()
+	r.callOnChange()
 }
 
-// look calls the functions of OnLook.
-func (r *Reloader) look() {
-	for _, look := range r.looks {
-		look()
+// callOnChange calls the functions of OnChange.
+func (r *Reloader) callOnChange() {
+	for _, notify := range r.onChange {
+		notify()
 	}
 }
 
@@ -110,9 +112,9 @@ func (r *Reloader) watchedFiles() []watched {
 	return []watched{
 		{keyKeys, r.reloadKeys},
 		{keyToken, r.reloadToken},
-		{keyTLS, func() (bool, error) { return r.reloadPair(Public) }},
-		{keyAdminTLS, func() (bool, error) { return r.reloadPair(Admin) }},
-		{keyGeoTLS, func() (bool, error) { return r.reloadPair(Peers) }},
+		{keyTLS, func() (bool, error) { return r.reloadCertificate(Public) }},
+		{keyAdminTLS, func() (bool, error) { return r.reloadCertificate(Admin) }},
+		{keyGeoTLS, func() (bool, error) { return r.reloadCertificate(Peers) }},
 		{keyGeoCA, r.reloadGeoCA},
 		{keyGeoKeys, r.reloadGeoKeys},
 		{keyAuthority, r.reloadTrust},
@@ -121,23 +123,25 @@ func (r *Reloader) watchedFiles() []watched {
 	}
 }
 
-// changed reports whether a file differs from the version that was last read. A version that could not be used counts as read, so that its
-// error is logged only once.
-func (r *Reloader) changed(file string) bool { return r.changedFor("", file) }
+// noteChange reports whether a file differs from the version that was last read, and remembers the present version as read. A version that
+// cannot be used counts as read, too, so that its error is logged only once.
+func (r *Reloader) noteChange(file string) bool { return r.noteChangeFor("", file) }
 
-// changedFor is changed for one of several readers of the same file. reader is the reader's prefix in r.seen.
-func (r *Reloader) changedFor(reader, file string) bool {
+// noteChangeFor does what noteChange does, for one of several readers of the same file: each of them notices a change. reader is the
+// reader's prefix in lastRead.
+func (r *Reloader) noteChangeFor(reader, file string) bool {
 	present := digestOf(file)
-	if file == "" || present == r.seen[reader+file] {
+	if file == "" || present == r.lastRead[reader+file] {
 		return false
 	}
-	r.seen[reader+file] = present
+	r.lastRead[reader+file] = present
 	return true
 }
 
-// reread reads a file and puts it in force, if the file differs from the version that was last read.
-func reread[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
-	if !r.changed(file) {
+// reloadFile reads a file and puts it in force with use, if the file differs from the version that was last read. It returns whether a new
+// version is in force.
+func reloadFile[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
+	if !r.noteChange(file) {
 		return false, nil
 	}
 	got, err := read(file)
@@ -148,25 +152,28 @@ func reread[T any](r *Reloader, file string, read func(file string) (T, error), 
 	return true, nil
 }
 
-func (r *Reloader) reloadPair(i int) (bool, error) {
-	if r.tls[i] == nil {
+// reloadCertificate reads the certificate of a listener and its key again, if they have changed. It returns whether a new pair is in force.
+func (r *Reloader) reloadCertificate(listener int) (changed bool, err error) {
+	if r.tls[listener] == nil { // it has no TLS
 		return false, nil
 	}
 	defer r.exportExpiry()
-	return r.tls[i].Reload()
+	return r.tls[listener].Reload()
 }
 
+// reloadKeys puts a changed file of API keys in force. Keys keep what they have used of their limits.
 func (r *Reloader) reloadKeys() (bool, error) {
 	file := r.Settings().KeysFile
-	return reread(r, file, keys.Load, func(set *keys.Set) {
-		r.warnOfReaders(privateFile{keyKeys, file})
-		set.Succeed(r.keys.Load())
+	return reloadFile(r, file, keys.Load, func(set *keys.Set) {
+		r.warnIfWorldReadable(privateFile{keyKeys, file})
+		set.KeepUsageOf(r.keys.Load())
 		r.keys.Store(set)
 	})
 }
 
+// reloadToken puts a changed token of operators in force.
 func (r *Reloader) reloadToken() (bool, error) {
-	return reread(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
+	return reloadFile(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
 }
 
 // reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
@@ -174,7 +181,7 @@ func (r *Reloader) reloadToken() (bool, error) {
 func (r *Reloader) reloadTrust() (bool, error) {
 	present := digestsOf(filesOfProfiles(r.Settings().Config))
 	retry := anyChanged(r.distrusted)
-	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.changedFor(ofEngines, file) || retry })
+	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.noteChangeFor(fleetPrefix, file) || retry })
 	switch {
 	case err != nil:
 		r.distrusted = present
@@ -184,20 +191,22 @@ func (r *Reloader) reloadTrust() (bool, error) {
 	return changed, err
 }
 
+// reloadGeoCA puts a changed authority for other dispatchers in force.
 func (r *Reloader) reloadGeoCA() (bool, error) {
 	file := r.Settings().Geo.TLS.CA
-	if r.authority == nil || !r.changed(file) {
+	if r.authority == nil || !r.noteChange(file) {
 		return false, nil
 	}
 	return true, r.authority.Load(file)
 }
 
+// reloadGeoKeys puts changed keys for calls between dispatchers in force.
 func (r *Reloader) reloadGeoKeys() (bool, error) {
 	c := &r.Settings().Geo
 	if !c.On() {
 		return false, nil
 	}
-	return reread(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
+	return reloadFile(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
 }
 
 // reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after it has
@@ -207,5 +216,5 @@ func (r *Reloader) reloadPromptKey() (bool, error) {
 	if r.PromptKey() == nil {
 		return false, nil
 	}
-	return reread(r, p.SecretFile, func(string) ([]byte, error) { return readPromptKey(p) }, func(key []byte) { r.promptKey.Store(&key) })
+	return reloadFile(r, p.SecretFile, func(string) ([]byte, error) { return readPromptKey(p) }, func(key []byte) { r.promptKey.Store(&key) })
 }

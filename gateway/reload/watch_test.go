@@ -55,7 +55,7 @@ func TestOneAuthorityOfProxiesAndEnginesIsReadAgainForBoth(t *testing.T) {
 	require.NoError(t, err)
 	copyTo(b.File)
 	for range 3 {
-		r.lookAtFiles()
+		r.reloadChangedFiles()
 	}
 	require.Equal(t, 1, engines, "engines get the new authority, too")
 }
@@ -88,16 +88,16 @@ func TestGeoKeysThatChangeWithTheConfigComeIntoForce(t *testing.T) {
 	r.SetSource(file, func() (*config.Config, error) { return sized(size), nil })
 
 	require.NoError(t, os.WriteFile(keysFile, []byte("k2 "+strings.Repeat("b", 40)+"\n"), 0o600))
-	r.lookAtFiles()
+	r.reloadChangedFiles()
 	require.Equal(t, 1, set, "alone they do")
 
 	size = 78
 	require.NoError(t, os.WriteFile(keysFile, []byte("k3 "+strings.Repeat("c", 40)+"\n"), 0o600))
 	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
-	r.lookAtFiles()
+	r.reloadChangedFiles()
 	require.Equal(t, 78, r.Settings().Pool.Size)
 	for range 5 {
-		r.lookAtFiles()
+		r.reloadChangedFiles()
 		r.Reload(false)
 	}
 	require.Equal(t, 2, set, "with the config they do, too")
@@ -127,14 +127,14 @@ func TestAConfigThatWasRefusedForAFileThatItNamesIsTriedAgain(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(file, []byte("second\n"), 0o600))
 	for range 3 {
-		r.lookAtFiles()
+		r.reloadChangedFiles()
 	}
 	require.Equal(t, "refused", r.Status().Last.Outcome)
 	require.Equal(t, 1, logs.Len(), "the same error is logged once")
 	require.EqualValues(t, 1, testutil.ToFloat64(r.metrics.reloads.WithLabelValues(keyConfig, refused)))
 
 	require.NoError(t, os.WriteFile(token, []byte("sesame\n"), 0o600))
-	r.lookAtFiles()
+	r.reloadChangedFiles()
 	require.Equal(t, "used", r.Status().Last.Outcome)
 	known, required := r.CheckToken("sesame")
 	require.True(t, known && required)
@@ -177,13 +177,13 @@ func TestAnAuthorityThatWasRefusedForAClientCertificateIsTriedAgain(t *testing.T
 	replace(ca, b.File)
 	replace(cert, newCert)
 	for range 3 {
-		r.lookAtFiles()
+		r.reloadChangedFiles()
 	}
 	require.Zero(t, trusted, "the key is still that of the certificate before")
 	require.Equal(t, 1, logs.Len(), "the error is logged once")
 	replace(key, newKey)
 	for range 3 {
-		r.lookAtFiles()
+		r.reloadChangedFiles()
 	}
 	require.Equal(t, 1, trusted)
 }

@@ -23,16 +23,16 @@ type Source struct {
 }
 
 const (
-	patience  = 3 * time.Second
-	mostBytes = 1 << 20 // bytes of a page, which has 200 lines of at most 400 columns
+	requestTimeout = 3 * time.Second
+	maxPageBytes   = 1 << 20 // bytes of a page, which has 200 lines of at most 400 columns
 
 	leastWidth, mostWidth = 40, 400 // columns that the listener accepts
 )
 
 // NewSource returns a Source that follows no redirects, because the token is meant for this listener only.
 func NewSource(url, token string) *Source {
-	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: patience, CheckRedirect: stay}}
+	noRedirects := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Source{URL: strings.TrimSuffix(url, "/"), Token: token, Client: &http.Client{Timeout: requestTimeout, CheckRedirect: noRedirects}}
 }
 
 // Page returns the state of the proxy in lines of this many columns, or of the nearest number that the listener accepts.
@@ -50,13 +50,13 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 		if asked := (*url.Error)(nil); errors.As(err, &asked) {
 			err = asked.Err // without the address, which the text below has already
 			if asked.Timeout() {
-				err = fmt.Errorf("nothing came within %s", patience)
+				err = fmt.Errorf("nothing came within %s", requestTimeout)
 			}
 		}
 		return "", fmt.Errorf("%s does not answer: %w; --admin is the address of evenkeel's admin listener (admin.listen)", s.URL, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, mostBytes+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxPageBytes+1))
 	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 	switch {
 	case err != nil:
@@ -69,15 +69,15 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 		return "", fmt.Errorf("%s has no %s; --admin is the address of evenkeel's admin listener (admin.listen)", s.URL, path)
 	case resp.StatusCode != http.StatusOK:
 		return "", fmt.Errorf("%s answers %s: %s", s.URL, resp.Status, bytes.TrimSpace(body[:min(512, len(body))]))
-	case kind != "text/plain" || len(body) > mostBytes:
+	case kind != "text/plain" || len(body) > maxPageBytes:
 		return "", fmt.Errorf("%s has no page of text; --admin is the address of evenkeel's admin listener (admin.listen), of this version or a "+
 			"later one", s.URL)
 	}
-	return harmless(string(body)), nil
+	return printable(string(body)), nil
 }
 
-// harmless replaces control characters except line ends, because a terminal would obey them.
-func harmless(text string) string {
+// printable replaces control characters except line ends, because a terminal would obey them.
+func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && !unicode.IsPrint(r) {
 			return unicode.ReplacementChar
@@ -103,7 +103,8 @@ func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 	return runOn(ctx, s, out, size, tick.C)
 }
 
-// runOn prints the page at once and at each tick, until ctx ends. If the proxy does not answer, it prints the last page and the reason.
+// runOn prints the page at once and at each tick, until ctx ends. If the proxy does not answer, it prints the last page and the reason. An
+// error means that out cannot be written.
 func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
 	_, height := size()
 	fmt.Fprint(out, cutLines, strings.Repeat("\n", height)) // keeps what was on the screen, for scrolling back
@@ -115,7 +116,7 @@ func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, he
 		if ctx.Err() != nil {
 			return nil
 		}
-		last.answered(page, err, time.Now())
+		last.update(page, err, time.Now())
 		lines := last.lines(width, height, time.Now())
 		if len(lines) < height { // the last screen may have had more lines
 			lines = append(lines, clearBelow)
@@ -138,8 +139,8 @@ type screen struct {
 	err  error     // nil: page is the answer to the last question
 }
 
-// answered takes over the answer to a question. After an error, the screen keeps its page.
-func (s *screen) answered(page string, err error, now time.Time) {
+// update takes over the answer to a question. After an error, the screen keeps its page.
+func (s *screen) update(page string, err error, now time.Time) {
 	s.err = err
 	if err == nil {
 		s.page, s.at = page, now
@@ -154,7 +155,7 @@ func (s *screen) lines(width, height int, now time.Time) (all []string) {
 		if !s.at.IsZero() {
 			says = fmt.Sprintf("OLD: this page is %.0f s old; evenkeel top asks again every second: ", now.Sub(s.at).Seconds())
 		}
-		says += harmless(strings.ReplaceAll(s.err.Error(), "\n", " "))
+		says += printable(strings.ReplaceAll(s.err.Error(), "\n", " "))
 		for runes := []rune(says); len(runes) > 0; { // wrapped to the width, so that nothing is cut off
 			n := min(max(1, width), len(runes))
 			all, runes = append(all, string(runes[:n])), runes[n:]

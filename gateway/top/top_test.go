@@ -121,13 +121,13 @@ func TestRunGoesOnWhileTheProxyIsGone(t *testing.T) {
 func TestTheScreen(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var s screen
-	s.answered("", errors.New("refused\x1b[2J\nby it"), now)
+	s.update("", errors.New("refused\x1b[2J\nby it"), now)
 	require.Equal(t, []string{"There is no page yet; evenkeel top asks again every second: refused�[2J by it", ""}, s.lines(100, 24, now),
 		"and no page")
-	s.answered("a\nb\nc\n", nil, now)
+	s.update("a\nb\nc\n", nil, now)
 	require.Equal(t, []string{"a", "b", "c"}, s.lines(80, 3, now))
 	require.Equal(t, []string{"a", "2 more lines: use a higher terminal, or evenkeel top --once | less"}, s.lines(80, 2, now))
-	s.answered("", errors.New("refused"), now.Add(time.Second))
+	s.update("", errors.New("refused"), now.Add(time.Second))
 	require.Equal(t, []string{"OLD: this page is 9 s old; evenke", "el top asks again every second: r", "efused", "", "a", "b", "c"},
 		s.lines(33, 24, now.Add(9*time.Second)))
 }

@@ -24,18 +24,19 @@ type queue struct {
 	log      *zap.Logger
 	count    func(outcome string, spans int)
 
-	mu     sync.RWMutex // OnEnd holds it for reading, so that no span is sent after closed is set
-	closed bool
-	spans  chan sdktrace.ReadOnlySpan
-	done   chan struct{}
-	stop   context.CancelFunc // cancels an export under way
-	ok     bool               // the last export succeeded
+	mu            sync.RWMutex // OnEnd holds it for reading, so that no span is sent after closed is set
+	closed        bool
+	spans         chan sdktrace.ReadOnlySpan
+	done          chan struct{}
+	stop          context.CancelFunc // cancels an export under way
+	lastSucceeded bool               // the last export succeeded
 }
 
+// newQueue starts a queue that exports with the exporter until Shutdown.
 func newQueue(exporter sdktrace.SpanExporter, cfg *Config) *queue {
 	ctx, stop := context.WithCancel(context.Background())
 	q := &queue{
-		exporter: exporter, timeout: cfg.Timeout, log: cfg.Log, count: cfg.Count, ok: true, stop: stop,
+		exporter: exporter, timeout: cfg.Timeout, log: cfg.Log, count: cfg.Count, lastSucceeded: true, stop: stop,
 		spans: make(chan sdktrace.ReadOnlySpan, queueSpans), done: make(chan struct{}),
 	}
 	go q.run(ctx)
@@ -62,7 +63,8 @@ func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
 	q.count(Dropped, 1)
 }
 
-// run exports full batches. It exports a batch that is not full batchDelay after the first span of the batch.
+// run exports full batches until the queue is closed, then the rest. It exports a batch that is not full batchDelay after the first span of
+// the batch.
 func (q *queue) run(ctx context.Context) {
 	defer close(q.done)
 	batch := make([]sdktrace.ReadOnlySpan, 0, batchSpans)
@@ -101,21 +103,22 @@ func (q *queue) export(ctx context.Context, batch []sdktrace.ReadOnlySpan) {
 	defer cancel()
 	err := q.exporter.ExportSpans(ctx, batch)
 	if err == nil {
-		q.ok = true
+		q.lastSucceeded = true
 		q.count(Exported, len(batch))
 		return
 	}
-	if q.ok { // the first failure in a row
+	if q.lastSucceeded { // the first failure in a row
 		q.log.Warn("the collector does not take spans, and they are lost; check tracing.endpoint", zap.Error(err))
 	}
-	q.ok = false
+	q.lastSucceeded = false
 	q.count(Failed, len(batch))
 }
 
 // ForceFlush implements sdktrace.SpanProcessor. Only TracerProvider.ForceFlush would call it, which the proxy does not call.
 func (q *queue) ForceFlush(context.Context) error { return nil }
 
-// Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the rest.
+// Shutdown exports all spans that have ended, and stops the queue. If ctx ends first, it drops the rest and returns why ctx ended. A second
+// call does nothing.
 func (q *queue) Shutdown(ctx context.Context) error {
 	q.mu.Lock()
 	alreadyClosed := q.closed

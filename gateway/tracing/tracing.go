@@ -108,13 +108,13 @@ func Endpoint(text string, insecure bool) (string, error) {
 
 // describe returns the attributes of this process. Attributes of the config come last, because they overrule those of the environment.
 func describe(cfg *Config) (*resource.Resource, error) {
-	own := []attribute.KeyValue{attribute.String("service.version", cfg.Version)}
+	ownAttributes := []attribute.KeyValue{attribute.String("service.version", cfg.Version)}
 	for k, v := range cfg.Resource {
-		own = append(own, attribute.String(k, v))
+		ownAttributes = append(ownAttributes, attribute.String(k, v))
 	}
 	opts := []resource.Option{
 		resource.WithAttributes(attribute.String("service.name", "evenkeel")), resource.WithHost(), resource.WithFromEnv(),
-		resource.WithAttributes(own...),
+		resource.WithAttributes(ownAttributes...),
 	}
 	if cfg.Service != "" {
 		opts = append(opts, resource.WithAttributes(attribute.String("service.name", cfg.Service)))
@@ -134,8 +134,8 @@ func (t *Tracer) Shutdown(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// carried are the headers that carry a trace from one process to the next (W3C Trace Context, Baggage).
-var carried = []string{"traceparent", "tracestate", "baggage"}
+// traceHeaders are the headers that carry a trace from one process to the next (W3C Trace Context, Baggage).
+var traceHeaders = []string{"traceparent", "tracestate", "baggage"}
 
 var (
 	traceContext = propagation.TraceContext{}
@@ -145,15 +145,15 @@ var (
 // maxBaggage bounds each of these headers of a caller, in bytes.
 const maxBaggage = 4 << 10
 
-// Start begins the span of a request, which continues the caller's trace. header returns a header of the request, and arrival is when the
-// request arrived. A trusted caller decides whether the trace is sampled, and its baggage goes on to other processes. Another caller can
-// only decide against sampling, because anybody could set the sampled flag, and its baggage is dropped.
+// Start begins the span of a request, which continues the caller's trace; a nil Tracer returns nil. header returns a header of the request,
+// and arrival is when the request arrived. A trusted caller decides whether the trace is sampled, and its baggage goes on to other
+// processes. Another caller can only decide against sampling, because anybody could set the sampled flag, and its baggage is dropped.
 func (t *Tracer) Start(header func(name string) string, trusted bool, name string, arrival time.Time) *Span {
 	if t == nil {
 		return nil
 	}
 	from := propagation.MapCarrier{}
-	for _, k := range carried {
+	for _, k := range traceHeaders {
 		if v := header(k); v != "" && len(v) <= maxBaggage {
 			from[k] = v
 		}
@@ -171,13 +171,13 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 			sampled = sampled && parent.IsSampled()
 		}
 	}
-	ctx, span := t.tracer.Start(context.WithValue(ctx, decision{}, sampled), name, trace.WithSpanKind(trace.SpanKindServer),
+	ctx, span := t.tracer.Start(context.WithValue(ctx, sampledKey{}, sampled), name, trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithTimestamp(arrival))
 	return &Span{ctx: ctx, span: span, tracer: t.tracer}
 }
 
-// decision is the context key of the decision of Start whether the request is sampled. It holds for all spans of the request.
-type decision struct{}
+// sampledKey is the context key of the decision of Start whether the request is sampled. It holds for all spans of the request.
+type sampledKey struct{}
 
 // sampler samples a span as Start has decided.
 type sampler struct{}
@@ -185,7 +185,7 @@ type sampler struct{}
 // ShouldSample implements sdktrace.Sampler.
 func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	r := sdktrace.SamplingResult{Decision: sdktrace.Drop, Tracestate: trace.SpanContextFromContext(p.ParentContext).TraceState()}
-	if sampled, _ := p.ParentContext.Value(decision{}).(bool); sampled {
+	if sampled, _ := p.ParentContext.Value(sampledKey{}).(bool); sampled {
 		r.Decision = sdktrace.RecordAndSample
 	}
 	return r
@@ -204,63 +204,63 @@ type Span struct {
 // Recording says whether the span records attributes. Callers use it to avoid making attributes in vain.
 func (s *Span) Recording() bool { return s != nil && s.span.IsRecording() }
 
-// Child begins a step within this step. calls says that the step is a call to another process. If the request is not sampled, Child returns
-// the span itself, because neither is exported.
-func (s *Span) Child(name string, calls bool) *Span {
+// Child begins a step within this step. isCall says that the step is a call to another process. If the request is not sampled, Child
+// returns the span itself, because neither is exported.
+func (s *Span) Child(name string, isCall bool) *Span {
 	if !s.Recording() {
 		return s
 	}
 	kind := trace.SpanKindInternal
-	if calls {
+	if isCall {
 		kind = trace.SpanKindClient
 	}
 	ctx, span := s.tracer.Start(s.ctx, name, trace.WithSpanKind(kind))
 	return &Span{ctx: ctx, span: span, tracer: s.tracer}
 }
 
-// Name gives the span a better name, when more is known about the request.
-func (s *Span) Name(name string) {
+// Rename gives the span a better name, when more is known about the request.
+func (s *Span) Rename(name string) {
 	if s.Recording() {
-		s.span.SetName(text(name))
+		s.span.SetName(validUTF8(name))
 	}
 }
 
 // Set adds attributes. Callers should ask Recording first, because making attributes costs time.
 func (s *Span) Set(attributes ...attribute.KeyValue) {
 	if s.Recording() {
-		s.span.SetAttributes(texts(attributes)...)
+		s.span.SetAttributes(validAttributes(attributes)...)
 	}
 }
 
 // Event notes that something happened now.
 func (s *Span) Event(name string, attributes ...attribute.KeyValue) {
 	if s.Recording() {
-		s.span.AddEvent(name, trace.WithAttributes(texts(attributes)...))
+		s.span.AddEvent(name, trace.WithAttributes(validAttributes(attributes)...))
 	}
 }
 
 // Fail marks the span as failed. kind is from a fixed list, and message is for people.
 func (s *Span) Fail(kind, message string) {
 	if s.Recording() {
-		s.span.SetAttributes(attribute.String("error.type", text(kind)))
-		s.span.SetStatus(codes.Error, text(message))
+		s.span.SetAttributes(attribute.String("error.type", validUTF8(kind)))
+		s.span.SetStatus(codes.Error, validUTF8(message))
 	}
 }
 
-// text makes a text valid UTF-8. Clients may send any bytes, and the exporter fails at other bytes, so that the spans of all requests in
-// the batch would be lost.
-func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+// validUTF8 makes a text valid UTF-8. Clients may send any bytes, and the exporter fails at other bytes, so that the spans of all requests
+// in the batch would be lost.
+func validUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-// texts makes all texts of a list of attributes valid UTF-8, in place.
-func texts(list []attribute.KeyValue) []attribute.KeyValue {
+// validAttributes makes all texts among the attributes valid UTF-8, in place, and returns the list.
+func validAttributes(list []attribute.KeyValue) []attribute.KeyValue {
 	for i := range list {
 		switch v := &list[i].Value; v.Type() {
 		case attribute.STRING:
-			*v = attribute.StringValue(text(v.AsString()))
+			*v = attribute.StringValue(validUTF8(v.AsString()))
 		case attribute.STRINGSLICE:
 			all := v.AsStringSlice()
 			for k := range all {
-				all[k] = text(all[k])
+				all[k] = validUTF8(all[k])
 			}
 			*v = attribute.StringSliceValue(all)
 		}
@@ -283,15 +283,15 @@ func (s *Span) TraceID() string {
 	return s.span.SpanContext().TraceID().String()
 }
 
-// Carry calls add for each header with which another process can continue the trace below this span.
-func (s *Span) Carry(add func(name, value string)) {
+// EachHeader calls add for each header with which another process can continue the trace below this span.
+func (s *Span) EachHeader(add func(name, value string)) {
 	if s == nil {
 		return
 	}
 	to := propagation.MapCarrier{}
 	traceContext.Inject(s.ctx, to)
 	baggages.Inject(s.ctx, to)
-	for _, k := range carried {
+	for _, k := range traceHeaders {
 		if v := to[k]; v != "" {
 			add(k, v)
 		}

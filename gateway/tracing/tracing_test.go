@@ -63,7 +63,7 @@ func headers(pairs ...string) func(string) string {
 
 func carried2(s *Span) map[string]string {
 	m := map[string]string{}
-	s.Carry(func(k, v string) { m[k] = v })
+	s.EachHeader(func(k, v string) { m[k] = v })
 	return m
 }
 
@@ -170,9 +170,9 @@ func TestWithoutATracerNothingIsDone(t *testing.T) {
 		child := s.Child("step", true)
 		child.Event("x")
 		child.Fail("kind", "message")
-		child.Carry(func(string, string) { t.Fatal("a header") })
+		child.EachHeader(func(string, string) { t.Fatal("a header") })
 		child.End()
-		s.Name("y")
+		s.Rename("y")
 		s.End()
 	}))
 	require.NoError(t, tr.Shutdown(t.Context()))
@@ -205,7 +205,7 @@ func TestBytesThatAreNoTextLoseNoSpans(t *testing.T) {
 	c := tracetest.Start(t)
 	tr, n := start(t, c.URL, nil)
 	s := tr.Start(headers("tracestate", "a=\xff"), false, "chat", time.Now())
-	s.Name("chat \xff")
+	s.Rename("chat \xff")
 	s.Set(attribute.String("id", "a\xffb"), attribute.StringSlice("best", []string{"\xff"}))
 	s.Event("choose", attribute.String("engine", "\xff"))
 	s.Fail("kind \xff", "cause \xff")

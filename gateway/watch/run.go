@@ -22,29 +22,30 @@ type Deps struct {
 
 // Watch checks the state of the proxy while Run runs.
 type Watch struct {
-	deps   Deps
-	began  time.Time
-	turns  int         // number of samples so far; only Run uses it
-	wanted func() bool // says whether show needs a Look in this second
-	show   func(*Look)
+	deps          Deps
+	began         time.Time
+	samples       int         // number of samples so far; only Run uses it
+	wantsSnapshot func() bool // says whether show needs a Snapshot in this second
+	show          func(*Snapshot)
 
 	mu    sync.Mutex
 	watch detect.Watch
 }
 
-// Look is the whole state of the proxy at one moment, with its incidents.
-type Look struct {
+// Snapshot is the whole state of the proxy at one moment, with its incidents.
+type Snapshot struct {
 	Facts     detect.Facts
 	Incidents []detect.Incident
-	Bin       bool // this Look completes one bin of the history (detect.Bin)
+	EndsBin   bool // it ends one bin of the history (detect.BinLength)
 }
 
-// lookEvery is how many seconds lie between two Looks if no Look is wanted in between. They are needed because incidents begin and end at a
-// Look.
-const lookEvery = int(detect.Bin / detect.Every)
+// samplesPerBin is how many samples lie between two Snapshots if none is wanted in between. They are needed because incidents begin and end
+// at a Snapshot.
+const samplesPerBin = int(detect.BinLength / detect.SampleInterval)
 
-// looksFor bounds the time of a Look. It is far longer than a second, so that a machine that is short of CPU time is still checked.
-const looksFor = 10 * time.Second
+// snapshotTimeout bounds the time of a Snapshot. It is far longer than a second, so that a machine that is short of CPU time is still
+// checked.
+const snapshotTimeout = 10 * time.Second
 
 // New returns a Watch, and registers its metrics.
 func New(d Deps) *Watch {
@@ -55,13 +56,15 @@ func New(d Deps) *Watch {
 	return w
 }
 
-// OnLook sets the function that gets Looks: one every five seconds, and one in each second in which wanted is true. It must be called
-// before Run.
-func (w *Watch) OnLook(wanted func() bool, show func(*Look)) { w.wanted, w.show = wanted, show }
+// OnSnapshot sets the function show, which gets Snapshots: one every five seconds, and one in each second in which wanted is true. It must
+// be called before Run.
+func (w *Watch) OnSnapshot(wanted func() bool, show func(*Snapshot)) {
+	w.wantsSnapshot, w.show = wanted, show
+}
 
 // Run checks the proxy every second until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
-	tick := time.NewTicker(detect.Every)
+	tick := time.NewTicker(detect.SampleInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -73,47 +76,48 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
-// Second takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With every fifth sample
-// (lookEvery), and whenever wanted is true, it also takes a Look, which begins and ends incidents, and calls show with it.
+// CheckOnce takes one sample of the proxy. If the proxy does not answer within a second, this sample is missing. With every fifth sample
+// (samplesPerBin), and whenever wantsSnapshot is true, it also takes a Snapshot, which begins and ends incidents, and calls show with it.
+// If the whole state of the proxy is not known within snapshotTimeout, only the sample is kept.
 func (w *Watch) CheckOnce(parent context.Context) {
-	ctx, cancel := context.WithTimeout(parent, detect.Every)
+	ctx, cancel := context.WithTimeout(parent, detect.SampleInterval)
 	defer cancel()
 	s, ok := w.deps.Sample(ctx)
 	if !ok {
 		return
 	}
-	completesBin := w.turns%lookEvery == 0
-	w.turns++
-	looks := completesBin || w.wanted != nil && w.wanted()
-	if !looks {
+	endsBin := w.samples%samplesPerBin == 0
+	w.samples++
+	takesSnapshot := endsBin || w.wantsSnapshot != nil && w.wantsSnapshot()
+	if !takesSnapshot {
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
-	slow, end := context.WithTimeout(parent, looksFor)
+	longer, end := context.WithTimeout(parent, snapshotTimeout)
 	defer end()
-	look := Look{Facts: w.deps.Facts(slow), Bin: completesBin}
-	if slow.Err() != nil { // the Facts may not be complete, so only the sample counts
+	snapshot := Snapshot{Facts: w.deps.Facts(longer), EndsBin: endsBin}
+	if longer.Err() != nil { // the Facts may not be complete, so only the sample counts
 		w.With(func(d *detect.Watch) { d.Add(s) })
 		return
 	}
 	w.With(func(d *detect.Watch) {
-		d.Look(&look.Facts, s)
-		look.Incidents = d.Incidents()
+		d.Update(&snapshot.Facts, s)
+		snapshot.Incidents = d.Incidents()
 	})
 	if w.show != nil {
-		w.show(&look)
+		w.show(&snapshot)
 	}
 }
 
-// Now returns the present state of the proxy, with the known incidents. It looks for no new incidents, because ctx may end before the state
-// is complete.
-func (w *Watch) Now(ctx context.Context) (look Look) {
-	look.Facts = w.deps.Facts(ctx)
+// Now returns the present state of the proxy, with the known incidents. It finds no new incidents, because ctx may end before the state is
+// complete.
+func (w *Watch) Now(ctx context.Context) (snapshot Snapshot) {
+	snapshot.Facts = w.deps.Facts(ctx)
 	w.With(func(d *detect.Watch) {
-		d.Complete(&look.Facts)
-		look.Incidents = d.Incidents()
+		d.FillInFound(&snapshot.Facts)
+		snapshot.Incidents = d.Incidents()
 	})
-	return look
+	return snapshot
 }
 
 // With calls f with the detect.Watch, under the lock. f must not keep any part of it.
@@ -132,24 +136,24 @@ var incidentDesc = prometheus.NewDesc("evenkeel_incident",
 		"and else warn. subject is the first engine, group or model that it was of; it is empty for the proxy itself.",
 	[]string{"kind", "severity", "subject"}, nil)
 
-var lookDesc = prometheus.NewDesc("evenkeel_incident_look_timestamp_seconds",
+var checkedDesc = prometheus.NewDesc("evenkeel_incident_look_timestamp_seconds",
 	"Unix time at which the proxy was looked at last to see what is wrong, or at which it started. It is at most some seconds old.", nil, nil)
 
 // Describe implements prometheus.Collector.
 func (*incidents) Describe(to chan<- *prometheus.Desc) {
 	to <- incidentDesc
-	to <- lookDesc
+	to <- checkedDesc
 }
 
 // Collect implements prometheus.Collector. There is one series per incident that lasts.
 func (i *incidents) Collect(to chan<- prometheus.Metric) {
 	var list []detect.Incident
-	var looked time.Time
-	(*Watch)(i).With(func(d *detect.Watch) { list, looked = d.Incidents(), d.LookedAt() })
-	if looked.IsZero() { // there was no Look yet
-		looked = i.began
+	var checked time.Time
+	(*Watch)(i).With(func(d *detect.Watch) { list, checked = d.Incidents(), d.UpdatedAt() })
+	if checked.IsZero() { // there was no Snapshot yet
+		checked = i.began
 	}
-	to <- prometheus.MustNewConstMetric(lookDesc, prometheus.GaugeValue, float64(looked.UnixMilli())/1000)
+	to <- prometheus.MustNewConstMetric(checkedDesc, prometheus.GaugeValue, float64(checked.UnixMilli())/1000)
 	exported := map[[3]string]bool{}
 	for k := range list {
 		in := &list[k]

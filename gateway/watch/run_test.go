@@ -96,9 +96,9 @@ func TestLooksAreShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, wanted, bins, looks := &proxy{}, false, 0, 0
 		w := New(p.host(nil))
-		w.OnLook(func() bool { return wanted }, func(l *Look) {
+		w.OnSnapshot(func() bool { return wanted }, func(l *Snapshot) {
 			looks++
-			if l.Bin {
+			if l.EndsBin {
 				bins++
 			}
 		})

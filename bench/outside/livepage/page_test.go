@@ -69,7 +69,7 @@ func (s *site) open() *site {
 				0)
 		}
 		sample := s.fake.At(3600 - float64(900-i))
-		sample.At, sample.Looked, sample.Policy = time.Now().Add(time.Duration(i-900)*time.Second), true, "evenkeel"
+		sample.At, sample.Examined, sample.Policy = time.Now().Add(time.Duration(i-900)*time.Second), true, "evenkeel"
 		sample.Engines = map[detect.EngineName]string{{Role: "decode", Name: "10.0.3.13:8000"}: "up"}
 		if i <= 300 {
 			sample.Policy = "br0"
@@ -369,7 +369,7 @@ func TestPageLeavesDeadRanksOutOfTheMean(t *testing.T) {
 		for i := range g.Ranks {
 			g.Ranks[i].KVTokens = int64(100_000 + i)
 		}
-		g.Ranks[0].State, g.Ranks[0].Steps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = detect.RankDown, false, 0, 0
+		g.Ranks[0].State, g.Ranks[0].InSteps, g.Ranks[0].KVTokens, g.Ranks[0].Slots = detect.RankDown, false, 0, 0
 		g.SteppingRanks, g.KVTokens, g.MeanTokens, g.LeastTokens, g.MostTokens = 3, 300_006, 100_002, 100_001, 100_003
 	})
 	s.open()

@@ -235,7 +235,7 @@ var hurt = map[string]func(*detect.Facts){
 		g := &d.Models[0].Groups[0]
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; i < len(g.Ranks)/2 {
-				r.State, r.Steps, r.KVTokens, r.Used, r.Slots, r.Running = detect.RankDown, false, 0, 0, 0, 0
+				r.State, r.InSteps, r.KVTokens, r.Used, r.Slots, r.Running = detect.RankDown, false, 0, 0, 0, 0
 			}
 		}
 		g.SteppingRanks = len(g.Ranks) - len(g.Ranks)/2
