@@ -56,7 +56,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	}
 	for i := range overview.Candidates {
 		if c := &overview.Candidates[i]; c.Aggregated {
-			id, _ := roster.Called(c.ID)
+			id, _ := roster.DisplayName(c.ID)
 			f.Prefill.Groups = append(f.Prefill.Groups, detect.PrefillGroup{ID: id, State: c.State, Inflight: c.Inflight})
 		} else {
 			f.Prefill.Engines = append(f.Prefill.Engines, prefillFacts(c, conf.Prefill.KVThreshold))
@@ -183,7 +183,7 @@ func (g observer) modelFacts(m *board.ModelStatus, ttl float64) detect.Model {
 	out := detect.Model{
 		Pool: detect.Pool{Entries: m.Pool, OldestS: m.OldestSeconds, TTLS: ttl, UpToS: board.PoolAgeSeconds, Ages: m.PoolAges},
 	}
-	out.Name, out.Aggregated = roster.Called(m.Model)
+	out.Name, out.Aggregated = roster.DisplayName(m.Model)
 	for i := range m.Groups {
 		out.Groups = append(out.Groups, g.groupFacts(&m.Groups[i], m.Workers))
 	}

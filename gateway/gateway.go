@@ -55,7 +55,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}(g.stop) // an argument, because g is nil after an error
 	g.service = service.New(service.Deps{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
-		EndAll: func() int { return g.fleet.Move(func(roster.Location) bool { return true }) },
+		EndAll: func() int { return g.fleet.MoveCalls(func(roster.Location) bool { return true }) },
 	})
 	reloader, fit, err := reload.New(cfg, g.reloadHost())
 	if err != nil {
@@ -113,7 +113,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Deps{
-		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, Hold: func() time.Duration { return g.conf().HoldTimeout() },
+		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() },
 		Leaving: g.service.Draining,
 		Engines: func() map[string]owner.Reach { return g.fleet.Now().Scopes() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {

@@ -398,12 +398,12 @@ func (f *family) seatsOfGroups(t *testing.T) {
 	for i, group := range []string{"east", "west"} {
 		theirs := f.owner(group)
 		rank := nameOf(t, f.all[0].Decode[i].URLs()[1])
-		s, err := f.all[theirs].gw.Seat(t.Context(), rank, 100)
+		s, err := f.all[theirs].gw.TakeSlot(t.Context(), rank, 100)
 		require.NoError(t, err)
 		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}},
-			s.Scope.Mark(nil))
+			s.Scope.AppendEpochHeader(nil))
 		s.Leave()
-		_, err = f.all[(theirs+1)%len(f.all)].gw.Seat(t.Context(), rank, 100)
+		_, err = f.all[(theirs+1)%len(f.all)].gw.TakeSlot(t.Context(), rank, 100)
 		require.ErrorIs(t, err, selftest.ErrNotOurs)
 	}
 }

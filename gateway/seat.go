@@ -21,15 +21,15 @@ const seatLook = 100 * time.Millisecond
 // Seat takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. Seat waits up to
 // seatPatience for the slot, which is charged and counted like that of a client's request. The request carries the epoch in which this
 // proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOurs.
-func (g *Gateway) Seat(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
+func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
 	look := time.NewTicker(seatLook)
 	defer look.Stop()
 	for deadline := time.Now().Add(seatPatience); ; {
-		rank, serves := g.fleet.Now().Named(name)
+		rank, serves := g.fleet.Now().RankByName(name)
 		switch {
 		case rank == nil:
 			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)
-		case rank.Scope.Ours() != nil:
+		case rank.Scope.CheckOwned() != nil:
 			return selftest.Seat{}, selftest.ErrNotOurs
 		}
 		// the request may only get a slot of this rank, whatever else that rank has to prefill

@@ -50,22 +50,22 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 		return n
 	}
 	rank := nameOf(t, c.Decode[0].URLs()[0])
-	s, err := c.gw.Seat(t.Context(), rank, 100)
+	s, err := c.gw.TakeSlot(t.Context(), rank, 100)
 	require.NoError(t, err)
-	require.NoError(t, s.Scope.Ours())
-	require.Empty(t, s.Scope.Mark(nil), "nobody owns what one proxy has alone")
+	require.NoError(t, s.Scope.CheckOwned())
+	require.Empty(t, s.Scope.AppendEpochHeader(nil), "nobody owns what one proxy has alone")
 	c.Eventually("it is charged", func() bool { return used(rank) == 1 })
 	soon, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = c.gw.Seat(soon, rank, 100)
+	_, err = c.gw.TakeSlot(soon, rank, 100)
 	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
 	s.Leave()
 	c.Eventually("it is given back", func() bool { return used(rank) == 0 })
-	_, err = c.gw.Seat(t.Context(), "127.0.0.1:1", 100)
+	_, err = c.gw.TakeSlot(t.Context(), "127.0.0.1:1", 100)
 	require.ErrorContains(t, err, "serves no requests now")
 
 	rank = nameOf(t, c.Decode[1].URLs()[0]) + "/1" // which prefills, too
-	s, err = c.gw.Seat(t.Context(), rank, 100)
+	s, err = c.gw.TakeSlot(t.Context(), rank, 100)
 	require.NoError(t, err)
 	c.Eventually("it is charged", func() bool { return used(rank) == 1 })
 	s.Leave()

@@ -241,7 +241,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, fail
 		}
 	}
-	if at.served && !route.Mixed { // engines that both prefill and decode need no split
+	if at.served && !route.AllAggregated { // engines that both prefill and decode need no split
 		if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
@@ -289,10 +289,10 @@ func (d *Handler) checkEngines(ep mooncake.Endpoint, in *requestContext, model s
 	case !at.served && at.known:
 		return failure.NoSuchModel(model)
 	case !at.served || !route.Prefill: // no engine has named its models yet, or no engine that prefills this one is up
-		return failure.Unserved("prefill", model, route.Mixed, at.engines.Lack(model, false))
+		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.Lack(model, false))
 	case !route.Decode:
-		return failure.Unserved("decode", model, route.Mixed, at.engines.Lack(model, true))
-	case !ep.IsChatOrCompletions() && !at.engines.Owned(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
+		return failure.Unserved("decode", model, route.AllAggregated, at.engines.Lack(model, true))
+	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
 		return openai.NewError(http.StatusNotFound, "no_such_route",

@@ -478,7 +478,7 @@ func TestOnlyATrustedCallerSteers(t *testing.T) {
 }
 
 func (h *house) rank() int32 {
-	worker, ok := h.fleet.Now().RankOf(decoder, "m", "m")
+	worker, ok := h.fleet.Now().WorkerByName(decoder, "m", "m")
 	require.True(h.t, ok)
 	return worker
 }

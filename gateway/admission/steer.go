@@ -116,7 +116,7 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *requestContext, route roster
 	}
 	if name := ctx.Request.Header.Peek(targetDecodeHeader); len(name) > 0 && in.key.Trusted {
 		engines := d.deps.Fleet.Now()
-		worker, ok := engines.RankOf(string(name), route.Board, route.Name)
+		worker, ok := engines.WorkerByName(string(name), route.Board, route.Name)
 		if !ok {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")

@@ -96,7 +96,7 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 	all := map[string]*advice.Sample{}
 	pooled := 0
 	for i := range boards {
-		if _, isAggregated := roster.Called(boards[i].Model); isAggregated {
+		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated {
 			continue
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }

@@ -65,7 +65,7 @@ func start(t *testing.T, changes ...func(*config.Config)) *advised {
 		},
 	})
 	f.Admission, err = owner.New(cfg,
-		owner.Deps{Context: t.Context(), Log: log, Registerer: reg, Hold: func() time.Duration { return time.Minute }})
+		owner.Deps{Context: t.Context(), Log: log, Registerer: reg, KVHoldTimeout: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	t.Cleanup(f.Admission.Close)
 	enter, err := f.Load()
@@ -93,8 +93,8 @@ func (a *advised) ask(model string, n int) {
 
 func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	a := start(t)
-	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
-	d4, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:4", "m", "m")
+	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
+	d4, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:4", "m", "m")
 	m := board.ModelStatus{Model: "m", Pool: 3, OldestSeconds: 1.5, Finished: 5, Cancelled: 6, Failed: 7, Workers: []board.WorkerStatus{
 		{ID: d3, Up: true, Slots: 8, Used: 2, KVTokens: 100, Capacity: 1000}, {ID: d4, Down: true, Slots: 8, Used: 1, KVTokens: 50, Capacity: 1000},
 	}}
@@ -125,7 +125,7 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 // An operator drains a prefill engine that answers: nothing is to be mended there, as on a decode engine that drains.
 func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	a := start(t)
-	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
 	of := func() advice.Prefill {
 		workers := []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}
 		return a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: workers}})["m"].Prefill
@@ -148,8 +148,8 @@ func TestRanksThatDoBothAreLeftOut(t *testing.T) {
 		cfg.Engines.Aggregated = []config.Engine{{URL: "http://127.0.0.1:5", Slots: 8, Ranks: 2}}
 	})
 	a.says("aggregated 127.0.0.1:5", true)
-	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
-	both, ok := a.deps.Fleet.Now().RankOf("127.0.0.1:5/0", "m", "m")
+	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
+	both, ok := a.deps.Fleet.Now().WorkerByName("127.0.0.1:5/0", "m", "m")
 	require.True(t, ok)
 	all := a.takeSamples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}}},
@@ -167,8 +167,8 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 		cfg.Geo.Ownership.Engine, cfg.Geo.Ownership.DeadAfter = geo.OwnStatic, time.Hour
 		cfg.Engines.Prefill[1].Region, cfg.Engines.Decode[1].Region = "eu", "eu"
 	})
-	ours, _ := a.deps.Fleet.Now().Named("127.0.0.1:3")
-	theirs, _ := a.deps.Fleet.Now().Named("127.0.0.1:4")
+	ours, _ := a.deps.Fleet.Now().RankByName("127.0.0.1:3")
+	theirs, _ := a.deps.Fleet.Now().RankByName("127.0.0.1:4")
 	all := a.takeSamples(time.Now(), []board.ModelStatus{
 		{Model: "m", Workers: []board.WorkerStatus{{ID: ours.Worker, Up: true, Slots: 8}}}, {Model: "m@eu", Workers: []board.WorkerStatus{{ID: theirs.Worker, Slots: 8}}},
 	})
@@ -179,7 +179,7 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
 func TestAFullPoolIsTold(t *testing.T) {
 	a := start(t)
-	d3, _ := a.deps.Fleet.Now().RankOf("127.0.0.1:3", "m", "m")
+	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
 	full := func(pooled int) bool {
 		return a.takeSamples(time.Now(),
 			[]board.ModelStatus{{Model: "m", Pool: pooled, Workers: []board.WorkerStatus{{ID: d3, Up: true}}}})["m"].PoolFull

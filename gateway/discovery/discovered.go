@@ -36,15 +36,15 @@ func foundOf(e discover.Engine) roster.Found {
 type discovered struct{ *Deps }
 
 // Put adds an engine, or updates its description.
-func (d discovered) Put(e discover.Engine) error { return d.Fleet.Put(e.Role, engineOf(e), foundOf(e)) }
+func (d discovered) Put(e discover.Engine) error { return d.Fleet.PutFound(e.Role, engineOf(e), foundOf(e)) }
 
 // SetAway starts or stops new work for an engine.
-func (d discovered) SetAway(e discover.Engine) { d.Fleet.Turn(e.Key(), foundOf(e)) }
+func (d discovered) SetAway(e discover.Engine) { d.Fleet.UpdateFound(e.Key(), foundOf(e)) }
 
 // Remove removes an engine that is gone, unless the config lists it.
 func (d discovered) Remove(e discover.Engine) {
 	if !d.InConfig(e) {
-		d.Fleet.Leave(e.Key(), e.Incarnation)
+		d.Fleet.RemoveFound(e.Key(), e.Incarnation)
 	}
 }
 

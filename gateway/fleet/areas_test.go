@@ -44,7 +44,7 @@ func regional(t *testing.T) (*Fleet, *owner.Set) {
 	set := NewSettings(cfg)
 	f := empty(t, func() *Settings { return set })
 	scopes, err := owner.New(cfg, owner.Deps{Context: t.Context(), Log: zap.NewNop(), Registerer: prometheus.NewRegistry(),
-		Hold: func() time.Duration { return time.Minute }})
+		KVHoldTimeout: func() time.Duration { return time.Minute }})
 	require.NoError(t, err)
 	t.Cleanup(scopes.Close)
 	f.Admission = scopes
@@ -77,15 +77,15 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	f.up("decode 10.0.0.2:80", "m")
 
 	for id, region := range map[string]string{"10.0.0.1:80": "us", "10.0.0.2:80": "eu"} {
-		worker, ok := f.Now().RankOf(id, "m", "m")
+		worker, ok := f.Now().WorkerByName(id, "m", "m")
 		require.True(t, ok, id)
 		rank := f.Now().Rank(worker)
 		written, ok := rank.Scope.Enter()
 		require.True(t, ok, region)
 		written()
-		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: "7"}}, rank.Scope.Mark(nil), region)
+		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: "7"}}, rank.Scope.AppendEpochHeader(nil), region)
 		require.NoError(t, claims[region].GiveBack(7, func() {}))
-		require.ErrorIs(t, rank.Scope.Ours(), owner.ErrNotOwner, region)
+		require.ErrorIs(t, rank.Scope.CheckOwned(), owner.ErrNotOwner, region)
 		_, ok = rank.Scope.Enter()
 		require.False(t, ok, region)
 	}
@@ -99,7 +99,7 @@ func TestTheLoadOfARankIsThatOnAllItsBoards(t *testing.T) {
 	enter()
 	const id = "10.0.0.1:80"
 	f.up("decode "+id, "m")
-	worker, ok := f.Now().RankOf(id, "m", "m")
+	worker, ok := f.Now().WorkerByName(id, "m", "m")
 	require.True(t, ok)
 	f.deps.Dispatch = func(context.Context) board.Status {
 		on := func(used int, kv int64) board.ModelStatus {

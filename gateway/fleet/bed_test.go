@@ -162,7 +162,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	settings := func() *fleet.Settings { return b.conf.Settings().Settings }
 	serving := service.New(service.Deps{
 		Context: ctx, Log: log, Grace: func() time.Duration { return 0 },
-		EndAll: func() int { return b.fleet.Move(func(roster.Location) bool { return true }) },
+		EndAll: func() int { return b.fleet.MoveCalls(func(roster.Location) bool { return true }) },
 	})
 	told, err := journal.New(journal.Config{File: b.RequestLog, Receipts: b.receipts, Registerer: b.reg, Log: log})
 	require.NoError(b, err)

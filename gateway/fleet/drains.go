@@ -19,7 +19,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	if limit > 0 {
 		s.Deadline = now.Add(limit)
 	}
-	f.apply(roster.Stopped{Stop: s})
+	f.apply(roster.Stopped{Drain: s})
 	return nil
 }
 

@@ -35,7 +35,7 @@ func (f *Fleet) Load() (enter func(), err error) {
 func (f *Fleet) Add(role string, e config.Engine) error {
 	in, err := f.deps.build(role, e, f.deps.Settings())
 	if err == nil {
-		f.enter(roster.Entered{Engine: in, Anew: true})
+		f.enter(roster.Entered{Engine: in, EndDrains: true})
 	}
 	return err
 }
@@ -51,7 +51,7 @@ func (f *Fleet) Remove(role, id string) error {
 }
 
 // Put adds an engine that discovery has found, or updates its description.
-func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
+func (f *Fleet) PutFound(role string, e config.Engine, found roster.Found) error {
 	set := f.deps.Settings()
 	e, err := set.CompleteFound(role, e)
 	if err != nil {
@@ -67,10 +67,10 @@ func (f *Fleet) Put(role string, e config.Engine, found roster.Found) error {
 
 // Turn starts or stops new work for an engine that discovery has found. Decisions of operators about the engine stay in force, even that it
 // is removed.
-func (f *Fleet) Turn(key string, found roster.Found) { f.apply(roster.Turned{Key: key, Found: found}) }
+func (f *Fleet) UpdateFound(key string, found roster.Found) { f.apply(roster.Turned{Key: key, Found: found}) }
 
 // Leave removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
-func (f *Fleet) Leave(key, incarnation string) {
+func (f *Fleet) RemoveFound(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
 

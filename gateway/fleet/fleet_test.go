@@ -44,7 +44,7 @@ func of(t *testing.T, cfg *config.Config) *Fleet {
 func (f *Fleet) worker(rank string) int32 {
 	for _, e := range f.Now().Engines() {
 		for _, r := range e.Ranks() {
-			if at, _ := f.Now().Named(e.At(r).ID); at != nil && e.At(r).ID == rank {
+			if at, _ := f.Now().RankByName(e.At(r).ID); at != nil && e.At(r).ID == rank {
 				return at.Worker
 			}
 		}

@@ -41,12 +41,12 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.NoError(t, f.Remove(roster.Prefill, "10.0.0.2:80"))
 	forgotten("10.1.0.2")
 
-	require.NoError(t, f.Put(roster.Prefill, config.Engine{URL: "http://10.0.0.4:80", Profile: "b"}, roster.Found{Incarnation: "u1"}))
+	require.NoError(t, f.PutFound(roster.Prefill, config.Engine{URL: "http://10.0.0.4:80", Profile: "b"}, roster.Found{Incarnation: "u1"}))
 	require.True(t, f.KnownHost("10.0.0.4"))
-	f.Leave("prefill 10.0.0.4:80", "u1")
+	f.RemoveFound("prefill 10.0.0.4:80", "u1")
 	require.False(t, f.KnownHost("10.0.0.4"), "a pod that is no more answers nothing")
 	for h, want := range map[roster.ProcessID]bool{{Incarnation: "u1"}: true, {Incarnation: "u2"}: false, {}: false} {
-		gone, sure := f.Now().Outlived(h)
+		gone, sure := f.Now().ProcessGone(h)
 		require.Equal(t, []bool{want, want}, []bool{gone, sure})
 	}
 }

@@ -52,7 +52,7 @@ func (l *learned) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
 }
 
 // Learn stores the coordinates that a process of a candidate's engine has reported.
-func (l *learned) Learn(c prefill.Candidate, process roster.ProcessID, at *mooncake.KVAddress) {
+func (l *learned) StoreCoordinates(c prefill.Candidate, process roster.ProcessID, at *mooncake.KVAddress) {
 	l.coordinates.Store(c.ID, placed{process, at})
 }
 

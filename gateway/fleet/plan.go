@@ -26,7 +26,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	build := func(role string, e config.Engine, own bool) { // own: the config lists the engine
 		in, invalid := f.deps.build(role, e, next)
 		if err = errors.Join(err, invalid); invalid == nil {
-			in.Own = own
+			in.FromNewEntry = own
 			p.Set = append(p.Set, in)
 		}
 	}

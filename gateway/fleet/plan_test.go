@@ -22,12 +22,12 @@ func TestAReloadBringsNoEngineBackThatHasLeft(t *testing.T) {
 	require.NoError(t, next.Validate())
 	for port, incarnation := range map[string]string{"1": "u1", "2": "u2"} {
 		require.NoError(t,
-			f.Put(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "p", Slots: 1}, roster.Found{Incarnation: incarnation}))
+			f.PutFound(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "p", Slots: 1}, roster.Found{Incarnation: incarnation}))
 	}
 	plan, err := f.Plan(NewSettings(running), NewSettings(next))
 	require.NoError(t, err)
 	require.Len(t, plan.Set, 2)
-	f.Leave("decode 127.0.0.1:1", "u1")
+	f.RemoveFound("decode 127.0.0.1:1", "u1")
 	f.Apply(plan)
 	require.Nil(t, f.Now().Engine("decode 127.0.0.1:1"))
 	require.Equal(t, 2, f.Now().Engine("decode 127.0.0.1:2").Profile.MaxModelLen)
@@ -108,7 +108,7 @@ func TestAReloadLeavesTheFleetThatAStartWould(t *testing.T) {
 		f.Apply(plan)
 		require.Equal(t, want, f.described(), "%v", changes)
 		for rank, id := range ids {
-			if is, _ := f.Now().Named(rank); is != nil {
+			if is, _ := f.Now().RankByName(rank); is != nil {
 				require.Equal(t, id, is.Worker, rank)
 			}
 		}

@@ -41,8 +41,8 @@ func asks(t testing.TB, f *Fleet, c string) {
 	now := f.Now()
 	r, ok, _ := now.Lookup("m")
 	process := now.ProcessAt(c)
-	gone, _ := now.Outlived(process)
-	if !ok || gone || !now.Owned(r.Board, "m") || now.Context(c) != 0 || now.RegionFor(c) != "" || now.Rank(7) == nil {
+	gone, _ := now.ProcessGone(process)
+	if !ok || gone || !now.OwnsGroupFor(r.Board, "m") || now.LongestContext(c) != 0 || now.RegionFor(c) != "" || now.Rank(7) == nil {
 		t.Fatal("it is not up")
 	}
 }

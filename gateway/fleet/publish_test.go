@@ -64,9 +64,9 @@ func TestResponsesStrayOnEnginesThatDoNotHeedTheirRank(t *testing.T) {
 		for _, w := range heard {
 			require.Equal(t, c.strays, w.Unpinned, "%+v", c)
 			require.Equal(t, cfg.Dispatch.Beyond, w.MaxEngineQueue, "its own queue renews the hold of hand-offs")
-			rank, _ := f.Now().Named(w.Name)
-			require.Equal(t, !c.strays, rank.Heeds(mooncake.Responses))
-			require.True(t, rank.Heeds(mooncake.Messages))
+			rank, _ := f.Now().RankByName(w.Name)
+			require.Equal(t, !c.strays, rank.EngineHonoursRank(mooncake.Responses))
+			require.True(t, rank.EngineHonoursRank(mooncake.Messages))
 		}
 	}
 }
@@ -76,7 +76,7 @@ func TestHowABoardIsCalled(t *testing.T) {
 		"m": "m", "m@eu": "m@eu", "m+aggregated": "m (aggregated)", "m+aggregated@eu": "m@eu (aggregated)", "main of m+aggregated": "main of m (aggregated)",
 		"m+aggregated-7b": "m+aggregated-7b", "p0:8100/0": "p0:8100/0",
 	} {
-		name, aggregated := roster.Called(board)
+		name, aggregated := roster.DisplayName(board)
 		require.Equal(t, want, name)
 		require.Equal(t, want != board, aggregated, board)
 	}

@@ -105,7 +105,7 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 		usage, reported := s.KVUsage(max(0, r))
 		capacity := kvCapacity(in, r)
 		target := in.At(r)
-		if rank, _ := now.Named(target.ID); rank != nil && reported && capacity > 0 {
+		if rank, _ := now.RankByName(target.ID); rank != nil && reported && capacity > 0 {
 			validAt := in.Traffic.Liveness(target.Rank).LastSign()
 			if asked.Before(validAt) {
 				validAt = asked

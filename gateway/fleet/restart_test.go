@@ -25,12 +25,12 @@ func TestANameThatMovesLeadsToAnotherProcess(t *testing.T) {
 	before := f.Now().ProcessAt(key)
 	moved := engine.Moved{From: "10.0.0.1", To: "10.0.0.2", At: time.Unix(100, 0)}
 	f.OnStatus(key, engine.Status{StartTime: 1, Moved: moved})
-	gone, sure := f.Now().Outlived(before)
+	gone, sure := f.Now().ProcessGone(before)
 	require.True(t, gone && sure)
 	require.Equal(t, moved, *f.Now().Statuses()[0].Moved)
 	after := f.Now().ProcessAt(key)
 	f.OnStatus(key, engine.Status{Up: true, StartTime: 2, Moved: moved})
-	gone, _ = f.Now().Outlived(after)
+	gone, _ = f.Now().ProcessGone(after)
 	require.False(t, gone, "it is the process that was meant")
 }
 

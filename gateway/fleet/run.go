@@ -141,7 +141,7 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 	default:
 		return o
 	}
-	o.Scopes, o.Rooms = map[string]roster.Owned{}, map[string]roster.Room{}
+	o.Scopes, o.Quotas = map[string]roster.Owned{}, map[string]roster.RankQuota{}
 	r.Scopes(o.Kind, func(scope string, e *roster.Engine) {
 		if _, asked := o.Scopes[scope]; !asked {
 			o.Scopes[scope] = roster.Owned{Admits: a.Admits(scope), Fence: a.Of(scope)}
@@ -152,7 +152,7 @@ func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
 			if limit, others := a.Room(scope, name, e.Slots()); limit > 0 || others > 0 {
-				o.Rooms[name] = roster.Room{Limit: limit, Others: others}
+				o.Quotas[name] = roster.RankQuota{Limit: limit, Others: others}
 			}
 		}
 	})
@@ -179,7 +179,7 @@ const lookupPatience = 2 * time.Second
 // withoutGone returns the plan without the engines that it only builds again, and that have left the fleet since it was made. An operator
 // or discovery has removed these, and would not remove them a second time if they came back.
 func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
-	p.Set = slices.DeleteFunc(slices.Clone(p.Set), func(in *roster.Engine) bool { return !in.Own && now.Engine(in.Key()) == nil })
+	p.Set = slices.DeleteFunc(slices.Clone(p.Set), func(in *roster.Engine) bool { return !in.FromNewEntry && now.Engine(in.Key()) == nil })
 	return p
 }
 
@@ -280,7 +280,7 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
 				zap.String("decode", in.ID))
 		case roster.DrainOverdue:
-			moved := f.Move(e.Stop.Covers)
+			moved := f.MoveCalls(e.Stop.Covers)
 			log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
 				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", moved))
 		}
@@ -309,7 +309,7 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 // Made returns the engine process that made a hand-off. id is the engine id in the hand-off, and before is the candidate's process when the
 // prefill call (probe) was sent. If the hand-off shows something that the roster does not know yet, such as a new process, Made first
 // records it there.
-func (f *Fleet) Made(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
+func (f *Fleet) MakerOf(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
 	made, known := f.Now().Made(before, c.ID, id)
 	if !known {
 		f.applyUnless(func() bool {

@@ -63,18 +63,18 @@ func TestTheDeadlineOfADrainEndsWhatRuns(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	runs, elsewhere := call(f, d3, false), call(f, d4, false)
 	require.NoError(t, f.Drain(roster.Decode, "127.0.0.1:3", time.Millisecond))
-	require.Eventually(t, runs.Moved, time.Minute, time.Millisecond)
-	require.False(t, elsewhere.Moved())
-	require.True(t, call(f, d3, false).Moved(), "what comes late goes on elsewhere at once")
+	require.Eventually(t, runs.MustMove, time.Minute, time.Millisecond)
+	require.False(t, elsewhere.MustMove())
+	require.True(t, call(f, d3, false).MustMove(), "what comes late goes on elsewhere at once")
 	require.Equal(t, 1, logs.FilterMessageSnippet("the drain's deadline has passed").Len())
 	require.NoError(t, f.Undrain("", "127.0.0.1:3"))
-	require.False(t, call(f, d3, false).Moved())
+	require.False(t, call(f, d3, false).MustMove())
 	require.ErrorIs(t, f.Undrain("", "127.0.0.1:3"), roster.ErrNoSuchEngine, "it does not drain")
 	require.ErrorIs(t, f.Undrain("", "127.0.0.1:9"), roster.ErrNoSuchEngine)
 	require.ErrorIs(t, f.Drain("", "127.0.0.1:9", 0), roster.ErrNoSuchEngine)
 	f.Untrack(elsewhere)
-	require.Equal(t, 3, f.Move(func(roster.Location) bool { return true }), "three are left")
-	require.False(t, elsewhere.Moved())
+	require.Equal(t, 3, f.MoveCalls(func(roster.Location) bool { return true }), "three are left")
+	require.False(t, elsewhere.MustMove())
 	f.StopTimers()
 }
 
@@ -83,15 +83,15 @@ func TestAProbeLeavesAnEngineThatAnotherOneCanStandInFor(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	models := []engine.Model{{ID: "m"}}
 	probe := call(f, p1, true)
-	require.False(t, probe.Moved())
+	require.False(t, probe.MustMove())
 	f.OnStatus(p1, engine.Status{Up: true, Halt: engine.ErrReforming, Models: models})
-	require.True(t, probe.Moved())
+	require.True(t, probe.MustMove())
 	f.OnStatus(p1, engine.Status{Models: models})
 	late := call(f, p1, true)
 	aborted := &engine.Error{Aborted: true}
 	var broke *engine.Error
 	require.ErrorAs(t, late.Cause(aborted), &broke)
-	require.True(t, !broke.Aborted && !late.Moved(), "its engine broke the call")
+	require.True(t, !broke.Aborted && !late.MustMove(), "its engine broke the call")
 	require.Equal(t, error(aborted), probe.Cause(aborted), "that one was moved")
 	f.OnStatus(p2, engine.Status{Models: models})
 	alone := call(f, p1, true)
@@ -103,14 +103,14 @@ func TestACallToAnEngineThatIsPausedMayMove(t *testing.T) {
 	f, _ := fielded(t, mooncake.Profile{})
 	f.OnStatus(p1, engine.Status{Up: true, Models: []engine.Model{{ID: "m"}}})
 	decode := call(f, p1, false)
-	require.False(t, decode.Moved())
+	require.False(t, decode.MustMove())
 	f.Pause("", "/pause")
-	require.True(t, decode.Moved())
+	require.True(t, decode.MustMove())
 	require.True(t, f.deps.Monitor.Status(p1).Halted() || f.Now().Engine(p1).Status.Halted())
 	f.Resume("", []string{p1})
-	require.True(t, decode.Moved(), "its engine did not resume")
+	require.True(t, decode.MustMove(), "its engine did not resume")
 	f.Resume("", nil)
-	require.False(t, decode.Moved())
+	require.False(t, decode.MustMove())
 }
 
 // A restart that shows in metrics or hand-offs is told of once, and what was learned of the process before is forgotten.
@@ -118,11 +118,11 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
 	f.exchanges.Store(c.ID, exchange{})
-	process := f.Made(f.Now().ProcessAt(p1), c, "a")
-	f.Learn(c, process, &mooncake.KVAddress{Host: "h"})
+	process := f.MakerOf(f.Now().ProcessAt(p1), c, "a")
+	f.StoreCoordinates(c, process, &mooncake.KVAddress{Host: "h"})
 	require.NotNil(t, f.Coordinates(c))
-	require.Equal(t, process, f.Made(process, c, "a"))
-	f.Made(f.Now().ProcessAt(p1), c, "b")
+	require.Equal(t, process, f.MakerOf(process, c, "a"))
+	f.MakerOf(f.Now().ProcessAt(p1), c, "b")
 	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
 	require.Nil(t, f.Coordinates(c), "another process may have others")
 	_, known := f.exchanges.Load(c.ID)
@@ -143,7 +143,7 @@ func TestANewIDIsToldOnceByHoweverManyHandOffs(t *testing.T) {
 	c, process := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}, f.Now().ProcessAt(p1)
 	var all sync.WaitGroup
 	for range 100 {
-		all.Go(func() { f.Made(process, c, "a") })
+		all.Go(func() { f.MakerOf(process, c, "a") })
 	}
 	all.Wait()
 	require.Equal(t, 1, published)
@@ -205,7 +205,7 @@ func TestAScrapeTellsOfTheProcess(t *testing.T) {
 	f.pages.Clear()
 	_, err = f.Scrape(t.Context(), c)
 	require.NoError(t, err)
-	gone, sure := f.Now().Outlived(process)
+	gone, sure := f.Now().ProcessGone(process)
 	require.True(t, gone && sure)
 	page.Close()
 	f.pages.Clear()
@@ -275,7 +275,7 @@ func TestRequestsAskWhileEnginesChange(t *testing.T) {
 	for {
 		now := f.Now()
 		for _, w := range now.Workers {
-			rank, _ := now.Named(w.Name)
+			rank, _ := now.RankByName(w.Name)
 			require.Equal(t, w.ID, rank.Worker)
 			require.Equal(t, w.Up, now.Engine(rank.Instance).Serves())
 		}

@@ -39,7 +39,7 @@ type TrackedCall struct {
 
 // Moved says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that run
 // on the engine.
-func (c *TrackedCall) Moved() bool {
+func (c *TrackedCall) MustMove() bool {
 	return c.reason.Load() == drained || c.now != nil && c.now().Paused(c.at.Instance)
 }
 
@@ -68,7 +68,7 @@ func (c *TrackedCall) move(why uint32) {
 
 // Settle says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on elsewhere,
 // Settle ends it.
-func (c *TrackedCall) Settle() {
+func (c *TrackedCall) AllowAbort() {
 	c.abortable.Store(true)
 	if c.reason.Load() != stays {
 		c.call.Disconnect(upstream.Notice)
@@ -113,7 +113,7 @@ func (t *trackedCalls) Untrack(c *TrackedCall) {
 }
 
 // Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
-func (t *trackedCalls) Move(covers func(roster.Location) bool) (moved int) {
+func (t *trackedCalls) MoveCalls(covers func(roster.Location) bool) (moved int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.all {

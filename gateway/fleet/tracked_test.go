@@ -22,9 +22,9 @@ func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
 		ended bool
 	}{
 		{"pulling", []func(*TrackedCall){drain}, false},
-		{"then its first event comes", []func(*TrackedCall){drain, (*TrackedCall).Settle}, true},
-		{"its first event came before", []func(*TrackedCall){(*TrackedCall).Settle, drain}, true},
-		{"nobody wants it to go", []func(*TrackedCall){(*TrackedCall).Settle}, false},
+		{"then its first event comes", []func(*TrackedCall){drain, (*TrackedCall).AllowAbort}, true},
+		{"its first event came before", []func(*TrackedCall){(*TrackedCall).AllowAbort, drain}, true},
+		{"nobody wants it to go", []func(*TrackedCall){(*TrackedCall).AllowAbort}, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Rank: -1})

@@ -64,7 +64,7 @@ type Engines interface {
 	FailingWith(worker int32, host bool, list []int32) []int32
 	RegionFor(prefiller string) string
 	BoardFor(c prefill.Candidate, model, region string) string
-	Outlived(b roster.ProcessID) (gone, sure bool)
+	ProcessGone(b roster.ProcessID) (gone, sure bool)
 	RejectionFrees(r *roster.Rank) bool
 }
 
@@ -137,7 +137,7 @@ const discardTries = 3
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
-		if gone, _ := engines.Outlived(h.Maker); gone {
+		if gone, _ := engines.ProcessGone(h.Maker); gone {
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate

@@ -211,7 +211,7 @@ func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Pendi
 	if h == nil { // no hold on a hand-off bounds the wait
 		return r.Signs.AddPull(now, unlimited)
 	}
-	onThisRank := r.Heeds(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
+	onThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
 	gaugesShow := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
 	switch {
 	case whole && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time

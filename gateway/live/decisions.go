@@ -27,7 +27,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			if a.Prefill != nil {
 				d.Prefill = a.Prefill.Candidate
 				d.Prompt = cmp.Or(d.Prompt, a.Prefill.Prompt)
-				if _, isAggregated := roster.Called(d.Prefill); isAggregated { // the rank also prefills, so Rank says enough
+				if _, isAggregated := roster.DisplayName(d.Prefill); isAggregated { // the rank also prefills, so Rank says enough
 					d.Prefill = ""
 				}
 			}
@@ -77,7 +77,7 @@ func why(r *receipt.Receipt) string {
 // sayPrefill says why a request got its prefill engine or group.
 func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 	what, unit := "prefill engine", "engine"
-	if _, isAggregated := roster.Called(p.Candidate); isAggregated {
+	if _, isAggregated := roster.DisplayName(p.Candidate); isAggregated {
 		what, unit = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {

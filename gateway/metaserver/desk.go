@@ -98,21 +98,21 @@ func (s *Server) Expect(w Wanted) *PendingCallback {
 }
 
 // Came delivers the callback, at most once.
-func (p *PendingCallback) Came() <-chan Callback { return p.came }
+func (p *PendingCallback) Received() <-chan Callback { return p.came }
 
 // Forgotten is closed when no callback can come any more. It stays open if a callback came within the grace of Forget.
-func (p *PendingCallback) Forgotten() <-chan struct{} { return p.forgotten }
+func (p *PendingCallback) Ended() <-chan struct{} { return p.forgotten }
 
 // Forget ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
 // expectation at once. A later call with a grace of 0 also ends it at once.
-func (p *PendingCallback) Forget(grace time.Duration) {
+func (p *PendingCallback) StopWaiting(grace time.Duration) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
 	switch {
 	case p.spent || grace <= 0:
 		p.forget()
 	case p.timer == nil && p.desk.pending[p.key] == p: // no grace runs yet, and the expectation has not ended
-		p.timer = time.AfterFunc(grace, func() { p.Forget(0) })
+		p.timer = time.AfterFunc(grace, func() { p.StopWaiting(0) })
 	}
 }
 

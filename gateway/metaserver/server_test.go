@@ -103,7 +103,7 @@ func (r *rig) counts() string {
 func nothing(t *testing.T, p *PendingCallback) {
 	t.Helper()
 	select {
-	case c := <-p.Came():
+	case c := <-p.Received():
 		t.Fatalf("it came: %+v", c)
 	default:
 	}
@@ -118,14 +118,14 @@ func TestACallbackIsAnsweredAtOnceAndToldOnce(t *testing.T) {
 	require.Equal(t, 200, status)
 	require.Equal(t, `{"status":"ok"}`, answer)
 	require.Equal(t, 409, r.post(p.URL, "there"), "while the request lives")
-	require.Equal(t, "here", string((<-p.Came()).KV))
+	require.Equal(t, "here", string((<-p.Received()).KV))
 	nothing(t, p)
 	nothing(t, other)
-	p.Forget(time.Hour)
-	<-p.Forgotten()
+	p.StopWaiting(time.Hour)
+	<-p.Ended()
 	require.Equal(t, 404, r.post(p.URL, "here"), "the request is over")
 	require.Equal(t, "ok 1, duplicate 1, unknown 1, bad 0, late 0", r.counts())
-	other.Forget(0)
+	other.StopWaiting(0)
 	require.Zero(t, r.Expected())
 }
 
@@ -171,7 +171,7 @@ func TestACallbackOfNoUseIsToldToItsRequest(t *testing.T) {
 			r := start(t)
 			p := r.expect()
 			require.Equal(t, tc.status, r.post(p.URL, tc.body))
-			require.ErrorIs(t, (<-p.Came()).Err, tc.want)
+			require.ErrorIs(t, (<-p.Received()).Err, tc.want)
 			require.Equal(t, 409, r.post(p.URL, "here"), "the engine waits in vain by now")
 			require.Equal(t, "ok 0, duplicate 1, unknown 0, bad 1, late 0", r.counts())
 			require.Equal(t, errors.Is(tc.want, mooncake.ErrUnknownHost), strings.HasPrefix(r.log.All()[0].Message, "ALARM"))
@@ -181,7 +181,7 @@ func TestACallbackOfNoUseIsToldToItsRequest(t *testing.T) {
 	p := r.expect()
 	status, _ := r.do(http.MethodPost, p.URL, io.MultiReader(strings.NewReader(strings.Repeat("x", 1001)))) // its length is not told
 	require.Equal(t, 413, status)
-	require.ErrorIs(t, (<-p.Came()).Err, mooncake.ErrBadCallback)
+	require.ErrorIs(t, (<-p.Received()).Err, mooncake.ErrBadCallback)
 }
 
 // target is what a URL of ours asks for.
@@ -214,7 +214,7 @@ func TestWhoMayNotCallIsRefusedBeforeTheBody(t *testing.T) {
 	require.Equal(t, 1, r.log.FilterMessageSnippet("add it to bind.allow").Len(), "said once a minute")
 	r.allowed.Store(true)
 	require.Equal(t, 413, r.raw("POST "+target+" HTTP/1.1\r\nHost: h\r\nContent-Length: 5000\r\n\r\n").StatusCode)
-	require.ErrorIs(t, (<-p.Came()).Err, mooncake.ErrBadCallback)
+	require.ErrorIs(t, (<-p.Received()).Err, mooncake.ErrBadCallback)
 	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 4, late 0", r.counts())
 }
 
@@ -231,7 +231,7 @@ func TestACallbackThatBreaksOffMayComeAgain(t *testing.T) {
 		defer func() { _ = conn.Close() }() // and it does not break at once
 	}
 	require.Equal(t, 200, r.post(p.URL, "here"))
-	require.Equal(t, "here", string((<-p.Came()).KV))
+	require.Equal(t, "here", string((<-p.Received()).KV))
 }
 
 func TestOneOfManyAtOnceIsTold(t *testing.T) {
@@ -251,26 +251,26 @@ func TestOneOfManyAtOnceIsTold(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, []int64{1, 19}, []int64{ok.Load(), duplicate.Load()})
-	<-p.Came()
+	<-p.Received()
 	nothing(t, p)
 }
 
 func TestALateCallbackIsToldInItsTimeOfGrace(t *testing.T) {
 	r := start(t)
 	p := r.expect()
-	p.Forget(time.Hour)
+	p.StopWaiting(time.Hour)
 	require.Equal(t, 200, r.post(p.URL, "here"))
-	require.Equal(t, "here", string((<-p.Came()).KV))
+	require.Equal(t, "here", string((<-p.Received()).KV))
 	require.Equal(t, "ok 0, duplicate 0, unknown 0, bad 0, late 1", r.counts())
 	require.Zero(t, r.Expected(), "nothing is expected for the rest of the grace")
 	require.Equal(t, 404, r.post(p.URL, "again"))
 
 	p = r.expect()
-	p.Forget(time.Millisecond)
-	<-p.Forgotten()
+	p.StopWaiting(time.Millisecond)
+	<-p.Ended()
 	require.Equal(t, 404, r.post(p.URL, "here"))
 	nothing(t, p)
-	p.Forget(0)
+	p.StopWaiting(0)
 }
 
 func TestAnEngineThatCutsIDsIsNamedOnce(t *testing.T) {
@@ -278,7 +278,7 @@ func TestAnEngineThatCutsIDsIsNamedOnce(t *testing.T) {
 	for range 3 {
 		p := r.expect()
 		require.Equal(t, 200, r.post(p.URL, "short"))
-		require.True(t, (<-p.Came()).ShortID)
+		require.True(t, (<-p.Received()).ShortID)
 	}
 	require.Equal(t, 1, r.log.FilterMessageSnippet("no random suffix").Len())
 }
@@ -289,7 +289,7 @@ func TestAnUnknownKeyIsNamedOnce(t *testing.T) {
 		t.Helper()
 		p := r.expect()
 		require.Equal(t, 200, r.post(p.URL, "keys "+keys))
-		require.Equal(t, strings.Fields(keys), (<-p.Came()).Unknown)
+		require.Equal(t, strings.Fields(keys), (<-p.Received()).Unknown)
 	}
 	for range 3 {
 		call("pp_size layers")
@@ -313,8 +313,8 @@ func TestCloseForgetsAll(t *testing.T) {
 	r := start(t)
 	p := r.expect()
 	r.Close()
-	<-p.Forgotten()
-	<-r.expect().Forgotten()
+	<-p.Ended()
+	<-r.expect().Ended()
 	_, err := net.Dial("tcp", r.Addr())
 	require.Error(t, err)
 	r.Close()

@@ -42,7 +42,7 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 
 func TestATakerIsCautiousForAsLongAsPrefillersHoldByThen(t *testing.T) {
 	s, a := setOf(t, Regions, &lent{})
-	s.deps.Hold = func() time.Duration { return time.Hour } // a reload raised it
+	s.deps.KVHoldTimeout = func() time.Duration { return time.Hour } // a reload raised it
 	now := time.Now()
 	s.adopt(a, 2, now)
 	require.True(t, a.cautious(now.Add(59*time.Minute)))

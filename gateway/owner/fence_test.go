@@ -44,10 +44,10 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 		running.Wait()
 		written, ok := a.Enter()
 		require.True(t, ok)
-		require.NoError(t, a.Ours())
+		require.NoError(t, a.CheckOwned())
 		time.Sleep(10 * time.Second)
 		require.True(t, a.view.Load().Admits, "nobody could tell")
-		require.ErrorIs(t, a.Ours(), ErrNotOwner, "a connection took that long")
+		require.ErrorIs(t, a.CheckOwned(), ErrNotOwner, "a connection took that long")
 		_, ok = a.Enter()
 		require.False(t, ok)
 
@@ -66,7 +66,7 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 	var alone *Scope
 	_, ok := alone.Enter()
 	require.True(t, ok, "a proxy without others owns all")
-	require.False(t, errors.Is(alone.Ours(), ErrNotOwner))
+	require.False(t, errors.Is(alone.CheckOwned(), ErrNotOwner))
 }
 
 // A lease that the store had lost is taken again with a later epoch, and without a pause. What was marked with the epoch before is not
@@ -75,9 +75,9 @@ func TestARequestIsNotWrittenUnderAnEarlierEpoch(t *testing.T) {
 	s, a := &Set{log: zap.NewNop(), lookNow: make(chan struct{}, 1)}, NewScope("main")
 	a.view.Store(&lease.View{Phase: lease.Owner, Admits: true, Epoch: 4})
 	epoch := a.Epoch()
-	require.NoError(t, a.Still(epoch))
+	require.NoError(t, a.CheckEpoch(epoch))
 	s.changed(a, lease.View{Phase: lease.Owner, Admits: true, Epoch: 5})
-	require.NoError(t, a.Ours())
-	require.ErrorIs(t, a.Still(epoch), ErrNotOwner)
-	require.NoError(t, a.Still(a.Epoch()))
+	require.NoError(t, a.CheckOwned())
+	require.ErrorIs(t, a.CheckEpoch(epoch), ErrNotOwner)
+	require.NoError(t, a.CheckEpoch(a.Epoch()))
 }

@@ -125,7 +125,7 @@ func (s *Set) adopt(a *Scope, epoch int64, now time.Time) (after time.Duration) 
 	if a.claim == nil || epoch != a.epoch {
 		a.epoch, a.since = epoch, now
 		if a.hold > 0 {
-			a.hold = s.deps.Hold() // a reload may have changed the value since the scope was made
+			a.hold = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 		}
 		if !a.ownerHeard.IsZero() {
 			after = now.Sub(a.ownerHeard)
@@ -157,7 +157,7 @@ func (a *Scope) Enter() (leave func(), ok bool) {
 	// The request is counted before Ours is asked. If the scope is lost after that, flush waits until the request is written.
 	a.sending.Add(1)
 	leave = sync.OnceFunc(func() { a.sending.Add(-1) })
-	if err := a.Ours(); err != nil {
+	if err := a.CheckOwned(); err != nil {
 		leave()
 		return leave, false
 	}
@@ -166,7 +166,7 @@ func (a *Scope) Enter() (leave func(), ok bool) {
 
 // Ours is the last check, right before a request is written. It returns ErrNotOwner if this proxy does not own the scope any more. This
 // stops a request if the process was paused after it admitted the request, or if connecting took longer than flush waits.
-func (a *Scope) Ours() error {
+func (a *Scope) CheckOwned() error {
 	if a == nil || a.view.Load().Admits && (a.claim == nil || a.claim.Admits(time.Now())) {
 		return nil
 	}
@@ -179,8 +179,8 @@ func (a *Scope) Epoch() int64 { return a.view.Load().Epoch }
 // Still is Ours for a request that is marked with an epoch. It also returns ErrNotOwner if this proxy owns the scope with a later epoch by
 // now, which happens when the store has lost a lease and the proxy takes it again. An engine that has seen the later epoch would take the
 // request for that of a former owner.
-func (a *Scope) Still(epoch int64) error {
-	if err := a.Ours(); err != nil || a.Epoch() == epoch {
+func (a *Scope) CheckEpoch(epoch int64) error {
+	if err := a.CheckOwned(); err != nil || a.Epoch() == epoch {
 		return err
 	}
 	return ErrNotOwner
@@ -195,7 +195,7 @@ func (a *Scope) Begins() bool { return a.Admits() && (a == nil || a.yielding.Loa
 
 // Mark adds the header with the epoch of the ownership. A guard in front of an engine can use it to refuse or count requests with an older
 // epoch.
-func (a *Scope) Mark(h []engine.Header) []engine.Header {
+func (a *Scope) AppendEpochHeader(h []engine.Header) []engine.Header {
 	if a == nil || a.claim == nil {
 		return h
 	}
@@ -204,7 +204,7 @@ func (a *Scope) Mark(h []engine.Header) []engine.Header {
 
 // Refused records the epoch header of an answer that refuses a request; empty: the answer has none. In this header, a guard that refuses an
 // old epoch names the epoch that it has seen.
-func (a *Scope) Refused(header string) {
+func (a *Scope) RecordRefusal(header string) {
 	if a == nil || a.claim == nil || header == "" {
 		return
 	}

@@ -43,7 +43,7 @@ type Deps struct {
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Buckets    []float64            // bounds of histogram buckets, in seconds
-	Hold       func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
+	KVHoldTimeout       func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
 	Leaving    func() bool          // this proxy is shutting down
 
 	// Engines returns the scopes that have engines.
@@ -113,7 +113,7 @@ func (s *Set) Join(peers *geo.Peers) {
 // scope returns a new scope without a claim.
 func (s *Set) scope(name string) *Scope {
 	a := NewScope(name)
-	a.hold = s.deps.Hold()
+	a.hold = s.deps.KVHoldTimeout()
 	return a
 }
 

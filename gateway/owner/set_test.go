@@ -68,7 +68,7 @@ func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
 		lookNow: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, leavingScopes: map[string]*Scope{},
-		deps: Deps{Publish: func(context.Context) {}, Hold: func() time.Duration { return time.Minute },
+		deps: Deps{Publish: func(context.Context) {}, KVHoldTimeout: func() time.Duration { return time.Minute },
 			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
@@ -99,10 +99,10 @@ func TestEveryKindOfAreaIsFencedAtTheWrite(t *testing.T) {
 				running.Wait()
 				written, ok := a.Enter()
 				require.True(t, ok)
-				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "2"}}, a.Mark(nil))
+				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "2"}}, a.AppendEpochHeader(nil))
 				time.Sleep(25 * time.Second)
 				require.True(t, s.Admits("us"), "nobody could tell")
-				require.ErrorIs(t, a.Ours(), ErrNotOwner)
+				require.ErrorIs(t, a.CheckOwned(), ErrNotOwner)
 
 				go func() {
 					time.Sleep(sendPatience / 2)
@@ -143,12 +143,12 @@ func TestOnlyANewEpochIsATakeover(t *testing.T) {
 		require.True(t, a.Admits())
 		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
 		require.Equal(t, adopted, a.adopted, "others' requests have run out since the takeover")
-		a.Refused("17") // by what stands in front of an engine
+		a.RecordRefusal("17") // by what stands in front of an engine
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.True(t, a.Admits())
 		require.EqualValues(t, 2, testutil.ToFloat64(s.metrics.taken))
-		require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "18"}}, a.Mark(nil))
+		require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "18"}}, a.AppendEpochHeader(nil))
 		require.Equal(t, int64(18), s.Tenure().Seen["us"], "peers are told")
 		reg := prometheus.NewPedanticRegistry()
 		require.NoError(t, reg.Register(s.metrics))
@@ -189,7 +189,7 @@ func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
 				require.False(t, a.Admits(), "whoever holds epoch 41 may have renewed it a moment before the store forgot it")
 				time.Sleep(2 * time.Second)
 				require.True(t, a.Admits())
-				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "42"}}, a.Mark(nil))
+				require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "42"}}, a.AppendEpochHeader(nil))
 				stop()
 				running.Wait()
 			})

@@ -88,7 +88,7 @@ type Deps struct {
 type Engines interface {
 	// Wholes returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
 	// prefills or only decodes. computes says that the request runs the model.
-	Wholes(model string, computes bool) (list []roster.SoleEngine, paired bool)
+	SoleEngines(model string, computes bool) (list []roster.SoleEngine, paired bool)
 }
 
 // A Server passes requests through.
@@ -165,7 +165,7 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
 // caller must subtract the call with Count when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
-	all, paired := s.Engines().Wholes(model, computes(path))
+	all, paired := s.Engines().SoleEngines(model, computes(path))
 	switch {
 	case paired: // no engine of the model serves such a request alone
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired

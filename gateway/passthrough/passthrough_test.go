@@ -299,14 +299,14 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 	got := make(chan reply, 1)
 	go func() { got <- p.ask("/v1/embeddings", "moved") }()
 	p.eventually("it runs", func() bool { return len(first.got()) == 1 })
-	require.Equal(t, 1, p.engines.Move(func(at roster.Location) bool { return at.Instance == p.engines.list[0].Instance }))
+	require.Equal(t, 1, p.engines.MoveCalls(func(at roster.Location) bool { return at.Instance == p.engines.list[0].Instance }))
 	require.Contains(t, (<-got).body, "second")
 	require.Len(t, p.receipt("moved").Attempts, 2)
 
 	p.engines.list = p.engines.list[:1]
 	go func() { got <- p.ask("/v1/embeddings", "stays") }()
 	p.eventually("it runs", func() bool { return len(first.got()) == 2 })
-	p.engines.Move(func(roster.Location) bool { return true })
+	p.engines.MoveCalls(func(roster.Location) bool { return true })
 	r := <-got
 	require.Equal(t, http.StatusServiceUnavailable, r.status)
 	require.Contains(t, r.body, `"engine_drained"`)
@@ -319,7 +319,7 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 		return len(found) == 1 && found[0].State == "streaming"
 	})
 	require.Zero(t, p.Bodies.Held(), "no engine is sent its body any more")
-	p.engines.Move(func(roster.Location) bool { return true })
+	p.engines.MoveCalls(func(roster.Location) bool { return true })
 	r = <-got
 	require.Contains(t, r.body, one)
 	require.Contains(t, r.body, `"engine_drained"`)

@@ -96,7 +96,7 @@ type engines struct {
 	paired bool
 }
 
-func (e *engines) Wholes(string, bool) ([]roster.SoleEngine, bool) { return e.list, e.paired }
+func (e *engines) SoleEngines(string, bool) ([]roster.SoleEngine, bool) { return e.list, e.paired }
 
 // proxy serves what is passed through, and nothing else, to callers that are named by a header.
 type proxy struct {
@@ -178,7 +178,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 &&
-				p.engines.Move(func(roster.Location) bool { return true }) == 0
+				p.engines.MoveCalls(func(roster.Location) bool { return true }) == 0
 		})
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel() // nobody waits for what a test left open

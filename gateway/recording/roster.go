@@ -117,7 +117,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 func plain(e roster.Event) any {
 	switch e := e.(type) {
 	case roster.Entered:
-		return entered{describe(e.Engine), e.Anew}
+		return entered{describe(e.Engine), e.EndDrains}
 	case roster.Planned:
 		p := planned{Remove: e.Remove, Order: e.Order}
 		for _, entry := range e.Set {
@@ -137,7 +137,7 @@ func plain(e roster.Event) any {
 
 // describe returns the description of an engine.
 func describe(e *roster.Engine) described {
-	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.Own}
+	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.FromNewEntry}
 }
 
 // why is the text of an error; empty: there is none.

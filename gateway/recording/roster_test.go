@@ -126,7 +126,7 @@ func eventOf(t *testing.T, e event) roster.Event {
 	case "roster.Entered":
 		var v entered
 		require.NoError(t, json.Unmarshal(e.Of, &v))
-		return roster.Entered{Engine: engineOf(t, v.Engine), Anew: v.Anew}
+		return roster.Entered{Engine: engineOf(t, v.Engine), EndDrains: v.Anew}
 	case "roster.Planned":
 		var v planned
 		require.NoError(t, json.Unmarshal(e.Of, &v))
@@ -176,7 +176,7 @@ func engineOf(t *testing.T, d described) *roster.Engine {
 	at, err := url.Parse(d.Conf.URL)
 	require.NoError(t, err)
 	return &roster.Engine{
-		ID: d.ID, Role: d.Role, Conf: d.Conf, Profile: d.Profile, Hosts: d.Hosts, Found: d.Found, Own: d.Own,
+		ID: d.ID, Role: d.Role, Conf: d.Conf, Profile: d.Profile, Hosts: d.Hosts, Found: d.Found, FromNewEntry: d.Own,
 		Target: &engine.Target{ID: d.ID, URL: at, Rank: -1},
 	}
 }
@@ -199,7 +199,7 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 	failed := up
 	failed.Out, failed.Accused, failed.Halt = errors.New("500"), errors.New("500"), errors.New("re-forms")
 	retired := engine.Status{Err: engine.ErrRetired, Models: up.Models}
-	stop := roster.Stop{Role: roster.Decode, ID: "e:2", At: roster.Location{Instance: "decode e:2", Rank: -1}, Deadline: time.Unix(60, 0)}
+	stop := roster.Drain{Role: roster.Decode, ID: "e:2", At: roster.Location{Instance: "decode e:2", Rank: -1}, Deadline: time.Unix(60, 0)}
 	r, now := roster.New(), time.Unix(0, 0)
 	var tape Roster
 	for _, events := range [][]roster.Event{
@@ -208,9 +208,9 @@ func TestARosterIsRecordedSoThatItCanBeToldAgain(t *testing.T) {
 		{roster.Health{Key: "prefill e:1", Status: up}, roster.Health{Key: "decode e:2", Status: up}, roster.Health{Key: "aggregated e:3", Status: up}},
 		{roster.Health{Key: "decode e:2", Status: failed}, roster.Health{Key: "aggregated e:3", Status: retired}, roster.Health{Key: "prefill e:1", IsRefused: true}},
 		{roster.Handed{ProcessID: roster.ProcessID{Key: "prefill e:1"}, Candidate: "e:1/0", ID: "a"}, roster.Lived{Key: "prefill e:1", Start: 3, Asked: now}},
-		{roster.Health{Key: "decode e:2", Status: up}, roster.Stopped{Stop: stop}},
+		{roster.Health{Key: "decode e:2", Status: up}, roster.Stopped{Drain: stop}},
 		{roster.Turned{Key: "prefill e:1", Found: roster.Found{Away: "leaving"}}, roster.GaveBack{Key: "decode e:2"}},
-		{roster.Owners{Kind: owner.Groups, Scopes: map[string]roster.Owned{"g": {Admits: true}}, Rooms: map[string]roster.Room{"e:3": {Limit: 1}}}},
+		{roster.Owners{Kind: owner.Groups, Scopes: map[string]roster.Owned{"g": {Admits: true}}, Quotas: map[string]roster.RankQuota{"e:3": {Limit: 1}}}},
 		{roster.Resumed{Key: "decode e:2"}, roster.Removed{Key: "aggregated e:3"}, roster.Left{Key: "prefill e:1"}},
 	} {
 		var do []roster.Effect

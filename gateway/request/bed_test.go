@@ -116,7 +116,7 @@ func start(t *testing.T, o setup) *bed {
 	}
 	b := &bed{t: t, route: o.route, late: o.late}
 	b.route.Name, b.route.Board, b.route.Prefill, b.route.Decode = refModel, refModel, true, true
-	b.route.Mixed = o.prefill == nil && o.decode == nil
+	b.route.AllAggregated = o.prefill == nil && o.decode == nil
 	b.server = newServer(t, func(cfg *config.Config, deps *Deps) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
 		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
@@ -237,9 +237,9 @@ func (b *bed) ranksOf(e *refengine.Engine, like roster.Rank, w board.Worker, o s
 		if e.Config().DPMode == "internal" && n > 1 {
 			r.Target.Rank = i
 		}
-		r.Traffic, r.Signs, r.Pins = &engine.Traffic{}, engine.NewLiveness(), o.pins
+		r.Traffic, r.Signs, r.PinsResponses = &engine.Traffic{}, engine.NewLiveness(), o.pins
 		b.engines.ranks[r.Worker] = &r
-		w.Unpinned = !r.Heeds(mooncake.Responses)
+		w.Unpinned = !r.EngineHonoursRank(mooncake.Responses)
 		w.ID, w.Name, w.Model, w.Slots, w.Up = r.Worker, name, r.Board, e.Config().Slots, true
 		if r.Profile.Renews() {
 			w.MaxEngineQueue = b.Settings().Dispatch.Beyond
@@ -326,7 +326,7 @@ func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	req, fail := openai.Parse(endpoint, bytes.Clone(ctx.PostBody()), openai.Limits{})
 	in.Record.OpenViews(func(string) string { return "" }, false, endpoint.Path())
 	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
-	if fail == nil && !b.route.Mixed {
+	if fail == nil && !b.route.AllAggregated {
 		fail = req.CheckSplit(b.route.PromptLogprobs)
 	}
 	if fail == nil {

@@ -155,7 +155,7 @@ func (b *bed) only(ranks ...int) {
 
 // move ends the calls at an engine as the deadline of its drain does, "": at all engines, and says how many.
 func (b *bed) move(instance string) int {
-	return b.engines.calls.Move(func(at roster.Location) bool { return instance == "" || at.Instance == instance })
+	return b.engines.calls.MoveCalls(func(at roster.Location) bool { return instance == "" || at.Instance == instance })
 }
 
 // used are the slots of the decode ranks that are taken.

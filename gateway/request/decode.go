@@ -160,7 +160,7 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence 
 
 // takeHandoff returns the kv_transfer_params of a hand-off. It fails if the prefill engine has restarted, or after the hand-off's deadline.
 func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failure.Fault) {
-	if gone, sure := u.job.srv.Engines().Outlived(h.Maker); gone {
+	if gone, sure := u.job.srv.Engines().ProcessGone(h.Maker); gone {
 		why := lifecycle.MayOutlive
 		if sure {
 			why = lifecycle.Outlived

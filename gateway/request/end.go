@@ -36,7 +36,7 @@ func (s *stream) fails(why lifecycle.Reason, answer *openai.Error, err error) {
 	case begun && why == lifecycle.Rejected && answer.Status/100 == 5: // the engine refuses evenkeel's own credential
 		why = lifecycle.Erred
 	}
-	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.upstream.tracked.Moved()}
+	end := lifecycle.CallEnd{Call: leg, Progress: lifecycle.Through, Reason: why, Open: true, Moved: begun && s.upstream.tracked.MustMove()}
 	s.upstream.fault = failure.Of(end, answer, err)
 	s.upstream.fault.Status, s.upstream.fault.Engine = s.upstream.answer.Filter.Failure().Status, s.upstream.rank.Instance
 	switch {

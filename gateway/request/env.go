@@ -74,23 +74,23 @@ type Engines interface {
 	HostsOf(instance string) func(host string) bool
 	ProcessAt(instance string) roster.ProcessID
 	SharingQueueWith(worker int32, list []int32) (around []int32, others bool)
-	Owned(board, model string) bool
-	Context(instance string) int
-	NamesRequests(candidate prefill.Candidate) bool
+	OwnsGroupFor(board, model string) bool
+	LongestContext(instance string) int
+	HandoffsNameRequests(candidate prefill.Candidate) bool
 }
 
 // Fleet tracks the calls that are under way, and stores facts about engines that requests have learnt.
 type Fleet interface {
 	KnownHost(host string) bool
 	Coordinates(candidate prefill.Candidate) *mooncake.KVAddress
-	Learn(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress)
+	StoreCoordinates(candidate prefill.Candidate, b roster.ProcessID, at *mooncake.KVAddress)
 	TrackProbe(c *prefill.Candidate, call *engine.Call) *fleet.TrackedCall
 	Untrack(c *fleet.TrackedCall)
 	AnyPrefill(model string) *engine.Target
 	DownSince(instance string, at time.Time) bool
 	GaveBack(decode string)
 	BootstrapInfo(candidate prefill.Candidate) (*mooncake.BootstrapInfo, error)
-	Made(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
+	MakerOf(b roster.ProcessID, candidate prefill.Candidate, id string) roster.ProcessID
 	Track(at roster.Location, call *engine.Call, abortable bool) *fleet.TrackedCall
 }
 

@@ -171,7 +171,7 @@ func (s *stream) overdue(h *handoff.Handoff) bool {
 // countLate counts an answer that is not believed, because its KV may have been another prompt's when the decode engine read it.
 func (u *upstreamCall) countLate() {
 	u.job.srv.metrics.latePulls.Inc()
-	u.rank.Lost(u.job.req.Endpoint)
+	u.rank.RecordLateRead(u.job.req.Endpoint)
 }
 
 // believed says whether the prefill engine certainly kept the KV until the decode engine had read it. It is called at the first event.

@@ -46,7 +46,7 @@ func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Patch, turn *hand
 	}
 	engines := j.srv.Engines()
 	turn = j.srv.turns.Take(scope, prompt, time.Now(), func(turn *handback.Turn) bool {
-		gone, _ := engines.Outlived(turn.Made)
+		gone, _ := engines.ProcessGone(turn.Made)
 		return !gone && !j.srv.Fleet.DownSince(turn.Made.Key, turn.Came)
 	})
 	if turn == nil {

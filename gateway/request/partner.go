@@ -83,7 +83,7 @@ var (
 func (p *partner) awaitCallback() bool {
 	began := time.Now()
 	select {
-	case callback := <-p.callback.Came():
+	case callback := <-p.callback.Received():
 		return p.calledBack(callback, time.Since(began))
 	case <-time.After(p.limit(p.waitLimit)):
 		uncalled := failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
@@ -128,13 +128,13 @@ func (p *partner) lateCallback() bool {
 	p.forget(grace)
 	event := lifecycle.Event{Kind: lifecycle.Uncallable}
 	select {
-	case callback := <-p.callback.Came():
+	case callback := <-p.callback.Received():
 		if callback.Err == nil && !callback.Empty {
 			p.rendezvous.Callback = callback.KV
 			event.Kind = lifecycle.CalledLate
 		}
 	case <-time.After(grace):
-	case <-p.callback.Forgotten():
+	case <-p.callback.Ended():
 	}
 	return p.report(event, nil)
 }
@@ -300,7 +300,7 @@ func (p *partner) limit(limit lifecycle.Timeout) time.Duration {
 // forget stops listening for the decode engine's callback after grace. Without a callback it does nothing.
 func (p *partner) forget(grace time.Duration) {
 	if p.callback != nil {
-		p.callback.Forget(grace)
+		p.callback.StopWaiting(grace)
 	}
 }
 

@@ -70,7 +70,7 @@ func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event 
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.stream.upstream.tracked.Moved() && !j.client.Left() { // a drain has ended the call
+	if r.stream.upstream.tracked.MustMove() && !j.client.Left() { // a drain has ended the call
 		fault = failure.Of(fault.CallEnd, j.srv.drained(notAnswered), failure.ErrMoved)
 		fault.Moved = true
 	}

@@ -68,7 +68,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
-		unowned = !j.srv.Engines().Owned(ownedBoard, j.model.Name)
+		unowned = !j.srv.Engines().OwnsGroupFor(ownedBoard, j.model.Name)
 		regionUnowned := region != "" && !j.srv.Owner.Admits(region)
 		if unowned || regionUnowned {
 			j.srv.Dispatcher.Withdraw(entry)
@@ -134,7 +134,7 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if unowned && !unlisted { // Owned is also false for a model that no engine lists
 		return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
-	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.Mixed)
+	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.AllAggregated)
 	if unlisted { // an engine's own words are better, if one has said so
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}

@@ -72,7 +72,7 @@ func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
 		return fault
 	case stopped && left:
 		fault.Reason, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
-	case stopped && c.tracked.Moved():
+	case stopped && c.tracked.MustMove():
 		fault.Reason = lifecycle.Moved
 	case fault.Reason != lifecycle.HungUp: // the proxy did not end the call, so its end says something about the engine
 		c.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
@@ -158,7 +158,7 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	if err == nil {
 		err = j.srv.checkCounts(candidate, &probed, estimate)
 	}
-	if err == nil && probed.ReusesRequestID && j.srv.Engines().NamesRequests(candidate) {
+	if err == nil && probed.ReusesRequestID && j.srv.Engines().HandoffsNameRequests(candidate) {
 		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
 	}
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
@@ -171,12 +171,12 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
 	h := &handoff.Handoff{
 		Handoff: mooncake.NewHandoff(probed.KV, answered.Add(budget), expires), Lease: lease,
-		Maker:   j.srv.Fleet.Made(process, candidate, probed.EngineID),
+		Maker:   j.srv.Fleet.MakerOf(process, candidate, probed.EngineID),
 		Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Changes: j.changes,
 		Prompt: j.promptTokens, Attempt: j.record.Attempts,
 	}
 	if probed.Coordinates != nil {
-		j.srv.Fleet.Learn(candidate, process, probed.Coordinates)
+		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
 	}
 	if probed.ReusesRequestID {
 		h.ReusedRequestID = j.legID("p", j.record.Attempts)
@@ -211,7 +211,7 @@ func noHandoff(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
 // of cached tokens. estimate is the length of the prompt if the engine does not report one.
 func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer, estimate int) error {
-	if !prompt.PlausibleCounts(probed.PromptTokens, 0, srv.Engines().Context(c.Instance)) {
+	if !prompt.PlausibleCounts(probed.PromptTokens, 0, srv.Engines().LongestContext(c.Instance)) {
 		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
 	}
 	if probed.CachedTokens > cmp.Or(probed.PromptTokens, estimate) {
@@ -347,7 +347,7 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 		return failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
 	}
 	if coordinates := probed.Coordinates; coordinates != nil {
-		srv.Fleet.Learn(candidate, p.process, coordinates)
+		srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
 		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID { // the decode engine asks the process before for the KV
 			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
@@ -383,7 +383,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	}
 	filterOptions := j.filterOptions
 	filterOptions.Cached, filterOptions.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
-	filterOptions.Context = prompt.ContextLimit(j.srv.Engines().Context(candidate.Instance))
+	filterOptions.Context = prompt.ContextLimit(j.srv.Engines().LongestContext(candidate.Instance))
 	if !j.req.Stream {
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}

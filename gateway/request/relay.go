@@ -95,7 +95,7 @@ func (s *stream) opened() {
 			j.srv.Peers.ObserveLocalTTFT(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
-	s.upstream.tracked.Settle()
+	s.upstream.tracked.AllowAbort()
 	j.enter(journal.Streaming, "")
 }
 
@@ -156,7 +156,7 @@ func (s *stream) broke(err error) {
 		s.ends()
 	case disbelief != nil:
 		s.fails(lifecycle.Unusable, disbelief.Answer, errors.New(disbelief.Answer.Code))
-	case s.upstream.tracked.Moved():
+	case s.upstream.tracked.MustMove():
 		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
 	case errors.Is(err, io.EOF):
 		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
@@ -185,7 +185,7 @@ func cutPassed(s *stream, err error) {
 	}
 	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.Transport(failure.Engine, err).Message)
 	switch {
-	case begun && s.upstream.tracked.Moved():
+	case begun && s.upstream.tracked.MustMove():
 		answer = s.job.srv.drained(notAnswered)
 	case begun && !s.job.client.Left():
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)

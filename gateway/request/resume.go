@@ -23,7 +23,7 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // goOn continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is appended
 // to the prompt, and the client gets the new part as if one engine had sent the whole answer.
 func (s *stream) goOn() {
-	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.Moved()
+	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove()
 	if !j.client.Left() {
 		// text that was computed from broken KV must not be continued
 		if wrong := s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone()); wrong != nil {

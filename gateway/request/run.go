@@ -282,7 +282,7 @@ func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Agg
 // call ended because the client left, and that no engine uses the slot any more.
 func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
-		fault.Moved = r.stream.upstream.tracked.Moved()
+		fault.Moved = r.stream.upstream.tracked.MustMove()
 		event := r.callFailed(fault)
 		event.Quit = quit
 		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already

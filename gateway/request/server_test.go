@@ -128,7 +128,7 @@ type engines struct {
 
 func (f *engines) Rank(worker int32) *roster.Rank { return f.ranks[worker] }
 func (f *engines) RegionFor(string) string        { return f.region }
-func (f *engines) Owned(string, string) bool      { return !f.unowned }
+func (f *engines) OwnsGroupFor(string, string) bool      { return !f.unowned }
 func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Aggregated {
 		return c.Board
@@ -136,8 +136,8 @@ func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	return roster.BoardIn(cmp.Or(model, "m"), region)
 }
 
-func (f *engines) Context(string) int                   { return f.context }
-func (f *engines) NamesRequests(prefill.Candidate) bool { return f.named }
+func (f *engines) LongestContext(string) int                   { return f.context }
+func (f *engines) HandoffsNameRequests(prefill.Candidate) bool { return f.named }
 func (f *engines) KnownHost(host string) bool           { return host == "127.0.0.1" }
 func (f *engines) HostsOf(string) func(string) bool {
 	return func(host string) bool { return !f.hostless && f.KnownHost(host) }
@@ -146,13 +146,13 @@ func (f *engines) Ranks(string) int { return max(1, f.prefills) }
 func (f *engines) ProcessAt(key string) roster.ProcessID {
 	return roster.ProcessID{Key: key, Process: f.process}
 }
-func (f *engines) Outlived(b roster.ProcessID) (gone, sure bool) {
+func (f *engines) ProcessGone(b roster.ProcessID) (gone, sure bool) {
 	return f.gone || b.Process < f.process, f.sure
 }
 func (f *engines) RejectionFrees(*roster.Rank) bool                                        { return f.frees }
 func (f *engines) AnyPrefill(string) *engine.Target                                        { return f.counts }
 func (f *engines) DownSince(engine string, _ time.Time) bool                               { return slices.Contains(f.down, engine) }
-func (f *engines) Made(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID { return b }
+func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID { return b }
 
 // BootstrapInfo asks a prefill engine anew each time.
 func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {
@@ -171,7 +171,7 @@ func (f *engines) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
 	return f.at[c.ID]
 }
 
-func (f *engines) Learn(c prefill.Candidate, _ roster.ProcessID, at *mooncake.KVAddress) {
+func (f *engines) StoreCoordinates(c prefill.Candidate, _ roster.ProcessID, at *mooncake.KVAddress) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.at == nil {

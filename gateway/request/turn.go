@@ -70,7 +70,7 @@ func (j *job) notChosen(err error) *openai.Error {
 	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) { // an engine has said so in its own words
 		return j.unlistedAnswer
 	}
-	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.Mixed)
+	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.AllAggregated)
 }
 
 // awaitTurn waits until the arrival queue grants the request a lease. The wait ends with an error if the client leaves, or if requests

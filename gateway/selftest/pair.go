@@ -227,8 +227,8 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 		pending := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
 			return d.profile.ReadCallback(body, rendezvous.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
 		}})
-		defer pending.Forget(0)
-		rendezvous.Metaserver, callback = pending.URL, pending.Came()
+		defer pending.StopWaiting(0)
+		rendezvous.Metaserver, callback = pending.URL, pending.Received()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

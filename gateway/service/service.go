@@ -78,7 +78,7 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 }
 
 // End is Drain without a limit, for a proxy whose process ends. It cannot be undone.
-func (s *Service) End() (accepting time.Duration) {
+func (s *Service) DrainForExit() (accepting time.Duration) {
 	s.mu.Lock()
 	s.ending = true
 	s.mu.Unlock()

@@ -48,7 +48,7 @@ func TestAGraceThatIsNotTheDrainsRefusesNothing(t *testing.T) {
 // A shutdown by a signal cannot be stopped: the listener of clients closes, and other proxies take over.
 func TestAProxyThatEndsIsNotTakenBackIntoService(t *testing.T) {
 	for name, end := range map[string]func(*Service){
-		"in the grace":                   func(s *Service) { s.End() },
+		"in the grace":                   func(s *Service) { s.DrainForExit() },
 		"while streams may still finish": (*Service).Refuse,
 	} {
 		t.Run(name, func(t *testing.T) {

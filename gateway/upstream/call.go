@@ -97,12 +97,12 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	if scope != nil {
 		c.OnWritten(markSent)
 		epoch := scope.Epoch()
-		c.Guard(func() error { return scope.Still(epoch) })
+		c.Guard(func() error { return scope.CheckEpoch(epoch) })
 	}
 	if c.Beyond {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
-	resp, err := c.Do(http.MethodPost, c.Path, scope.Mark(headers), body, c.Limits)
+	resp, err := c.Do(http.MethodPost, c.Path, scope.AppendEpochHeader(headers), body, c.Limits)
 	if err != nil {
 		return nil, c.Broke(err)
 	}
@@ -177,7 +177,7 @@ func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 // refused returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answer unchanged, but not
 // a 5xx answer or an answer that refuses the proxy's own credential.
 func (c *Call) refused(resp *engine.Response) *failure.Fault {
-	c.Scope.Refused(string(resp.Header(owner.EpochHeader)))
+	c.Scope.RecordRefusal(string(resp.Header(owner.EpochHeader)))
 	c.Refusal = failure.Body(resp)
 	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself

@@ -145,7 +145,7 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(t.Rank),
 		Region:  e.otherRegion,
 		Board:   e.board,
-		Context: e.context(), Scope: e.fence, Pins: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
+		Context: e.context(), Scope: e.fence, PinsResponses: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
 	}
 	if e.Role == Aggregated {
 		out.Group = e.groupID()
@@ -160,7 +160,7 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)),
 		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
-		Unpinned: !rank.Heeds(mooncake.Responses),
+		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),
 		Down:     !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
 		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() &&
 			e.Profile.Connector == mooncake.NIXLPush,
@@ -174,7 +174,7 @@ func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
 		w.MaxEngineQueue = d.r.terms.Beyond
 	}
 	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
-	room := d.r.owners.Rooms[w.Name]
+	room := d.r.owners.Quotas[w.Name]
 	w.Others = room.Others
 	if room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
 		w.Limit = room.Limit
@@ -221,9 +221,9 @@ func (d *deriving) addRoutes(e *Engine, up bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: e.base(), Mixed: true, PromptLogprobs: true}
+			r = Route{Name: m.ID, Board: e.base(), AllAggregated: true, PromptLogprobs: true}
 		}
-		r.Mixed = r.Mixed && e.Role == Aggregated
+		r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 		for ep := range r.NoHandOff {
 			r.NoHandOff[ep] = r.NoHandOff[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}

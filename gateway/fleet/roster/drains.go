@@ -16,7 +16,7 @@ var ErrNoSuchEngine = errors.New("no such engine")
 
 // Stop makes a drain of the engine or rank that an id names: host:port, or host:port/rank. An empty role means the first of decode, prefill
 // and aggregated that has an engine with that address.
-func (p *Snapshot) Stop(role, id string, now time.Time) (Stop, error) {
+func (p *Snapshot) Stop(role, id string, now time.Time) (Drain, error) {
 	engine, number, ofRank := strings.Cut(id, "/")
 	if role == "" {
 		role = Decode
@@ -28,16 +28,16 @@ func (p *Snapshot) Stop(role, id string, now time.Time) (Stop, error) {
 	}
 	e := p.engines[role+" "+engine]
 	if e == nil {
-		return Stop{}, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
+		return Drain{}, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
 	}
-	s := Stop{Role: role, ID: engine, At: Location{e.Key(), -1}, Since: now}
+	s := Drain{Role: role, ID: engine, At: Location{e.Key(), -1}, Since: now}
 	if !ofRank {
 		return s, nil
 	}
 	ranks := e.Ranks()
 	index := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
 	if index < 0 {
-		return Stop{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
+		return Drain{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
 	if len(ranks) > 1 { // a drain of the only rank is a drain of the engine
 		s.ID, s.At.Rank = id, index

@@ -24,7 +24,7 @@ type Engine struct {
 	Profile *mooncake.Profile
 	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
-	Own     bool                           // the config lists the engine, so discovery must not change it
+	FromNewEntry     bool                           // the config lists the engine, so discovery must not change it
 	Traffic *engine.Traffic                `json:"-"` // what the streams of the engine have shown
 	Finder  func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes the contents of its prefix cache; nil: as the config says
 
@@ -75,7 +75,7 @@ const AggregatedMark = "+aggregated"
 
 // Called returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board both
 // prefill and decode.
-func Called(board string) (name string, aggregated bool) {
+func DisplayName(board string) (name string, aggregated bool) {
 	at := strings.LastIndex(board, AggregatedMark)
 	if at < 0 {
 		return board, false

@@ -52,7 +52,7 @@ type Effect struct {
 	Engine *Engine
 	Text   string // what shows that the engine has restarted, or why it is refused
 	Beside string // key of the engine beside which the refused engine cannot serve
-	Stop   *Stop
+	Stop   *Drain
 }
 
 func (t Terms) apply(r *Roster, _ *applying)  { r.terms = t }
@@ -61,13 +61,13 @@ func (o Owners) apply(r *Roster, _ *applying) { r.owners = o }
 // Entered says that an engine is added, or replaces the engine with the same key. Anew: an operator added it, so its drains end.
 type Entered struct {
 	Engine *Engine
-	Anew   bool
+	EndDrains   bool
 }
 
 func (v Entered) apply(r *Roster, a *applying) {
 	key := v.Engine.Key()
-	if known := r.engines[key] != nil; !known || v.Anew {
-		r.endDrains(func(s *Stop) bool { return s.At.Instance == key }) // drains of an engine that was there before do not apply
+	if known := r.engines[key] != nil; !known || v.EndDrains {
+		r.endDrains(func(s *Drain) bool { return s.At.Instance == key }) // drains of an engine that was there before do not apply
 		if !known {
 			r.order = append(r.order, key)
 		}
@@ -207,10 +207,10 @@ func (v GaveBack) apply(r *Roster, a *applying) {
 }
 
 // Stopped begins a drain, or changes its deadline.
-type Stopped struct{ Stop }
+type Stopped struct{ Drain }
 
 func (v Stopped) apply(r *Roster, _ *applying) {
-	s := v.Stop
+	s := v.Drain
 	if old := r.drains[s.Key()]; old != nil {
 		s.Since = old.Since
 	}

@@ -16,9 +16,9 @@ import (
 // known is false while no engine has named its models, so that the model may still turn up.
 func (p *Snapshot) Lookup(model string) (r Route, ok, known bool) {
 	if r, ok = p.routes[model]; !ok {
-		r.Mixed = len(p.order) > 0
+		r.AllAggregated = len(p.order) > 0
 		for _, e := range p.order {
-			r.Mixed = r.Mixed && e.Role == Aggregated
+			r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 		}
 	}
 	return r, ok, len(p.routes) > 0
@@ -61,7 +61,7 @@ func (p *Snapshot) Sole(offered []string) (baseModel string) {
 func (p *Snapshot) Rank(worker int32) *Rank { return p.ranks[worker] }
 
 // Named finds a decode rank by its name, with its board; nil: there is no such rank, or it is on no board.
-func (p *Snapshot) Named(name string) (r *Rank, board string) {
+func (p *Snapshot) RankByName(name string) (r *Rank, board string) {
 	id, ok := p.workers[name]
 	if r = p.ranks[id]; !ok || r == nil {
 		return nil, ""
@@ -74,8 +74,8 @@ func (p *Snapshot) Named(name string) (r *Rank, board string) {
 }
 
 // RankOf finds a decode rank by its name. ok is false if there is no such rank, or if it is not on the board or does not list the model.
-func (p *Snapshot) RankOf(name, board, model string) (worker int32, ok bool) {
-	r, _ := p.Named(name)
+func (p *Snapshot) WorkerByName(name, board, model string) (worker int32, ok bool) {
+	r, _ := p.RankByName(name)
 	if r == nil {
 		return 0, false
 	}
@@ -160,7 +160,7 @@ func (p *Snapshot) RejectionFrees(r *Rank) bool {
 
 // NamesRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the name is
 // faulty then, because a decode engine would wait for its KV for ever.
-func (p *Snapshot) NamesRequests(c prefill.Candidate) bool {
+func (p *Snapshot) HandoffsNameRequests(c prefill.Candidate) bool {
 	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
 }
 
@@ -214,7 +214,7 @@ type SoleEngine struct {
 // Wholes returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the engine has
 // to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that no engine
 // can ever serve the request alone.
-func (p *Snapshot) Wholes(model string, computes bool) (list []SoleEngine, paired bool) {
+func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
 	known, mayServe := false, false
 	for _, e := range p.order {
 		if !e.has(model) || e.otherRegion != "" {
@@ -284,7 +284,7 @@ func (p *Snapshot) BoardsOf(name string) (boards []string) {
 }
 
 // Owned says whether this proxy owns a decode group with ranks of the board that list the model.
-func (p *Snapshot) Owned(board, model string) bool {
+func (p *Snapshot) OwnsGroupFor(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
@@ -305,7 +305,7 @@ func (p *Snapshot) Admits(worker int32) bool {
 func (p *Snapshot) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
 
 // Context is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
-func (p *Snapshot) Context(key string) int { return p.at(key).context() }
+func (p *Snapshot) LongestContext(key string) int { return p.at(key).context() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
 func (p *Snapshot) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
@@ -349,7 +349,7 @@ func (p *Snapshot) Made(before ProcessID, candidate, id string) (made ProcessID,
 
 // Outlived says whether the process that made a hand-off is, or may be, gone (gone), and whether this is certain (sure). If gone is true,
 // the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never made.
-func (p *Snapshot) Outlived(b ProcessID) (gone, sure bool) {
+func (p *Snapshot) ProcessGone(b ProcessID) (gone, sure bool) {
 	e := p.engines[b.Key]
 	_, dead := p.dead[b.Incarnation]
 	var processes *Processes

@@ -115,16 +115,16 @@ func TestNothingIsLeftOfAnEngineThatWasEmptied(t *testing.T) {
 	s.tell(Handed{ProcessID: before, Candidate: "p1:80/0", ID: "x"})
 	s.tell(Emptied{[]string{key("p1"), key("d2"), "prefill nobody:80"}})
 	for _, b := range []ProcessID{before, decoded} {
-		gone, sure := s.Outlived(b)
+		gone, sure := s.ProcessGone(b)
 		require.True(t, gone && sure)
 	}
 	after, known := s.Made(s.ProcessAt(key("p1")), "p1:80/0", "x")
 	require.False(t, known)
 	s.tell(Handed{ProcessID: after, Candidate: "p1:80/0", ID: "x"})
-	gone, _ := s.Outlived(after)
+	gone, _ := s.ProcessGone(after)
 	require.False(t, gone, "it is the same process, with the same name")
 	s.steps("p1 up m")
-	gone, _ = s.Outlived(after)
+	gone, _ = s.ProcessGone(after)
 	require.False(t, gone)
 	require.Equal(t, "up", s.status("p1").State)
 }

@@ -75,7 +75,7 @@ func (v Planned) apply(r *Roster, a *applying) {
 	}
 	for _, e := range v.Set {
 		if key := e.Key(); r.engines[key] == nil { // drains of an engine that was there before do not apply
-			r.endDrains(func(s *Stop) bool { return s.At.Instance == key })
+			r.endDrains(func(s *Drain) bool { return s.At.Instance == key })
 		}
 		r.put(e, a.now)
 	}

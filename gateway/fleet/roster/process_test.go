@@ -161,13 +161,13 @@ func TestAnIncarnationThatComesBackIsNotDead(t *testing.T) {
 		back := described(address)
 		back.Incarnation = "u1"
 		s.tell(Entered{Engine: back})
-		gone, sure := s.Outlived(old)
+		gone, sure := s.ProcessGone(old)
 		require.True(t, gone && sure, "what it made before is gone")
-		gone, _ = s.Outlived(s.ProcessAt(back.Key()))
+		gone, _ = s.ProcessGone(s.ProcessAt(back.Key()))
 		require.False(t, gone, "what it makes now is good")
 		s.now = s.now.Add(24 * time.Hour)
 		s.tell()
-		gone, _ = s.Outlived(s.ProcessAt(back.Key()))
+		gone, _ = s.ProcessGone(s.ProcessAt(back.Key()))
 		require.False(t, gone, "and a day later")
 	}
 }
@@ -180,14 +180,14 @@ func TestAPodThatEndsAfterAnOperatorHasRemovedItIsDead(t *testing.T) {
 	s.tell(Entered{Engine: pod})
 	made := s.ProcessAt(pod.Key())
 	s.tell(Removed{pod.Key()})
-	gone, _ := s.Outlived(made)
+	gone, _ := s.ProcessGone(made)
 	require.False(t, gone, "its process still runs")
 	for _, e := range []Event{Left{pod.Key(), "u1"}, Entered{Engine: next}} {
 		s.tell(e)
-		gone, sure := s.Outlived(made)
+		gone, sure := s.ProcessGone(made)
 		require.True(t, gone && sure)
 	}
-	gone, _ = s.Outlived(s.ProcessAt(next.Key()))
+	gone, _ = s.ProcessGone(s.ProcessAt(next.Key()))
 	require.False(t, gone)
 }
 
@@ -212,7 +212,7 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 			s.tell(started(1))
 			made := s.ProcessAt(key("p1"))
 			s.tell(row.events...)
-			gone, sure := s.Outlived(made)
+			gone, sure := s.ProcessGone(made)
 			require.Equal(t, row.gone, gone)
 			require.Equal(t, row.gone, sure)
 		})

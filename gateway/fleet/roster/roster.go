@@ -21,7 +21,7 @@ type Roster struct {
 	owners       Owners
 	engines      map[string]*Engine     // by key: role and host:port
 	order        []string               // keys in the order of the config, then of arrival
-	drains       map[string]*Stop       // drains of engines and ranks, by role and id
+	drains       map[string]*Drain       // drains of engines and ranks, by role and id
 	pauses       map[string]*Pause      // by group
 	broken       map[string]bool        // groups of ranks that prefill and decode, in which an engine is down
 	hosts        map[string]trust       // hosts from which decode engines may fetch a prefill engine's KV
@@ -49,11 +49,11 @@ type Terms struct {
 type Owners struct {
 	Kind   owner.Kind       // kind of the scopes; empty: scopes have no owners, so this proxy may use all engines
 	Scopes map[string]Owned // by name
-	Rooms  map[string]Room  // ranks on which requests of another proxy may run, by name
+	Quotas  map[string]RankQuota  // ranks on which requests of another proxy may run, by name
 }
 
 // Room says how much of a rank this proxy may use.
-type Room struct {
+type RankQuota struct {
 	Limit  int   // slots that this proxy may use; 0: all
 	Others int64 // KV tokens that requests of other proxies hold on the rank
 }
@@ -73,7 +73,7 @@ type Location struct {
 }
 
 // Stop is a drain: an engine, or one rank of it, that gets no new work.
-type Stop struct {
+type Drain struct {
 	Role, ID string   // host:port; for a rank, with /rank behind it
 	At       Location // rank -1: the whole engine
 	Since    time.Time
@@ -82,10 +82,10 @@ type Stop struct {
 }
 
 // Key identifies the drain: the role and the id.
-func (s *Stop) Key() string { return s.Role + " " + s.ID }
+func (s *Drain) Key() string { return s.Role + " " + s.ID }
 
 // Covers says whether a place is on the engine or rank that drains.
-func (s *Stop) Covers(at Location) bool {
+func (s *Drain) Covers(at Location) bool {
 	return s.At.Instance == at.Instance && (s.At.Rank < 0 || s.At.Rank == max(0, at.Rank))
 }
 
@@ -121,7 +121,7 @@ const rankMemory = 10 * time.Minute
 // New returns a roster without engines.
 func New() *Roster {
 	return &Roster{
-		engines: map[string]*Engine{}, drains: map[string]*Stop{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
+		engines: map[string]*Engine{}, drains: map[string]*Drain{}, pauses: map[string]*Pause{}, hosts: map[string]trust{},
 		workerIDs:  map[string]int32{},
 		returnable: map[string]bygone{}, leftRanks: map[int32]leftRank{}, dead: map[string]time.Time{},
 		left: map[ProcessID]departed{},
@@ -153,7 +153,7 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.standing, e.number = old.Status, old.standing, old.number
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	if e.Found == (Found{}) && !e.Own { // the description is an operator's: it lacks what discovery had found
+	if e.Found == (Found{}) && !e.FromNewEntry { // the description is an operator's: it lacks what discovery had found
 		e.Found = old.Found
 	}
 	r.distrust(old, false, now)
@@ -328,7 +328,7 @@ func (r *Roster) allRanksDrain(e *Engine) bool {
 }
 
 // endDrains ends the drains for which ends is true.
-func (r *Roster) endDrains(ends func(*Stop) bool) {
+func (r *Roster) endDrains(ends func(*Drain) bool) {
 	for key, s := range r.drains {
 		if ends(s) {
 			delete(r.drains, key)
@@ -339,5 +339,5 @@ func (r *Roster) endDrains(ends func(*Stop) bool) {
 // dropDrains ends the drains of an engine that is gone. It keeps a drain with a future deadline, because the deadline still has to end the
 // requests that run on the engine.
 func (r *Roster) dropDrains(key string) {
-	r.endDrains(func(s *Stop) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
+	r.endDrains(func(s *Drain) bool { return s.At.Instance == key && (s.Deadline.IsZero() || s.Passed) })
 }

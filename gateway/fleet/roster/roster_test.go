@@ -22,7 +22,7 @@ import (
 func drawn(t *rapid.T, s *scene, name string) Event {
 	switch rapid.IntRange(0, 7).Draw(t, "event") {
 	case 0:
-		return Stopped{Stop{Role: roleOf(name), ID: name + ":80", At: Location{key(name), -1}, Since: s.now,
+		return Stopped{Drain{Role: roleOf(name), ID: name + ":80", At: Location{key(name), -1}, Since: s.now,
 			Deadline: s.now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "seconds")) * time.Second)}}
 	case 1:
 		return Resumed{key(name)}
@@ -125,7 +125,7 @@ func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 // copied is a scene that goes on by itself.
 func (s *scene) copied() *scene {
 	r := *s.r
-	r.engines, r.drains, r.hosts, r.workerIDs, r.returnable, r.leftRanks, r.dead = map[string]*Engine{}, map[string]*Stop{},
+	r.engines, r.drains, r.hosts, r.workerIDs, r.returnable, r.leftRanks, r.dead = map[string]*Engine{}, map[string]*Drain{},
 		map[string]trust{},
 		map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
 	for k, e := range s.r.engines {
@@ -169,11 +169,11 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.Equal(t, []What{Forgotten}, s.whats())
 	require.Empty(t, s.r.hosts, "a pod that is no more answers nothing")
 	for made, want := range map[ProcessID]bool{made: true, {Incarnation: "u2"}: false, {}: false} {
-		gone, sure := s.Outlived(made)
+		gone, sure := s.ProcessGone(made)
 		require.Equal(t, []bool{want, want}, []bool{gone, sure})
 	}
 	s.tell(Entered{Engine: described("p4")})
-	gone, _ := s.Outlived(ProcessID{Incarnation: "u2", Key: pod.Key()})
+	gone, _ := s.ProcessGone(ProcessID{Incarnation: "u2", Key: pod.Key()})
 	require.False(t, gone, "nothing is known of it")
 	s.now = s.now.Add(time.Hour)
 	s.steps("p4 leaves")
@@ -224,7 +224,7 @@ func TestEnginesAtOneAddressHaveRanksOfTheirOwn(t *testing.T) {
 // An engine that is described anew keeps what is known of it, and ranks that it has no more are remembered for a while.
 func TestAnEngineIsDescribedAnew(t *testing.T) {
 	s := begin(t, "p1 d2/3").steps("p1 up m; d2 up m; d2 drains; d2/0 drains; d2/2 drains")
-	again := func(e *Engine, anew bool) { s.tell(Entered{Engine: e, Anew: anew}) }
+	again := func(e *Engine, anew bool) { s.tell(Entered{Engine: e, EndDrains: anew}) }
 	again(described("d2/2"), false)
 	require.Equal(t, Absent, s.Rank(2).State, "an assignment may be on its way there")
 	require.Equal(t, []bool{true, true, false}, []bool{s.Drains(key("d2")), s.Drains(key("d2") + "/0"), s.Drains(key("d2") + "/2")})
@@ -244,7 +244,7 @@ func TestAnEngineIsDescribedAnew(t *testing.T) {
 	again(described("p3"), true)
 	require.Equal(t, pod.Found, s.Engine(pod.Key()).Found, "a source goes on speaking of it")
 	own := described("p3")
-	own.Own = true
+	own.FromNewEntry = true
 	again(own, false)
 	require.Zero(t, s.Engine(pod.Key()).Found, "it is the config's now")
 }
@@ -282,13 +282,13 @@ func TestWhatIsToldOfProcesses(t *testing.T) {
 	require.True(t, known && made == b)
 	s.tell(Handed{b, "p1:80/0", "b"})
 	require.Equal(t, []What{MayHaveRestarted}, s.whats())
-	gone, sure := s.Outlived(made)
+	gone, sure := s.ProcessGone(made)
 	require.True(t, gone && !sure)
 	require.True(t, s.Engine(key("p1")).Learns(2, s.now))
 	s.tell(Lived{key("p1"), 2, s.now})
 	require.Equal(t, []What{Restarted}, s.whats())
 	require.False(t, s.Engine(key("p1")).Learns(2, s.now) || s.Engine(key("d2")).Learns(2, s.now))
-	gone, sure = s.Outlived(made)
+	gone, sure = s.ProcessGone(made)
 	require.True(t, gone && sure)
 	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"},
 		Lived{"nobody", 1, s.now}, Handed{ProcessID: ProcessID{Key: "nobody"}})
@@ -348,7 +348,7 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	}
 	none := begin(t, "p1")
 	require.Equal(t, []string{"", "n", ""}, []string{none.Sole(nil), none.Sole([]string{"n"}), none.Sole([]string{"n", "o"})})
-	require.Equal(t, []int{100, 0}, []int{s.Context(key("p1")), s.Context("nobody")})
+	require.Equal(t, []int{100, 0}, []int{s.LongestContext(key("p1")), s.LongestContext("nobody")})
 	require.Equal(t, []int{2, 1, 1}, []int{s.Ranks(key("p1")), s.Ranks(key("d2")), s.Ranks("nobody")})
 	require.Equal(t, []string{"eu", "", ""}, []string{s.RegionFor(key("d3")), s.RegionFor(key("p1")), s.RegionFor("nobody")})
 	require.Len(t, s.Engines(), 3)
@@ -356,32 +356,32 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	require.Equal(t, "p1:80", s.AnyPrefill("x", 7).ID)
 	require.Nil(t, s.AnyPrefill("n", 1))
 	require.True(t, s.Engine(key("p1")).Serves())
-	rank, _ := s.Named("d2:80")
+	rank, _ := s.RankByName("d2:80")
 	require.False(t, s.RejectionFrees(rank))
 	rank = &Rank{Profile: &mooncake.Profile{RejectReleases: new(true)}}
 	require.True(t, s.RejectionFrees(rank))
-	require.False(t, s.NamesRequests(s.Candidates[0]))
-	list, paired := s.Wholes("m", true)
+	require.False(t, s.HandoffsNameRequests(s.Candidates[0]))
+	list, paired := s.SoleEngines("m", true)
 	require.True(t, list == nil && paired)
-	list, paired = s.Wholes("m", false)
+	list, paired = s.SoleEngines("m", false)
 	require.True(t, len(list) == 2 && !paired, "not the one of another region")
 	s.steps("a4 enters; a4 up m; d5~sglang enters; d5 up n; d6 enters; d6 up o; d7 enters; d7 up p; d7 drains")
-	list, _ = s.Wholes("m", true)
+	list, _ = s.SoleEngines("m", true)
 	require.Equal(t, "main of m+aggregated", list[0].Group)
 	for model, want := range map[string][2]bool{"n": {false, true}, "o": {true, false}, "p": {false, false}, "q": {false, false}} {
-		list, paired = s.Wholes(model, true)
+		list, paired = s.SoleEngines(model, true)
 		require.Equal(t, want, [2]bool{len(list) > 0, paired}, model)
 	}
 	half := described("p8")
 	half.Profile.PassThrough = true
 	s.tell(Entered{Engine: half})
 	s.steps("d9 enters; d9 up r; p8 up r")
-	list, paired = s.Wholes("r", true)
+	list, paired = s.SoleEngines("r", true)
 	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
 	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"},
 		[]string{s.Kind(Prefill), s.Sole([]string{"m"}), begin(t, "a1").Kind(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
-	require.True(t, r.Mixed && !ok)
+	require.True(t, r.AllAggregated && !ok)
 }
 
 // noFinder finds nothing.
@@ -437,6 +437,6 @@ func TestWhichHandOffsNameTheirRequest(t *testing.T) {
 		status := health("up", "m")
 		status.Version = version
 		s.tell(Health{Key: key("p1"), Status: status})
-		require.Equal(t, want, s.NamesRequests(s.Candidates[0]), version)
+		require.Equal(t, want, s.HandoffsNameRequests(s.Candidates[0]), version)
 	}
 }

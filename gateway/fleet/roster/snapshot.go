@@ -22,7 +22,7 @@ type Snapshot struct {
 	order   []*Engine
 	ranks   map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
 	workers map[string]int32 // worker ids of ranks that decode, by name
-	stops   map[string]*Stop
+	stops   map[string]*Drain
 	pauses  map[string]*Pause
 	hosts   map[string]trust
 	dead    map[string]time.Time
@@ -55,7 +55,7 @@ type Rank struct {
 	Board    string           // the dispatcher's board for the rank's model
 	Group    string           // groupID of a rank that prefills and decodes; empty: it only decodes
 	Context  int              // longest context of its models, prompt and answer together, in tokens; 0: unknown
-	Pins     bool             // its engine runs a request for a response on the rank that the request names
+	PinsResponses     bool             // its engine runs a request for a response on the rank that the request names
 	Scope    *owner.Scope     // says whether this proxy owns it; nil: ranks have no owners
 
 	State RankState
@@ -63,8 +63,8 @@ type Rank struct {
 
 // Heeds says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank at
 // /v1/responses if several ranks share one address.
-func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
-	return r.Target.Rank < 0 || r.Pins || ep != mooncake.Responses
+func (r *Rank) EngineHonoursRank(ep mooncake.Endpoint) bool {
+	return r.Target.Rank < 0 || r.PinsResponses || ep != mooncake.Responses
 }
 
 // ObserveRead takes bytes that arrived with tokens as a sign that the rank's engine core is alive. Bytes without tokens do not count,
@@ -72,15 +72,15 @@ func (r *Rank) Heeds(ep mooncake.Endpoint) bool {
 // If that arrival left bytes unread, no time is known, and there is no sign. With TLS there is never a sign, because the TLS layer may hold
 // received bytes back.
 func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
-	if made, ok := read.Record(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.Heeds(ep) {
+	if made, ok := read.Record(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.EngineHonoursRank(ep) {
 		r.Signs.RecordSign(made)
 	}
 }
 
 // Lost says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the prefix cache of
 // no rank of the engine is trusted any more.
-func (r *Rank) Lost(ep mooncake.Endpoint) {
-	if !r.Heeds(ep) {
+func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
+	if !r.EngineHonoursRank(ep) {
 		r.Traffic.ResaltAll()
 	}
 }
@@ -93,7 +93,7 @@ type Route struct {
 	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
 	Prefill         bool   // some engine that prefills, and is in service or awaited, lists the model
 	Decode          bool   // some engine that decodes, and is in service or awaited, lists the model
-	Mixed           bool   // all engines that list the model, even if down, prefill and decode
+	AllAggregated           bool   // all engines that list the model, even if down, prefill and decode
 	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
 	SGLang          bool   // some engine accepts keys that only SGLang knows
 	Half            bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed

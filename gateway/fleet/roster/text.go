@@ -27,7 +27,7 @@ func (p *Snapshot) Text() (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
 		lines = append(lines,
-			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.Mixed)))
+			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.AllAggregated)))
 	}
 	return lines
 }
