@@ -16,8 +16,8 @@ import (
 // conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
-// reloadHost returns the parts of this proxy that a reload of the config needs.
-func (g *Gateway) reloadHost() reload.Deps {
+// reloadDeps returns the parts of this proxy that package reload uses.
+func (g *Gateway) reloadDeps() reload.Deps {
 	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
 		ReloadTrust: func(changed func(string) bool) (bool, error) { return g.fleet.ReloadTrust(changed) },
@@ -26,9 +26,9 @@ func (g *Gateway) reloadHost() reload.Deps {
 	}
 }
 
-// prepare asks every part that may refuse a new config. apply gives the config to the parts, and calls commit once neither the dispatcher
-// nor the scheduler can refuse any more. An operator may set another policy between prepare and apply, so that the dispatcher may still
-// refuse; apply asks it first, before anything has changed.
+// prepare asks every part that may refuse a new config. The function apply gives the config to the parts, and calls commit once neither the
+// dispatcher nor the scheduler can refuse any more. An operator may set another policy before apply is called, so the dispatcher may still
+// refuse then. Therefore apply asks it first, before anything has changed.
 func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply func(commit func()) error, err error) {
 	plan, err := g.fleet.Plan(old.Settings, next.Settings)
 	if err != nil {
@@ -46,14 +46,14 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		return nil, err
 	}
 	d := &next.Dispatch
-	decide := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
+	decision := board.Settings{Policy: d.Policy, Window: d.Window, TickLimit: d.TickLimit, TTL: next.PoolTTL(), StepModel: d.StepModel,
 		BindAhead: d.BindAhead, Predictor: next.Predictor}
-	decide.Predictor.Fit = fit
+	decision.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
-		decide.Policy = "" // the file did not change it, so the policy in force stays
+		decision.Policy = "" // the file did not change it, so the policy in force stays
 	}
 	return func(commit func()) error {
-		if err := g.dispatcher.Configure(decide); err != nil {
+		if err := g.dispatcher.Configure(decision); err != nil {
 			return err
 		}
 		if err := g.scheduler.Configure(tier); err != nil {
@@ -68,10 +68,10 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		g.places.Resize(next.Pool.Size)
 		g.fleet.Apply(plan)
 		return nil
-	}, g.dispatcher.CheckSettings(decide)
+	}, g.dispatcher.CheckSettings(decision)
 }
 
-// prefillConfig returns the config of the prefill tier: its settings, and the parts of this proxy that it asks.
+// prefillConfig returns the config of the prefill tier, with the parts of this proxy that the tier uses.
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain, c.Places = s.RecordsReasons(), g.places

@@ -33,7 +33,7 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 		Proxy: detect.Proxy{
 			ID: cmp.Or(conf.Geo.Self.ID, hostname()), Region: conf.Geo.Self.Region, UptimeS: now.Sub(s.Started).Seconds(),
 			Ready: s.Ready, Why: s.Why, Draining: s.Drain != nil, Policy: s.Dispatch.Policy, PrefillPolicy: overview.Policy,
-			ReloadedMs: reloaded(s.Config.Since, s.Started),
+			ReloadedMs: reloadedMs(s.Config.Since, s.Started),
 			Open:       s.Open, Places: s.PoolPlaces, PlacesUsed: s.PoolUsed, DriftSlots: s.Dispatch.Drift.Slots,
 			DriftTokens: s.Dispatch.Drift.KVTokens,
 		},
@@ -64,59 +64,62 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	}
 	for _, e := range s.Engines {
 		f.Engines = append(f.Engines, detect.Engine{
-			ID: e.ID, Role: e.Role, Models: named(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since),
+			ID: e.ID, Role: e.Role, Models: firstModels(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since),
 			Draining: e.Draining,
-			Paused:   e.Paused, Hangs: e.Hangs, Moved: moved(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			Paused:   e.Paused, Hangs: e.Hangs, Moved: movedFact(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
-	g.callers(&f)
-	g.failingHost(&f, now)
-	g.hits(&f, now)
+	g.fillInCallers(&f)
+	g.fillInFailingHost(&f, now)
+	g.fillInHits(&f, now)
 	for _, part := range g.reporters {
 		part.Facts(&f)
 	}
 	return f
 }
 
-func moved(m *engine.Moved, now time.Time) *detect.Moved {
+// movedFact describes the change of an engine's address; nil: the address has not changed.
+func movedFact(m *engine.Moved, now time.Time) *detect.Moved {
 	if m == nil {
 		return nil
 	}
 	return &detect.Moved{From: m.From, To: m.To, AgoS: age(now, m.At)}
 }
 
-// callers fills in which API keys have requests that wait, and which key sends the most prompt tokens. It fills in nothing while no request
-// waits and no prefill engine is full.
-func (g observer) callers(f *detect.Facts) {
+// fillInCallers fills in which API keys have requests that wait, and which key sends the most prompt tokens. It fills in nothing while
+// no request waits and no prefill engine is full.
+func (g observer) fillInCallers(f *detect.Facts) {
 	requestsWait := f.Prefill.Waiting > 0 || slices.ContainsFunc(f.Models, func(m detect.Model) bool { return m.Pool.Entries > 0 })
-	engineIsFull := slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool { return e.State == "closed" })
+	engineIsFull := slices.ContainsFunc(f.Prefill.Engines, func(e detect.PrefillEngine) bool {
+		return e.State == "closed" // the engine has as many prompts as it may have, and takes no more
+	})
 	if requestsWait || engineIsFull {
 		loads := g.Receipts().Loads()
-		f.Prefill.Heaviest = heaviest(loads)
+		f.Prefill.Heaviest = heaviestKey(loads)
 		if requestsWait {
 			f.Waiting = waitingOf(loads)
 		}
 	}
 }
 
-// failingHost fills in the host on which nearly all requests that failed had a failed attempt. It only names a host whose engines all have
-// others that can take their requests (replaceable).
-func (g observer) failingHost(f *detect.Facts, now time.Time) {
+// fillInFailingHost fills in the host on which nearly all requests that failed had a failed attempt. It only names a host whose
+// engines all have others that can take their requests (hasStandIns).
+func (g observer) fillInFailingHost(f *detect.Facts, now time.Time) {
 	host, failedThere, failed := g.Receipts().FailedOn(now)
-	nearlyAll := failed >= failedLeast && float64(failedThere) >= failedShare*float64(failed)
-	if nearlyAll && replaceable(f.Engines, host) {
+	mostFailedThere := failed >= failedAtLeast && float64(failedThere) >= failedShare*float64(failed)
+	if mostFailedThere && hasStandIns(f.Engines, host) {
 		f.Traffic.FailedOn = host
 	}
 }
 
-// hits fills in the longest backlog of prefills. While it is long, hits also fills in what share of the prompts of the key with the most
-// waiting requests was found in prefix caches, now and before. f must have the keys already (callers).
-func (g observer) hits(f *detect.Facts, now time.Time) {
+// fillInHits fills in the longest backlog of prefills. While it is long, fillInHits also fills in what share of the prompts of the key
+// with the most waiting requests was found in prefix caches, now and before. f must have the keys already (fillInCallers).
+func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
 	}
 	if f.Prefill.IsBacklogLong() && len(f.Waiting) > 0 {
-		key := f.Waiting[0].Key
+		key := f.Waiting[0].Key // the key with the most waiting requests
 		lately, before := g.Receipts().Hits(key, now)
 		if lately.Prompt > 0 && before.Prompt > 0 {
 			f.Prefill.Hits = &detect.Hits{Key: key, Share: share(float64(lately.Cached), float64(lately.Prompt)),
@@ -149,9 +152,9 @@ func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	return list
 }
 
-// heaviest returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean of its prompts; nil: no key has
-// any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
-func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
+// heaviestKey returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean of its prompts; nil: no key
+// has any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
+func heaviestKey(keys map[string]receipt.Load) *detect.Heaviest {
 	total := 0
 	var most receipt.Load
 	var keyWithMost string
@@ -167,15 +170,15 @@ func heaviest(keys map[string]receipt.Load) *detect.Heaviest {
 	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(total), Mean: most.Tokens / most.Prompts}
 }
 
-// mostNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
-const mostNamed = 16
+// mostModelsNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
+const mostModelsNamed = 16
 
-// named returns the first of an engine's models, the base model first, and "other" in place of the rest.
-func named(models []string) []string {
-	if len(models) <= mostNamed {
+// firstModels returns the first mostModelsNamed of an engine's models, the base model first, and "other" in place of the rest.
+func firstModels(models []string) []string {
+	if len(models) <= mostModelsNamed {
 		return models
 	}
-	return append(slices.Clone(models[:mostNamed]), "other")
+	return append(slices.Clone(models[:mostModelsNamed]), "other")
 }
 
 // modelFacts returns the facts about a model: its pool, and its groups with their ranks. ttl is how long a pool entry may wait, in s.
@@ -205,7 +208,7 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 			continue
 		}
 		group.Ranks = append(group.Ranks, detect.Rank{
-			ID: w.ID, Name: w.Name, State: shown(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
+			ID: w.ID, Name: w.Name, State: stateOnLivePage(w.State), Why: w.Why, InSteps: !w.Down && !w.Removed,
 			KVTokens: w.KVTokens, Unread: w.Unread, Capacity: w.Capacity, Used: w.Used, Slots: w.Limit, Running: w.Running, Output: w.Output,
 			Answers: w.Answers, Empty: w.Empty, Tight: w.Tight, Backlog: w.Backlog, Prompts: w.Prompts, Kept: w.Kept,
 		})
@@ -220,16 +223,16 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	list := make([]*detect.Gauges, len(ranks))
 	for i := range ranks {
-		if said, ok := g.Gauges(ranks[i].ID); ok {
-			list[i] = &detect.Gauges{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare, Preempted: said.Preempted,
-				Computed: said.Computed}
+		if gauges, ok := g.Gauges(ranks[i].ID); ok {
+			list[i] = &detect.Gauges{Running: gauges.Running, Waiting: gauges.Waiting, KVShare: gauges.KVShare, Preempted: gauges.Preempted,
+				Computed: gauges.Computed}
 		}
 	}
 	return list
 }
 
-// shown returns the state of a rank as the live page shows it. The page has fewer states than the roster.
-func shown(state string) string {
+// stateOnLivePage returns the state of a rank as the live page shows it. The page has fewer states than the roster.
+func stateOnLivePage(state string) string {
 	switch state {
 	case roster.Up.String():
 		return detect.RankUp
@@ -245,7 +248,7 @@ func shown(state string) string {
 	return detect.RankOut
 }
 
-// prefillFacts returns the facts about a prefill engine. gate is the share of its KV capacity at which it gets no more prompts.
+// prefillFacts returns the facts about a prefill engine. gate is the largest share of its KV memory that prompts may fill.
 func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine {
 	p := detect.PrefillEngine{
 		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
@@ -264,21 +267,23 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	return p
 }
 
-// reloaded returns since when the config is in force, in Unix milliseconds; 0: since the start.
-func reloaded(since, started time.Time) int64 {
+// reloadedMs returns since when the config is in force, in Unix milliseconds; 0: since the start of the proxy.
+func reloadedMs(since, started time.Time) int64 {
 	if !since.After(started) {
 		return 0
 	}
 	return since.UnixMilli()
 }
 
-func share(part, of float64) float64 {
-	if of == 0 {
+// share returns part as a share of the whole; 0 if the whole is 0.
+func share(part, whole float64) float64 {
+	if whole == 0 {
 		return 0
 	}
-	return part / of
+	return part / whole
 }
 
+// age returns how long ago a time was, in seconds; 0: the time is not known, or is later than now.
 func age(now, then time.Time) float64 {
 	if then.IsZero() {
 		return 0
@@ -286,6 +291,7 @@ func age(now, then time.Time) float64 {
 	return max(0, now.Sub(then).Seconds())
 }
 
+// hostname is the name of this machine; "evenkeel" if it is not known.
 func hostname() string {
 	name, err := os.Hostname()
 	if err != nil {
@@ -295,32 +301,32 @@ func hostname() string {
 }
 
 const (
-	failedLeast = 5   // so many requests must have failed in the last minute before a host is named as the cause
-	failedShare = 0.9 // so large a share of them must have had a failed attempt on that host
+	failedAtLeast = 5   // so many requests must have failed in the last minute before a host is named as the cause
+	failedShare   = 0.9 // so large a share of them must have had a failed attempt on that host
 )
 
-// replaceable says whether each engine of a host has a healthy engine of the same role on another host, which can take its requests. It
+// hasStandIns says whether each engine of a host has a healthy engine of the same role on another host, which can take its requests. It
 // is false for a host without engines.
-func replaceable(engines []detect.Engine, host string) bool {
+func hasStandIns(engines []detect.Engine, host string) bool {
 	hostOf := func(e *detect.Engine) string {
 		h, _, _ := net.SplitHostPort(e.ID)
 		return h
 	}
-	known := false
+	hasEngines := false
 	for i := range engines {
 		e := &engines[i]
 		if hostOf(e) != host {
 			continue
 		}
-		known = true
-		replaced := slices.ContainsFunc(engines, func(other detect.Engine) bool {
+		hasEngines = true
+		canReplace := func(other detect.Engine) bool {
 			return hostOf(&other) != host && other.Role == e.Role && other.State == "up" && !other.Draining
-		})
-		if !replaced {
+		}
+		if !slices.ContainsFunc(engines, canReplace) {
 			return false
 		}
 	}
-	return known
+	return hasEngines
 }
 
 // Sample returns the figures that are kept for each second. ok is false if ctx ends first.
@@ -333,7 +339,7 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	return sampleOf(&loads, &r), true
 }
 
-// sampleOf puts the loads of the ranks and the requests of the last minute together.
+// sampleOf makes a sample of the loads of the ranks and the figures of the last minute.
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
 		At: time.Now(), Ended: r.Ended, Failed: r.Failed, ByKeyLimit: r.ByKeyLimit, Tokens: loads.OutputTokens,

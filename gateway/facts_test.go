@@ -16,8 +16,8 @@ import (
 
 func TestTheConfigOfTheStartIsNoReload(t *testing.T) {
 	began := time.UnixMilli(5000)
-	require.Zero(t, reloaded(began, began))
-	require.Equal(t, int64(7000), reloaded(time.UnixMilli(7000), began))
+	require.Zero(t, reloadedMs(began, began))
+	require.Equal(t, int64(7000), reloadedMs(time.UnixMilli(7000), began))
 }
 
 // A host is named where its engines may be drained: others do the same, and take requests now.
@@ -41,7 +41,7 @@ func TestAHostThatFailsIsNamedIfOthersMayTakeOver(t *testing.T) {
 		"one other is down and another one is not":    {[]detect.Engine{d, other("b:8000", "decode", "down", false), other("c:8000", "decode", "up", false)}, true},
 		"the others of the same host are down anyway": {[]detect.Engine{d, other("a:8001", "decode", "down", false), other("b:8000", "decode", "up", false)}, true},
 	} {
-		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, replaceable(tt.engines, "a")) })
+		t.Run(name, func(t *testing.T) { require.Equal(t, tt.want, hasStandIns(tt.engines, "a")) })
 	}
 }
 
@@ -51,11 +51,11 @@ func TestAnEngineWithManyAdaptersHasFewNames(t *testing.T) {
 		many[i] = strings.Repeat("x", 20)
 	}
 	many[0] = "base"
-	got := named(many)
-	require.Len(t, got, mostNamed+1)
+	got := firstModels(many)
+	require.Len(t, got, mostModelsNamed+1)
 	require.Equal(t, "base", got[0])
-	require.Equal(t, "other", got[mostNamed])
-	require.Equal(t, many[:mostNamed], named(many[:mostNamed]))
+	require.Equal(t, "other", got[mostModelsNamed])
+	require.Equal(t, many[:mostModelsNamed], firstModels(many[:mostModelsNamed]))
 }
 
 func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
@@ -68,10 +68,10 @@ func TestWhoWaitsIsSortedAndBounded(t *testing.T) {
 }
 
 func TestTheHeaviestKey(t *testing.T) {
-	require.Nil(t, heaviest(nil))
-	require.Nil(t, heaviest(map[string]receipt.Load{"a": {Waiting: 3}}))
+	require.Nil(t, heaviestKey(nil))
+	require.Nil(t, heaviestKey(map[string]receipt.Load{"a": {Waiting: 3}}))
 	require.Equal(t, &detect.Heaviest{Key: "b", Share: 0.75, Mean: 30_000},
-		heaviest(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
+		heaviestKey(map[string]receipt.Load{"a": {Prompts: 20, Tokens: 20_000}, "b": {Prompts: 2, Tokens: 60_000}}))
 }
 
 // A proxy in front of an embedding model alone is ready without a prefill engine. Nothing of it is started here.
@@ -81,7 +81,7 @@ func TestAProxyWithoutPrefillEnginesIsReady(t *testing.T) {
 	require.NoError(t, cfg.Validate())
 	g, err := New(cfg, zap.NewNop())
 	require.NoError(t, err)
-	t.Cleanup(g.abandon)
+	t.Cleanup(g.discard)
 	enter, err := g.fleet.Load()
 	require.NoError(t, err)
 	enter()

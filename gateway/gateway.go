@@ -57,7 +57,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.MoveCalls(func(roster.Location) bool { return true }) },
 	})
-	reloader, fit, err := reload.New(cfg, g.reloadHost())
+	reloader, fit, err := reload.New(cfg, g.reloadDeps())
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Client: g.client, Registerer: g.reg, Log: log,
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
-	g.meta = g.metaserver()
+	g.callbacks = g.newMetaserver()
 	g.fleet = fleet.New(fleet.Deps{
 		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
@@ -105,28 +105,28 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		if r == nil {
 			return dispatcher.EngineMetrics{}, false
 		}
-		said, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
-		return dispatcher.EngineMetrics{Running: said.Running, Waiting: said.Waiting, KVShare: said.KVShare}, ok
+		gauges, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
+		return dispatcher.EngineMetrics{Running: gauges.Running, Waiting: gauges.Waiting, KVShare: gauges.KVShare}, ok
 	}
 	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
 	if g.owner, err = owner.New(cfg, owner.Deps{
-		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets, KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() },
-		Leaving: g.service.Draining,
-		Engines: func() map[string]owner.Reach { return g.fleet.Now().Scopes() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
+		Context: g.ctx, Log: log, Registerer: g.reg, Buckets: secondsBuckets,
+		KVHoldTimeout: func() time.Duration { return g.conf().HoldTimeout() }, Leaving: g.service.Draining,
+		Engines: func() map[string]owner.EngineCounts { return g.fleet.Now().CountByScope() }, Load: g.fleet.LoadOf, Publish: g.publishOwners,
 	}); err != nil {
 		return nil, err
 	}
 	g.fleet.Admission = g.owner
 	g.calls = fleetcall.New(fleetcall.Deps{
-		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forget,
+		Context: g.ctx, Go: g.background.Go, Log: log, Client: g.client, Settings: g.Config, Fleet: g.fleet, Forget: g.forgetCaches,
 	})
-	if g.peers, err = peerserver.New(g.peersHost()); err != nil {
+	if g.peers, err = peerserver.New(g.peerDeps()); err != nil {
 		return nil, err
 	}
-	g.requests = request.New(g.env())
+	g.requests = request.New(g.requestDeps())
 	g.advice = adviser.New(adviser.Deps{
 		Settings: func() *config.Advice { return &g.conf().Advice }, Fleet: g.fleet, Prefill: g.scheduler, Dispatcher: g.dispatcher,
 		Places: g.places,
@@ -137,7 +137,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	if err := g.discover(); err != nil {
 		return nil, err
 	}
-	g.door = admission.New(admission.Deps{
+	g.admission = admission.New(admission.Deps{
 		Started: g.started, Ready: g.Ready, Loads: g.modelLoads, Config: g.config, Service: g.service, Fleet: g.fleet, Requests: g.requests,
 		Through: passthrough.New(passthrough.Deps{
 			Registerer: g.reg, Buckets: secondsBuckets, Settings: func() *fleet.Settings { return g.conf().Settings },
@@ -146,29 +146,31 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	})
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
-		Handler: g.door.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
+		Handler: g.admission.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
 		Concurrency: cfg.Limits.Connections + 1, // so that the listener's own limit, which does not block accept, is reached first
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
-		Authenticate: g.door.Authenticate, Caller: g.door.Caller, Bodies: g.bodies, Refused: g.door.Refused, Answer: g.door.TurnAway,
+		Authenticate: g.admission.Authenticate, Caller: g.admission.Caller, Bodies: g.bodies, Refused: g.admission.CountRefused,
+		Answer: g.admission.AnswerRefused,
 	})
 	return g, beginTraces()
 }
 
-// env returns the parts of this proxy that package request uses.
-func (g *Gateway) env() request.Deps {
+// requestDeps returns the parts of this proxy that package request uses.
+func (g *Gateway) requestDeps() request.Deps {
 	return request.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.scheduler,
 		LocalRanks: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Peers: g.peers.Geo(), Meta: g.meta, Running: new(abort.Running), Loops: &g.loops,
+		Owner: g.owner, Peers: g.peers.Geo(), Meta: g.callbacks, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
 
-// discover has the sources that the config names, and those of a test, tell the fleet which engines they find.
+// discover starts no source yet. It makes the discovery of engines from the sources that the config names and those of a test; without any
+// source, g.discovery stays nil. The discovery adds the engines that it finds to the fleet.
 func (g *Gateway) discover(ofTest ...discover.Source) error {
 	deps := &discovery.Deps{
-		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.meta,
+		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.callbacks,
 		Registerer: g.reg, Log: g.log,
 	}
 	sources, err := deps.Sources()
@@ -183,11 +185,11 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 }
 
 // Callbacks is the server that decode engines call back; nil: no decode engine calls back.
-func (g *Gateway) Callbacks() *metaserver.Server { return g.meta }
+func (g *Gateway) Callbacks() *metaserver.Server { return g.callbacks }
 
-// metaserver makes the server that decode engines call back; nil: the config has no address for it. The server accepts callbacks from the
-// addresses in bind.allow; if there are none, from the decode engines of the fleet.
-func (g *Gateway) metaserver() *metaserver.Server {
+// newMetaserver makes the server that decode engines call back; nil: the config has no address for it. The server accepts callbacks from
+// the addresses in bind.allow; if there are none, from the decode engines of the fleet.
+func (g *Gateway) newMetaserver() *metaserver.Server {
 	cfg := g.conf()
 	if cfg.Bind.Listen == "" {
 		return nil
@@ -204,7 +206,7 @@ func (g *Gateway) metaserver() *metaserver.Server {
 	})
 }
 
-// publish tells the prefill tier, the prefix index of decode ranks and the dispatcher which engines there are.
+// publish gives the lists of engines and ranks to the prefill tier, the prefix index of decode ranks and the dispatcher.
 func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, workers []board.Worker) {
 	g.scheduler.SetCandidates(candidates)
 	g.locals.Set(locals)
@@ -212,7 +214,7 @@ func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, w
 }
 
 // Start puts the engines of the config into the fleet, opens all listeners and begins to watch the engines. It returns once clients can
-// connect; /readyz tells when they can be served.
+// connect; /readyz says when they can be served.
 func (g *Gateway) Start(admin http.Handler) error {
 	enter, err := g.fleet.Load()
 	if err != nil {
@@ -230,18 +232,18 @@ func (g *Gateway) Start(admin http.Handler) error {
 			return err
 		}
 	}
-	if err := g.meta.Start(); err != nil {
+	if err := g.callbacks.Start(); err != nil {
 		return err
 	}
-	if g.meta != nil {
-		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.meta.URL()),
+	if g.callbacks != nil {
+		g.log.Info("decode engines call back, and must reach this URL", zap.String("metaserver", g.callbacks.URL()),
 			zap.Strings("decode", g.conf().CallbackHosts()))
 	}
-	n := g.conf().EventLoops
-	if n == 0 {
-		n = loop.Default()
+	loops := g.conf().EventLoops
+	if loops == 0 { // not set
+		loops = loop.Default()
 	}
-	if err := g.loops.Start(max(0, n), g.log); err != nil { // -1 in the config means no loops
+	if err := g.loops.Start(max(0, loops), g.log); err != nil { // -1 in the config means no loops
 		return fmt.Errorf("event_loops: %w", err)
 	}
 	runParts(g)
@@ -288,7 +290,7 @@ func runParts(g *Gateway) {
 	g.background.Go(func() { g.config.Watch(g.ctx) })
 	g.background.Go(func() { g.advice.Run(g.ctx) })
 	g.background.Go(func() { g.watch.Run(g.ctx) })
-	g.background.Go(func() { g.tellReadiness(g.ctx) })
+	g.background.Go(func() { g.logReadiness(g.ctx) })
 	if g.discovery != nil {
 		g.background.Go(func() { g.discovery.Run(g.ctx) })
 	}
@@ -336,12 +338,12 @@ const CutTime = 15 * time.Second
 // Shutdown returns an error in both cases. All goroutines have ended when it returns.
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx)
-	g.service.Refuse()
+	g.service.RefuseForExit()
 	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	var open int64
 	ended := make(chan struct{})
-	inTime := context.AfterFunc(ctx, func() { // if ctx ends before all streams have, they are ended
+	endedInTime := context.AfterFunc(ctx, func() { // if ctx ends before all streams have, they are ended
 		defer close(ended)
 		open = g.requests.Open()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // cancelled: no grace for the clients
@@ -356,13 +358,13 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	wait := g.requests.Finish(cut)
-	if !inTime() { // ctx ended first
+	if !endedInTime() { // ctx ended first
 		if <-ended; open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
 				open), err)
 		}
 	}
-	g.owner.Leave(cut)
+	g.owner.ReleaseAll(cut)
 	g.stop()
 	if g.peers != nil {
 		g.peers.Geo().Close()
@@ -370,7 +372,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.service.Close()
 	g.fleet.StopTimers()
 	wait()
-	g.meta.Close() // not earlier: until here, requests may wait for callbacks of decode engines
+	g.callbacks.Close() // not earlier: until here, requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
 	err = errors.Join(err, g.journal.Close())
@@ -389,14 +391,14 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 		g, err := New(cfg, log)
 		if err == nil {
 			_, err = g.fleet.Load()
-			g.abandon()
+			g.discard()
 		}
 		return err
 	})
 }
 
-// abandon ends the goroutines and closes the files of a proxy that was made by New and is never started.
-func (g *Gateway) abandon() {
+// discard ends the goroutines and closes the files of a proxy that was made by New and is never started.
+func (g *Gateway) discard() {
 	g.stop()
 	if g.peers != nil {
 		g.peers.Geo().Close()

@@ -374,7 +374,7 @@ func standbys(t *testing.T) {
 		a.Eventually("a has it back", func() bool { return f.owner("main") == 0 })
 		b.Eventually("b knows its owner", func() bool { return b.Post(refclient.ChatPath, chat("one", "")).Status == http.StatusOK })
 		f.store[1].set(true)
-		b.Eventually("b cannot take anything", func() bool { return groupOf(b, "main").Away })
+		b.Eventually("b cannot take anything", func() bool { return groupOf(b, "main").StoreAway })
 		endWatch := f.watch("main")
 		a.gw.Service().Drain(0)
 		a.Eventually("a refuses clients", func() bool { return a.gw.Service().Refusing() })

@@ -18,7 +18,7 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 			continue // an adapter, which counts as its base model
 		}
 		l := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}
-		var kv, capacity int64 // in tokens
+		var kvTokens, capacity int64 // of all ranks together
 		for i := range prefills {
 			if c := &prefills[i]; !c.Aggregated && slices.Contains(c.Models, route.Name) {
 				l.Running += c.Inflight
@@ -35,13 +35,13 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 			for _, w := range b.Workers {
 				l.Running += w.Used
 				if w.Up && w.Capacity > 0 {
-					kv += w.KVTokens + w.Others + w.Kept
+					kvTokens += w.KVTokens + w.Others + w.Kept
 					capacity += w.Capacity
 				}
 			}
 		}
 		if capacity > 0 {
-			l.KV = min(1, float64(kv)/float64(capacity))
+			l.KV = min(1, float64(kvTokens)/float64(capacity))
 		}
 		list = append(list, l)
 	}

@@ -70,23 +70,23 @@ func (g *Gateway) Status(ctx context.Context) Status {
 		Engines: engines.Statuses(), Prefill: g.scheduler.Status(), Batch: g.scheduler.Batch(), Dispatch: dispatch,
 		Advice: g.advice.Latest(),
 	}
-	readClocks(&s.Dispatch, g.Gauges)
-	tellStates(&s.Dispatch, engines)
+	fillInSyncWaits(&s.Dispatch, g.Gauges)
+	fillInStates(&s.Dispatch, engines)
 	s.Pauses = engines.Pauses()
 	s.Drains, s.Discovery = engines.DrainStatuses(s.Dispatch, s.Prefill), g.discovery.State()
 	return s
 }
 
-// readClocks fills in how long ranks wait for each other, which the engines count and the boards do not know. It changes copies only,
-// because a dispatcher that has ended returns the same status to all callers.
-func readClocks(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) {
+// fillInSyncWaits fills in how long the ranks of each group wait for each other. The engines count this, and the boards do not know it. It
+// changes copies only, because a dispatcher that has ended returns the same status to all callers.
+func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) {
 	s.Models = slices.Clone(s.Models)
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Groups = slices.Clone(m.Groups)
 		for j := range m.Groups {
 			g := &m.Groups[j]
-			if ms, told := waited(m.Workers, g.Name, gaugesOf); told && g.Step != nil {
+			if ms, known := meanSyncWait(m.Workers, g.Name, gaugesOf); known && g.Step != nil {
 				step := *g.Step
 				step.SyncWaitMs = ms
 				g.Step = &step
@@ -95,8 +95,8 @@ func readClocks(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) {
 	}
 }
 
-// tellStates fills in the state of each rank and its reason. It changes copies only, for the same reason as readClocks.
-func tellStates(s *board.Status, engines *roster.Snapshot) {
+// fillInStates fills in the state of each rank and its reason. It changes copies only, for the same reason as fillInSyncWaits.
+func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)
@@ -111,16 +111,16 @@ func tellStates(s *board.Status, engines *roster.Snapshot) {
 	}
 }
 
-// waited returns how long the ranks of a barrier group wait for each other, as a mean in ms. told is false if no engine counts it.
-func waited(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, told bool) {
+// meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms. known is false if no engine counts it.
+func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, known bool) {
 	sum, n := 0.0, 0
 	for i := range ranks {
 		w := &ranks[i]
 		if !w.Barrier || w.Group != group || w.Down || w.Removed {
 			continue
 		}
-		if said, ok := gaugesOf(w.ID); ok && said.WaitMs >= 0 { // below 0: not known
-			sum, n = sum+said.WaitMs, n+1
+		if gauges, ok := gaugesOf(w.ID); ok && gauges.WaitMs >= 0 { // below 0: the engine does not count it
+			sum, n = sum+gauges.WaitMs, n+1
 		}
 	}
 	return sum / float64(max(1, n)), n > 0
@@ -138,11 +138,11 @@ func (g *Gateway) Watch() *watch.Watch { return g.watch }
 // Gauges are the metrics that an engine exports for one of its ranks.
 type Gauges = engine.Gauges
 
-// Gauges returns what the metrics of an engine last said of a decode rank. ok is false if they could not be read lately.
-func (g *Gateway) Gauges(worker int32) (said Gauges, ok bool) {
+// Gauges returns the last metrics that an engine exported for a decode rank. ok is false if they could not be read lately.
+func (g *Gateway) Gauges(worker int32) (gauges Gauges, ok bool) {
 	r := g.fleet.Now().Rank(worker)
-	if r == nil {
-		return said, false
+	if r == nil { // the rank is gone
+		return gauges, false
 	}
 	return g.monitor.Gauges(r.Instance, r.Target.Rank)
 }
@@ -160,7 +160,7 @@ func (g *Gateway) Geo() *geo.Peers { return g.peers.Geo() }
 func (g *Gateway) GeoAddr() string { return g.peers.Addr() }
 
 // BindAddr is the address that decode engines call back; empty: no decode engine calls back.
-func (g *Gateway) BindAddr() string { return g.meta.Addr() }
+func (g *Gateway) BindAddr() string { return g.callbacks.Addr() }
 
 // Owners lists the regions whose engines this proxy may serve. It is empty if the config has no ownership of regions.
 func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus() }
@@ -169,7 +169,7 @@ func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus()
 func (g *Gateway) HA() *owner.HAStatus { return g.owner.GroupsStatus() }
 
 // Routes lists what the public listener serves, as GET /path.
-func (g *Gateway) Routes() []string { return g.door.Routes() }
+func (g *Gateway) Routes() []string { return g.admission.Routes() }
 
 // Service returns the part that knows whether this proxy drains.
 func (g *Gateway) Service() *service.Service { return g.service }
@@ -199,7 +199,7 @@ func (g *Gateway) ScorePrefill(raw []byte) ([]prefill.Scored, error) {
 	if body.Messages != nil {
 		ep = mooncake.Chat
 	}
-	req, fail := openai.Parse(ep, raw, g.door.Accept())
+	req, fail := openai.Parse(ep, raw, g.admission.Limits())
 	if fail != nil {
 		return nil, errors.New(fail.Message)
 	}
@@ -247,8 +247,8 @@ func (g *Gateway) ForgetPrefixes(id string) bool {
 	return g.scheduler.ForgetPrefixes(id)
 }
 
-// forget drops what is known of the prefix caches of these prefill engines and these decode ranks.
-func (g *Gateway) forget(candidates []string, workers []int32) {
+// forgetCaches drops what is known of the prefix caches of these prefill engines and these decode ranks.
+func (g *Gateway) forgetCaches(candidates []string, workers []int32) {
 	for _, id := range candidates {
 		g.scheduler.ForgetPrefixes(id)
 	}

@@ -50,7 +50,7 @@ type Gateway struct {
 	dispatcher *dispatcher.Dispatcher
 	owner      *owner.Set         // nil: all engines are served by this proxy alone
 	peers      *peerserver.Peers  // nil: there are no other proxies
-	meta       *metaserver.Server // nil: no decode engine calls back
+	callbacks  *metaserver.Server // nil: no decode engine calls back
 	journal    *journal.Journal
 	loops      loop.Set // event loops that carry streamed answers
 	requests   *request.Server
@@ -58,13 +58,13 @@ type Gateway struct {
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
 	reporters  []reporter    // parts whose facts the watch takes
-	seats      atomic.Uint64 // number of slots that the self-test has asked for, for the ids of its requests: see Seat
+	slotsTaken atomic.Uint64 // number of slots that the self-test has asked for, for the ids of its requests: see TakeSlot
 
-	door     *admission.Handler
-	bodies   *edge.Quota
-	server   *edge.Server
-	listener *edge.Listener
-	admin    net.Listener
+	admission *admission.Handler
+	bodies    *edge.Quota
+	server    *edge.Server
+	listener  *edge.Listener
+	admin     net.Listener
 
 	ctx        context.Context // ends after the last stream
 	stop       context.CancelFunc

@@ -11,25 +11,28 @@ import (
 	"evenkeel/mooncake"
 )
 
-func (g *Gateway) peersHost() peerserver.Deps {
+// peerDeps returns the parts of this proxy that package peerserver uses.
+func (g *Gateway) peerDeps() peerserver.Deps {
 	return peerserver.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,
 		Fleet: g.fleet, Prefill: g.scheduler, Dispatcher: g.dispatcher, Owner: g.owner, Bodies: g.bodies,
 		Fail: func(ctx *fasthttp.RequestCtx, e *openai.Error) { g.requests.Fail(ctx, e) },
-		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *peerserver.Hop, came time.Time) {
-			g.door.Receive(ctx, ep, &from.Hop, from.Tenant, came)
+		Serve: func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *peerserver.Hop, arrival time.Time) {
+			g.admission.ServeForwarded(ctx, ep, &from.Hop, from.Tenant, arrival)
 		},
 	}
 }
 
-// publishPatience bounds how long publishOwners waits for the dispatcher.
-const publishPatience = time.Second
+// publishTimeout bounds how long publishOwners waits for the dispatcher.
+const publishTimeout = time.Second
 
-// publishOwners tells the fleet, the dispatcher and the prefill tier which engines this proxy owns now.
+// publishOwners makes the fleet, the dispatcher and the prefill tier act on which engines this proxy owns now. It waits for the dispatcher,
+// for publishTimeout at most, so that no request is bound to a lost engine after it has returned.
 func (g *Gateway) publishOwners(ctx context.Context) {
 	g.fleet.Publish()
-	ctx, cancel := context.WithTimeout(ctx, publishPatience)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	g.peers.Look(ctx) // the dispatcher answers only after it has read what was published before
+	// The dispatcher answers this only after it has read what was published before.
+	g.peers.RefreshDecodeLoad(ctx)
 	g.scheduler.Wake()
 }

@@ -9,27 +9,27 @@ import (
 )
 
 const (
-	readyEvery = time.Second      // between two checks whether the proxy is ready
-	readyAgain = 10 * time.Minute // between two logs of the same reason why it is not
+	readyCheckEvery = time.Second      // between two checks whether the proxy is ready
+	readyLogEvery   = 10 * time.Minute // between two logs of the same reason why it is not
 )
 
 // Ready says whether a request could be served now, and if not why. If no prefill or no decode engine is healthy, the proxy is still ready
 // if other regions serve its requests. It needs no prefill engine if it passes all requests through to decode engines.
 func (g *Gateway) Ready() (ok bool, why string) {
-	unowned, engines := g.owner.Unready(time.Now()), g.fleet.Now()
-	switch prefills, decodes := engines.Up(); {
+	unowned, engines := g.owner.UnreadyReason(time.Now()), g.fleet.Now()
+	switch prefills, decodes := engines.CountInService(); {
 	case g.service.Draining():
 		return false, "draining"
 	case unowned != "":
 		return false, unowned
-	case !g.meta.Listening():
+	case !g.callbacks.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // other regions serve its requests
-	case prefills == 0 && decodes > 0 && g.passesOnly(): // no request needs a prefill engine
+	case prefills == 0 && decodes > 0 && g.onlyPassesThrough(): // decode engines are enough
 	case prefills == 0:
-		return false, "no healthy " + engines.Kind(roster.Prefill) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.RoleText(roster.Prefill) + " engine" + g.discovery.Failure()
 	case decodes == 0:
-		return false, "no healthy " + engines.Kind(roster.Decode) + " engine" + g.discovery.Failure()
+		return false, "no healthy " + engines.RoleText(roster.Decode) + " engine" + g.discovery.Failure()
 	}
 	return true, ""
 }
@@ -41,25 +41,26 @@ func (g *Gateway) Pauses() []roster.Pause { return g.fleet.Now().Pauses() }
 // decode engine take requests.
 func (g *Gateway) Missing() []string {
 	engines := g.fleet.Now()
-	if p, d := engines.Up(); p > 0 && d > 0 {
+	if p, d := engines.CountInService(); p > 0 && d > 0 {
 		return nil
 	}
 	return engines.Missing()
 }
 
-// passesOnly says whether this proxy has decode engines only, as intended: each request is then passed through to one engine, as requests
-// for embeddings are.
-func (g *Gateway) passesOnly() bool {
-	known, _ := g.fleet.Now().Count()
-	return known == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
+// onlyPassesThrough says whether this proxy has no prefill engines, and is not meant to have any: each request is then passed through to
+// one engine, as requests for embeddings are.
+func (g *Gateway) onlyPassesThrough() bool {
+	prefills, _ := g.fleet.Now().CountKnown()
+	return prefills == 0 && len(g.conf().Engines.Prefill) == 0 && g.discovery == nil
 }
 
-// tellReadiness logs why the proxy is not ready: at once, when the reason changes, and every readyAgain while it stays the same.
-func (g *Gateway) tellReadiness(ctx context.Context) {
-	tick := time.NewTicker(readyEvery)
+// logReadiness logs why the proxy is not ready: at once, when the reason changes, and every readyLogEvery while it stays the same. It also
+// logs when the proxy is ready again.
+func (g *Gateway) logReadiness(ctx context.Context) {
+	tick := time.NewTicker(readyCheckEvery)
 	defer tick.Stop()
-	var lastWhy string // the reason that was logged last; empty: none since the proxy was ready
-	var loggedAt time.Time
+	var logged string // the reason that was logged last; empty: the proxy has been ready since
+	var at time.Time  // when it was logged
 	for {
 		select {
 		case <-tick.C:
@@ -68,12 +69,12 @@ func (g *Gateway) tellReadiness(ctx context.Context) {
 		}
 		ok, why := g.Ready()
 		switch {
-		case ok && lastWhy != "":
-			g.log.Info("the proxy is ready again", zap.String("was", lastWhy))
-			lastWhy = ""
+		case ok && logged != "":
+			g.log.Info("the proxy is ready again", zap.String("was", logged))
+			logged = ""
 		case ok:
-		case why != lastWhy || time.Since(loggedAt) >= readyAgain:
-			lastWhy, loggedAt = why, time.Now()
+		case why != logged || time.Since(at) >= readyLogEvery:
+			logged, at = why, time.Now()
 			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Now().Missing()))
 		}
 	}

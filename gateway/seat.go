@@ -12,20 +12,20 @@ import (
 	"evenkeel/pool"
 )
 
-// seatPatience is how long the self-test waits for a slot of a rank.
-const seatPatience = 10 * time.Second
+// slotTimeout is how long the self-test waits for a slot of a rank.
+const slotTimeout = 10 * time.Second
 
-// seatLook is the time between two checks whether a rank has a free slot.
-const seatLook = 100 * time.Millisecond
+// slotCheckEvery is the time between two checks whether a rank has a free slot.
+const slotCheckEvery = 100 * time.Millisecond
 
-// Seat takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. Seat waits up to
-// seatPatience for the slot, which is charged and counted like that of a client's request. The request carries the epoch in which this
-// proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOurs.
+// TakeSlot takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. TakeSlot
+// waits up to slotTimeout for the slot, which is charged and counted like that of a client's request. The request carries the epoch in
+// which this proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOurs.
 func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
-	look := time.NewTicker(seatLook)
-	defer look.Stop()
-	for deadline := time.Now().Add(seatPatience); ; {
-		rank, serves := g.fleet.Now().RankByName(name)
+	check := time.NewTicker(slotCheckEvery)
+	defer check.Stop()
+	for deadline := time.Now().Add(slotTimeout); ; {
+		rank, boardName := g.fleet.Now().RankByName(name)
 		switch {
 		case rank == nil:
 			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)
@@ -34,20 +34,20 @@ func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selfte
 		}
 		// the request may only get a slot of this rank, whatever else that rank has to prefill
 		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
-		id := 1<<63 | g.seats.Add(1) // ids of clients' requests do not have the highest bit
-		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: id, Model: serves, Prompt: tokens, Arrival: time.Now()}, rule)
+		id := 1<<63 | g.slotsTaken.Add(1) // ids of clients' requests do not have the highest bit
+		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: id, Model: boardName, Prompt: tokens, Arrival: time.Now()}, rule)
 		switch {
 		case got.Err == nil:
 			return selftest.Seat{Scope: rank.Scope, Leave: func() {
 				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // so that the predictor does not learn from a test
 			}}, nil
-		case !errors.Is(got.Err, board.ErrNotLocal): // ErrNotLocal: the rank has no free slot now, so look again
+		case !errors.Is(got.Err, board.ErrNotLocal): // ErrNotLocal: the rank has no free slot now, so check again
 			return selftest.Seat{}, got.Err
 		case time.Now().After(deadline):
 			return selftest.Seat{}, fmt.Errorf("rank %s has no free slot", name)
 		}
 		select {
-		case <-look.C:
+		case <-check.C:
 		case <-ctx.Done():
 			return selftest.Seat{}, ctx.Err()
 		}

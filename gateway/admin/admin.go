@@ -39,30 +39,30 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 			return nil, err
 		}
 	}
-	shown := live.New(g.Watch(), live.Options{Version: opt.Version, Log: opt.Log, Decisions: func(now time.Time) []live.Decision {
+	livePage := live.New(g.Watch(), live.Options{Version: opt.Version, Log: opt.Log, Decisions: func(now time.Time) []live.Decision {
 		return live.Decisions(g.Receipts().Latest(live.MostDecisions), now)
 	}})
 	mux := http.NewServeMux()
 	for pattern, f := range h.open() {
 		mux.Handle(pattern, f)
 	}
-	for pattern, f := range h.guarded(shown) {
+	for pattern, f := range h.guarded(livePage) {
 		mux.HandleFunc(pattern, h.guard(f))
 	}
-	return bounded(answerAll(mux)), nil
+	return limitBodyTime(answerUnknownRoutes(mux)), nil
 }
 
-// answerAll passes requests to the routes of mux, and answers those that no route takes. Like the errors of routes, this answer is JSON. It
-// says which paths or methods there are.
-func answerAll(mux *http.ServeMux) http.Handler {
+// answerUnknownRoutes passes requests to the routes of mux, and answers those that no route takes. Like the errors of routes, this answer
+// is JSON. It says which paths or methods there are.
+func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		refuse, pattern := mux.Handler(r)
-		if pattern != "" {
+		handler, pattern := mux.Handler(r) // without a pattern, the handler refuses the request
+		if pattern != "" {                 // a route takes the request
 			mux.ServeHTTP(w, r)
 			return
 		}
-		refused := refusal{header: http.Header{}}
-		refuse.ServeHTTP(&refused, r)
+		refused := muxRefusal{header: http.Header{}}
+		handler.ServeHTTP(&refused, r)
 		if allowed := refused.header.Get("Allow"); refused.status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", allowed)
 			fail(w, http.StatusMethodNotAllowed, "method_not_allowed", r.URL.Path+" takes "+allowed+", not "+r.Method)
@@ -73,15 +73,15 @@ func answerAll(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// refusal notes how the mux refuses a request.
-type refusal struct {
+// muxRefusal notes how the mux refuses a request.
+type muxRefusal struct {
 	header http.Header
 	status int
 }
 
-func (r *refusal) Header() http.Header         { return r.header }
-func (r *refusal) Write(p []byte) (int, error) { return len(p), nil }
-func (r *refusal) WriteHeader(status int)      { r.status = status }
+func (r *muxRefusal) Header() http.Header         { return r.header }
+func (r *muxRefusal) Write(p []byte) (int, error) { return len(p), nil }
+func (r *muxRefusal) WriteHeader(status int)      { r.status = status }
 
 // open returns the routes that need no token: health, and the page for people, which asks for the token itself.
 func (h *handler) open() map[string]http.Handler {
@@ -93,11 +93,11 @@ func (h *handler) open() map[string]http.Handler {
 }
 
 // guarded returns the routes for operators only. docs/openapi.yaml describes all of them.
-func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
+func (h *handler) guarded(livePage http.Handler) map[string]http.HandlerFunc {
 	guarded := map[string]http.HandlerFunc{
 		"GET /metrics":                  promhttp.HandlerFor(h.g.Registry(), promhttp.HandlerOpts{}).ServeHTTP,
 		"GET /status":                   h.status,
-		"GET /live":                     shown.ServeHTTP,
+		"GET /live":                     livePage.ServeHTTP,
 		"GET /workers":                  h.workers,
 		"POST /workers":                 h.addWorker,
 		"DELETE /workers/{id}":          h.removeWorker,
@@ -131,14 +131,15 @@ func (h *handler) guarded(shown http.Handler) map[string]http.HandlerFunc {
 	return guarded
 }
 
+// livez answers 200 as long as the process can answer at all.
 func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }
 
 // readyz answers 503 while no request could be served, and as soon as the proxy begins to drain. Operators also get a line for each engine
 // that is missing. Kubelets and strangers do not get these lines, because they contain addresses.
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
-		known, needsToken := h.g.Reloader().CheckToken(bearer(r))
-		if known && (needsToken || here(r.Host)) { // if no token is set, a loopback name stands for an operator
+		known, tokenRequired := h.g.Reloader().CheckToken(bearer(r))
+		if known && (tokenRequired || isLoopback(r.Host)) { // if no token is set, a loopback name stands for an operator
 			why = strings.Join(append([]string{why}, h.g.Missing()...), "\n")
 		}
 		http.Error(w, why, http.StatusServiceUnavailable)
@@ -150,6 +151,7 @@ func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// status answers with the status of all parts of the proxy.
 func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.Status(r.Context())) }
 
 // workers lists the ranks with slots by model, and all engines.
@@ -173,6 +175,7 @@ type newWorker struct {
 	Interval int     `json:"prefill_schedule_interval"`
 }
 
+// addWorker registers the engine that the body describes (newWorker).
 func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	var e newWorker
 	if !read(w, r, &e) {
@@ -194,8 +197,8 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated)
 }
 
-// worker calls f with the engine that the path names by host:port, perhaps with /rank. The query's role says whether the prefill or the
-// decode engine of that address is meant; if it is empty, f decides.
+// worker calls f with the role and the id of the engine or rank that the path names, as host:port or host:port/rank. The role comes from
+// the query; if it is empty, f decides which engine of the address is meant. worker answers the request by the error that f returns.
 func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
 	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // a client may write the slash before the rank as %2F
 	rank = cmp.Or(rank, r.PathValue("rank"))
@@ -216,6 +219,8 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 	}
 }
 
+// removeWorker removes an engine. Without a role in the query, it removes the decode engine with the address or, if there is none, the
+// aggregated one.
 func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 	h.worker(w, r, func(role, id string) error {
 		err := h.g.Remove(cmp.Or(role, "decode"), id)
@@ -226,17 +231,19 @@ func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// drainWorker takes {"deadline":"5m"}, or no body for no deadline.
+// drainWorker begins the drain of an engine or rank. The body is {"deadline":"5m"}, or no body for no deadline.
 func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
 	if limit, ok := deadline(w, r); ok {
 		h.worker(w, r, func(role, id string) error { return h.g.DrainEngine(role, id, limit) })
 	}
 }
 
+// undrainWorker ends the drain of an engine or rank.
 func (h *handler) undrainWorker(w http.ResponseWriter, r *http.Request) {
 	h.worker(w, r, h.g.UndrainEngine)
 }
 
+// drain takes the proxy itself out of service. The body is that of drainWorker.
 func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
 	if limit, ok := deadline(w, r); ok {
 		h.g.Service().Drain(limit)
@@ -259,6 +266,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	reply(w, result)
 }
 
+// undrain takes the proxy itself back into service.
 func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
 	h.g.Service().Undrain()
 	w.WriteHeader(http.StatusNoContent)
@@ -289,8 +297,8 @@ func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok b
 func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
-			Type      string   `json:"type"`
-			Instances oneOrAll `json:"instances"`
+			Type      string       `json:"type"`
+			Instances stringOrList `json:"instances"`
 		}
 		if !read(w, r, &in) {
 			return
@@ -324,14 +332,14 @@ func (h *handler) instances(f func(role, address string) error) http.HandlerFunc
 	}
 }
 
-// oneOrAll is a list of addresses. Like vllm-ascend's proxy, it also accepts one string in place of a list.
-type oneOrAll []string
+// stringOrList is a list of addresses. Like vllm-ascend's proxy, it also accepts one string in place of a list.
+type stringOrList []string
 
 // UnmarshalJSON implements json.Unmarshaler.
-func (o *oneOrAll) UnmarshalJSON(b []byte) error {
+func (o *stringOrList) UnmarshalJSON(b []byte) error {
 	var one string
 	if json.Unmarshal(b, &one) == nil {
-		*o = oneOrAll{one}
+		*o = stringOrList{one}
 		return nil
 	}
 	var all []string
@@ -340,6 +348,7 @@ func (o *oneOrAll) UnmarshalJSON(b []byte) error {
 	return err
 }
 
+// addInstance registers an engine with the default settings of its role.
 func (h *handler) addInstance(role, address string) error {
 	_, url, err := gateway.IDOf(address)
 	if err != nil {
@@ -348,6 +357,7 @@ func (h *handler) addInstance(role, address string) error {
 	return h.g.Add(role, config.Engine{URL: url})
 }
 
+// removeInstance removes an engine.
 func (h *handler) removeInstance(role, address string) error {
 	id, _, err := gateway.IDOf(address)
 	if err != nil {
@@ -356,10 +366,12 @@ func (h *handler) removeInstance(role, address string) error {
 	return h.g.Remove(role, id)
 }
 
+// policy answers with the decode policy in force.
 func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {
 	reply(w, map[string]string{"policy": h.g.Policy()})
 }
 
+// setPolicy changes the decode policy to the one that the body names.
 func (h *handler) setPolicy(w http.ResponseWriter, r *http.Request) {
-	h.choose(w, r, "policy", h.g)
+	h.setPolicyFromBody(w, r, "policy", h.g)
 }

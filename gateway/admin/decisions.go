@@ -20,10 +20,10 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n, err := strconv.Atoi(cmp.Or(q.Get("n"), "100"))
-	running, err2 := strconv.ParseBool(cmp.Or(q.Get("running"), "0"))
+	withRunning, err2 := strconv.ParseBool(cmp.Or(q.Get("running"), "0"))
 	brief, err3 := strconv.ParseBool(cmp.Or(q.Get("brief"), "0"))
-	slow, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
-	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slow >= 0) { // in this form, NaN is refused as well
+	slowMs, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
+	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slowMs >= 0) { // in this form, NaN is refused as well
 		fail(w, http.StatusBadRequest, "bad_query",
 			"n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
 		return
@@ -38,13 +38,14 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 		reply(w, map[string]any{"receipts": found})
 		return
 	}
-	ended, open := ring.Count()
+	ended, running := ring.Count()
 	list := ring.Last(n, receipt.Filter{
-		Model: q.Get("model"), Key: q.Get("key"), Outcome: q.Get("outcome"), Engine: q.Get("engine"), ID: q.Get("find"), SlowMs: slow,
-	}, running)
+		Model: q.Get("model"), Key: q.Get("key"), Outcome: q.Get("outcome"), Engine: q.Get("engine"), ID: q.Get("find"), SlowMs: slowMs,
+	}, withRunning)
 	if brief {
-		reply(w, map[string]any{"kept": ended, "running": open, "receipts": []*receipt.Receipt{}, "decisions": live.Decisions(list, time.Now())})
+		reply(w, map[string]any{"kept": ended, "running": running, "receipts": []*receipt.Receipt{},
+			"decisions": live.Decisions(list, time.Now())})
 		return
 	}
-	reply(w, map[string]any{"kept": ended, "running": open, "receipts": list})
+	reply(w, map[string]any{"kept": ended, "running": running, "receipts": list})
 }

@@ -13,27 +13,28 @@ func (h *handler) callFleet(w http.ResponseWriter, r *http.Request) {
 	if !read(w, r, &in) {
 		return
 	}
-	out, wrong := h.g.Calls().Do(r.Context(), in, caller(r))
+	result, refusal := h.g.Calls().Do(r.Context(), in, operatorName(r))
 	switch {
-	case wrong != nil:
-		fail(w, wrong.Status, wrong.Code, wrong.Reason)
-	case !out.Done:
+	case refusal != nil:
+		fail(w, refusal.Status, refusal.Code, refusal.Reason)
+	case !result.Done:
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusBadGateway)
-		reply(w, out)
+		reply(w, result)
 	default:
-		reply(w, out)
+		reply(w, result)
 	}
 }
 
+// resetPrefixCache empties the prefix caches of all engines. It answers with an error if some engine did not do it.
 func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
-	out, wrong := h.g.Calls().Do(r.Context(), fleetcall.Call{Path: "/reset_prefix_cache"}, caller(r))
-	if wrong != nil {
-		fail(w, wrong.Status, wrong.Code, wrong.Reason)
+	result, refusal := h.g.Calls().Do(r.Context(), fleetcall.Call{Path: "/reset_prefix_cache"}, operatorName(r))
+	if refusal != nil {
+		fail(w, refusal.Status, refusal.Code, refusal.Reason)
 		return
 	}
 	var failed []error
-	for _, a := range out.Engines {
+	for _, a := range result.Engines {
 		if !a.Done {
 			failed = append(failed, errors.New("engine "+a.Engine+": "+a.Error))
 		}
@@ -45,8 +46,8 @@ func (h *handler) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	reply(w, map[string]string{"message": "ok"})
 }
 
-// caller names an operator in the log. An operator who sent the token has no other name than an address.
-func caller(r *http.Request) string {
+// operatorName is how the log names an operator. An operator who sent the token has no other name than an address.
+func operatorName(r *http.Request) string {
 	if bearer(r) == "" {
 		return r.RemoteAddr
 	}

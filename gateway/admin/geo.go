@@ -27,13 +27,15 @@ type regions struct {
 	HA     *owner.HAStatus      `json:"ha,omitempty"`
 }
 
+// geo answers with the peers of this proxy, and with what it owns (regions).
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 	if peers := h.node(w); peers != nil {
 		reply(w, regions{peers.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
 
-// tuneGeo takes {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}. Any of the keys may be left out.
+// tuneGeo changes the policy for choosing a region, and its parameters. The body is
+// {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}. Any of the keys may be left out.
 func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
 	peers := h.node(w)
 	var t geo.Tuning

@@ -15,16 +15,16 @@ import (
 )
 
 // guard calls next only for requests that an operator meant to send: they have the token, if one is set, and no browser sent them for the
-// page of another site. Health routes are not guarded, because kubelets have no token.
+// page of another site. It answers all other requests with an error. Health routes are not guarded, because kubelets have no token.
 func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		known, needsToken := h.g.Reloader().CheckToken(bearer(r))
+		known, tokenRequired := h.g.Reloader().CheckToken(bearer(r))
 		if !known {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			fail(w, http.StatusUnauthorized, "invalid_token", "send Authorization: Bearer TOKEN, with the token of admin.token_file")
 			return
 		}
-		if !needsToken && !here(r.Host) {
+		if !tokenRequired && !isLoopback(r.Host) {
 			fail(w, http.StatusForbidden, "wrong_host", "without a token this listener answers to localhost and loopback addresses only, else any "+
 				"web page could have a name that leads here; use one, or set admin.token_file")
 			return
@@ -40,7 +40,7 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		keepToOurselves(w.Header())
+		forbidEmbedding(w.Header())
 		next(w, r)
 	}
 }
@@ -54,9 +54,9 @@ func bearer(r *http.Request) string {
 	return token
 }
 
-// here says whether a Host header has a loopback name or address. An attacker can make any other name resolve to this machine (DNS
+// isLoopback says whether a Host header has a loopback name or address. An attacker can make any other name resolve to this machine (DNS
 // rebinding), and a browser then treats the attacker's page and this listener as one site.
-func here(host string) bool {
+func isLoopback(host string) bool {
 	bracketed := strings.HasPrefix(host, "[")
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -93,13 +93,14 @@ func isJSON(r *http.Request) bool {
 // maxBody bounds request bodies, in bytes. No call needs nearly as much.
 const maxBody = 1 << 20
 
-// keepToOurselves sets headers that forbid browsers to show the answer to pages of other sites.
-func keepToOurselves(h http.Header) {
+// forbidEmbedding sets headers that forbid browsers to show the answer to pages of other sites.
+func forbidEmbedding(h http.Header) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
+// fail answers a request with an error.
 func fail(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -112,6 +113,7 @@ type handler struct {
 	log *zap.Logger
 }
 
+// reply answers a request with v as JSON.
 func reply(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	enc := json.NewEncoder(w)
@@ -130,8 +132,8 @@ func read(w http.ResponseWriter, r *http.Request, v any) bool {
 	return true
 }
 
-// choose puts the policy of the body in force. what names the kind of policy in the log.
-func (h *handler) choose(w http.ResponseWriter, r *http.Request, what string, policies interface {
+// setPolicyFromBody puts the policy that the body names in force, and answers with it. what names the kind of policy in the log.
+func (h *handler) setPolicyFromBody(w http.ResponseWriter, r *http.Request, what string, policies interface {
 	Policy() string
 	SetPolicy(text string) error
 },

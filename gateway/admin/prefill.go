@@ -10,10 +10,12 @@ import (
 	"evenkeel/prefill"
 )
 
+// prefill answers with the state of the prefill tier.
 func (h *handler) prefill(w http.ResponseWriter, _ *http.Request) { reply(w, h.g.Prefill().Overview()) }
 
+// setPrefillPolicy changes the prefill policy to the one that the body names.
 func (h *handler) setPrefillPolicy(w http.ResponseWriter, r *http.Request) {
-	h.choose(w, r, "prefill policy", h.g.Prefill())
+	h.setPolicyFromBody(w, r, "prefill policy", h.g.Prefill())
 }
 
 // scorePrefill takes the body of a request to /v1/... and says how each prefill engine would score for it. It sends the request to no
@@ -36,6 +38,7 @@ func (h *handler) scorePrefill(w http.ResponseWriter, r *http.Request) {
 	reply(w, scores)
 }
 
+// hotspots answers with the classes of requests that share a long prefix and may overload the engines that hold it.
 func (h *handler) hotspots(w http.ResponseWriter, _ *http.Request) {
 	reply(w, h.g.Prefill().Hotspots())
 }

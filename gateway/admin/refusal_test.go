@@ -15,7 +15,7 @@ func TestWhatNoRouteTakesIsAnsweredAsJSON(t *testing.T) {
 	mux.HandleFunc("GET /policy", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("PUT /policy", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("DELETE /workers/{id}", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("Id", r.PathValue("id")) })
-	h := answerAll(mux)
+	h := answerUnknownRoutes(mux)
 	for _, tt := range []struct {
 		method, path string
 		status       int

@@ -44,7 +44,7 @@ func served(t *testing.T, h http.Handler, text string) net.Conn {
 // No token is asked for here, so any stranger could keep as many connections as the proxy may have open files.
 func TestAClientThatDoesNotSendItsBodyIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := bounded(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }))
+		h := limitBodyTime(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") }))
 		conn := served(t, h, "GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
 		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Hour)))
 		_, err := io.ReadAll(conn)
@@ -55,7 +55,7 @@ func TestAClientThatDoesNotSendItsBodyIsCutOff(t *testing.T) {
 // A call to all engines may take minutes, and ends early only if the operator leaves.
 func TestACallMayTakeLongOnceItsBodyIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := bounded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := limitBodyTime(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if _, err := io.ReadAll(r.Body); err != nil {
 				t.Error(err)
 			}

@@ -14,11 +14,11 @@ import (
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
-		fail = inRate(key, time.Now())
+		fail = countRequest(key, time.Now())
 	}
 	var matches func(name string) bool
 	if fail == nil {
-		matches, fail = d.toAbort(ctx)
+		matches, fail = d.abortMatcher(ctx)
 	}
 	if fail != nil {
 		d.deps.Requests.Journal.CountRefused(fail)
@@ -29,8 +29,8 @@ func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	ctx.SetStatusCode(http.StatusOK)
 }
 
-// toAbort reads from the body which requests are to end. matches says whether a request with the given name is one of them.
-func (d *Handler) toAbort(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
+// abortMatcher reads from the body which requests are to end. matches says whether a request with the given name is one of them.
+func (d *Handler) abortMatcher(ctx *fasthttp.RequestCtx) (matches func(name string) bool, fail *openai.Error) {
 	packed, reservation := edge.AcquireBody(ctx)
 	defer reservation.Release()
 	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, reservation, d.deps.Config.Settings().Limits.Body)

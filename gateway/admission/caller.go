@@ -24,10 +24,10 @@ import (
 
 // Handler serves the public listener.
 type Handler struct {
-	soleModel func() string // the method value d.sole, made once and not for each request
+	soleModel func() string // the method value d.soleModelAnywhere, made once and not for each request
 	deps      Deps
 	routes    map[string]publicRoute
-	endpoint  endpointPage
+	loadPage  loadPage
 }
 
 // Deps is the part of the proxy that a Handler needs.
@@ -49,8 +49,8 @@ type ModelLoad struct {
 	KV               float64 // share of the KV memory of all decode ranks that are up, from 0 to 1
 }
 
-// endpointPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a time makes a new page.
-type endpointPage struct {
+// loadPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a time makes a new page.
+type loadPage struct {
 	last atomic.Pointer[endpointText]
 	busy atomic.Bool
 }
@@ -65,8 +65,8 @@ type publicRoute struct {
 	serve  func(*fasthttp.RequestCtx)
 }
 
-// unknownCaller is the refusal of a caller whose key is not known.
-var unknownCaller = edge.Refusal{
+// refusalUnknownKey is the refusal of a caller whose key is not known.
+var refusalUnknownKey = edge.Refusal{
 	Status: http.StatusUnauthorized, Code: "invalid_api_key",
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
 }
@@ -86,7 +86,7 @@ func (d *Handler) Authenticate(h *fasthttp.RequestHeader) *edge.Refusal {
 	if _, ok := d.keyOf(h); ok {
 		return nil
 	}
-	return &unknownCaller
+	return &refusalUnknownKey
 }
 
 // Caller returns the name of the caller's key. The memory of request bodies is counted by that name.
@@ -100,8 +100,8 @@ func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Erro
 	key, ok := d.keyOf(&ctx.Request.Header)
 	if !ok {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		return keys.Key{}, &openai.Error{Status: unknownCaller.Status, Type: "authentication_error", Code: unknownCaller.Code,
-			Message: unknownCaller.Message}
+		return keys.Key{}, &openai.Error{Status: refusalUnknownKey.Status, Type: "authentication_error", Code: refusalUnknownKey.Code,
+			Message: refusalUnknownKey.Message}
 	}
 	return key, nil
 }
@@ -111,16 +111,17 @@ const priorityHeader = "X-Evenkeel-Priority"
 // requestContext is a request on its way to being admitted, with the key of its caller and what the request has used of the key's limits.
 type requestContext struct {
 	*request.Incoming
-	key     keys.Key
-	booked  int // answers counted against the key's max_concurrent until giveBack
-	metered int // estimated prompt tokens, counted against the key's tokens per minute until giveBack gets the exact number
+	key            keys.Key
+	answersCounted int // answers that count against the key's max_concurrent until giveBack
+	tokensCharged  int // estimated prompt tokens that count against the key's tokens per minute until giveBack gets the exact number
 }
 
-// identify takes over the key and its priority, in place of which a trusted caller may set another priority. It counts one request and one
-// answer against the limits of the key. It returns an error if the priority is not valid or a limit is reached.
-func (r *requestContext) identify(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
+// applyKey sets the priority of a request: that of its key, of the objective header, or of the priority header, of which the last one
+// counts. Only a trusted caller may send these headers. applyKey counts the request, and one answer, against the limits of the key. It
+// returns an error if a header is invalid or a limit is reached.
+func (r *requestContext) applyKey(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
-	r.classify(&ctx.Request.Header, objectives)
+	r.readGatewayHeaders(&ctx.Request.Header, objectives)
 	if value := ctx.Request.Header.Peek(priorityHeader); len(value) > 0 && key.Trusted {
 		n, err := strconv.Atoi(string(value))
 		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
@@ -130,10 +131,10 @@ func (r *requestContext) identify(ctx *fasthttp.RequestCtx, key keys.Key, object
 		}
 		r.Priority = n
 	}
-	if fail := inRate(key, now); fail != nil {
+	if fail := countRequest(key, now); fail != nil {
 		return fail
 	}
-	return r.book(1)
+	return r.countAnswers(1)
 }
 
 // A gateway of the Gateway API describes a request in these headers. Each header has two names.
@@ -142,13 +143,13 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlows bounds the flows of one key, because each choice of the next request looks at all flows. If a key names more, some of them
-// share one flow and its turns.
+// mostFlows bounds the flows of one key, because the choice of the next request takes time for each flow. If a key names more flows, some
+// of them count as one flow and share its turns.
 const mostFlows = 256
 
-// classify reads the headers in which a trusted gateway describes a request. The objective header names a priority, which objectives lists.
-// The fairness header names a flow. Flows take turns as if each of them were a key of its own.
-func (r *requestContext) classify(h *fasthttp.RequestHeader, objectives map[string]int) {
+// readGatewayHeaders reads the headers in which a trusted gateway describes a request. The objective header names a priority, which
+// objectives lists. The fairness header names a flow. Flows take turns as if each of them were a key of its own.
+func (r *requestContext) readGatewayHeaders(h *fasthttp.RequestHeader, objectives map[string]int) {
 	if !r.key.Trusted {
 		return
 	}
@@ -170,60 +171,61 @@ func firstHeader(h *fasthttp.RequestHeader, names []string) []byte {
 	return nil
 }
 
-// inRate counts one request against the requests per minute of the key. It returns an error if the key has none left.
-func inRate(key keys.Key, now time.Time) *openai.Error {
+// countRequest counts one request against the requests per minute of the key. It returns an error if the key has no requests left.
+func countRequest(key keys.Key, now time.Time) *openai.Error {
 	if wait, ok := key.TakeRequest(now); !ok {
-		return tooFast(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
+		return rateExceeded(fmt.Sprintf("key %s may send %d requests per minute; send the next later", key.Name, key.RPM), wait)
 	}
 	return nil
 }
 
-// book counts n more answers against the caller's key, which may have a limited number at once. It returns 400 if this request alone asks
-// for more than the limit, and 429 if other requests use the rest. giveBack returns the answers.
-func (r *requestContext) book(n int) *openai.Error {
+// countAnswers counts n more answers of the request against the key, which may have a limited number of answers at once. It returns 400 if
+// this request alone asks for more than the limit, and 429 if other requests use the rest. giveBack returns the answers.
+func (r *requestContext) countAnswers(n int) *openai.Error {
 	switch limit := r.key.MaxConcurrent; {
 	case r.key.Acquire(n):
-		r.booked += n
+		r.answersCounted += n
 		return nil
-	case r.booked+n > limit:
+	case r.answersCounted+n > limit: // waiting for other requests would not help
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "too_many_answers",
 			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another "+
-				"request", r.booked+n, r.key.Name, limit),
+				"request", r.answersCounted+n, r.key.Name, limit),
 		}
 	default:
 		e := openai.NewError(http.StatusTooManyRequests, "queue_full",
 			fmt.Sprintf("key %s may have %d answers at once, and this request would be beyond that; try again when some have ended", r.key.Name,
 				limit))
+		// ByKeyLimit: only this caller is affected. Why: the reason for operators.
 		e.RetryAfter, e.ByKeyLimit, e.Why = 1, true,
 			fmt.Sprintf("key %s has all the answers that it may have at once (max_concurrent in keys_file: %d)", r.key.Name, limit)
 		return e
 	}
 }
 
-// meter counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if too
-// few are left. giveBack corrects the estimate, and counts the tokens of the answers.
-func (r *requestContext) meter(tokens int, now time.Time) *openai.Error {
+// chargePrompt counts the estimated tokens of a request's prompts against the tokens per minute of the caller's key. It returns an error if
+// too few are left. giveBack corrects the estimate, and counts the tokens of the answers.
+func (r *requestContext) chargePrompt(tokens int, now time.Time) *openai.Error {
 	wait, ok := r.key.TakeTokens(now, tokens)
 	if !ok {
-		return tooFast(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later", r.key.Name,
-			r.key.TPM, tokens), wait)
+		return rateExceeded(fmt.Sprintf("key %s may use %d tokens a minute, and this request needs about %d for its prompt; send it later",
+			r.key.Name, r.key.TPM, tokens), wait)
 	}
-	r.metered = tokens
+	r.tokensCharged = tokens
 	return nil
 }
 
 // giveBack corrects the limits of the key at the end of the request. It takes the request's answers off the running ones, and replaces the
 // estimated tokens by the number that its prompts and answers really had. tokens below 0: the number is not known, and the estimate stays.
 func (r *requestContext) giveBack(tokens int) {
-	r.key.Release(r.booked)
+	r.key.Release(r.answersCounted)
 	if tokens >= 0 {
-		r.key.AdjustTokens(time.Now(), tokens-r.metered)
+		r.key.AdjustTokens(time.Now(), tokens-r.tokensCharged)
 	}
 }
 
-// tooFast is the error for a key that exceeded a rate. wait is the time until the key may send again.
-func tooFast(message string, wait time.Duration) *openai.Error {
+// rateExceeded is the error for a key that has exceeded a rate. wait is the time until the key may send again; it is rounded up to seconds.
+func rateExceeded(message string, wait time.Duration) *openai.Error {
 	e := openai.NewError(http.StatusTooManyRequests, "rate_limit_exceeded", message)
 	e.RetryAfter, e.ByKeyLimit = max(1, int(math.Ceil(wait.Seconds()))), true
 	return e

@@ -10,28 +10,28 @@ import (
 // preflightAge is how long a browser may remember the answer to a preflight, in seconds.
 const preflightAge = "600"
 
-// share allows the page of another site to read the answer, if the site is one of cors.origins; shared says whether it did. Unless all
-// sites are allowed, it sets Vary: Origin, because a cache on the way could otherwise give one site the answer that was meant for another.
-// Answers do not depend on cookies, so browsers are not allowed to send them.
-func (d *Handler) share(ctx *fasthttp.RequestCtx) (shared bool) {
+// allowOrigin allows the page of another site to read the answer, if the site is one of cors.origins. allowed says whether it did so.
+// Unless all sites are allowed, it sets Vary: Origin, because a cache on the way could otherwise give one site the answer that was meant
+// for another. Answers do not depend on cookies, so browsers are not allowed to send them.
+func (d *Handler) allowOrigin(ctx *fasthttp.RequestCtx) (allowed bool) {
 	origins := d.deps.Config.Settings().CORS.Origins
 	if len(origins) == 0 {
 		return false
 	}
 	h := &ctx.Response.Header
 	origin := string(ctx.Request.Header.Peek("Origin"))
-	allowed := "*"
-	if !slices.Contains(origins, "*") {
+	site := "*" // all sites
+	if !slices.Contains(origins, site) {
 		h.Add("Vary", "Origin")
 		if !slices.Contains(origins, origin) {
 			return false
 		}
-		allowed = origin
+		site = origin
 	}
-	if origin == "" { // no page of another site asks
+	if origin == "" { // no page of another site has sent the request
 		return false
 	}
-	h.Set("Access-Control-Allow-Origin", allowed)
+	h.Set("Access-Control-Allow-Origin", site)
 	h.Set("Access-Control-Expose-Headers", "*")
 	return true
 }

@@ -13,11 +13,11 @@ import (
 )
 
 // Any client may ask for the page of metrics, and each new page interrupts the dispatcher. Therefore a page is sent again until it is older
-// than endpointLasts. Making a page takes at most endpointWaits. A page older than endpointStale is not sent.
+// than pageLasts. Making a page takes at most pageTimeout. A page older than pageStale is not sent.
 const (
-	endpointLasts = 200 * time.Millisecond
-	endpointWaits = time.Second
-	endpointStale = 10 * time.Second
+	pageLasts   = 200 * time.Millisecond
+	pageTimeout = time.Second
+	pageStale   = 10 * time.Second
 )
 
 // metrics tells the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
@@ -27,27 +27,29 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 			"no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
 		return
 	}
-	page := d.endpoint.last.Load()
+	page := d.loadPage.last.Load()
+	isOld := page == nil || time.Since(page.made) >= pageLasts
 	// One request at a time makes a new page. Meanwhile all other requests get the last page.
-	if (page == nil || time.Since(page.made) >= endpointLasts) && d.endpoint.busy.CompareAndSwap(false, true) {
+	if isOld && d.loadPage.busy.CompareAndSwap(false, true) {
 		d.makePage()
-		page = d.endpoint.last.Load()
+		page = d.loadPage.last.Load()
 	}
-	if page == nil || time.Since(page.made) >= endpointStale {
-		ctx.SetStatusCode(http.StatusServiceUnavailable) // no recent page: the load is not known
+	if page == nil || time.Since(page.made) >= pageStale {
+		ctx.SetStatusCode(http.StatusServiceUnavailable) // without a recent page the load is not known
 		return
 	}
 	ctx.SetContentType("text/plain; version=0.0.4; charset=utf-8")
 	_, _ = ctx.Write(page.text) // writes to memory, which cannot fail
 }
 
-// makePage makes the page of metrics anew. If the dispatcher does not answer in time, the last page stays.
+// makePage makes a new page of metrics, and lets the next one be made after it. If the dispatcher does not answer in time, the last page
+// stays.
 func (d *Handler) makePage() {
-	defer d.endpoint.busy.Store(false)
-	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), endpointWaits)
+	defer d.loadPage.busy.Store(false)
+	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), pageTimeout)
 	defer cancel()
 	if loads := d.deps.Loads(ctx); ctx.Err() == nil {
-		d.endpoint.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
+		d.loadPage.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
 	}
 }
 

@@ -28,14 +28,14 @@ import (
 // New makes the Handler of a proxy.
 func New(deps Deps) *Handler {
 	d := &Handler{deps: deps}
-	d.soleModel, d.routes = d.sole, d.publicRoutes()
+	d.soleModel, d.routes = d.soleModelAnywhere, d.publicRoutes()
 	return d
 }
 
 // Handle serves a request of the public listener: it finds the route of the path, or answers with an error if there is none.
 func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	path, method := string(ctx.Path()), string(ctx.Method())
-	shared := d.share(ctx)
+	originAllowed := d.allowOrigin(ctx)
 	route, ok := d.routes[path]
 	if name, isModel := strings.CutPrefix(path, "/v1/models/"); isModel && name != "" { // a model's name may have slashes
 		route, ok = d.routes[oneModel]
@@ -44,7 +44,7 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	switch {
 	case !ok:
 		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found", "no such path: "+method+" "+path))
-	case shared && isPreflight(&ctx.Request.Header):
+	case originAllowed && isPreflight(&ctx.Request.Header):
 		preflight(ctx, route.method)
 	case !takesMethod:
 		ctx.Response.Header.Set("Allow", route.method)
@@ -59,12 +59,12 @@ const oneModel = "/v1/models/{model}"
 // publicRoutes returns the routes of the public listener, by path.
 func (d *Handler) publicRoutes() map[string]publicRoute {
 	all := map[string]publicRoute{
-		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Chat) }},
-		"/v1/completions":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Completions) }},
-		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Responses) }},
-		"/v1/messages":           {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Messages) }},
-		"/inference/v1/generate": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Tokens) }},
-		"/generate":              {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.complete(ctx, mooncake.Generate) }},
+		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Chat) }},
+		"/v1/completions":        {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Completions) }},
+		"/v1/responses":          {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Responses) }},
+		"/v1/messages":           {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Messages) }},
+		"/inference/v1/generate": {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Tokens) }},
+		"/generate":              {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Generate) }},
 		openai.AbortGeneratePath: {http.MethodPost, d.abort},
 		openai.AbortTokensPath:   {http.MethodPost, d.abort},
 		"/v1/models":             {http.MethodGet, d.listModels},
@@ -74,7 +74,7 @@ func (d *Handler) publicRoutes() map[string]publicRoute {
 		endpointPath:             {http.MethodGet, d.metrics},
 	}
 	for _, path := range passthrough.Paths {
-		all[path] = publicRoute{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.pass(ctx, path) }}
+		all[path] = publicRoute{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.passThrough(ctx, path) }}
 	}
 	return all
 }
@@ -87,32 +87,32 @@ func (d *Handler) Routes() (all []string) {
 	return all
 }
 
-// Accept returns the limits on what a client's request may ask for.
-func (d *Handler) Accept() openai.Limits {
+// Limits returns the limits on what a client's request may ask for.
+func (d *Handler) Limits() openai.Limits {
 	limits := d.deps.Config.Settings().Accept
 	limits.OnlyModel = d.soleModel
 	return limits
 }
 
-// sole returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
-func (d *Handler) sole() string {
+// soleModelAnywhere returns the only model that this region and all other regions serve. It is empty if they serve several models, or none.
+func (d *Handler) soleModelAnywhere() string {
 	var offered []string
 	if peers := d.deps.Requests.Peers; peers != nil {
 		offered = peers.Models()
 	}
-	return d.deps.Fleet.Now().Sole(offered)
+	return d.deps.Fleet.Now().SoleModel(offered)
 }
 
-// complete serves the endpoints whose requests are split into prefill and decode.
-func (d *Handler) complete(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
-	d.receive(ctx, ep.Path(), func(in *requestContext) *openai.Error { return d.answer(ctx, ep, in) })
+// serveSplit serves a request of an endpoint whose requests are split into prefill and decode.
+func (d *Handler) serveSplit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
+	d.receive(ctx, ep.Path(), func(in *requestContext) *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
 // receive serves a request of a client after it has checked the sender.
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*requestContext) *openai.Error) {
-	arrive := time.Now()
+	arrival := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
-	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: clientID, Arrival: arrive})
+	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: clientID, Arrival: arrival})
 	ctx.Response.Header.Set("X-Request-Id", cmp.Or(clientID, in.Record.ID))
 
 	d.serveOrRefuse(ctx, in, func() *openai.Error {
@@ -154,19 +154,21 @@ func (d *Handler) checkSender(ctx *fasthttp.RequestCtx, path string, in *request
 		return fail
 	}
 	in.Record.Key = key.Name
-	in.Record.OpenViews(headersOf(ctx), key.Trusted, path)
+	in.Record.OpenViews(headersOf(ctx), key.Trusted, path) // only a trusted caller decides whether the request is traced
 	if key.Trusted {
 		in.Explain, _ = strconv.ParseBool(string(ctx.Request.Header.Peek(explainHeader)))
 	}
-	return in.identify(ctx, key, d.deps.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
+	return in.applyKey(ctx, key, d.deps.Config.Settings().GatewayAPI.Objectives, in.Record.Arrival)
 }
 
+// headersOf returns a function that reads a header of the request; its result is empty if the request has no such header.
 func headersOf(ctx *fasthttp.RequestCtx) func(name string) string {
 	return func(name string) string { return string(ctx.Request.Header.Peek(name)) }
 }
 
-// body reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON.
-func (d *Handler) body(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *openai.Error) {
+// readBody reads a request's body and decompresses it, because neither evenkeel nor an engine can read compressed JSON. The memory of the
+// body counts as reserved (in.Body) until the request gives it back.
+func (d *Handler) readBody(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *openai.Error) {
 	packed, reservation := edge.AcquireBody(ctx)
 	in.Body = reservation
 	raw, refusal := edge.Unpack(&ctx.Request.Header, packed, reservation, d.deps.Config.Settings().Limits.Body)
@@ -183,31 +185,32 @@ func (d *Handler) body(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte, *o
 	return nil, fail
 }
 
-// answer serves a request that is split into prefill and decode. The caller has checked the sender, a client or another dispatcher. If
-// answer returns an error, nothing has been written to the client yet. The request counts against its caller's limits until it ends.
-func (d *Handler) answer(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
+// admitAndServe serves a request that is split into prefill and decode. The caller has checked the sender, which is a client or another
+// dispatcher. If admitAndServe returns an error, nothing has been written to the client yet. The request counts against its caller's limits
+// until it ends.
+func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{Kind: journal.Parsing})
 	req, route, fail := d.admit(ctx, ep, in)
-	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
+	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because it ends the time of parsing
 	if from != nil && fail == nil {
 		fail = d.checkBusy(from, route)
 	}
 	if fail != nil {
 		return fail
 	}
-	if fail := d.steer(ctx, in, route, &req.Body); fail != nil {
+	if fail := d.readRoutingHeaders(ctx, in, route, &req.Body); fail != nil {
 		return fail
 	}
-	in.locate(ctx, d.deps.Requests.Peers != nil)
+	in.readLocality(ctx, d.deps.Requests.Peers != nil)
 	parts := req.Parts()
 	if fail := d.deps.Requests.Prompts.CheckBeforePrefill(route, req, parts); fail != nil {
 		return fail
 	}
-	if fail := in.book(len(parts) - 1); fail != nil { // identify has booked one answer
+	if fail := in.countAnswers(len(parts) - 1); fail != nil { // applyKey has counted the first one
 		return fail
 	}
-	if fail := in.meter(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
+	if fail := in.chargePrompt(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
 		return fail
 	}
 	return d.deps.Requests.Serve(ctx, in.Incoming, req, route, parts)
@@ -219,17 +222,17 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, roster.Route{}, fail
 	}
-	raw, fail := d.body(ctx, in)
+	raw, fail := d.readBody(ctx, in)
 	if fail != nil {
 		return nil, roster.Route{}, fail
 	}
-	req, fail := openai.Parse(ep, raw, d.Accept())
+	req, fail := openai.Parse(ep, raw, d.Limits())
 	if fail != nil {
 		return nil, roster.Route{}, fail
 	}
 	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
-	route, listed, known := engines.Lookup(req.Model)
-	at := lookup{engines: engines, served: listed && !route.Half, known: known}
+	route, listed, modelsKnown := engines.Lookup(req.Model)
+	at := lookup{engines: engines, servedHere: listed && !route.OneSided, modelsKnown: modelsKnown}
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
@@ -241,58 +244,58 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, fail
 		}
 	}
-	if at.served && !route.AllAggregated { // engines that both prefill and decode need no split
+	if at.servedHere && !route.AllAggregated { // engines that both prefill and decode need no split
 		if fail := req.CheckSplit(route.PromptLogprobs); fail != nil {
 			return req, route, fail
 		}
 		if route.SGLang && req.PrefillOnly { // SGLang's server exits when it gets a request without a bootstrap room
-			return req, route, noRows
+			return req, route, errNoPromptLogprobs
 		}
 	}
 	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the engines of this region.
 	mayLeave := ep.IsChatOrCompletions() && in.From == nil
 	if peers := d.deps.Requests.Peers; peers != nil && mayLeave {
 		if peers.OfferedTo(in.Record.Key, req.Model) {
-			if !at.served {
+			if !at.servedHere {
 				route = roster.Route{Name: req.Model, Board: req.Model}
 			}
 			return req, route, nil // later the geo policy chooses between the engines here and another region
 		}
-		if !at.served && peers.Offered(req.Model) { // only residency keeps the request from a region that could serve it
+		if !at.servedHere && peers.Offered(req.Model) { // only residency keeps the request from a region that could serve it
 			return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
 				"no region to which this request may go serves "+strconv.Quote(req.Model)+
 					"; use another key or model, or ask the operator to change geo.residency")
 		}
 	}
-	return req, route, d.checkEngines(ep, in, req.Model, route, at)
+	return req, route, d.checkServed(ep, in, req.Model, route, at)
 }
 
 // lookup says what is known of the model of a request in this region.
 type lookup struct {
-	engines *roster.Snapshot
-	served  bool // engines list the model, and not only those of one side, prefill or decode
-	known   bool // engines have named their models; false: the model may still turn up
+	engines     *roster.Snapshot
+	servedHere  bool // engines list the model, and not only those of one side, prefill or decode
+	modelsKnown bool // engines have named their models; false: the model may still turn up
 }
 
-// checkEngines returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
+// checkServed returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
 // help.
-func (d *Handler) checkEngines(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, at lookup) *openai.Error {
+func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model string, route roster.Route, at lookup) *openai.Error {
 	if peers := d.deps.Requests.Peers; peers != nil {
-		mayBeElsewhere := !at.served && !(at.known && peers.AllUp()) // a region that is down may have the model
-		servesNoRegion := at.served && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
-		if mayBeElsewhere || servesNoRegion { // either may change soon, so the client is asked to retry
+		mayBeElsewhere := !at.servedHere && !(at.modelsKnown && peers.AllUp()) // a region that is down may have the model
+		ownsNoRegion := at.servedHere && d.deps.Requests.Owner.Has(owner.Regions) && !d.deps.Requests.Owner.AdmitsAny()
+		if mayBeElsewhere || ownsNoRegion { // either may change soon, so the client is asked to retry
 			return openai.Unavailable("no_region_available",
 				"no engine of this proxy serves "+strconv.Quote(model)+", and no region that can be reached does", 1)
 		}
 	}
 	switch {
-	case !at.served && at.known:
+	case !at.servedHere && at.modelsKnown:
 		return failure.NoSuchModel(model)
-	case !at.served || !route.Prefill: // no engine has named its models yet, or no engine that prefills this one is up
-		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.Lack(model, false))
+	case !at.servedHere || !route.Prefill: // no engine has named its models yet, or no engine that prefills this one is up
+		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
 	case !route.Decode:
-		return failure.Unserved("decode", model, route.AllAggregated, at.engines.Lack(model, true))
-	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name): // no rank of ours could fetch the KV cache of a prefill
+		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))
+	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name): // no rank of ours could fetch the prefill's KV
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
 		return openai.NewError(http.StatusNotFound, "no_such_route",
@@ -310,27 +313,27 @@ func (d *Handler) checkEndpoint(ep mooncake.Endpoint, model string, route roster
 		return fail
 	}
 	if route.GivesBackUnseen {
-		return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(model)+blind)
+		return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(model)+mayEndUnseen)
 	}
-	return unserved(ep, route)
+	return checkEnginesServe(ep, route)
 }
 
-// noRows refuses the logprobs of a prompt: SGLang does not return them if prefill and decode run on two engines.
-var noRows = &openai.Error{
+// errNoPromptLogprobs refuses the logprobs of a prompt: SGLang does not return them if prefill and decode run on two engines.
+var errNoPromptLogprobs = &openai.Error{
 	Status: http.StatusBadRequest, Code: openai.CodeUnsupported, Param: "echo",
 	Message: "\"echo\" with \"logprobs\" is not supported here: the engines of this model either prefill or decode, and tell no logprobs of " +
 		"a prompt then",
 }
 
-// blind is the error text if an answer could end early without any sign of it in the answer.
-const blind = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and this " +
-	"endpoint would not say so; " +
+// mayEndUnseen is the error text if an answer could end early without any sign of it in the answer.
+const mayEndUnseen = ": this model has decode engines of vllm-ascend, which may end an answer early when they have no memory left, and " +
+	"this endpoint would not say so; " +
 	"use /v1/chat/completions, or ask the operator whether the connector of the engines is right, and for gives_back: false"
 
-// unserved returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model; nil: the
-// endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in responses
-// (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
-func unserved(ep mooncake.Endpoint, route roster.Route) *openai.Error {
+// checkEnginesServe returns an error if the engines of the request's model do not serve the endpoint, or would answer with another model;
+// nil: the endpoint is served. SGLang takes the LoRA adapter of a message from behind a colon in the model's name, and ignores adapters in
+// responses (0.5.23, _resolve_lora_path in entrypoints/openai/serving_base.py, create_responses in serving_responses.py).
+func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
 	switch {
 	case !route.SGLang && ep == mooncake.Generate:
@@ -351,30 +354,31 @@ func unserved(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 }
 
 // checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another dispatcher, it still takes
-// requests that other dispatchers forward.
+// requests that other dispatchers forward. As soon as the proxy drains, checkLeaving also closes the connection after the answer.
 func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
 	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
-	takesForwarded := in.From != nil && d.deps.Requests.Owner.HandsOver()
+	takesForwarded := in.From != nil && d.deps.Requests.Owner.HandingOver()
 	if d.deps.Service.Refusing() && !takesForwarded {
 		return failure.Leaving
 	}
 	return nil
 }
 
-// Refused counts a request that was refused before a handler saw it. The request also counts for the requests per minute of its key.
-func (d *Handler) Refused(h *fasthttp.RequestHeader, r edge.Refusal) {
+// CountRefused counts a request that was refused before a handler saw it. The request also counts for the requests per minute of its key,
+// if the key is known.
+func (d *Handler) CountRefused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
 		key.TakeRequest(time.Now())
 	}
 	d.deps.Requests.Journal.CountRefused(&openai.Error{Status: r.Status, Code: r.Code})
 }
 
-// TurnAway answers a request that was refused before a handler saw it, in the form of its endpoint.
-func (d *Handler) TurnAway(ctx *fasthttp.RequestCtx, r edge.Refusal) {
+// AnswerRefused answers a request that was refused before a handler saw it, in the form of its endpoint.
+func (d *Handler) AnswerRefused(ctx *fasthttp.RequestCtx, r edge.Refusal) {
 	edge.AnswerJSON(ctx, r)
-	d.share(ctx)
+	d.allowOrigin(ctx)
 	if path := string(ctx.Path()); openai.IsAnthropicPath(path) {
 		ctx.SetBody((&openai.Error{Status: r.Status, Code: r.Code, Message: r.Message}).BodyFor(path))
 	}
@@ -406,7 +410,7 @@ func (d *Handler) newServedModel(name, root string, maxLen int) servedModel {
 
 // listModels answers with the list of servedModels.
 func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
-	if !d.mayAskForModels(ctx) {
+	if !d.admitModelsCaller(ctx) {
 		return
 	}
 	list := d.servedModels()
@@ -425,7 +429,7 @@ func (d *Handler) listModels(ctx *fasthttp.RequestCtx) {
 
 // showModel answers with the one model of servedModels that the path names.
 func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
-	if !d.mayAskForModels(ctx) {
+	if !d.admitModelsCaller(ctx) {
 		return
 	}
 	name := strings.TrimPrefix(string(ctx.Path()), "/v1/models/")
@@ -438,11 +442,12 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, http.StatusOK, list[i])
 }
 
-// mayAskForModels says whether the caller is known and within its rate. If not, it has answered the request with the error.
-func (d *Handler) mayAskForModels(ctx *fasthttp.RequestCtx) bool {
+// admitModelsCaller counts a request for the list of models. It returns false if the caller is unknown or over its rate, and has then
+// answered the request with the error.
+func (d *Handler) admitModelsCaller(ctx *fasthttp.RequestCtx) bool {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
-		fail = inRate(key, time.Now())
+		fail = countRequest(key, time.Now())
 	}
 	if fail != nil {
 		d.deps.Requests.Journal.CountRefused(fail)
@@ -477,7 +482,7 @@ func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 
 // healthcheck answers in the form of vllm-ascend's proxy: whether requests can be served, and how many engines there are.
 func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
-	prefillers, decoders := d.deps.Fleet.Now().Count()
+	prefillers, decoders := d.deps.Fleet.Now().CountKnown()
 	ok, _ := d.deps.Ready()
 	status, word := http.StatusOK, "ok"
 	if !ok {
@@ -498,33 +503,33 @@ func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	ctx.SetBody(body)
 }
 
-// pass serves a request that is passed through to one engine unchanged.
-func (d *Handler) pass(ctx *fasthttp.RequestCtx, path string) {
+// passThrough serves a request that is passed through to one engine unchanged.
+func (d *Handler) passThrough(ctx *fasthttp.RequestCtx, path string) {
 	d.receive(ctx, path, func(in *requestContext) *openai.Error {
 		in.Record.Report(journal.Event{Kind: journal.Parsing})
-		req, raw, fail := d.admitWhole(ctx, path, in)
-		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req})
+		req, raw, fail := d.admitPassedThrough(ctx, path, in)
+		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because it ends the time of parsing
 		if fail != nil {
 			return fail
 		}
-		if fail := in.meter(passthrough.Estimate(path, req), in.Record.Arrival); fail != nil {
+		if fail := in.chargePrompt(passthrough.Estimate(path, req), in.Record.Arrival); fail != nil {
 			return fail
 		}
 		return d.deps.Through.Serve(ctx, in.Incoming, req, path, raw)
 	})
 }
 
-// admitWhole reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its model. It
-// returns the request and its body.
-func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *requestContext) (*openai.Request, []byte, *openai.Error) {
+// admitPassedThrough reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its
+// model. It returns the request and its body.
+func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *requestContext) (*openai.Request, []byte, *openai.Error) {
 	if fail := d.checkLeaving(ctx, in); fail != nil {
 		return nil, nil, fail
 	}
-	raw, fail := d.body(ctx, in)
+	raw, fail := d.readBody(ctx, in)
 	if fail != nil {
 		return nil, nil, fail
 	}
-	req, fail := passthrough.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.Accept())
+	req, fail := passthrough.Parse(path, raw, string(ctx.Request.Header.ContentType()), d.Limits())
 	if fail != nil {
 		return nil, nil, fail
 	}
@@ -534,13 +539,13 @@ func (d *Handler) admitWhole(ctx *fasthttp.RequestCtx, path string, in *requestC
 // checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other
 // regions. Until the engines have reported their models, it returns nil.
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
-	_, ok, known := d.deps.Fleet.Now().Lookup(model)
+	_, listed, modelsKnown := d.deps.Fleet.Now().Lookup(model)
 	switch {
-	case ok: // it is served here
+	case listed: // it is served here
 	case d.deps.Requests.Peers != nil && d.deps.Requests.Peers.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
 			" are not sent to other regions; send it to a proxy there", 1)
-	case known:
+	case modelsKnown:
 		return failure.NoSuchModel(model)
 	}
 	return nil

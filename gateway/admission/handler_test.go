@@ -30,7 +30,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 		in := d.newIncoming(journal.LogEntry{ID: "x", Arrival: time.Now()})
 		require.Panics(t, func() {
 			d.serveOrRefuse(&fasthttp.RequestCtx{}, in, func() *openai.Error {
-				require.Nil(t, in.identify(&fasthttp.RequestCtx{}, key, nil, time.Now()))
+				require.Nil(t, in.applyKey(&fasthttp.RequestCtx{}, key, nil, time.Now()))
 				panic("on purpose")
 			})
 		})
@@ -47,9 +47,9 @@ func TestAKeyAtItsLimitIsToldAsItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	r := requestContext{}
 	r.key, _ = set.Authenticate([]byte("Bearer ek-k"))
-	require.Nil(t, r.book(1))
+	require.Nil(t, r.countAnswers(1))
 	other := requestContext{key: r.key}
-	fail := other.book(1)
+	fail := other.countAnswers(1)
 	require.Equal(t, "queue_full", fail.Code)
 	require.True(t, fail.ByKeyLimit)
 	require.Equal(t, "key k has all the answers that it may have at once (max_concurrent in keys_file: 1)", fail.Why)
@@ -60,13 +60,13 @@ func TestWhatEnginesOfSGLangDoNotServe(t *testing.T) {
 	m := roster.Route{Name: "m", Board: "m", SGLang: true}
 	lora, old := m, m
 	lora.Name, old.NoHandOff[mooncake.Messages] = "adapter", true
-	require.Nil(t, unserved(mooncake.Responses, m))
-	require.Nil(t, unserved(mooncake.Responses, old))
-	require.Nil(t, unserved(mooncake.Messages, roster.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
+	require.Nil(t, checkEnginesServe(mooncake.Responses, m))
+	require.Nil(t, checkEnginesServe(mooncake.Responses, old))
+	require.Nil(t, checkEnginesServe(mooncake.Messages, roster.Route{Name: "a", Board: "m", NoHandOff: old.NoHandOff}), "not of SGLang")
 	for _, ep := range []mooncake.Endpoint{mooncake.Responses, mooncake.Messages} {
-		require.Contains(t, unserved(ep, lora).Message, "with the base model")
+		require.Contains(t, checkEnginesServe(ep, lora).Message, "with the base model")
 	}
-	fail := unserved(mooncake.Messages, old)
+	fail := checkEnginesServe(mooncake.Messages, old)
 	require.Equal(t, []any{404, "no_such_route"}, []any{fail.Status, fail.Code})
 	require.Contains(t, fail.Message, "SGLang 0.5.23 or later")
 }

@@ -15,19 +15,21 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Receive serves a request that another dispatcher forwarded. tenant is the name of the client's key.
-func (d *Handler) Receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, came time.Time) {
-	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: came, Key: tenant, Origin: from.Origin})
+// ServeForwarded serves a request that another dispatcher forwarded. tenant is the name of the client's key, and arrival is when the
+// request came here.
+func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, arrival time.Time) {
+	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: arrival, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	in.Record.OpenViews(headersOf(ctx), true, ep.Path()) // whether the request is traced was decided by the dispatcher that forwarded it
-	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.answer(ctx, ep, in) })
+	const trusted = true // the dispatcher that forwarded the request has decided whether it is traced
+	in.Record.OpenViews(headersOf(ctx), trusted, ep.Path())
+	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
 // checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
-	// This request may not be forwarded again. If no engine here may begin it, it could only wait.
-	if from.N >= from.Max && !d.deps.Fleet.Now().Begins(route.Board, route.Name) {
+	// If this request may not be forwarded again, and no engine here may begin it, it could only wait.
+	if from.N >= from.Max && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {
 		return failure.NotOurs
 	}
 	if d.deps.Requests.Peers.Accepts(from.Sender(), d.deps.Requests.Prefill.Waiting(route.Name)) {

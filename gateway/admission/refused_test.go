@@ -403,7 +403,7 @@ func TestAPageReadsWhatItsSiteMay(t *testing.T) {
 						ctx.Request.Header.Set("Origin", origin)
 					}
 					if ask.method == "" {
-						h.TurnAway(ctx, edge.Refusal{Status: 413, Code: "body_too_large", Message: "too large"})
+						h.AnswerRefused(ctx, edge.Refusal{Status: 413, Code: "body_too_large", Message: "too large"})
 					} else {
 						h.Handle(ctx)
 					}

@@ -326,16 +326,16 @@ func TestARefusalByTheEdgeCounts(t *testing.T) {
 	h := open(t)
 	r := edge.Refusal{Status: 413, Code: "body_too_large", Message: "too large"}
 	ctx := asking("POST", "/v1/completions", short, by("slow"))
-	h.Refused(&ctx.Request.Header, r)
+	h.CountRefused(&ctx.Request.Header, r)
 	require.Equal(t, "429 rate_limit_exceeded, retry after 60", h.got(ctx))
 
 	for path, want := range map[string]string{"/v1/completions": "body_too_large", "/v1/messages": ""} {
 		ctx := asking("POST", path, "")
-		h.TurnAway(ctx, r)
+		h.AnswerRefused(ctx, r)
 		require.Equal(t, "413 "+want, seen(ctx))
 	}
 	ctx = asking("POST", "/v1/messages", "")
-	h.TurnAway(ctx, r)
+	h.AnswerRefused(ctx, r)
 	require.Contains(t, string(ctx.Response.Body()), `"type":"error"`, "in Anthropic's words")
 }
 
@@ -412,8 +412,8 @@ func (h *house) options(body string, headers ...string) (*requestContext, string
 			parsed, err := mooncake.ScanBody([]byte(body), 0)
 			require.NoError(h.t, err)
 			m, _, _ := h.fleet.Now().Lookup("m")
-			fail = h.steer(ctx, in, m, &parsed)
-			in.locate(ctx, false)
+			fail = h.readRoutingHeaders(ctx, in, m, &parsed)
+			in.readLocality(ctx, false)
 		}
 		if fail != nil {
 			refused = fail.Code

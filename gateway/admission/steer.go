@@ -27,36 +27,47 @@ const (
 // longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.
 const longestDeadline = 24 * time.Hour
 
-// steer reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted caller may name
-// the class, the deadline, the prefill policy, the engines, and whether the request is split. It returns an error if a value cannot be
-// used.
-func (d *Handler) steer(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route, body *mooncake.Body) *openai.Error {
-	in.readSession(&ctx.Request.Header, body)
-	if value := ctx.Request.Header.Peek(request.SessionEndHeader); len(value) > 0 {
-		if in.Ends = string(value) == "true"; !in.Ends && string(value) != "false" {
-			return openai.NewError(http.StatusBadRequest, "bad_session_end",
-				request.SessionEndHeader+" is "+strconv.Quote(string(value))+
-					"; write true with the last request of a session, or leave it out")
-		}
+// readRoutingHeaders reads from a request how its client wants it to be served. Every caller may name or end its session. Only a trusted
+// caller may name the class, the deadline, the prefill policy, the engines, and whether the request is split. The result is an error if a
+// value cannot be used.
+func (d *Handler) readRoutingHeaders(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route, body *mooncake.Body) *openai.Error {
+	h := &ctx.Request.Header
+	in.readSession(h, body)
+	if fail := in.readSessionEnd(h); fail != nil {
+		return fail
 	}
-	if fail := in.schedule(&ctx.Request.Header); fail != nil {
+	if fail := in.readClassAndDeadline(h); fail != nil {
 		return fail
 	}
 	in.Record.ReportScheduled(in.Batch, in.Priority, in.Deadline)
-	if value := ctx.Request.Header.Peek(disaggregateHeader); len(value) > 0 && in.key.Trusted {
+	if value := h.Peek(disaggregateHeader); len(value) > 0 && in.key.Trusted {
 		in.Disaggregate = string(value)
 		if !slices.Contains([]string{request.DisaggregateAuto, request.DisaggregateAlways, request.DisaggregateNever}, in.Disaggregate) {
 			return openai.NewError(http.StatusBadRequest, "bad_target",
 				strconv.Quote(in.Disaggregate)+" is none of the values; write auto, always or never in "+disaggregateHeader+", or leave it out")
 		}
 	}
-	if spec := ctx.Request.Header.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
+	if spec := h.Peek(request.PolicyHeader); len(spec) > 0 && in.key.Trusted {
 		in.PrefillPolicy = string(spec)
 		if err := d.deps.Requests.Prefill.CheckPolicy(in.PrefillPolicy); err != nil {
 			return openai.NewError(http.StatusBadRequest, "bad_policy", err.Error()+"; or leave "+request.PolicyHeader+" out")
 		}
 	}
-	return d.aim(ctx, in, route)
+	return d.readTargets(ctx, in, route)
+}
+
+// readSessionEnd reads whether the request is the last one of its session.
+func (r *requestContext) readSessionEnd(h *fasthttp.RequestHeader) *openai.Error {
+	value := h.Peek(request.SessionEndHeader)
+	if len(value) == 0 {
+		return nil
+	}
+	if r.Ends = string(value) == "true"; !r.Ends && string(value) != "false" {
+		return openai.NewError(http.StatusBadRequest, "bad_session_end",
+			request.SessionEndHeader+" is "+strconv.Quote(string(value))+
+				"; write true with the last request of a session, or leave it out")
+	}
+	return nil
 }
 
 // readSession sets the session of a request to a hash of the session's name: the value of the session header, or else of the first of two
@@ -80,9 +91,9 @@ func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.B
 	r.Session = max(1, digest.Sum64()) // 0 means no session
 }
 
-// schedule reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key, unless a trusted
-// caller names another one. Only a trusted caller, or another dispatcher, may give a deadline.
-func (r *requestContext) schedule(h *fasthttp.RequestHeader) *openai.Error {
+// readClassAndDeadline reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key,
+// unless a trusted caller names another one. Only a trusted caller, or another dispatcher, may give a deadline.
+func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
 		return nil
@@ -106,8 +117,8 @@ func (r *requestContext) schedule(h *fasthttp.RequestHeader) *openai.Error {
 	return nil
 }
 
-// aim reads which prefill engine and which decode rank a trusted caller wants for the request.
-func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
+// readTargets reads which prefill engine and which decode rank a trusted caller wants for the request.
+func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
 		if err := d.deps.Requests.Prefill.CheckTarget(route.Name, in.ToPrefill); err != nil {
@@ -129,9 +140,9 @@ func (d *Handler) aim(ctx *fasthttp.RequestCtx, in *requestContext, route roster
 	return nil
 }
 
-// locate reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and whether
-// the request must stay in this region.
-func (r *requestContext) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
+// readLocality reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and
+// whether the request must stay in this region.
+func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
 		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
@@ -141,7 +152,7 @@ func (r *requestContext) locate(ctx *fasthttp.RequestCtx, otherRegions bool) {
 
 // patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send this time in seconds; zero: the client
 // did not send it.
-func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
+func patienceOf(h *fasthttp.RequestHeader, arrival time.Time) time.Time {
 	for _, name := range [...]string{"X-Stainless-Read-Timeout", "X-Stainless-Timeout"} {
 		value := h.Peek(name)
 		if len(value) == 0 {
@@ -149,7 +160,7 @@ func patienceOf(h *fasthttp.RequestHeader, arrive time.Time) time.Time {
 		}
 		seconds, err := strconv.ParseFloat(string(value), 64)
 		if err == nil && seconds > 0 && seconds < 1e6 { // 0 means no timeout, and a million seconds are as good as none
-			return arrive.Add(time.Duration(seconds * float64(time.Second)))
+			return arrival.Add(time.Duration(seconds * float64(time.Second)))
 		}
 	}
 	return time.Time{}

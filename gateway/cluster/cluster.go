@@ -25,12 +25,12 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
-	where := "this pod's service account"
-	defaultNamespace := func() (string, error) { return read(ownNamespace) }
+	source := "this pod's service account"
+	defaultNamespace := func() (string, error) { return readNamespace(ownNamespace) }
 	if kubeconfig == "" {
 		cfg, err = rest.InClusterConfig()
 	} else {
-		where = "kubeconfig " + kubeconfig
+		source = "kubeconfig " + kubeconfig
 		file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig},
 			&clientcmd.ConfigOverrides{})
 		cfg, err = file.ClientConfig()
@@ -43,9 +43,9 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	case errors.Is(err, rest.ErrNotInCluster):
 		return nil, "", errors.New("kubernetes: this is no pod of a cluster, so a kubeconfig is needed")
 	case err != nil:
-		return nil, "", fmt.Errorf("kubernetes: %s: %w", where, err)
+		return nil, "", fmt.Errorf("kubernetes: %s: %w", source, err)
 	}
-	notice(cfg)
+	detectDeadServer(cfg)
 	if namespace == "" {
 		if namespace, err = defaultNamespace(); err != nil {
 			return nil, "", fmt.Errorf("kubernetes: which namespace is ours is not known: %w; write it in the config", err)
@@ -61,10 +61,10 @@ const (
 	deadAfter = 5 * time.Second
 )
 
-// notice makes connections to the API server fail soon after the server has vanished. A
+// detectDeadServer makes connections to the API server fail soon after the server has vanished. A
 // watch may be silent for minutes, and the defaults of client-go
 // detect a dead connection only after half a minute or more.
-func notice(cfg *rest.Config) {
+func detectDeadServer(cfg *rest.Config) {
 	probes := net.KeepAliveConfig{Enable: true, Idle: quietFor, Interval: deadAfter / 5, Count: 5}
 	cfg.Dial = (&net.Dialer{Timeout: deadAfter, KeepAliveConfig: probes}).DialContext
 	// A load balancer may answer TCP probes in place of the server, but HTTP/2 pings reach
@@ -76,8 +76,8 @@ func notice(cfg *rest.Config) {
 	}
 }
 
-// read returns the namespace in a file. An empty file is an error.
-func read(file string) (string, error) {
+// readNamespace returns the namespace in a file. An empty file is an error.
+func readNamespace(file string) (string, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return "", err

@@ -43,13 +43,13 @@ func TestFindSaysWhatIsMissing(t *testing.T) {
 
 func TestAPodReadsItsNamespace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "namespace")
-	_, err := read(file)
+	_, err := readNamespace(file)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
-	_, err = read(file)
+	_, err = readNamespace(file)
 	require.ErrorContains(t, err, "is empty")
 	require.NoError(t, os.WriteFile(file, []byte("serving\n"), 0o600))
-	namespace, err := read(file)
+	namespace, err := readNamespace(file)
 	require.NoError(t, err)
 	require.Equal(t, "serving", namespace)
 }

@@ -36,7 +36,9 @@ func foundOf(e discover.Engine) roster.Found {
 type discovered struct{ *Deps }
 
 // Put adds an engine, or updates its description.
-func (d discovered) Put(e discover.Engine) error { return d.Fleet.PutFound(e.Role, engineOf(e), foundOf(e)) }
+func (d discovered) Put(e discover.Engine) error {
+	return d.Fleet.PutFound(e.Role, engineOf(e), foundOf(e))
+}
 
 // SetAway starts or stops new work for an engine.
 func (d discovered) SetAway(e discover.Engine) { d.Fleet.UpdateFound(e.Key(), foundOf(e)) }

@@ -62,7 +62,7 @@ func TestTheRanksOfARegionStandBehindItsFence(t *testing.T) {
 	var running sync.WaitGroup
 	ctx, stop := context.WithCancel(t.Context())
 	for _, region := range []string{"us", "eu"} {
-		a := scopes.Of(region)
+		a := scopes.Scope(region)
 		claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free{}, lease.Hooks{}, zap.NewNop())
 		running.Go(func() { claim.Run(ctx) })
 		require.Eventually(t, a.Admits, time.Minute, time.Millisecond)

@@ -141,7 +141,7 @@ func start(t *testing.T, o options) *bed {
 	if !o.partly {
 		listed := &b.cfg.Engines
 		b.Eventually("all engines are up, and requests are admitted to them", func() bool {
-			prefills, decodes := b.fleet.Now().Up()
+			prefills, decodes := b.fleet.Now().CountInService()
 			both := len(listed.Aggregated) // counted on either side
 			return prefills >= len(listed.Prefill)+both && decodes >= len(listed.Decode)+both
 		})
@@ -239,8 +239,8 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	srv := edge.NewServer(edge.Options{
 		Handler: door.Handle, Log: log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
 		ReadTimeout: limits.ReadTimeout,
-		IdleTimeout: limits.IdleTimeout, Authenticate: door.Authenticate, Caller: door.Caller, Bodies: bodies, Refused: door.Refused,
-		Answer: door.TurnAway,
+		IdleTimeout: limits.IdleTimeout, Authenticate: door.Authenticate, Caller: door.Caller, Bodies: bodies, Refused: door.CountRefused,
+		Answer: door.AnswerRefused,
 	})
 	require.NoError(b, b.meta.Start())
 	require.NoError(b, loops.Start(max(0, loop.Default()), log))
@@ -273,8 +273,8 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 
 // ready says whether an engine of each kind is up that there is to be.
 func (b *bed) ready() bool {
-	p, d := b.fleet.Now().Up()
-	known, _ := b.fleet.Now().Count()
+	p, d := b.fleet.Now().CountInService()
+	known, _ := b.fleet.Now().CountKnown()
 	return d > 0 && (p > 0 || known == 0 && b.discovery == nil)
 }
 

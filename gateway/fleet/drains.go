@@ -12,30 +12,30 @@ import (
 // still decoded. A second call sets another limit. Once Drain has returned, no new request is bound there.
 func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	now := time.Now()
-	s, err := f.Now().Stop(role, id, now)
+	drain, err := f.Now().NewDrain(role, id, now)
 	if err != nil {
 		return err
 	}
 	if limit > 0 {
-		s.Deadline = now.Add(limit)
+		drain.Deadline = now.Add(limit)
 	}
-	f.apply(roster.Stopped{Drain: s})
+	f.apply(roster.Stopped{Drain: drain})
 	return nil
 }
 
 // Undrain ends a drain, so that the engine or rank takes new work again.
 func (f *Fleet) Undrain(role, id string) error {
 	engines := f.Now()
-	s, err := engines.Stop(role, id, time.Now())
+	named, err := engines.NewDrain(role, id, time.Now()) // only for its key
 	if err != nil {
 		return err
 	}
-	if !engines.Drains(s.Key()) {
-		return fmt.Errorf("%w: %s %s does not drain", roster.ErrNoSuchEngine, s.Role, s.ID)
+	if !engines.HasDrain(named.Key()) {
+		return fmt.Errorf("%w: %s %s does not drain", roster.ErrNoSuchEngine, named.Role, named.ID)
 	}
-	f.apply(roster.Resumed{Key: s.Key()})
+	f.apply(roster.Resumed{Key: named.Key()})
 	return nil
 }
 
 // StopTimers stops the timer of drains and pauses. The proxy calls it when it ends.
-func (f *Fleet) StopTimers() { f.tick.Stop() }
+func (f *Fleet) StopTimers() { f.timer.Stop() }

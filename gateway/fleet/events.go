@@ -14,29 +14,29 @@ import (
 	"evenkeel/prefill/kvevents"
 )
 
-// publisherPatience bounds the wait for an engine to say at which addresses it publishes KV events.
-const publisherPatience = 2 * time.Second
+// publisherTimeout bounds the wait for an engine's answer at which addresses it publishes KV events.
+const publisherTimeout = 2 * time.Second
 
 // Places returns where the rank may publish its KV events, the likeliest place first. It asks the engine, because the engine may have been
 // restarted with other ports. A port that the config sets for this engine alone comes before the engine's answer, because an engine
 // does not know how its ports are mapped. A port that the config sets for all engines comes after the answer.
 func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
-	in := p.fleet.Now().Engine(p.key)
-	if in == nil {
+	e := p.fleet.Now().Engine(p.key)
+	if e == nil {
 		return nil, fmt.Errorf("engine %s is gone", p.key)
 	}
-	configured := roster.EventsOf(in, p.rank, p.fleet.deps.Settings().Prefill.KVEvents)
-	target, ranks := in.At(-1), max(1, in.Conf.Ranks)
-	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
-	ctx, stop := context.WithTimeout(ctx, publisherPatience)
+	configured := roster.ConfiguredEvents(e, p.rank, p.fleet.deps.Settings().Prefill.KVEvents)
+	target, ranks := e.At(roster.NoRank), max(1, e.Conf.Ranks)
+	hosts := append([]string{e.Target.URL.Hostname()}, e.Profile.KVHosts...)
+	ctx, stop := context.WithTimeout(ctx, publisherTimeout)
 	defer stop()
 	places := []kvevents.Place{configured}
 	publishers, err := engine.Publishers(ctx, p.fleet.deps.Client, target)
-	if err != nil || len(publishers) == 0 {
+	if err != nil || len(publishers) == 0 { // the engine did not answer, or does not know where it publishes
 		return places, err
 	}
 	answered, err := placeOf(ctx, publishers, p.rank, ranks, hosts)
-	switch hasOwnPort := in.Conf.KVEventsPort != 0; {
+	switch hasOwnPort := e.Conf.KVEventsPort != 0; {
 	case err != nil:
 		return places, fmt.Errorf("engine %s: %w", p.key, err)
 	case answered == configured:

@@ -18,29 +18,30 @@ import (
 // defaultSlots is how many slots a rank gets if the config does not say. Engines do not report how many requests they can run.
 const defaultSlots = 32
 
-// Load builds the engines of the config, and fails if one of them is invalid. The caller puts them into the fleet by calling enter.
+// Load builds the engines of the config. err joins the errors of all engines that cannot be built. The caller puts the others into the
+// fleet by calling enter.
 func (f *Fleet) Load() (enter func(), err error) {
 	var all []roster.Event
 	set := f.deps.Settings()
 	for role, e := range set.Engines.All() {
-		in, invalid := f.deps.build(role, e, set)
+		built, invalid := f.deps.build(role, e, set)
 		err = errors.Join(err, invalid)
-		all = append(all, roster.Entered{Engine: in})
+		all = append(all, roster.Entered{Engine: built})
 	}
-	return func() { f.enter(all...) }, err
+	return func() { f.resolveAndApply(all...) }, err
 }
 
-// Add registers an engine on the order of an operator, and ends its drains. An engine that is already known gets the new
-// description, and otherwise keeps its state.
+// Add registers an engine for an operator. It also ends the drains of the engine (EndDrains), because the operator wants it to take
+// requests. An engine that is already known gets the new description, and otherwise keeps its state.
 func (f *Fleet) Add(role string, e config.Engine) error {
-	in, err := f.deps.build(role, e, f.deps.Settings())
+	built, err := f.deps.build(role, e, f.deps.Settings())
 	if err == nil {
-		f.enter(roster.Entered{Engine: in, EndDrains: true})
+		f.resolveAndApply(roster.Entered{Engine: built, EndDrains: true})
 	}
 	return err
 }
 
-// Remove removes an engine on the order of an operator. Its requests finish, and it gets no new ones.
+// Remove removes an engine that an operator no longer wants. Its requests finish, and it gets no new ones.
 func (f *Fleet) Remove(role, id string) error {
 	key := role + " " + id
 	if f.Now().Engine(key) == nil {
@@ -50,26 +51,28 @@ func (f *Fleet) Remove(role, id string) error {
 	return nil
 }
 
-// Put adds an engine that discovery has found, or updates its description.
+// PutFound adds an engine that discovery has found, or updates its description.
 func (f *Fleet) PutFound(role string, e config.Engine, found roster.Found) error {
 	set := f.deps.Settings()
 	e, err := set.CompleteFound(role, e)
 	if err != nil {
 		return err
 	}
-	in, err := f.deps.build(role, e, set)
+	built, err := f.deps.build(role, e, set)
 	if err == nil {
-		in.Found = found
-		f.enter(roster.Entered{Engine: in})
+		built.Found = found
+		f.resolveAndApply(roster.Entered{Engine: built})
 	}
 	return err
 }
 
-// Turn starts or stops new work for an engine that discovery has found. Decisions of operators about the engine stay in force, even that it
-// is removed.
-func (f *Fleet) UpdateFound(key string, found roster.Found) { f.apply(roster.Turned{Key: key, Found: found}) }
+// UpdateFound starts or stops new work for an engine that discovery has found. What operators have decided
+// about the engine stays in force: an engine that an operator has removed stays removed.
+func (f *Fleet) UpdateFound(key string, found roster.Found) {
+	f.apply(roster.Turned{Key: key, Found: found})
+}
 
-// Leave removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
+// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
 func (f *Fleet) RemoveFound(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
@@ -89,13 +92,14 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	if err != nil {
 		return nil, fmt.Errorf("%s %w", role, err)
 	}
-	in := &roster.Engine{ID: id, Role: role, Target: target, Conf: e, Profile: profileOf(role, profile)}
-	if in.Decodes() && e.Slots == 0 {
-		in.Conf.Slots = defaultSlots
+	built := &roster.Engine{ID: id, Role: role, Target: target, Conf: e, Profile: profileOf(role, profile)}
+	if built.Decodes() && e.Slots == 0 {
+		built.Conf.Slots = defaultSlots
 		d.Log.Warn(fmt.Sprintf("the slots of %s engine are not set, and engines do not tell them; set engines.%s[].slots to its --max-num-seqs",
 			aOrAn(role), role),
 			zap.String("engine", id), zap.Int("assumed", defaultSlots))
 	}
+	// Such an engine may have to compute a prompt by itself (allow_local_prefill).
 	prefillsOnAscend := role == roster.Decode && profile.AllowLocalPrefill && profile.Connector == mooncake.AscendMooncakeV1
 	if prefillsOnAscend && profile.MaxBatchedTokens == 0 {
 		d.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
@@ -103,7 +107,7 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 			"false",
 			zap.String("engine", id), zap.String("profile", e.Profile))
 	}
-	return in, nil
+	return built, nil
 }
 
 // profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over.
@@ -111,10 +115,11 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != roster.Aggregated {
 		return p
 	}
-	own := p.Alone()
-	return &own
+	withoutTransfer := p.Alone()
+	return &withoutTransfer
 }
 
+// aOrAn puts the right article before the name of a role.
 func aOrAn(role string) string {
 	if role == roster.Aggregated {
 		return "an " + role
@@ -124,5 +129,5 @@ func aOrAn(role string) string {
 
 // AnyPrefill returns a prefill engine that serves the model. Calls take turns among the engines. nil: no such engine is up.
 func (f *Fleet) AnyPrefill(model string) *engine.Target {
-	return f.Now().AnyPrefill(model, int(f.asked.Add(1)))
+	return f.Now().AnyPrefill(model, int(f.anyPrefillCalls.Add(1)))
 }

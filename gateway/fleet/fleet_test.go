@@ -59,7 +59,7 @@ func TestThePageOfAnEngineThatHasLeftIsForgotten(t *testing.T) {
 	f := of(t, cfg)
 	for _, port := range []string{"1", "2"} {
 		require.NoError(t, f.Add(roster.Prefill, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "a"}))
-		f.pages.Store("prefill 127.0.0.1:"+port, &page{})
+		f.pages.Store("prefill 127.0.0.1:"+port, &metricPage{})
 	}
 	require.NoError(t, f.Remove(roster.Prefill, "127.0.0.1:1"))
 	_, left := f.pages.Load("prefill 127.0.0.1:1")

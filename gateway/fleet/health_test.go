@@ -330,7 +330,7 @@ func TestACanaryOfSGLangIsComputed(t *testing.T) {
 			})
 			require.NoError(t, d.SetFaults())
 			b.Eventually("a canary brings it back", func() bool {
-				_, decodes := b.fleet.Now().Up() // its state is told a moment before requests are admitted to it
+				_, decodes := b.fleet.Now().CountInService() // its state is told a moment before requests are admitted to it
 				return canaries("passed") > 0 && b.engineStatus(d).State == "up" && decodes == 1
 			})
 			require.Zero(t, d.Stats().Crashes)
@@ -451,7 +451,7 @@ func TestWithoutPairsNobodyIsToldOfThem(t *testing.T) {
 					require.Contains(t, r.Body, `"engine_unavailable"`)
 				}
 			}
-			require.Equal(t, roster.Aggregated, b.fleet.Now().Kind(roster.Prefill))
+			require.Equal(t, roster.Aggregated, b.fleet.Now().RoleText(roster.Prefill))
 		})
 	}
 }

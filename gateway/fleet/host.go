@@ -24,7 +24,7 @@ type Deps struct {
 	Client     *engine.Client
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
-	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // to all components that bind requests
+	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // gives the lists to all components that bind requests
 	// Gauged receives the KV tokens in use on a decode rank, and the time for which the number is valid. It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }

@@ -5,10 +5,10 @@ import "evenkeel/gateway/fleet/roster"
 // Pause stops new requests to the engines of a group; empty: to all engines. Once it has returned, no new request is bound there.
 func (f *Fleet) Pause(group, path string) { f.apply(roster.PauseBegun{Group: group, Path: path}) }
 
-// Resume lets requests go to the engines of a group again, except to the engines in left, which did not resume.
-func (f *Fleet) Resume(group string, left []string) {
-	f.apply(roster.PauseEnded{Group: group, Left: left})
+// Resume lets requests go to the engines of a group again, except to the engines in unresumed, which did not resume.
+func (f *Fleet) Resume(group string, unresumed []string) {
+	f.apply(roster.PauseEnded{Group: group, Unresumed: unresumed})
 }
 
-// Emptied records that engines have dropped all KV that they had computed.
-func (f *Fleet) Emptied(keys []string) { f.apply(roster.Emptied{Keys: keys}) }
+// RecordEmptiedCaches records that engines have dropped all KV that they had computed.
+func (f *Fleet) RecordEmptiedCaches(keys []string) { f.apply(roster.Emptied{Keys: keys}) }

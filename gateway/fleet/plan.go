@@ -16,31 +16,33 @@ type Plan = roster.Planned
 func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	before, _ := enginesOf(old)
 	after, order := enginesOf(next)
-	changes, err := f.Now().Compare(before, after, order, func(e *roster.Engine) *mooncake.Profile {
+	nextProfile := func(e *roster.Engine) *mooncake.Profile {
 		if profile, ok := next.Profiles[e.Conf.Profile]; ok {
 			return profileOf(e.Role, profile)
 		}
-		return nil
-	})
+		return nil // the next config has no such profile
+	}
+	changes, err := f.Now().Compare(before, after, order, nextProfile)
 	p := &Plan{Order: order, Remove: changes.Removed}
-	build := func(role string, e config.Engine, own bool) { // own: the config lists the engine
-		in, invalid := f.deps.build(role, e, next)
+	build := func(role string, e config.Engine, fromNewEntry bool) { // adds the engine to the plan, or its error to err
+		built, invalid := f.deps.build(role, e, next)
 		if err = errors.Join(err, invalid); invalid == nil {
-			in.FromNewEntry = own
-			p.Set = append(p.Set, in)
+			built.FromNewEntry = fromNewEntry
+			p.Set = append(p.Set, built)
 		}
 	}
 	for _, entry := range changes.Listed {
 		build(entry.Role, entry.Conf, true)
 	}
-	for _, e := range changes.Again {
+	// The profiles of these engines have changed, and their entries have not. An operator or discovery may have added them.
+	for _, e := range changes.Rebuild {
 		build(e.Role, e.Conf, false)
 	}
 	return p, err
 }
 
 // Apply carries out a plan. Removed engines finish their requests. Engines that stay keep their state, load and drains.
-func (f *Fleet) Apply(p *Plan) { f.enter(*p) }
+func (f *Fleet) Apply(p *Plan) { f.resolveAndApply(*p) }
 
 // ReloadTrust takes up changed ca_files: if one has changed, it builds every engine whose profile has a ca_file again. hasChanged says
 // whether a file has changed since the last call for it, so ReloadTrust calls it once per file. An engine that cannot be built keeps the
@@ -60,14 +62,14 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 		return false, nil
 	}
 	failed := map[string]bool{} // by profile
-	for _, in := range f.Now().Engines() {
-		usesFile := in.Profile.CAFile != "" && in.Target.TLS != nil
-		if !usesFile || failed[in.Conf.Profile] {
+	for _, e := range f.Now().Engines() {
+		usesFile := e.Profile.CAFile != "" && e.Target.TLS != nil
+		if !usesFile || failed[e.Conf.Profile] {
 			continue
 		}
-		rebuilt, invalid := f.deps.build(in.Role, in.Conf, set)
+		rebuilt, invalid := f.deps.build(e.Role, e.Conf, set)
 		if invalid != nil {
-			failed[in.Conf.Profile] = true
+			failed[e.Conf.Profile] = true
 			err = errors.Join(err, invalid)
 			continue
 		}

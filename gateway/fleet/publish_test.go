@@ -22,7 +22,7 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	f.deps.Publish = func(_ []prefill.Candidate, _ []local.Rank, workers []board.Worker) {
 		for _, w := range workers {
 			require.NotNil(t, f.Now().Rank(w.ID), "what is bound there at once finds it")
-			if _, before := f.Now().Up(); w.Up && before == 0 {
+			if _, before := f.Now().CountInService(); w.Up && before == 0 {
 				heard++
 				route, _, _ := f.Now().Lookup("one")
 				require.False(t, route.Decode)
@@ -31,7 +31,7 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	}
 	f.up("decode 127.0.0.1:3", "one")
 	require.Equal(t, 1, heard)
-	_, decodes := f.Now().Up()
+	_, decodes := f.Now().CountInService()
 	require.Equal(t, 1, decodes)
 	route, ok, known := f.Now().Lookup("one")
 	require.True(t, ok && known && route.Decode)

@@ -32,7 +32,7 @@ func TestAnEngineThatHangsHoldsNobodyUp(t *testing.T) {
 	}
 	done := make(chan int)
 	go func() {
-		_, silent := f.deps.residents(t.Context(), all)
+		_, silent := f.deps.residentsOn(t.Context(), all)
 		done <- len(silent)
 	}()
 	select {
@@ -54,11 +54,11 @@ func TestTheKVOfOthersCountsWhereOnlyTheConfigHasTheCapacity(t *testing.T) {
 	target, err := config.Target(conf, profile)
 	require.NoError(t, err)
 	in := &roster.Engine{ID: target.ID, Role: roster.Decode, Target: target, Profile: profile, Conf: conf}
-	found, silent := f.deps.residents(t.Context(), []*roster.Engine{in})
+	found, silent := f.deps.residentsOn(t.Context(), []*roster.Engine{in})
 	require.Empty(t, silent)
 	require.Equal(t, []geo.Resident{{ID: target.ID, Requests: 3, KVTokens: 250}}, found)
 	in.Status.CapacityTokens = map[string]int64{"0": 2000}
-	found, _ = f.deps.residents(t.Context(), []*roster.Engine{in})
+	found, _ = f.deps.residentsOn(t.Context(), []*roster.Engine{in})
 	require.EqualValues(t, 500, found[0].KVTokens, "the engine knows its own capacity best")
 }
 

@@ -30,12 +30,12 @@ type Fleet struct {
 
 	mu      sync.Mutex // serialises applyUnless up to the end of Publish, so that the lists published last are the newest
 	roster  *roster.Roster
-	tick    *time.Timer // calls Publish when a deadline or a step of a slow start is due
+	timer   *time.Timer // calls Publish when a deadline or a step of a slow start is due
 	tape    recording.Roster
 	current atomic.Pointer[roster.Snapshot]
 
-	asked atomic.Int64 // number of calls of AnyPrefill, so that engines take turns
-	pages sync.Map     // *page values: the last metric page of each prefill engine, by instance
+	anyPrefillCalls atomic.Int64 // counts calls of AnyPrefill, so that engines take turns
+	pages           sync.Map     // *page values: the last metric page of each prefill engine, by instance
 	learned
 	trackedCalls
 }
@@ -46,8 +46,8 @@ func New(d Deps) *Fleet {
 	f.learned.deps, f.learned.now = &d, f.Now
 	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
-	f.tick = time.AfterFunc(time.Hour, f.Publish)
-	f.tick.Stop()
+	f.timer = time.AfterFunc(time.Hour, f.Publish)
+	f.timer.Stop()
 	return f
 }
 
@@ -60,8 +60,8 @@ func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the callback of the monitor for an engine whose health has changed.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
-	if in := f.Now().Engine(key); in != nil && s.Up && !located(in) {
-		f.locate(*in)
+	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) {
+		f.resolveAgain(*e)
 	}
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
 }
@@ -72,17 +72,17 @@ func (f *Fleet) apply(events ...roster.Event) {
 	f.applyUnless(func() bool { return false }, events...)
 }
 
-// applyUnless is apply, unless stale reports that the roster already knows the events. It calls stale under the lock, because many requests
-// may report the same thing at once.
-func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
+// applyUnless is apply, unless alreadyKnown reports that the roster already knows the events. It calls alreadyKnown under the lock, because
+// many requests may report the same thing at once.
+func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if stale() {
+	if alreadyKnown() {
 		return
 	}
 	now := time.Now()
 	var effects []roster.Effect
-	events = f.completed(events)
+	events = f.withSettings(events)
 	for _, e := range events {
 		effects = f.roster.Apply(e, now, effects)
 	}
@@ -92,32 +92,34 @@ func (f *Fleet) applyUnless(stale func() bool, events ...roster.Event) {
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), effects, next)
 	f.current.Store(next.WithRoutes(f.Now())) // the new routes are published last: see WithRoutes
-	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.Watched }) {
-		f.deps.Monitor.Set(watched(next.Engines()))
-		f.forgetPages(next)
+	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines }) {
+		f.deps.Monitor.Set(instancesToWatch(next.Engines()))
+		f.dropPagesOfGone(next)
 	}
 	f.carryOut(effects)
 	f.deps.Publish(next.Candidates, next.Locals, next.Workers)
 	f.current.Store(next)
 	f.trackedCalls.moveDesertedProbes()
+	// A proxy that has ended must start no timer any more.
 	if wait := f.roster.Next(now); wait > 0 && f.deps.Context.Err() == nil {
-		f.tick.Reset(wait)
+		f.timer.Reset(wait)
 	} else {
-		f.tick.Stop()
+		f.timer.Stop()
 	}
 }
 
-// completed returns events with the current settings in front, and gives the engines that they bring in what only the fleet knows.
-func (f *Fleet) completed(events []roster.Event) []roster.Event {
+// withSettings returns events with the current settings in front. It also completes the engines that the events bring in: it gives them the
+// traffic that the monitor has seen, and a finder for the addresses at which their ranks publish KV events.
+func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 	events = append([]roster.Event{termsOf(f.deps.Settings(), f.deps.Started)}, events...)
 	for i, e := range events {
 		if plan, ok := e.(roster.Planned); ok {
 			events[i] = withoutGone(plan, f.Now())
 		}
-		for _, in := range enters(events[i]) {
-			key := in.Key()
-			in.Traffic = f.deps.Monitor.Traffic(key)
-			in.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
+		for _, added := range enginesIn(events[i]) {
+			key := added.Key()
+			added.Traffic = f.deps.Monitor.Traffic(key)
+			added.Finder = func(rank int) kvevents.Finder { return publisher{f, key, rank} }
 		}
 	}
 	return events
@@ -131,41 +133,42 @@ func termsOf(s *Settings, started time.Time) roster.Terms {
 	}
 }
 
-// ownersOf returns which proxy may send requests to which engines now, according to a. The Kind is empty if this proxy shares no engine.
-func ownersOf(a *owner.Set, r *roster.Roster) (o roster.Owners) {
+// ownersOf returns which scopes this proxy owns now, and on which decode ranks it may use only a part of the slots. The Kind of the result
+// is empty if this proxy shares no engine with other proxies.
+func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	switch {
-	case a.Has(owner.Regions):
+	case owners.Has(owner.Regions):
 		o.Kind = owner.Regions
-	case a.Has(owner.Groups):
+	case owners.Has(owner.Groups):
 		o.Kind = owner.Groups
 	default:
 		return o
 	}
 	o.Scopes, o.Quotas = map[string]roster.Owned{}, map[string]roster.RankQuota{}
-	r.Scopes(o.Kind, func(scope string, e *roster.Engine) {
-		if _, asked := o.Scopes[scope]; !asked {
-			o.Scopes[scope] = roster.Owned{Admits: a.Admits(scope), Fence: a.Of(scope)}
+	r.EachScope(o.Kind, func(scope string, e *roster.Engine) {
+		if _, done := o.Scopes[scope]; !done { // another engine of the scope came first
+			o.Scopes[scope] = roster.Owned{Admits: owners.Admits(scope), Fence: owners.Scope(scope)}
 		}
 		if !e.Decodes() {
 			return
 		}
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
-			if limit, others := a.Room(scope, name, e.Slots()); limit > 0 || others > 0 {
-				o.Quotas[name] = roster.RankQuota{Limit: limit, Others: others}
+			if slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots()); slotLimit > 0 || othersKV > 0 {
+				o.Quotas[name] = roster.RankQuota{Limit: slotLimit, Others: othersKV}
 			}
 		}
 	})
 	return o
 }
 
-// enter looks up the host names of the engines that events bring in, and then applies the events.
-func (f *Fleet) enter(events ...roster.Event) {
+// resolveAndApply resolves the host names of the engines that events bring in, and then applies the events.
+func (f *Fleet) resolveAndApply(events ...roster.Event) {
 	var lookups sync.WaitGroup
 	for _, e := range events {
-		for _, in := range enters(e) {
-			lookups.Go(func() { // before the first hand-off can name these hosts
-				f.deps.learnHosts(in, f.Now().Engine(in.Key()))
+		for _, added := range enginesIn(e) {
+			lookups.Go(func() { // before the events are applied, because hand-offs may name these hosts from then on
+				f.deps.resolveHosts(added, f.Now().Engine(added.Key()))
 			})
 		}
 	}
@@ -173,61 +176,63 @@ func (f *Fleet) enter(events ...roster.Event) {
 	f.apply(events...)
 }
 
-// lookupPatience bounds all DNS lookups for one engine together.
-const lookupPatience = 2 * time.Second
+// dnsTimeout bounds all DNS lookups for one engine together.
+const dnsTimeout = 2 * time.Second
 
-// withoutGone returns the plan without the engines that it only builds again, and that have left the fleet since it was made. An operator
-// or discovery has removed these, and would not remove them a second time if they came back.
+// withoutGone returns the plan without rebuilt engines that have left the fleet since the plan was made. Such an engine has no new entry in
+// the config. An operator or discovery has removed it, and would not remove it a second time if the plan brought it back.
 func withoutGone(p roster.Planned, now *roster.Snapshot) roster.Planned {
-	p.Set = slices.DeleteFunc(slices.Clone(p.Set), func(in *roster.Engine) bool { return !in.FromNewEntry && now.Engine(in.Key()) == nil })
+	hasLeft := func(e *roster.Engine) bool { return !e.FromNewEntry && now.Engine(e.Key()) == nil }
+	p.Set = slices.DeleteFunc(slices.Clone(p.Set), hasLeft)
 	return p
 }
 
-// learnHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks or
+// resolveHosts sets the host names and addresses that an engine may name: a prefill engine in hand-offs, a decode engine in callbacks or
 // where it offers KV to prefill engines. They are trusted while the engine is in the fleet. Any other host is refused. before is the engine
 // that the fleet has with the same key; nil: none. If a name does not resolve now, the addresses of before stay trusted.
-func (d *Deps) learnHosts(in, before *roster.Engine) {
-	namesHosts := !in.Decodes() || in.CallsBack() || in.Profile.HandBack == mooncake.HandBackFetched
+func (d *Deps) resolveHosts(e, before *roster.Engine) {
+	namesHosts := !e.Decodes() || e.CallsBack() || e.Profile.HandBack == mooncake.HandBackFetched
 	if !namesHosts {
 		return
 	}
-	hosts := append([]string{in.Target.URL.Hostname()}, in.Profile.KVHosts...)
-	ctx, cancel := context.WithTimeout(d.Context, lookupPatience)
+	hosts := append([]string{e.Target.URL.Hostname()}, e.Profile.KVHosts...)
+	ctx, cancel := context.WithTimeout(d.Context, dnsTimeout)
 	defer cancel()
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
 		switch {
-		case err == nil:
-		case before != nil && slices.Equal(before.Profile.KVHosts, in.Profile.KVHosts): // before.Hosts are of the same names
+		case err == nil: // addrs has the addresses
+		case before != nil && slices.Equal(before.Profile.KVHosts, e.Profile.KVHosts): // before.Hosts are of the same names
 			addrs = before.Hosts
 			d.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
-				zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
+				zap.String("engine", e.Key()), zap.String("host", name), zap.Error(err))
 		default:
 			d.Log.Warn("the name of an engine does not resolve; hand-offs may name it only by this name, and its callbacks are refused "+
-				"unless bind.allow has its address", zap.String("engine", in.Key()), zap.String("host", name), zap.Error(err))
+				"unless bind.allow has its address", zap.String("engine", e.Key()), zap.String("host", name), zap.Error(err))
 		}
 		hosts = append(hosts, addrs...)
 	}
 	slices.Sort(hosts)
-	in.Hosts = slices.Compact(hosts)
+	e.Hosts = slices.Compact(hosts)
 }
 
-// locate looks up the hosts of an engine again whose name did not resolve when it came in. Such an engine may not have run then.
-func (f *Fleet) locate(in roster.Engine) {
-	f.deps.learnHosts(&in, f.Now().Engine(in.Key()))
-	if located(&in) {
+// resolveAgain resolves the hosts of an engine again if its name did not resolve when it came in, e.g. because the engine did not run then.
+func (f *Fleet) resolveAgain(e roster.Engine) {
+	f.deps.resolveHosts(&e, f.Now().Engine(e.Key()))
+	if hasAddress(&e) {
 		f.applyUnless(func() bool {
-			now := f.Now().Engine(in.Key())
-			return now == nil || located(now)
-		}, roster.Located{Key: in.Key(), Hosts: in.Hosts})
+			now := f.Now().Engine(e.Key())
+			return now == nil || hasAddress(now)
+		}, roster.Located{Key: e.Key(), Hosts: e.Hosts})
 	}
 }
 
-// located says whether the fleet knows an address of an engine, beside those that kv_hosts of its profile gives.
-func located(in *roster.Engine) bool {
-	return slices.ContainsFunc(in.Hosts, func(host string) bool {
+// hasAddress says whether the fleet knows an address to which the engine's own name leads. Addresses that kv_hosts of its profile lists do
+// not count.
+func hasAddress(e *roster.Engine) bool {
+	return slices.ContainsFunc(e.Hosts, func(host string) bool {
 		_, err := netip.ParseAddr(host)
-		return err == nil && (host == in.Target.URL.Hostname() || !slices.Contains(in.Profile.KVHosts, host))
+		return err == nil && (host == e.Target.URL.Hostname() || !slices.Contains(e.Profile.KVHosts, host))
 	})
 }
 
@@ -238,8 +243,8 @@ type publisher struct {
 	rank  int
 }
 
-// enters returns the engines that an event brings into the fleet.
-func enters(e roster.Event) []*roster.Engine {
+// enginesIn returns the engines that an event brings into the fleet; nil: the event brings none.
+func enginesIn(e roster.Event) []*roster.Engine {
 	switch e := e.(type) {
 	case roster.Entered:
 		return []*roster.Engine{e.Engine}
@@ -251,54 +256,55 @@ func enters(e roster.Event) []*roster.Engine {
 
 // carryOut carries out the effects of the roster. It is called with f.mu held.
 func (f *Fleet) carryOut(effects []roster.Effect) {
-	for _, e := range effects {
-		log, in := f.deps.Log, e.Engine // in is nil for effects that concern no single engine
-		switch e.What {
+	for _, effect := range effects {
+		log, e := f.deps.Log, effect.Engine // in is nil for effects that concern no single engine
+		switch effect.What {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"
-			if e.What == roster.MayHaveRestarted {
+			if effect.What == roster.MayHaveRestarted {
 				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, " +
 					"unless the earlier process answers once more"
 			}
-			f.learned.forget(in.ID)
-			log.Warn(what, zap.String("engine", in.Key()), zap.String("sign", e.Text))
+			f.learned.forget(e.ID)
+			log.Warn(what, zap.String("engine", e.Key()), zap.String("sign", effect.Why))
 		case roster.Forgotten:
-			f.learned.forget(in.ID)
+			f.learned.forget(e.ID)
 		case roster.StartsSlowly:
 			log.Info("an engine is back or new; its share of the load grows step by step",
-				zap.String("engine", in.Key()), zap.Duration("over", f.deps.Settings().Health.SlowStart))
+				zap.String("engine", e.Key()), zap.Duration("over", f.deps.Settings().Health.SlowStart))
 		case roster.GroupBroke:
 			log.Warn("an engine is down; the other ranks of its group get no requests until it is back, because the ranks of a group step "+
 				"together; "+
 				"if these ranks do not, give them groups of their own, or write barrier: none",
-				zap.String("engine", in.ID), zap.String("group", in.Conf.Group))
+				zap.String("engine", e.ID), zap.String("group", e.Conf.Group))
 		case roster.Refused:
-			log.Error("an engine is refused: "+e.Text, zap.String("engine", in.Key()), zap.String("beside", e.Beside))
+			log.Error("an engine is refused: "+effect.Why, zap.String("engine", e.Key()), zap.String("beside", effect.Beside))
 		case roster.GaveBackAnyway:
 			log.Error("ALARM: a decode engine gave a request back, although its profile has gives_back: false; its responses and messages may have "+
 				"been "+
 				"cut short, and it gets none any more; start the engine without recompute_scheduler_enable, or remove gives_back",
-				zap.String("decode", in.ID))
+				zap.String("decode", e.ID))
 		case roster.DrainOverdue:
-			moved := f.MoveCalls(e.Stop.Covers)
+			moved := f.MoveCalls(effect.Drain.Covers)
 			log.Info("the drain's deadline has passed; answers that still run go on elsewhere, or end",
-				zap.String("engine", e.Stop.ID), zap.String("role", e.Stop.Role), zap.Int("calls", moved))
+				zap.String("engine", effect.Drain.ID), zap.String("role", effect.Drain.Role), zap.Int("calls", moved))
 		}
 	}
 }
 
-// watched returns engines in the form that the monitor needs to watch them.
-func watched(engines []*roster.Engine) (list []engine.Instance) {
-	for _, in := range engines {
+// instancesToWatch returns engines in the form that the monitor needs to watch them.
+func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
+	for _, e := range engines {
 		instance := engine.Instance{
-			ID: in.Key(), Role: in.Role, Target: in.At(-1), Ready: in.Profile.Ready(), Version: in.Profile.VersionPath(), Ranks: len(in.Ranks()),
-			Held: in.Held(),
+			ID: e.Key(), Role: e.Role, Target: e.At(roster.NoRank), Ready: e.Profile.Ready(), Version: e.Profile.VersionPath(),
+			Ranks: len(e.Ranks()),
+			Held:  e.HeldByPause(),
 		}
-		if in.Decodes() { // only decode engines need a canary request: the prefill tier tests prefill engines with clients' requests
-			instance.Slots = in.Conf.Slots
-			instance.Canary = in.Profile.Canary()
-			for _, r := range in.Ranks() {
-				instance.Canaries = append(instance.Canaries, in.At(r))
+		if e.Decodes() { // only decode engines need a canary request: the prefill tier tests prefill engines with clients' requests
+			instance.Slots = e.Conf.Slots
+			instance.Canary = e.Profile.Canary()
+			for _, r := range e.Ranks() {
+				instance.Canaries = append(instance.Canaries, e.At(r))
 			}
 		}
 		list = append(list, instance)
@@ -306,19 +312,19 @@ func watched(engines []*roster.Engine) (list []engine.Instance) {
 	return list
 }
 
-// Made returns the engine process that made a hand-off. id is the engine id in the hand-off, and before is the candidate's process when the
-// prefill call (probe) was sent. If the hand-off shows something that the roster does not know yet, such as a new process, Made first
-// records it there.
+// MakerOf returns the engine process that made a hand-off (the maker). id is the engine id in the hand-off, and before is the candidate's
+// process when the prefill call (probe) was sent. If the hand-off shows something that the roster does not know yet, such as a new process,
+// MakerOf first records it there.
 func (f *Fleet) MakerOf(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
-	made, known := f.Now().Made(before, c.ID, id)
+	maker, known := f.Now().MakerOf(before, c.ID, id)
 	if !known {
 		f.applyUnless(func() bool {
-			_, known := f.Now().Made(before, c.ID, id)
+			_, known := f.Now().MakerOf(before, c.ID, id)
 			return known
 		}, roster.Handed{ProcessID: before, Candidate: c.ID, ID: id})
-		made, _ = f.Now().Made(before, c.ID, id)
+		maker, _ = f.Now().MakerOf(before, c.ID, id)
 	}
-	return made
+	return maker
 }
 
 // DownSince reports whether an engine is down now, or has been down since the time at.

@@ -117,7 +117,7 @@ func TestACallToAnEngineThatIsPausedMayMove(t *testing.T) {
 func TestARestartIsToldOfOnce(t *testing.T) {
 	f, logs := fielded(t, mooncake.Profile{})
 	c := prefill.Candidate{ID: "127.0.0.1:1/0", Instance: p1}
-	f.exchanges.Store(c.ID, exchange{})
+	f.bootstrapAnswers.Store(c.ID, bootstrapAnswer{})
 	process := f.MakerOf(f.Now().ProcessAt(p1), c, "a")
 	f.StoreCoordinates(c, process, &mooncake.KVAddress{Host: "h"})
 	require.NotNil(t, f.Coordinates(c))
@@ -125,7 +125,7 @@ func TestARestartIsToldOfOnce(t *testing.T) {
 	f.MakerOf(f.Now().ProcessAt(p1), c, "b")
 	require.Equal(t, 1, logs.FilterMessageSnippet("may have restarted").Len())
 	require.Nil(t, f.Coordinates(c), "another process may have others")
-	_, known := f.exchanges.Load(c.ID)
+	_, known := f.bootstrapAnswers.Load(c.ID)
 	require.False(t, known)
 	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})
 	f.OnStatus(p1, engine.Status{Err: syscall.ECONNREFUSED})

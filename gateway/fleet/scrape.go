@@ -12,9 +12,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// page is the last metric page of an engine. The ranks of an engine share the page, which is fetched once per interval, and never twice at
-// the same time.
-type page struct {
+// metricPage is the last metric page of an engine. The ranks of an engine share the page, which is fetched once per interval, and never
+// twice at the same time.
+type metricPage struct {
 	mu     sync.Mutex // held while the page is fetched
 	at     time.Time
 	sample *engine.Sample
@@ -25,8 +25,8 @@ type page struct {
 // Waiting are NaN if the engine does not report them. If the page shows that the engine's process has changed, Scrape records it in the
 // roster.
 func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample, error) {
-	known, _ := f.pages.LoadOrStore(c.Instance, &page{})
-	p := known.(*page)
+	known, _ := f.pages.LoadOrStore(c.Instance, &metricPage{})
+	p := known.(*metricPage)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.at.IsZero() || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
@@ -37,7 +37,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 			return prefill.Sample{}, err
 		}
 		p.sample, p.err, p.at = sample, err, time.Now()
-		if p.err == nil {
+		if p.err == nil { // the page shows that the engine lives, and since when its process runs
 			f.deps.Monitor.Answered(c.Instance)
 			f.recordStart(c.Instance, sample.StartTime, asked)
 		}
@@ -59,21 +59,21 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	}, nil
 }
 
-// recordStart records the start time of an engine's process in the roster, unless it tells the roster nothing new. asked is when the
+// recordStart records the start time of an engine's process in the roster, unless the roster learns nothing new from it. asked is when the
 // metric page with this time was requested.
 func (f *Fleet) recordStart(key string, start float64, asked time.Time) {
-	known := func() bool {
+	alreadyKnown := func() bool {
 		e := f.Now().Engine(key)
-		return e == nil || !e.Learns(start, asked)
+		return e == nil || !e.StartIsNews(start, asked) // nil: the engine has left
 	}
-	if !known() {
-		f.applyUnless(known, roster.Lived{Key: key, Start: start, Asked: asked})
+	if !alreadyKnown() {
+		f.applyUnless(alreadyKnown, roster.Lived{Key: key, Start: start, Asked: asked})
 	}
 }
 
-// forgetPages drops the metric pages of the engines that have left the fleet. If each new engine comes with a new address, the pages would
-// otherwise become more and more.
-func (f *Fleet) forgetPages(now *roster.Snapshot) {
+// dropPagesOfGone drops the metric pages of engines that have left the fleet. Otherwise the pages would become more and more if each new
+// engine came with a new address.
+func (f *Fleet) dropPagesOfGone(now *roster.Snapshot) {
 	for instance := range f.pages.Range {
 		if now.Engine(instance.(string)) == nil {
 			f.pages.Delete(instance)

@@ -52,14 +52,15 @@ func (s *Settings) HoldTimeout() (longest time.Duration) {
 	return longest
 }
 
-// PoolTTL is how long a request may wait in the pool: the configured TTL, or the shortest hold budget of the profiles of prefill engines.
-// With an early connector, requests wait before their prefill, when no engine holds KV for them. For its profile, the time that a request
-// may wait for a prefill engine counts instead. 0: there is no profile of a prefill engine.
+// PoolTTL is how long a request may wait in the pool: the configured TTL or, without one, the shortest hold budget of the profiles that
+// prefill engines use. With an early connector, requests wait before their prefill, when no engine holds KV for them. For the profile of
+// such a connector, the time that a request may wait for a prefill engine counts instead. 0: no prefill engine uses a valid profile.
 func (s *Settings) PoolTTL() time.Duration {
 	if s.Pool.TTL > 0 {
 		return s.Pool.TTL
 	}
-	shortest := time.Duration(math.MaxInt64)
+	const none = time.Duration(math.MaxInt64)
+	shortest := none
 	for _, name := range s.ProfilesInUse(roster.Prefill) {
 		p := s.Profiles[name]
 		if p.Early() {
@@ -70,7 +71,7 @@ func (s *Settings) PoolTTL() time.Duration {
 			shortest = b
 		}
 	}
-	if shortest == math.MaxInt64 {
+	if shortest == none {
 		return 0
 	}
 	return shortest

@@ -33,12 +33,12 @@ type TrackedCall struct {
 	now       func() *roster.Snapshot // nil: only in tests
 	call      *engine.Call
 	probe     bool
-	reason    atomic.Uint32 // drained or died: why the call must go on elsewhere; stays: it need not
+	reason    atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go
 	abortable atomic.Bool   // the call may be aborted, because no engine is fetching KV for it
 }
 
-// Moved says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that run
-// on the engine.
+// MustMove says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that
+// run on the engine.
 func (c *TrackedCall) MustMove() bool {
 	return c.reason.Load() == drained || c.now != nil && c.now().Paused(c.at.Instance)
 }
@@ -58,16 +58,17 @@ func (c *TrackedCall) Cause(err error) error {
 
 var errDown = errors.New("the engine was declared down before it answered")
 
-// move makes the call go on elsewhere. It ends the call at once, or, if that would leak KV, leaves this to Settle.
-func (c *TrackedCall) move(why uint32) {
+// leaveEngine records that the call must go on elsewhere, and why. It ends the call at once, or, if that would leak KV, leaves this to
+// AllowAbort.
+func (c *TrackedCall) leaveEngine(why uint32) {
 	c.reason.CompareAndSwap(stays, why)
 	if c.abortable.Load() {
 		c.call.Disconnect(upstream.Notice)
 	}
 }
 
-// Settle says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on elsewhere,
-// Settle ends it.
+// AllowAbort says that the call may be aborted from now on, because no engine is fetching KV for it any more. If the call must go on
+// elsewhere, AllowAbort ends it.
 func (c *TrackedCall) AllowAbort() {
 	c.abortable.Store(true)
 	if c.reason.Load() != stays {
@@ -95,13 +96,15 @@ func (t *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *Trac
 	return tracked
 }
 
-// track adds a call to the list, and moves it at once if its time is already over.
+// track adds a call to the list. It moves the call at once if the deadline of its engine's drain, or of the proxy's own, has passed.
 func (t *trackedCalls) track(c *TrackedCall) {
 	t.mu.Lock()
 	t.all[c] = struct{}{}
 	t.mu.Unlock()
-	if t.serving().Err() != nil || t.now().Overdue(c.at) { // after the call is listed, so that either Move or this check ends it
-		c.move(drained)
+	// The deadline is checked after the call is listed, so that either MoveCalls or this check ends the call.
+	isOver := t.serving().Err() != nil || t.now().Overdue(c.at)
+	if isOver {
+		c.leaveEngine(drained)
 	}
 }
 
@@ -112,13 +115,14 @@ func (t *trackedCalls) Untrack(c *TrackedCall) {
 	t.mu.Unlock()
 }
 
-// Move ends every call whose place is covered, and returns how many. The answers go on elsewhere if they can.
+// MoveCalls ends every call at a location for which covers is true, and returns how many it has ended. The answers go on elsewhere if they
+// can.
 func (t *trackedCalls) MoveCalls(covers func(roster.Location) bool) (moved int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.all {
 		if covers(c.at) {
-			c.move(drained)
+			c.leaveEngine(drained)
 			moved++
 		}
 	}
@@ -139,10 +143,10 @@ func (t *trackedCalls) moveDesertedProbes() {
 // moveIfDeserted ends a probe if its engine is down or takes no requests, and another engine can do the work.
 func (c *TrackedCall) moveIfDeserted(now *roster.Snapshot) {
 	switch e := now.Engine(c.at.Instance); {
-	case e == nil || !e.Deserted:
+	case e == nil || !e.Deserted: // the engine has left, so nothing is known of it, or the probe may stay
 	case e.Status.Up:
-		c.move(drained)
+		c.leaveEngine(drained)
 	default:
-		c.move(died)
+		c.leaveEngine(died)
 	}
 }

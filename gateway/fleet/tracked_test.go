@@ -13,7 +13,7 @@ import (
 // A pull that is cut leaks KV on both sides, so a call that has to go waits for
 // its first event, and goes then.
 func TestACallIsMovedOnceThatIsSafe(t *testing.T) {
-	drain := func(c *TrackedCall) { c.move(drained) }
+	drain := func(c *TrackedCall) { c.leaveEngine(drained) }
 	client := engine.NewClient(engine.Options{})
 	defer client.Close()
 	for _, row := range []struct {

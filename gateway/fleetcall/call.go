@@ -36,12 +36,13 @@ type Deps struct {
 }
 
 // Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a group; an empty group means all engines.
-// Resume ends the pause, except for the engines in left, which did not resume. Emptied records that engines have dropped their KV.
+// Resume ends the pause, except for the engines in unresumed, which did not resume. RecordEmptiedCaches records that engines have dropped
+// their KV.
 type Fleet interface {
 	Now() *roster.Snapshot
 	Pause(group, path string)
-	Resume(group string, left []string)
-	Emptied(keys []string)
+	Resume(group string, unresumed []string)
+	RecordEmptiedCaches(keys []string)
 }
 
 // Caller calls engines, for one operator at a time.
@@ -57,11 +58,11 @@ func New(d Deps) *Caller { return &Caller{deps: d} }
 // mostBody bounds how much of an engine's answer the result has, in bytes. The rest is cut off.
 const mostBody = 16 << 10
 
-// Do makes a call for an operator, whom the log names (by). It returns once every engine has answered, or fleet_call.timeout is over. If
-// ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
+// Do makes a call for an operator. by is the operator's name in the log. It returns once every engine has answered, or fleet_call.timeout
+// is over. If ctx ends before, the call still goes on, because otherwise only a part of the engines might be paused.
 func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal) {
 	s := c.deps.Settings()
-	p, refusal := call.plan(s.FleetCall.Paths, c.deps.Fleet.Now())
+	p, refusal := call.check(s.FleetCall.Paths, c.deps.Fleet.Now())
 	if refusal != nil {
 		return Result{}, refusal
 	}
@@ -83,7 +84,7 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 }
 
 // begin reserves the Caller for a call, and refuses if another call is under way. limit is how long the call may take.
-func (c *Caller) begin(p *plan, limit time.Duration) *Refusal {
+func (c *Caller) begin(p *checkedCall, limit time.Duration) *Refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.busy != "" {
@@ -93,6 +94,7 @@ func (c *Caller) begin(p *plan, limit time.Duration) *Refusal {
 	return nil
 }
 
+// end makes the Caller free for the next call.
 func (c *Caller) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,29 +105,29 @@ func (c *Caller) end() {
 // were emptied, and ends a pause if endsPause says so. It calls all engines at the same time, because vLLM ranks that step together also
 // pause together: none answers before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in
 // v1/engine/core.py).
-func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, by string) Result {
+func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Duration, by string) Result {
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
-	log.Info("an operator calls engines", zap.Int("engines", len(p.places)))
+	log.Info("an operator calls engines", zap.Int("engines", len(p.targets)))
 	pausesBefore := c.deps.Fleet.Now().Pauses()
-	if p.is(config.CallPauses) {
+	if p.does(config.CallPauses) {
 		c.deps.Fleet.Pause(p.Group, p.Path)
 	}
 	ctx, stop := context.WithTimeout(c.deps.Context, s.Timeout)
 	defer stop()
-	answers := make([]Answer, len(p.places))
+	answers := make([]Answer, len(p.targets))
 	var all sync.WaitGroup
-	for i := range p.places {
-		all.Go(func() { answers[i] = c.ask(ctx, p, &p.places[i], connect, s.Timeout) })
+	for i := range p.targets {
+		all.Go(func() { answers[i] = c.callEngine(ctx, p, &p.targets[i], connect, s.Timeout) })
 	}
 	all.Wait()
-	if p.is(config.CallEmpties) { // only now, because requests that end before the engines act still leave KV in the caches
-		keys := p.keys(func(i int) bool { return answers[i].mayHaveActed() })
-		c.deps.Fleet.Emptied(keys)
+	if p.does(config.CallEmpties) { // only now, because requests that end before the engines act still leave KV in the caches
+		keys := p.keysWhere(func(i int) bool { return answers[i].mayHaveActed() })
+		c.deps.Fleet.RecordEmptiedCaches(keys)
 		c.deps.Forget(c.deps.Fleet.Now().Caches(keys))
 	}
-	if end, left := p.endsPause(answers, pausesBefore); end {
-		c.deps.Fleet.Resume(p.Group, left)
+	if ends, unresumed := p.endsPause(answers, pausesBefore); ends {
+		c.deps.Fleet.Resume(p.Group, unresumed)
 	}
 	r := c.result(p, answers)
 	r.logTo(log.With(zap.Int("engines", len(answers)), zap.Duration("took", time.Since(began))))
@@ -133,7 +135,7 @@ func (c *Caller) carryOut(p *plan, s *config.FleetCall, connect time.Duration, b
 }
 
 // result returns the result of a call, and which engines are paused after it.
-func (c *Caller) result(p *plan, answers []Answer) Result {
+func (c *Caller) result(p *checkedCall, answers []Answer) Result {
 	r := Result{Path: p.Path, Group: p.Group, Engines: answers}
 	for _, pause := range c.deps.Fleet.Now().Pauses() {
 		r.Paused = append(r.Paused, pause.String())
@@ -162,12 +164,13 @@ func (r *Result) logTo(log *zap.Logger) {
 		zap.Strings("why", failed[:min(len(failed), mostNamed)]))
 }
 
-// ask makes the call to one engine, and returns its answer.
-func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit time.Duration) Answer {
+// callEngine makes the call to one engine, and returns its answer.
+func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, connect, limit time.Duration) Answer {
 	began := time.Now()
 	a := Answer{Engine: to.id}
 	engines := c.deps.Fleet.Now()
-	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(engines.Engine(to.keys[0])) })
+	called := engines.Engine(to.keys[0]) // nil: it has left in the meantime
+	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(called) })
 	call := c.deps.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	stopWaiting := context.AfterFunc(ctx, call.Abort)
 	defer stopWaiting()
@@ -184,8 +187,8 @@ func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit tim
 		text, err = io.ReadAll(io.LimitReader(resp, mostBody))
 	}
 	var failed *engine.Error
-	if errors.As(err, &failed) { // the call may have been sent although no answer came
-		a.sent = a.sent || failed.Sent
+	if errors.As(err, &failed) {
+		a.sent = a.sent || failed.Sent // a call that was sent may have acted, even if no answer came
 	}
 	a.Ms = float64(time.Since(began).Microseconds()) / 1000
 	switch {
@@ -200,6 +203,6 @@ func (c *Caller) ask(ctx context.Context, p *plan, to *place, connect, limit tim
 	if len(text) > 0 && !json.Valid(text) {
 		a.Body, _ = json.Marshal(string(text)) // cannot fail: a string always marshals
 	}
-	a.judge()
+	a.setDone()
 	return a
 }

@@ -40,9 +40,9 @@ func (f *engines) Now() *roster.Snapshot {
 
 func (f *engines) Pause(group, path string) { f.apply(roster.PauseBegun{Group: group, Path: path}) }
 func (f *engines) Resume(group string, left []string) {
-	f.apply(roster.PauseEnded{Group: group, Left: left})
+	f.apply(roster.PauseEnded{Group: group, Unresumed: left})
 }
-func (f *engines) Emptied(keys []string) {
+func (f *engines) RecordEmptiedCaches(keys []string) {
 	f.apply(roster.Emptied{Keys: keys})
 	f.emptied = append(f.emptied, keys...)
 }

@@ -51,34 +51,35 @@ type Result struct {
 	Engines []Answer `json:"engines"`
 }
 
-// place is the address of one or more engines. It is called once, although engines of two roles may share it.
-type place struct {
-	id     string
-	keys   []string
+// target is the address of one or more engines. It is called once, although engines of two roles may share it.
+type target struct {
+	id     string   // host:port
+	keys   []string // keys of the engines
 	target *engine.Target
 }
 
-// plan is a call that was checked, with its engines.
-type plan struct {
+// checkedCall is a call that was checked, with its engines.
+type checkedCall struct {
 	Call
-	does   []string // what the call does to engines: config.CallPauses, CallEmpties, CallResumes
-	places []place
+	effects []string // what the call does to engines: config.CallPauses, CallEmpties, CallResumes
+	targets []target
 }
 
-func (p *plan) is(what string) bool { return slices.Contains(p.does, what) }
+// does says whether the call has an effect on engines: config.CallPauses, CallEmpties or CallResumes.
+func (p *checkedCall) does(what string) bool { return slices.Contains(p.effects, what) }
 
-// keys returns the keys of the engines at the places for whose index includes is true.
-func (p *plan) keys(includes func(i int) bool) (all []string) {
-	for i := range p.places {
-		if includes(i) {
-			all = append(all, p.places[i].keys...)
+// keysWhere returns the keys of the engines of all targets for whose index matches returns true.
+func (p *checkedCall) keysWhere(matches func(i int) bool) (all []string) {
+	for i := range p.targets {
+		if matches(i) {
+			all = append(all, p.targets[i].keys...)
 		}
 	}
 	return all
 }
 
-// plan checks a call. It returns what the call does and which engines it goes to, or why it is refused.
-func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, *Refusal) {
+// check checks a call. It returns what the call does and which engines it goes to, or why it is refused.
+func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*checkedCall, *Refusal) {
 	c.Method = strings.ToUpper(c.Method)
 	if c.Method == "" {
 		c.Method = http.MethodPost
@@ -97,7 +98,7 @@ func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, 
 		return nil, &Refusal{http.StatusBadRequest, "bad_body", "a GET has no body; write POST, or leave the body out"}
 	}
 	path, query, _ := strings.Cut(c.Path, "?")
-	does, listed := paths[path]
+	effects, listed := paths[path]
 	switch {
 	case !listed:
 		names := slices.Sorted(maps.Keys(paths))
@@ -107,43 +108,43 @@ func (c Call) plan(paths map[string][]string, engines *roster.Snapshot) (*plan, 
 	case strings.ContainsFunc(query, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' }):
 		return nil, &Refusal{http.StatusBadRequest, "bad_body", fmt.Sprintf("the query of %q has what no query has; encode it", path)}
 	}
-	p := &plan{Call: c, does: does, places: placesOf(engines, c.Group)}
-	if len(p.places) == 0 && c.Group == "" {
+	p := &checkedCall{Call: c, effects: effects, targets: targetsOf(engines, c.Group)}
+	if len(p.targets) == 0 && c.Group == "" {
 		return nil, &Refusal{http.StatusNotFound, "not_found", "there is no engine to call; GET /workers lists those that there are"}
 	}
-	if len(p.places) == 0 {
+	if len(p.targets) == 0 {
 		return nil, &Refusal{http.StatusNotFound, "not_found",
 			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
 	}
-	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Left == nil } // nobody has resumed them yet
-	if p.is(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), ofAllEngines) {
+	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Unresumed == nil } // none has resumed yet
+	if p.does(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), ofAllEngines) {
 		return nil, &Refusal{http.StatusConflict, "call_refused",
 			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
 	}
 	return p, nil
 }
 
-// placesOf returns the addresses of the engines of a group; an empty group means all engines. It leaves out regions that another proxy
-// owns. Engines with the same address share a place.
-func placesOf(engines *roster.Snapshot, group string) (places []place) {
+// targetsOf returns the addresses of the engines of a group; an empty group means all engines. It leaves out regions that another proxy
+// owns. Engines with the same address share a target.
+func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	for _, e := range engines.Engines() {
 		called := group == "" || e.InGroup(group)
-		if !called || e.Foreign() {
+		if !called || e.OwnedByOther() {
 			continue
 		}
-		if i := slices.IndexFunc(places, func(known place) bool { return known.id == e.ID }); i >= 0 {
-			places[i].keys = append(places[i].keys, e.Key())
+		if i := slices.IndexFunc(targets, func(known target) bool { return known.id == e.ID }); i >= 0 {
+			targets[i].keys = append(targets[i].keys, e.Key())
 			continue
 		}
-		places = append(places, place{e.ID, []string{e.Key()}, e.At(-1)})
+		targets = append(targets, target{e.ID, []string{e.Key()}, e.At(roster.NoRank)})
 	}
-	return places
+	return targets
 }
 
-// judge fills in whether an engine did what it was asked for. An engine does not empty a cache of which requests or hand-offs hold blocks:
-// vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang answers 400 (0.5.23,
-// entrypoints/http_server.py).
-func (a *Answer) judge() {
+// setDone sets whether an engine did what it was asked for, and otherwise why not. An engine does not empty a cache of which requests or
+// hand-offs hold blocks: vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang
+// answers 400 (0.5.23, entrypoints/http_server.py).
+func (a *Answer) setDone() {
 	var reply struct {
 		Success *bool `json:"success"`
 	}
@@ -168,29 +169,29 @@ func (a *Answer) mayHaveActed() bool {
 	return a.sent && a.Status != http.StatusNotFound && a.Status != http.StatusMethodNotAllowed
 }
 
-// refused says that the engine did not do what it was asked for, and will not do it later.
-func (a *Answer) refused() bool {
+// didNotAct says that the engine did not do what it was asked for, and will not do it later.
+func (a *Answer) didNotAct() bool {
 	mayComeLater := a.sent && a.Status == 0 // the engine has the call, and has not answered
 	return !a.Done && !mayComeLater
 }
 
-// endsPause says by the engines' answers whether the pause of the plan's group ends: after a call that resumes, or one that was to pause
-// but paused no engine. left are the keys of the engines that stay paused even then. before has the pauses before the call.
-func (p *plan) endsPause(answers []Answer, before []roster.Pause) (end bool, left []string) {
+// endsPause says by the engines' answers whether the pause of the called group ends: after a call that resumes, or one that was to pause
+// but paused no engine. unresumed are the keys of the engines that stay paused even then. before has the pauses before the call.
+func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
 	did := func(a Answer) bool { return a.Done }
 	switch {
-	case p.is(config.CallPauses):
+	case p.does(config.CallPauses):
 		// The pause only ends if it is new and every engine refused it. If one engine is paused, those that step with it must get no requests.
-		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Left == nil })
-		if wasPaused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.refused() }) {
+		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Unresumed == nil })
+		if wasPaused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.didNotAct() }) {
 			return false, nil
 		}
 		for _, pause := range before { // engines that had not resumed before the call have not resumed now
-			left = slices.AppendSeq(left, maps.Keys(pause.Left))
+			unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
 		}
-		return true, left
-	case p.is(config.CallResumes) && slices.ContainsFunc(answers, did): // if no engine resumed, all of them stay paused
-		return true, p.keys(func(i int) bool { return !answers[i].Done })
+		return true, unresumed
+	case p.does(config.CallResumes) && slices.ContainsFunc(answers, did): // if no engine resumed, all of them stay paused
+		return true, p.keysWhere(func(i int) bool { return !answers[i].Done })
 	}
 	return false, nil
 }

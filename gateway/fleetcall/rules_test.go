@@ -69,11 +69,11 @@ func TestWhomACallReaches(t *testing.T) {
 		{"an end without a pause, of which a restart knows nothing", Call{Path: "/resume"}, nil, []string{"p:1", "a:2", "b:2"}, 0, ""},
 		{
 			"an end for a group, after one that only some did", Call{Path: "/resume", Group: "a"},
-			[]roster.Event{roster.PauseBegun{}, roster.PauseEnded{Left: []string{"decode a:2"}}}, []string{"p:1", "a:2"}, 0, "",
+			[]roster.Event{roster.PauseBegun{}, roster.PauseEnded{Unresumed: []string{"decode a:2"}}}, []string{"p:1", "a:2"}, 0, "",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p, wrong := row.call.plan(paths, published(t, row.events...))
+			p, wrong := row.call.check(paths, published(t, row.events...))
 			if row.status != 0 {
 				require.NotNil(t, wrong)
 				require.Equal(t, row.status, wrong.Status)
@@ -82,7 +82,7 @@ func TestWhomACallReaches(t *testing.T) {
 			}
 			require.Nil(t, wrong)
 			var ids []string
-			for _, to := range p.places {
+			for _, to := range p.targets {
 				ids = append(ids, to.id)
 			}
 			require.Equal(t, row.ids, ids)
@@ -111,7 +111,7 @@ func TestWhetherAnEngineDidIt(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			a := row.in
-			a.judge()
+			a.setDone()
 			require.Equal(t, row.why == "", a.Done)
 			require.Contains(t, a.Error, row.why)
 			require.Equal(t, row.acted, a.mayHaveActed())
@@ -121,7 +121,7 @@ func TestWhetherAnEngineDidIt(t *testing.T) {
 
 func TestWhatFollowsForThePause(t *testing.T) {
 	did, refused, unknown, away := Answer{Done: true, Status: 200, sent: true}, Answer{Status: 400, sent: true}, Answer{sent: true}, Answer{}
-	paused, end := roster.PauseBegun{Path: "/pause"}, roster.PauseEnded{Left: []string{"decode a:2"}}
+	paused, end := roster.PauseBegun{Path: "/pause"}, roster.PauseEnded{Unresumed: []string{"decode a:2"}}
 	for _, row := range []struct {
 		name    string
 		path    string
@@ -143,7 +143,7 @@ func TestWhatFollowsForThePause(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			engines := published(t, row.events...)
-			p, wrong := Call{Path: row.path}.plan(paths, engines)
+			p, wrong := Call{Path: row.path}.check(paths, engines)
 			require.Nil(t, wrong)
 			end, left := p.endsPause(row.answers[:], engines.Pauses())
 			require.Equal(t, row.end, end)
@@ -157,7 +157,7 @@ func TestABodyOfNullIsNoBody(t *testing.T) {
 	for method, body := range map[string]string{"POST": "{}", "GET": ""} {
 		var call Call
 		require.NoError(t, json.Unmarshal([]byte(`{"path":"/is_paused","method":"`+method+`","group":"","body":null}`), &call))
-		p, wrong := call.plan(paths, published(t))
+		p, wrong := call.check(paths, published(t))
 		require.Nil(t, wrong, method)
 		require.Equal(t, body, string(p.Body), method)
 	}

@@ -18,7 +18,7 @@ type Wanted struct {
 	Read  func([]byte) (mooncake.Callback, error) // parses and checks the callback
 }
 
-// limit is the largest size of the callback, in bytes.
+// limit is the largest size of the callback, in bytes. It is never 0.
 func (w *Wanted) limit() int {
 	if w.Limit > 0 {
 		return w.Limit
@@ -36,14 +36,14 @@ type Callback struct {
 type PendingCallback struct {
 	URL string // the URL that the decode engine is given
 
-	desk      *desk
-	key       key
-	wanted    Wanted
-	came      chan Callback
-	forgotten chan struct{}
-	timer     *time.Timer // ends the expectation; nil: Forget was not called with a grace
-	reading   int         // connections from which the callback is being read
-	spent     bool        // a callback was handed over
+	desk       *desk
+	key        key
+	wanted     Wanted
+	received   chan Callback
+	ended      chan struct{}
+	timer      *time.Timer // ends the expectation; nil: StopWaiting was not called with a grace
+	reading    int         // connections from which the callback is being read
+	handedOver bool        // a callback was handed over, so no other will be accepted
 }
 
 // tokenBytes is the number of random bytes of a token: enough that it cannot be guessed.
@@ -61,20 +61,21 @@ func keyOf(token string) key { return sha256.Sum256([]byte(token)) }
 
 // desk holds the expectations of requests, and hands callbacks to them.
 type desk struct {
-	mu      sync.Mutex
-	pending map[key]*PendingCallback
-	short   map[string]bool // ranks for which the log has said that they cut request ids
-	keys    map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
-	closed  bool
+	mu           sync.Mutex
+	pending      map[key]*PendingCallback
+	shortIDRanks map[string]bool // ranks for which the log has said that they cut request ids
+	loggedKeys   map[string]bool // unknown keys of callbacks that the log has named; at most mostKeys
+	closed       bool
 }
 
+// newDesk returns a desk without expectations.
 func newDesk() desk {
-	return desk{pending: map[key]*PendingCallback{}, short: map[string]bool{}, keys: map[string]bool{}}
+	return desk{pending: map[key]*PendingCallback{}, shortIDRanks: map[string]bool{}, loggedKeys: map[string]bool{}}
 }
 
 var (
-	errSpent   = errors.New("metaserver: the callback of this request has come before")
-	errUnknown = errors.New("metaserver: no request waits for this callback")
+	errCameBefore = errors.New("metaserver: the callback of this request has come before")
+	errUnknown    = errors.New("metaserver: no request waits for this callback")
 )
 
 // Expect returns an expectation with a new URL for one callback. The callback may come as soon as the decode engine has the URL. After
@@ -85,58 +86,58 @@ func (s *Server) Expect(w Wanted) *PendingCallback {
 	token := hex.EncodeToString(random[:])
 	p := &PendingCallback{
 		URL: s.URL() + path + token, desk: &s.desk, key: keyOf(token), wanted: w,
-		came: make(chan Callback, 1), forgotten: make(chan struct{}),
+		received: make(chan Callback, 1), ended: make(chan struct{}),
 	}
 	s.desk.mu.Lock()
 	defer s.desk.mu.Unlock()
-	if s.desk.closed {
-		close(p.forgotten)
+	if s.desk.closed { // no callback can come any more
+		close(p.ended)
 		return p
 	}
 	s.desk.pending[p.key] = p
 	return p
 }
 
-// Came delivers the callback, at most once.
-func (p *PendingCallback) Received() <-chan Callback { return p.came }
+// Received delivers the callback, at most once.
+func (p *PendingCallback) Received() <-chan Callback { return p.received }
 
-// Forgotten is closed when no callback can come any more. It stays open if a callback came within the grace of Forget.
-func (p *PendingCallback) Ended() <-chan struct{} { return p.forgotten }
+// Ended is closed when no callback can come any more. It stays open if a callback came within the grace of StopWaiting.
+func (p *PendingCallback) Ended() <-chan struct{} { return p.ended }
 
-// Forget ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
+// StopWaiting ends the expectation after a grace, within which a callback is still handed over. If the callback has come, it ends the
 // expectation at once. A later call with a grace of 0 also ends it at once.
 func (p *PendingCallback) StopWaiting(grace time.Duration) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
 	switch {
-	case p.spent || grace <= 0:
-		p.forget()
+	case p.handedOver || grace <= 0:
+		p.stopWaiting()
 	case p.timer == nil && p.desk.pending[p.key] == p: // no grace runs yet, and the expectation has not ended
 		p.timer = time.AfterFunc(grace, func() { p.StopWaiting(0) })
 	}
 }
 
-// forget ends the expectation, and closes Forgotten unless a callback still waits in Came. It is called with the desk's mu held. For an
+// stopWaiting ends the expectation, and closes Ended unless a callback still waits in Received. The caller holds the desk's mu. For an
 // expectation that has ended it does nothing.
-func (p *PendingCallback) forget() {
+func (p *PendingCallback) stopWaiting() {
 	if p.desk.pending[p.key] != p {
 		return
 	}
-	p.drop()
-	if len(p.came) == 0 {
-		close(p.forgotten)
+	p.removeFromDesk()
+	if len(p.received) == 0 {
+		close(p.ended)
 	}
 }
 
-// drop removes the expectation from the desk. It is called with the desk's mu held.
-func (p *PendingCallback) drop() {
+// removeFromDesk removes the expectation from the desk, and stops its timer. The caller holds the desk's mu.
+func (p *PendingCallback) removeFromDesk() {
 	delete(p.desk.pending, p.key)
 	if p.timer != nil {
 		p.timer.Stop()
 	}
 }
 
-// find returns the expectation of a token. It returns errUnknown if there is none, and errSpent if its callback has come or mostTries
+// find returns the expectation of a token. It returns errUnknown if there is none, and errCameBefore if its callback has come or mostTries
 // connections already bring it. The caller must call doneReading when it has read the callback, or has failed to read it.
 func (d *desk) find(token string) (*PendingCallback, error) {
 	d.mu.Lock()
@@ -145,8 +146,8 @@ func (d *desk) find(token string) (*PendingCallback, error) {
 	switch {
 	case p == nil:
 		return nil, errUnknown
-	case p.spent || p.reading == mostTries:
-		return nil, errSpent
+	case p.handedOver || p.reading == mostTries:
+		return nil, errCameBefore // or is being read on other connections
 	}
 	p.reading++
 	return p, nil
@@ -160,20 +161,20 @@ func (p *PendingCallback) doneReading() {
 }
 
 // handOver hands a callback to its request. It returns an error if another callback came first, or if the expectation has ended. late says
-// that Forget was called before, i.e. the request was given up; the expectation then ends.
+// that StopWaiting was called before, i.e. the request was given up; the expectation then ends.
 func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	p.desk.mu.Lock()
 	defer p.desk.mu.Unlock()
 	switch {
 	case p.desk.pending[p.key] != p:
 		return false, errUnknown
-	case p.spent:
-		return false, errSpent
+	case p.handedOver:
+		return false, errCameBefore
 	}
-	p.spent = true
-	p.came <- c // does not block, because the channel has room for one callback
-	if late = p.timer != nil; late {
-		p.drop() // no second callback is expected
+	p.handedOver = true
+	p.received <- c                  // does not block, because the channel has room for one callback
+	if late = p.timer != nil; late { // the grace of StopWaiting runs
+		p.removeFromDesk() // no second callback is expected
 	}
 	return late, nil
 }
@@ -182,8 +183,8 @@ func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 func (d *desk) firstShortID(rank string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	seen := d.short[rank]
-	d.short[rank] = true
+	seen := d.shortIDRanks[rank]
+	d.shortIDRanks[rank] = true
 	return !seen
 }
 
@@ -199,12 +200,12 @@ func (d *desk) newKeys(keys []string) (named []string, full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, key := range keys {
-		if len(d.keys) < mostKeys && !d.keys[key] {
-			d.keys[key] = true
+		if len(d.loggedKeys) < mostKeys && !d.loggedKeys[key] {
+			d.loggedKeys[key] = true
 			named = append(named, key)
 		}
 	}
-	return named, len(named) > 0 && len(d.keys) == mostKeys
+	return named, len(named) > 0 && len(d.loggedKeys) == mostKeys
 }
 
 // close ends all expectations. Later expectations end as soon as they are made.
@@ -213,7 +214,7 @@ func (d *desk) close() {
 	defer d.mu.Unlock()
 	d.closed = true
 	for _, p := range d.pending {
-		p.forget()
+		p.stopWaiting()
 	}
 }
 

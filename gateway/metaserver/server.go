@@ -246,9 +246,9 @@ func (s *Server) refuseUseless(w http.ResponseWriter, p *PendingCallback, status
 	s.refuse(w, status, resultBad)
 }
 
-// refuseUnwanted refuses a callback for which no request waits, or not any more. why is errSpent or errUnknown.
+// refuseUnwanted refuses a callback for which no request waits, or not any more. why is errCameBefore or errUnknown.
 func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
-	if errors.Is(why, errSpent) {
+	if errors.Is(why, errCameBefore) {
 		s.refuse(w, http.StatusConflict, resultDuplicate)
 		return
 	}

@@ -6,51 +6,54 @@ import (
 	"evenkeel/geo"
 )
 
-// Room returns how much of a decode rank this proxy may use. limit is the number of slots that it may use; 0: all of them. While requests
-// of other proxies may still run on the rank, limit is at least 1, and others is how many KV tokens those requests hold. If it is not known
-// yet what runs on the rank, limit is 1.
-func (s *Set) Room(scope, rank string, slots int) (limit int, others int64) {
-	a := s.Of(scope)
-	if a == nil {
+// RankQuota returns how much of a decode rank with that many slots this proxy may use. name is the name of the rank's scope. slotLimit is
+// the number of slots that this proxy may use; 0: all of them. While requests of other proxies may still run on the rank, slotLimit is at
+// least 1, and othersKV is how many KV tokens those requests hold. If it is not known yet what runs on the rank, slotLimit is 1.
+func (s *Set) RankQuota(name, rank string, slots int) (slotLimit int, othersKV int64) {
+	scope := s.Scope(name)
+	if scope == nil { // this proxy shares no engines, so it may use all slots
 		return 0, 0
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if !a.cautious(time.Now()) {
+	scope.mu.Lock()
+	defer scope.mu.Unlock()
+	if !scope.othersMayRun(time.Now()) {
 		return 0, 0
 	}
-	left, known := a.others[rank]
-	if !known && !a.othersNamed {
+	others, known := scope.othersLoad[rank]
+	if !known && !scope.othersReported {
 		return 1, 0
 	}
-	return max(1, min(slots-left.Requests, int(a.share*float64(slots)))), left.KVTokens
+	free := slots - others.Requests
+	return max(1, min(free, int(scope.maxShare*float64(slots)))), others.KVTokens
 }
 
-// cautious says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. It is called with
-// a.mu held.
-func (a *Scope) cautious(now time.Time) bool {
+// othersMayRun says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. The caller
+// holds the scope's mu.
+func (scope *Scope) othersMayRun(now time.Time) bool {
 	switch {
-	case a.adopted.IsZero():
+	case scope.ownedSince.IsZero(): // this proxy does not own the scope
 		return false
-	case a.hold == 0: // static order: another proxy may consider itself the owner at any time
-		return !a.home
+	case scope.cautionTime == 0: // static order: another proxy may consider itself the owner of a foreign region at any time
+		return !scope.home
 	}
-	return now.Before(a.adopted.Add(a.hold))
+	return now.Before(scope.ownedSince.Add(scope.cautionTime))
 }
 
-// keepFound stores, for each rank, how many requests and KV tokens of other proxies are on it: the number that its engine reports (found),
-// less this proxy's own (ours). For the ranks in silent, whose engines report nothing, the last numbers stay. It is called with a.mu held.
-func (a *Scope) keepFound(ours, found []geo.Resident, silent []string) {
+// setOthersLoad stores, for each rank, how many requests and KV tokens of other proxies are on it: the numbers that its engine reports
+// (all), less this proxy's own (ours). For the ranks in silent, whose engines report nothing, the last numbers stay; if there are none,
+// they are 0. The caller holds the scope's mu.
+func (scope *Scope) setOthersLoad(ours, all []geo.Resident, silent []string) {
 	own := map[string]geo.Resident{}
 	for _, r := range ours {
 		own[r.ID] = r
 	}
-	for _, r := range found {
-		a.others[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, r.Requests-own[r.ID].Requests), KVTokens: max(0, r.KVTokens-own[r.ID].KVTokens)}
+	for _, r := range all {
+		requests, kvTokens := r.Requests-own[r.ID].Requests, r.KVTokens-own[r.ID].KVTokens
+		scope.othersLoad[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, requests), KVTokens: max(0, kvTokens)}
 	}
 	for _, id := range silent {
-		if _, known := a.others[id]; !known {
-			a.others[id] = geo.Resident{ID: id}
+		if _, known := scope.othersLoad[id]; !known {
+			scope.othersLoad[id] = geo.Resident{ID: id}
 		}
 	}
 }

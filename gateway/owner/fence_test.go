@@ -54,13 +54,13 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 		flushed := make(chan time.Duration)
 		begin := time.Now()
 		go func() {
-			a.flush(t.Context())
+			a.waitForWrites(t.Context())
 			flushed <- time.Since(begin)
 		}()
-		time.Sleep(sendPatience / 2)
+		time.Sleep(writeTimeout / 2)
 		written()
 		written()
-		require.Less(t, <-flushed, sendPatience, "the last that was admitted is written")
+		require.Less(t, <-flushed, writeTimeout, "the last that was admitted is written")
 		require.Zero(t, a.sending.Load())
 	})
 	var alone *Scope
@@ -72,11 +72,11 @@ func TestARequestIsNotWrittenOnceItsOwnersTimeIsOver(t *testing.T) {
 // A lease that the store had lost is taken again with a later epoch, and without a pause. What was marked with the epoch before is not
 // written any more: an engine may have seen the later one.
 func TestARequestIsNotWrittenUnderAnEarlierEpoch(t *testing.T) {
-	s, a := &Set{log: zap.NewNop(), lookNow: make(chan struct{}, 1)}, NewScope("main")
+	s, a := &Set{log: zap.NewNop(), checkNow: make(chan struct{}, 1)}, NewScope("main")
 	a.view.Store(&lease.View{Phase: lease.Owner, Admits: true, Epoch: 4})
 	epoch := a.Epoch()
 	require.NoError(t, a.CheckEpoch(epoch))
-	s.changed(a, lease.View{Phase: lease.Owner, Admits: true, Epoch: 5})
+	s.applyView(a, lease.View{Phase: lease.Owner, Admits: true, Epoch: 5})
 	require.NoError(t, a.CheckOwned())
 	require.ErrorIs(t, a.CheckEpoch(epoch), ErrNotOwner)
 	require.NoError(t, a.CheckEpoch(a.Epoch()))

@@ -21,90 +21,91 @@ type siblings struct {
 	members *lease.Members
 }
 
-// see updates the members: the live proxies that are not shutting down, including this proxy. It reports whether this proxy is shutting
-// down.
-func (s *siblings) see(now time.Time) (leaving bool) {
-	_, stay := s.set.peers.Siblings()
+// updateMembers updates the members: the live proxies that are not shutting down, including this proxy. leaving says whether this proxy is
+// shutting down.
+func (s *siblings) updateMembers(now time.Time) (leaving bool) {
+	_, staying := s.set.peers.Siblings()
 	if leaving = s.set.deps.Leaving(); !leaving {
-		stay = append(stay, s.set.peers.ID())
+		staying = append(staying, s.set.peers.ID())
 	}
 	s.mu.Lock()
-	s.members.See(stay, now)
+	s.members.See(staying, now)
 	s.mu.Unlock()
 	return leaving
 }
 
-// live returns all live proxies that are not shutting down.
-func (s *siblings) live() []string {
+// liveMembers returns all live proxies that are not shutting down.
+func (s *siblings) liveMembers() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.members.Order("")
 }
 
-// order returns the proxies in the order in which they should own a group. It leaves out proxies that may not own the group according to
-// ha.members of this proxy or to the list in the lease.
-func (s *siblings) order(a *Scope) []string {
-	listed := a.claim.Members()
+// ownerOrder returns the proxies in the order in which they should own a group. It leaves out proxies that may not own the group according
+// to ha.members of this proxy or to the list in the lease.
+func (s *siblings) ownerOrder(scope *Scope) []string {
+	listed := scope.claim.Members()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.members.Order(a.Name, s.set.members, listed)
+	return s.members.Order(scope.Name, s.set.members, listed)
 }
 
-// setStandings gives the claim of each group this proxy's rank in the group's order, and says whether enough engines of the group answer.
-func (s *siblings) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
-	leaving := s.see(now)
-	for name, a := range all {
-		listed := a.claim.Members()
+// updateClaims updates the members. It then tells the claim of each group at which place of the group's order this proxy is, and whether it
+// could serve the group: it is not shutting down, and enough engines of the group answer.
+func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
+	leaving := s.updateMembers(now)
+	for name, scope := range all {
+		listed := scope.claim.Members()
 		s.mu.Lock()
-		rank, home := s.members.TakeoverRank(name, lease.Dispatcher(a.view.Load().Holder), now, s.set.members, listed)
+		place, isHome := s.members.TakeoverRank(name, lease.Dispatcher(scope.view.Load().Holder), now, s.set.members, listed)
 		s.mu.Unlock()
-		a.claim.SetRole(home, rank, !leaving && reach[name].enough())
+		scope.claim.SetRole(isHome, place, !leaving && engines[name].halfAnswer())
 	}
 }
 
-// mayYield returns nil if a group may go to the proxy that asks for it. The epoch in the question must be the present one, the store of
-// leases must answer, and the asking proxy must come before this one in the group's order.
-func (s *siblings) mayYield(a *Scope, sender string, ask geo.HandBack) error {
-	v := a.view.Load()
+// checkHandBack returns nil if a group may go to the proxy that asks for it (sender). The epoch in the question must be the present one,
+// the store of leases must answer, and the asking proxy must come before this one in the group's order.
+func (s *siblings) checkHandBack(scope *Scope, sender string, ask geo.HandBack) error {
+	v := scope.view.Load()
 	if ask.Epoch != v.Epoch {
-		return fmt.Errorf("group %s: %w", a.Name, lease.ErrNotHolder)
+		return fmt.Errorf("group %s: %w", scope.Name, lease.ErrNotHolder)
 	}
 	if v.StoreAway { // checked first, so that this proxy does not stop requests in vain
-		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", a.Name, lease.ErrNotHolder)
+		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", scope.Name, lease.ErrNotHolder)
 	}
-	now, listed := time.Now(), a.claim.Members()
-	s.see(now)
+	now, listed := time.Now(), scope.claim.Members()
+	s.updateMembers(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.members.ShouldHandOver(a.Name, sender, now, s.set.members, listed) {
-		return fmt.Errorf("group %s: %w, and %s is not before us in its order", a.Name, lease.ErrNotHolder, sender)
+	if !s.members.ShouldHandOver(scope.Name, sender, now, s.set.members, listed) {
+		return fmt.Errorf("group %s: %w, and %s is not before us in its order", scope.Name, lease.ErrNotHolder, sender)
 	}
 	return nil
 }
 
-// hasHeirs says whether there is another live proxy that may own the group.
-func (s *siblings) hasHeirs(a *Scope) bool {
-	s.see(time.Now())
-	return slices.ContainsFunc(s.order(a), func(id string) bool { return id != s.set.peers.ID() })
+// hasSuccessor says whether there is another live proxy that may own the group.
+func (s *siblings) hasSuccessor(scope *Scope) bool {
+	s.updateMembers(time.Now())
+	return slices.ContainsFunc(s.ownerOrder(scope), func(id string) bool { return id != s.set.peers.ID() })
 }
 
-// takeReport records the epochs of the groups that a peer owns, from the peer's answer to a probe.
-func (s *siblings) takeReport(all map[string]*Scope, h geo.ProbeReport) {
+// recordReport records the epochs of the groups that a peer owns, from the peer's answer to a probe.
+func (s *siblings) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
-		if a := all[name]; a != nil {
+		if scope := all[name]; scope != nil {
 			s.set.ownersKnown.Store(true)
-			a.mu.Lock()
-			a.ownerHeard = now
-			a.mu.Unlock()
-			a.claim.ObserveRivalEpoch(epoch)
+			scope.mu.Lock()
+			scope.ownerLastSeen = now
+			scope.mu.Unlock()
+			scope.claim.ObserveRivalEpoch(epoch)
 		}
 	}
 }
 
-// groupObject is the name of a group's Lease object. Characters that a Kubernetes name cannot have become dashes. A hash of the group's
+// groupLeaseName is the name of a group's Lease object. Characters that a Kubernetes name cannot have become dashes. A hash of the group's
 // name at the end then keeps different groups apart.
-func groupObject(group string) string {
+func groupLeaseName(group string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-':
@@ -113,13 +114,13 @@ func groupObject(group string) string {
 		return '-'
 	}, group)
 	hasDashAtEnd := strings.HasPrefix(group, "-") || strings.HasSuffix(group, "-")
-	if clean == group && !hasDashAtEnd && len(group) <= longestName {
+	if clean == group && !hasDashAtEnd && len(group) <= mostGroupName {
 		return "evenkeel-group-" + group
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(group)) // never fails, by its documentation
-	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), longestName)], "-"), h.Sum32())
+	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), mostGroupName)], "-"), h.Sum32())
 }
 
-// longestName is how many bytes of a group's name its Lease object takes, so that the object's name stays below the 253 of Kubernetes.
-const longestName = 200
+// mostGroupName is how many bytes of a group's name its Lease object takes, so that the object's name stays below the 253 of Kubernetes.
+const mostGroupName = 200

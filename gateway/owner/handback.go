@@ -13,35 +13,35 @@ import (
 // ErrNotHome is the answer to a dispatcher that asks for a region other than its own.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
-// Yield says whether this proxy gives a scope to the dispatcher that asks for it; the error says why not. If it does, no new request begins
-// for the scope until done is called.
-func (s *Set) Yield(sender string, ask geo.HandBack) (a *Scope, done func(), err error) {
+// AllowHandBack decides whether this proxy gives a scope to the dispatcher that asks for it (sender); err says why it does not. If it does,
+// no new request begins for the scope until done is called. The caller calls done after HandBack.
+func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done func(), err error) {
 	if ask.Group == "" {
 		if !s.Has(Regions) {
 			return nil, nil, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
 		}
-		a = s.Of(ask.Region)
+		scope = s.Scope(ask.Region)
 	} else if s.Has(Groups) && ask.Region == s.region {
-		a = s.Of(ask.Group)
+		scope = s.Scope(ask.Group)
 	}
-	if a == nil || a.claim == nil {
+	if scope == nil || scope.claim == nil {
 		return nil, nil, fmt.Errorf("%s: %w", ask.Scope(), lease.ErrNotHolder)
 	}
-	if err := s.mayYield(a, sender, ask); err != nil {
+	if err := s.checkHandBack(scope, sender, ask); err != nil {
 		return nil, nil, err
 	}
-	a.yielding.Add(1)
-	return a, func() { a.yielding.Add(-1) }, nil
+	scope.handBacksPending.Add(1)
+	return scope, func() { scope.handBacksPending.Add(-1) }, nil
 }
 
 // HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and releases the lease.
-func (s *Set) HandBack(a *Scope, ask geo.HandBack) (geo.HandedBack, error) {
+func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
-	err := a.claim.GiveBack(ask.Epoch, func() {
-		a.mu.Lock()
-		a.handedBack = true
-		a.mu.Unlock()
-		ours, _, _ := s.deps.Load(s.ctx, a.Name, false)
+	err := scope.claim.GiveBack(ask.Epoch, func() {
+		scope.mu.Lock()
+		scope.handedBack = true
+		scope.mu.Unlock()
+		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
 		h.Ranks = append(h.Ranks, ours...)
 	})
 	return h, err
@@ -54,58 +54,58 @@ func (s *Set) HandOver(ctx context.Context) {
 	if !s.Has(Groups) || !s.deps.Leaving() {
 		return
 	}
-	s.handsOver.Store(true)
-	defer s.handsOver.Store(false)
+	s.handingOver.Store(true)
+	defer s.handingOver.Store(false)
 	ctx, cancel := context.WithTimeout(ctx, s.times.Duration+s.times.StartDelay+s.times.Step)
 	defer cancel()
-	look := time.NewTicker(standEvery)
-	defer look.Stop()
-	for lost := s.Losses(); s.wanted(); lost = s.Losses() {
+	check := time.NewTicker(checkEvery)
+	defer check.Stop()
+	for lost := s.Losses(); s.canHandOver(); lost = s.Losses() {
 		select {
 		case <-lost:
-		case <-look.C:
+		case <-check.C:
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// wanted says whether another proxy could take over a scope that this proxy owns.
-func (s *Set) wanted() bool {
-	for _, a := range *s.all.Load() {
-		if v := a.view.Load(); v.Admits && !v.StoreAway && s.hasHeirs(a) {
+// canHandOver says whether this proxy owns a scope that another proxy could take over.
+func (s *Set) canHandOver() bool {
+	for _, scope := range *s.all.Load() {
+		if v := scope.view.Load(); v.Admits && !v.StoreAway && s.hasSuccessor(scope) {
 			return true
 		}
 	}
 	return false
 }
 
-// HandsOver says whether this proxy is in HandOver, and still serves requests that other proxies forward.
-func (s *Set) HandsOver() bool { return s != nil && s.handsOver.Load() }
+// HandingOver says whether this proxy is in HandOver. Then it still serves requests that other proxies forward.
+func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
-// askBack asks the holder of a scope to give it to this proxy. The holder lists its requests that still run on the scope's ranks. It has no
-// requests on ranks that it does not list.
-func (s *Set) askBack(ctx context.Context, a *Scope, holder string, epoch int64) error {
-	ask := geo.HandBack{Region: a.Name, Epoch: epoch}
+// askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks, and
+// askBack stores them as the load of others. The holder has no requests on ranks that it does not list.
+func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch int64) error {
+	ask := geo.HandBack{Region: scope.Name, Epoch: epoch}
 	if s.kind == Groups {
-		ask.Region, ask.Group = s.region, a.Name
+		ask.Region, ask.Group = s.region, scope.Name
 	}
 	h, err := s.peers.AskBack(ctx, holder, ask)
 	if err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	clear(a.others)
-	a.othersNamed = true
-	a.keepFound(nil, h.Ranks, nil)
+	scope.mu.Lock()
+	defer scope.mu.Unlock()
+	clear(scope.othersLoad)
+	scope.othersReported = true
+	scope.setOthersLoad(nil, h.Ranks, nil)
 	return nil
 }
 
 // Promise promises an owner that this proxy does not take over its group for a while. The owner asks for this when it cannot reach the
 // store of leases. If Promise returns an error, there is no promise. sender is the peer that asks.
 func (s *Set) Promise(sender string, ask geo.Vote) error {
-	group := s.Of(ask.Group)
+	group := s.Scope(ask.Group)
 	switch {
 	case !s.Has(Groups) || group == nil || ask.Region != s.region:
 		return fmt.Errorf("%w: group %q is not known here", lease.ErrNoVote, ask.Group)
@@ -118,10 +118,10 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 // Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, and the epochs that it has seen.
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
-	for name, a := range *s.all.Load() {
-		v := a.view.Load()
-		if a.claim != nil {
-			if seen := a.claim.Seen(); seen > 0 {
+	for name, scope := range *s.all.Load() {
+		v := scope.view.Load()
+		if scope.claim != nil {
+			if seen := scope.claim.Seen(); seen > 0 {
 				t.Seen[name] = seen
 			}
 		}
@@ -131,7 +131,7 @@ func (s *Set) Tenure() geo.Tenure {
 		case s.kind == Regions && v.Epoch > 0:
 			t.Epochs = put(t.Epochs, name, v.Epoch)
 		}
-		if n := s.lent(a); n > 0 {
+		if n := s.runningAfterHandBack(scope); n > 0 {
 			t.Lent = put(t.Lent, name, n)
 		}
 	}
@@ -147,23 +147,23 @@ func put[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// lent is how many requests of this proxy still run in a region that it has handed back. Once there are none, lent ends this state
-// (handedBack).
-func (s *Set) lent(a *Scope) (n int) {
-	a.mu.Lock()
-	handedBack := a.handedBack && s.kind == Regions
-	a.mu.Unlock()
+// runningAfterHandBack is how many requests of this proxy still run in a region that it has handed back. Once there are none,
+// runningAfterHandBack records that the region is no longer handedBack.
+func (s *Set) runningAfterHandBack(scope *Scope) (n int) {
+	scope.mu.Lock()
+	handedBack := scope.handedBack && s.kind == Regions
+	scope.mu.Unlock()
 	if !handedBack {
 		return 0
 	}
-	ours, _, _ := s.deps.Load(s.ctx, a.Name, false)
+	ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
 	for _, r := range ours {
 		n += r.Requests
 	}
 	if n == 0 {
-		a.mu.Lock()
-		a.handedBack = false
-		a.mu.Unlock()
+		scope.mu.Lock()
+		scope.handedBack = false
+		scope.mu.Unlock()
 	}
 	return n
 }
@@ -175,9 +175,9 @@ func (s *Set) OnProbe(h geo.ProbeReport) {
 		return
 	}
 	for name, epoch := range h.Seen {
-		if a := all[name]; a != nil && a.claim != nil {
-			a.claim.ObserveEpoch(epoch)
+		if scope := all[name]; scope != nil && scope.claim != nil {
+			scope.claim.ObserveEpoch(epoch)
 		}
 	}
-	s.takeReport(all, h)
+	s.recordReport(all, h)
 }

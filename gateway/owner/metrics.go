@@ -8,18 +8,18 @@ import (
 
 // metrics has the metrics of a Set, as a prometheus.Collector.
 type metrics struct {
-	set    *Set
-	admits *prometheus.Desc
-	epoch  *prometheus.Desc
-	away   *prometheus.Desc
+	set       *Set
+	admits    *prometheus.Desc
+	epoch     *prometheus.Desc
+	storeAway *prometheus.Desc
 
-	takeover *prometheus.Desc // only if the scopes are regions
+	servesForeign *prometheus.Desc // only if the scopes are regions
 
 	// only if the scopes are decode groups:
-	pledged *prometheus.Desc
-	differs *prometheus.Desc
-	taken   *prometheus.CounterVec
-	after   prometheus.Histogram
+	voted           *prometheus.Desc
+	membersDiffer   *prometheus.Desc
+	takeovers       *prometheus.CounterVec
+	takeoverSeconds prometheus.Histogram
 }
 
 // newMetrics returns the metrics of a Set for the kind of its scopes.
@@ -31,22 +31,22 @@ func newMetrics(s *Set) *metrics {
 	if s.kind == Regions {
 		return &metrics{
 			set: s, admits: desc("evenkeel_geo_owner", "1 while this proxy admits requests to the region's engines. Only with geo.ownership."),
-			epoch:    desc("evenkeel_geo_epoch", "Epoch of the region's ownership, the highest known here. It is 0 with a static order."),
-			away:     desc("evenkeel_geo_lease_store_away", away),
-			takeover: desc("evenkeel_geo_takeover_active", "1 while this proxy serves the engines of a region that is not its own."),
+			epoch:         desc("evenkeel_geo_epoch", "Epoch of the region's ownership, the highest known here. It is 0 with a static order."),
+			storeAway:     desc("evenkeel_geo_lease_store_away", away),
+			servesForeign: desc("evenkeel_geo_takeover_active", "1 while this proxy serves the engines of a region that is not its own."),
 		}
 	}
 	return &metrics{
 		set: s, admits: desc("evenkeel_ha_owner", "1 while this proxy admits requests to the decode group."),
-		epoch: desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
-		away:  desc("evenkeel_ha_lease_store_away", away),
-		pledged: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over "+
+		epoch:     desc("evenkeel_ha_epoch", "Epoch of the decode group's ownership, the highest known here."),
+		storeAway: desc("evenkeel_ha_lease_store_away", away),
+		voted: desc("evenkeel_ha_pledged", "1 while this proxy admits requests only because all other members have promised not to take over "+
 			"(ha.members), and the store of the lease confirms nothing."),
-		differs: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than this "+
-			"proxy. While that is so, no owner goes on when the store of the lease is away."),
-		taken: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total",
+		membersDiffer: desc("evenkeel_ha_members_differ", "1 while the holder of the decode group's lease has another list in ha.members than "+
+			"this proxy. While that is so, no owner goes on when the store of the lease is away."),
+		takeovers: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "evenkeel_ha_acquired_total",
 			Help: "Times that the decode group became this proxy's, with a new epoch."}, []string{"group"}),
-		after: prometheus.NewHistogram(prometheus.HistogramOpts{
+		takeoverSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "evenkeel_ha_takeover_seconds", Help: "Time from the last sign of a group's former owner until this proxy admitted requests to " +
 				"the group. It is short after a hand-over, and longer than a lease after the owner died.", Buckets: s.deps.Buckets,
 		}),
@@ -55,12 +55,12 @@ func newMetrics(s *Set) *metrics {
 
 // countTakeover counts that a group became this proxy's. after is the time since its last owner gave a sign of life. If hadOwner is false,
 // there was no owner, and after is ignored.
-func (m *metrics) countTakeover(scope string, after time.Duration, hadOwner bool) {
-	if m.taken == nil {
+func (m *metrics) countTakeover(group string, after time.Duration, hadOwner bool) {
+	if m.takeovers == nil { // the scopes are regions, whose takeovers are not counted
 		return
 	}
-	m.taken.WithLabelValues(scope).Inc()
+	m.takeovers.WithLabelValues(group).Inc()
 	if hadOwner {
-		m.after.Observe(after.Seconds())
+		m.takeoverSeconds.Observe(after.Seconds())
 	}
 }

@@ -13,12 +13,12 @@ import (
 func TestALeaseIsNamedAsItsGroup(t *testing.T) {
 	page, err := os.ReadFile("../../docs/fleet.md")
 	require.NoError(t, err)
-	require.Equal(t, "evenkeel-group-main", groupObject("main"))
-	require.Equal(t, "evenkeel-group-dp-0", groupObject("dp-0"))
-	require.Contains(t, strings.Join(strings.Fields(string(page)), " "), "`dp_0` becomes `"+groupObject("dp_0")+"`")
+	require.Equal(t, "evenkeel-group-main", groupLeaseName("main"))
+	require.Equal(t, "evenkeel-group-dp-0", groupLeaseName("dp-0"))
+	require.Contains(t, strings.Join(strings.Fields(string(page)), " "), "`dp_0` becomes `"+groupLeaseName("dp_0")+"`")
 	long := strings.Repeat("g", 300)
 	for _, group := range []string{"main", "DP_0", "-0", "ä", "_", long, long + "h"} {
-		require.Empty(t, validation.IsDNS1123Subdomain(groupObject(group)), group)
+		require.Empty(t, validation.IsDNS1123Subdomain(groupLeaseName(group)), group)
 	}
-	require.NotEqual(t, groupObject(long), groupObject(long+"h"))
+	require.NotEqual(t, groupLeaseName(long), groupLeaseName(long+"h"))
 }

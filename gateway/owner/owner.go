@@ -14,10 +14,10 @@ import (
 // New returns the Set for the kind of scopes to which the config gives owners, and registers its metrics; nil: the config gives owners to
 // none.
 func New(c *config.Config, deps Deps) (*Set, error) {
-	own, ha := &c.Geo.Ownership, &c.HA
+	regionOwnership, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{
 		deps: deps, conf: c, log: deps.Log, region: c.Geo.Self.Region, ctx: deps.Context,
-		lookNow: make(chan struct{}, 1), barred: map[string]bar{}, leavingScopes: map[string]*Scope{}, lost: make(chan struct{}),
+		checkNow: make(chan struct{}, 1), claimFailures: map[string]claimFailure{}, leavingScopes: map[string]*Scope{}, lost: make(chan struct{}),
 	}
 	s.all.Store(&map[string]*Scope{})
 	switch {
@@ -25,28 +25,29 @@ func New(c *config.Config, deps Deps) (*Set, error) {
 		s.kind, s.members = Groups, ha.MemberList()
 		s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, c.Geo.Self.ID, s.members, s.log)
 		s.openLease = func(name string) (lease.Engine, error) {
-			return s.leases.open(groupObject(name), ha.Kubernetes.Kubeconfig, name)
+			return s.leases.open(groupLeaseName(name), ha.Kubernetes.Kubeconfig, name)
 		}
 		s.times = ha.Times()
 		if self := c.Geo.Self.ID; len(s.members) > 0 && !slices.Contains(s.members, self) {
 			s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self),
 				zap.Strings("members", s.members))
 		}
-		s.standing = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
+		s.succession = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
 		// groups become known later, with their engines, but a wrong setting of the store is found now
 		if _, err := s.openLease(""); err != nil {
 			return nil, fmt.Errorf("ha: %w", err)
 		}
-	case c.Geo.On() && own.On():
+	case c.Geo.On() && regionOwnership.On():
 		s.kind = Regions
-		s.leases = newLeases(own.Engine, own.Lease, own.Kubernetes.Namespace, own.Etcd, c.Geo.Self.ID, nil, s.log)
+		s.leases = newLeases(regionOwnership.Engine, regionOwnership.Lease, regionOwnership.Kubernetes.Namespace, regionOwnership.Etcd,
+			c.Geo.Self.ID, nil, s.log)
 		s.openLease = func(name string) (lease.Engine, error) {
-			return s.leases.open(regionObject(name), own.Kubernetes.Kubeconfig[name], name)
+			return s.leases.open(regionLeaseName(name), regionOwnership.Kubernetes.Kubeconfig[name], name)
 		}
-		s.times = own.Times()
-		regions := &neighbours{set: s, nearest: map[string]map[string]map[string]float64{}}
-		s.standing = regions
-		if err := regions.enter(); err != nil {
+		s.times = regionOwnership.Times()
+		regions := &neighbours{set: s, roundTrips: map[string]map[string]map[string]float64{}}
+		s.succession = regions
+		if err := regions.createScopes(); err != nil {
 			return nil, err
 		}
 	default:

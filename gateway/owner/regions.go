@@ -16,18 +16,19 @@ import (
 // neighbours are the proxies of other regions. A region belongs to its own proxy. If this proxy is gone, the region goes to the first proxy
 // of the configured order, or to the nearest proxy if no order is configured.
 type neighbours struct {
-	set     *Set
-	judging sync.Mutex // serialises judge, so that the last view published is the newest one
+	set      *Set
+	deciding sync.Mutex // serialises decideStaticOwner, so that the last view published is the newest one
 
-	mu      sync.Mutex
-	nearest map[string]map[string]map[string]float64 // round trips in ms: by region, by dispatcher of the region, by peer of this dispatcher
+	mu         sync.Mutex
+	roundTrips map[string]map[string]map[string]float64 // in ms: by region, by dispatcher of the region, by peer of this dispatcher
 }
 
-// regionObject is the name of a region's Lease object.
-func regionObject(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
+// regionLeaseName is the name of a region's Lease object.
+func regionLeaseName(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
 
-// enter makes the scopes: this proxy's region, and the regions of the engines in the config.
-func (n *neighbours) enter() error {
+// createScopes makes the scopes: this proxy's region, and the regions of the engines in the config. Each scope gets a claim or, in static
+// mode, a static order of owners.
+func (n *neighbours) createScopes() error {
 	s, c := n.set, &n.set.conf.Geo
 	regions := []string{c.Self.Region}
 	for _, e := range slices.Concat(s.conf.Engines.Prefill, s.conf.Engines.Decode, s.conf.Engines.Aggregated) {
@@ -37,29 +38,17 @@ func (n *neighbours) enter() error {
 	}
 	all := map[string]*Scope{}
 	for _, region := range regions {
-		a := s.scope(region)
-		a.home = region == c.Self.Region
-		if !a.home {
-			a.share = c.Ownership.MaxShare
+		scope := s.newScope(region)
+		scope.home = region == c.Self.Region
+		if !scope.home {
+			scope.maxShare = c.Ownership.MaxShare
 		}
-		all[region] = a
-		if c.Ownership.Engine != geo.OwnStatic {
-			if err := s.claim(a, n.rank(a)); err != nil {
-				return fmt.Errorf("geo.ownership: region %s: %w", region, err)
-			}
-			continue
+		all[region] = scope
+		if c.Ownership.Engine == geo.OwnStatic {
+			n.setStaticOrder(scope)
+		} else if err := s.claim(scope, n.takeoverRank(scope)); err != nil {
+			return fmt.Errorf("geo.ownership: region %s: %w", region, err)
 		}
-		home := c.Self.ID // for another region, the first peer of the region
-		for _, p := range c.Peers {
-			if !a.home && p.Region == region {
-				home = p.ID
-				break
-			}
-		}
-		a.hold = 0 // see cautious
-		a.static = lease.NewStatic(c.Self.ID, home, n.order(region), c.Ownership.DeadAfter, time.Now())
-		v := a.static.View(time.Now())
-		a.view.Store(&v)
 	}
 	s.all.Store(&all)
 	if c.Ownership.Engine == geo.OwnStatic {
@@ -70,15 +59,31 @@ func (n *neighbours) enter() error {
 	return nil
 }
 
-// order lists the proxies that may take over a region, in the configured order; empty: the round trips decide.
-func (n *neighbours) order(region string) (ids []string) {
+// setStaticOrder gives a scope a static order of owners: first the home dispatcher, then the configured order.
+func (n *neighbours) setStaticOrder(scope *Scope) {
+	c := &n.set.conf.Geo
+	home := c.Self.ID // for another region, the first peer of the region
+	for _, p := range c.Peers {
+		if !scope.home && p.Region == scope.Name {
+			home = p.ID
+			break
+		}
+	}
+	scope.cautionTime = 0 // caution does not end with time: see othersMayRun
+	scope.static = lease.NewStatic(c.Self.ID, home, n.takeoverOrder(scope.Name), c.Ownership.DeadAfter, time.Now())
+	v := scope.static.View(time.Now())
+	scope.view.Store(&v)
+}
+
+// takeoverOrder lists the proxies that may take over a region, in the configured order; empty: the round trips decide.
+func (n *neighbours) takeoverOrder(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
 		itsRegion := c.Self.Region // an id that no peer has is this proxy's
 		if peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }); peer >= 0 {
 			itsRegion = c.Peers[peer].Region
 		}
-		if itsRegion == region { // the region is the proxy's own, so it does not have to take over
+		if itsRegion == region { // the region is this proxy's home, so it does not have to take over
 			continue
 		}
 		ids = append(ids, id)
@@ -86,15 +91,15 @@ func (n *neighbours) order(region string) (ids []string) {
 	return ids
 }
 
-// rank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how many
-// peers are nearer to the region, by the round trips that the region's dispatchers last measured. If these dispatchers differ, the largest
-// number counts. To a dispatcher that has not measured this proxy, all peers are nearer.
-func (n *neighbours) rank(a *Scope) (rank int) {
+// takeoverRank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how
+// many peers are nearer to the region, by the round trips that the region's dispatchers last measured. If these dispatchers differ, the
+// largest number counts. To a dispatcher that has not measured this proxy, all peers are nearer.
+func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
-	if a.home {
+	if scope.home {
 		return 0
 	}
-	if order := n.order(a.Name); len(order) > 0 {
+	if order := n.takeoverOrder(scope.Name); len(order) > 0 {
 		if place := slices.Index(order, self); place >= 0 {
 			return place
 		}
@@ -102,11 +107,11 @@ func (n *neighbours) rank(a *Scope) (rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, roundTrips := range n.nearest[a.Name] { // of one dispatcher in the region, to its peers
-		own, known := roundTrips[self]
+	for _, toPeers := range n.roundTrips[scope.Name] { // of one dispatcher in the region
+		own, measured := toPeers[self]
 		nearer := 0
-		for id, ms := range roundTrips {
-			if id != self && (!known || ms < own) {
+		for id, ms := range toPeers {
+			if id != self && (!measured || ms < own) {
 				nearer++
 			}
 		}
@@ -115,66 +120,66 @@ func (n *neighbours) rank(a *Scope) (rank int) {
 	return rank
 }
 
-// setStandings updates who owns the regions with a static order. To the claims of other regions it gives this proxy's rank, and whether
+// updateClaims updates who owns the regions with a static order. To the claims of other regions it gives this proxy's rank, and whether
 // enough engines answer.
-func (n *neighbours) setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time) {
-	for name, a := range all {
+func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
+	for name, scope := range all {
 		switch {
-		case a.static != nil:
-			n.judge(a, now)
-		case !a.home:
-			a.claim.SetRole(false, n.rank(a), reach[name].enough())
+		case scope.static != nil:
+			n.decideStaticOwner(scope, now)
+		case !scope.home: // the claim of this proxy's own region keeps the first rank, with which it was made
+			scope.claim.SetRole(false, n.takeoverRank(scope), engines[name].halfAnswer())
 		}
 	}
 }
 
-// mayYield returns nil if the dispatcher that asks for a region is one of the region's own.
-func (n *neighbours) mayYield(a *Scope, sender string, _ geo.HandBack) error {
+// checkHandBack returns nil if the dispatcher that asks for a region is one of the region's own.
+func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
-		return p.Region == a.Name && p.AnswersTo(sender)
+		return p.Region == scope.Name && p.AnswersTo(sender)
 	}) {
 		return ErrNotHome
 	}
 	return nil
 }
 
-// hasHeirs is always false: there is no heir to wait for, because a released region goes to the first proxy that finds it released.
-func (n *neighbours) hasHeirs(*Scope) bool { return false }
+// hasSuccessor is always false: there is no heir to wait for, because a released region goes to the first proxy that finds it released.
+func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 
-// takeReport records, from a peer's answer to a probe, the epochs of the regions that the peer owns and the peer's round trips to its own
+// recordReport records, from a peer's answer to a probe, the epochs of the regions that the peer owns and the peer's round trips to its own
 // peers. For static orders the answer also shows that the peer lives.
-func (n *neighbours) takeReport(all map[string]*Scope, h geo.ProbeReport) {
+func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
-		if a := all[region]; a != nil && a.claim != nil {
-			a.claim.ObserveRivalEpoch(epoch)
+		if scope := all[region]; scope != nil && scope.claim != nil {
+			scope.claim.ObserveRivalEpoch(epoch)
 		}
 	}
 	if all[h.Region] != nil && len(h.RTTMs) > 0 {
 		n.mu.Lock()
-		if n.nearest[h.Region] == nil {
-			n.nearest[h.Region] = map[string]map[string]float64{}
+		if n.roundTrips[h.Region] == nil {
+			n.roundTrips[h.Region] = map[string]map[string]float64{}
 		}
-		n.nearest[h.Region][h.Peer] = h.RTTMs
+		n.roundTrips[h.Region][h.Peer] = h.RTTMs
 		n.mu.Unlock()
 	}
-	for _, a := range all {
-		if a.static != nil {
-			a.mu.Lock()
-			a.static.Saw(h.Peer, time.Now())
-			a.mu.Unlock()
-			n.judge(a, time.Now())
+	for _, scope := range all {
+		if scope.static != nil {
+			scope.mu.Lock()
+			scope.static.Saw(h.Peer, time.Now())
+			scope.mu.Unlock()
+			n.decideStaticOwner(scope, time.Now())
 		}
 	}
 }
 
-// judge computes who owns a scope with a static order now, and publishes a change.
-func (n *neighbours) judge(a *Scope, now time.Time) {
-	n.judging.Lock()
-	defer n.judging.Unlock()
-	a.mu.Lock()
-	v := a.static.View(now)
-	a.mu.Unlock()
-	if v != *a.view.Load() {
-		n.set.changed(a, v)
+// decideStaticOwner computes who owns a scope with a static order now, and publishes a change.
+func (n *neighbours) decideStaticOwner(scope *Scope, now time.Time) {
+	n.deciding.Lock()
+	defer n.deciding.Unlock()
+	scope.mu.Lock()
+	v := scope.static.View(now)
+	scope.mu.Unlock()
+	if v != *scope.view.Load() {
+		n.set.applyView(scope, v)
 	}
 }

@@ -13,87 +13,91 @@ import (
 )
 
 const (
-	standEvery = 250 * time.Millisecond // interval of looks at peers and engines
-	countEvery = time.Second            // interval of counts of other proxies' requests on engines
+	checkEvery = 250 * time.Millisecond // interval at which peers and engines are checked
+	countEvery = time.Second            // interval at which other proxies' requests on engines are counted
 )
 
-// Run runs the claims, and gives them news of peers and engines, until ctx ends. It returns when no claim runs any more.
+// Run runs the claims until ctx ends. At an interval it updates them by the state of peers and engines, and counts the requests of other
+// proxies. It returns when no claim runs any more.
 func (s *Set) Run(ctx context.Context) {
-	for _, a := range *s.all.Load() {
-		s.start(a)
+	for _, scope := range *s.all.Load() {
+		s.startClaim(scope)
 	}
-	tick := time.NewTicker(standEvery)
+	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
-	var counted time.Time
+	var counted time.Time // when the requests of other proxies were last counted; zero: they must be counted at once
 	for now := time.Now(); ; {
-		reach := s.deps.Engines()
+		engines := s.deps.Engines()
 		if s.kind == Groups {
-			s.enlist(reach, now)
+			s.updateGroups(engines, now)
 		}
-		s.setStandings(*s.all.Load(), reach, now)
+		s.updateClaims(*s.all.Load(), engines, now)
 		if now.Sub(counted) >= countEvery {
 			counted = now
-			s.countOthers(ctx, now)
+			s.countOthersRequests(ctx, now)
 		}
 		select {
 		case <-ctx.Done():
 			s.claims.Wait()
 			return
 		case <-tick.C:
-		case <-s.lookNow:
+		case <-s.checkNow:
 			counted = time.Time{}
 		}
 		now = time.Now() // not the time of the tick, which may have waited while engines were asked
 	}
 }
 
-// start runs the claim of a scope. A scope of a static order has none.
-func (s *Set) start(a *Scope) {
-	if a.claim == nil {
+// startClaim runs the claim of a scope on a goroutine of its own. A scope with a static order has no claim.
+func (s *Set) startClaim(scope *Scope) {
+	if scope.claim == nil {
 		return
 	}
 	var run context.Context
-	run, a.stopClaim = context.WithCancel(s.ctx)
-	a.claimEnded = make(chan struct{})
+	run, scope.stopClaim = context.WithCancel(s.ctx)
+	scope.claimEnded = make(chan struct{})
 	s.claims.Go(func() {
-		defer close(a.claimEnded)
-		a.claim.Run(run)
+		defer close(scope.claimEnded)
+		scope.claim.Run(run)
 	})
 }
 
-// enlist claims new groups, and gives up groups whose engines have all gone. A group that comes back is claimed again only after its old
-// claim has ended, because the store cannot distinguish two claims of the same proxy.
-func (s *Set) enlist(reach map[string]Reach, now time.Time) {
-	maps.DeleteFunc(s.leavingScopes, func(_ string, a *Scope) bool { return !a.claiming() })
-	maps.DeleteFunc(s.barred, func(name string, _ bar) bool { _, hasEngines := reach[name]; return !hasEngines })
+// updateGroups claims new groups, and gives up groups whose engines have all left (engines has the others). A group that comes back is
+// claimed again only after its old claim has ended, because the store cannot distinguish two claims of the same proxy. A group whose claim
+// has failed is tried again after a pause.
+func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
+	maps.DeleteFunc(s.leavingScopes, func(_ string, scope *Scope) bool { return !scope.claimRuns() })
+	maps.DeleteFunc(s.claimFailures, func(name string, _ claimFailure) bool { _, hasEngines := engines[name]; return !hasEngines })
 	before := *s.all.Load()
-	after := make(map[string]*Scope, len(reach))
+	after := make(map[string]*Scope, len(engines))
 	changed := false
-	for name := range reach {
-		if a := before[name]; a != nil {
-			after[name] = a
+	for name := range engines {
+		if scope := before[name]; scope != nil {
+			after[name] = scope
 			continue
 		}
-		if s.leavingScopes[name] != nil || now.Before(s.barred[name].until) {
+		oldClaimRuns := s.leavingScopes[name] != nil
+		mustWait := now.Before(s.claimFailures[name].until) // the last try has failed
+		if oldClaimRuns || mustWait {
 			continue
 		}
-		a := s.scope(name)
-		if err := s.claim(a, 0); err != nil {
-			s.bar(name, err, now)
+		scope := s.newScope(name)
+		if err := s.claim(scope, 0); err != nil {
+			s.recordClaimFailure(name, err, now)
 			continue
 		}
-		delete(s.barred, name)
-		s.start(a)
-		after[name] = a
+		delete(s.claimFailures, name)
+		s.startClaim(scope)
+		after[name] = scope
 		changed = true
 	}
-	if changed {
-		s.retryBarred()
+	if changed { // a claim has succeeded
+		s.retryFailedClaims()
 	}
 	s.all.Store(&after)
-	for name, a := range before {
+	for name, scope := range before {
 		if after[name] == nil {
-			s.giveUp(name, a)
+			s.giveUp(name, scope)
 			changed = true
 		}
 	}
@@ -103,73 +107,73 @@ func (s *Set) enlist(reach map[string]Reach, now time.Time) {
 }
 
 // giveUp releases the lease of a group and ends its claim, without waiting for either.
-func (s *Set) giveUp(name string, a *Scope) {
-	s.leavingScopes[name] = a
+func (s *Set) giveUp(name string, scope *Scope) {
+	s.leavingScopes[name] = scope
 	s.claims.Go(func() {
 		until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
 		defer cancel()
-		a.claim.Leave(until)
-		a.stopClaim()
+		scope.claim.Leave(until)
+		scope.stopClaim()
 	})
 }
 
-// bar notes that a group cannot be claimed, usually because a file cannot be read. Nothing reports when this changes, so the claim is tried
-// again after pauses that double up to the duration of a lease.
-func (s *Set) bar(name string, err error, now time.Time) {
-	b := s.barred[name]
-	if why := fmt.Sprintf("ha: %v", err); b.why != why {
-		b.why = why
+// recordClaimFailure records that a group cannot be claimed, usually because a file cannot be read. The proxy does not notice when the
+// cause is gone, so the claim is tried again after pauses that double up to the duration of a lease.
+func (s *Set) recordClaimFailure(name string, err error, now time.Time) {
+	failure := s.claimFailures[name]
+	if why := fmt.Sprintf("ha: %v", err); failure.why != why { // the same error is logged only once
+		failure.why = why
 		s.log.Error("this proxy cannot own a decode group, and admits nothing to it; the next line about it comes when the error is another one",
 			zap.String("group", name), zap.String("error", why))
 	}
-	b.pause = min(max(2*b.pause, standEvery), s.times.Duration)
-	b.until = now.Add(b.pause)
-	s.barred[name] = b
+	failure.pause = min(max(2*failure.pause, checkEvery), s.times.Duration)
+	failure.until = now.Add(failure.pause)
+	s.claimFailures[name] = failure
 }
 
-// retryBarred lets all barred groups be tried again at once. A claim for another group has succeeded, and all groups have the same store
-// and the same files.
-func (s *Set) retryBarred() {
-	for name, b := range s.barred {
-		s.barred[name] = bar{why: b.why}
+// retryFailedClaims lets all claims that have failed be tried again at once. It is called when a claim for another group has succeeded,
+// because all groups have the same store and the same files.
+func (s *Set) retryFailedClaims() {
+	for name, failure := range s.claimFailures {
+		s.claimFailures[name] = claimFailure{why: failure.why}
 	}
 }
 
-// claiming says whether the scope's claim still runs.
-func (a *Scope) claiming() bool {
+// claimRuns says whether the scope's claim still runs.
+func (scope *Scope) claimRuns() bool {
 	select {
-	case <-a.claimEnded:
+	case <-scope.claimEnded:
 		return false
 	default:
 		return true
 	}
 }
 
-// countOthers counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take over. The
-// number for a rank changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that Run soon
-// looks at peers again even if many engines hang.
-func (s *Set) countOthers(ctx context.Context, now time.Time) {
+// countOthersRequests counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take
+// over. The number for a rank changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that
+// Run soon looks at peers again even if many engines hang.
+func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 	changed := false
 	var asked sync.WaitGroup
-	for _, a := range *s.all.Load() {
-		a.mu.Lock()
-		cautious := a.cautious(now)
+	for _, scope := range *s.all.Load() {
+		scope.mu.Lock()
+		othersMayRun := scope.othersMayRun(now)
 		// while this proxy does not own the scope, others has the list of the owner that is handing the scope over, and must stay
-		ended := !a.adopted.IsZero() && !cautious && len(a.others) > 0
-		if ended {
-			clear(a.others)
+		cautionEnded := !scope.ownedSince.IsZero() && !othersMayRun && len(scope.othersLoad) > 0
+		if cautionEnded {
+			clear(scope.othersLoad)
 		}
-		a.mu.Unlock()
-		if cautious || a.view.Load().Phase == lease.Starting {
+		scope.mu.Unlock()
+		if othersMayRun || scope.view.Load().Phase == lease.Starting {
 			asked.Go(func() {
-				ours, all, silent := s.deps.Load(ctx, a.Name, true)
-				a.mu.Lock()
-				a.keepFound(ours, all, silent)
-				a.mu.Unlock()
+				ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
+				scope.mu.Lock()
+				scope.setOthersLoad(ours, all, silent)
+				scope.mu.Unlock()
 			})
 			changed = true
 		}
-		changed = changed || ended
+		changed = changed || cautionEnded
 	}
 	asked.Wait()
 	if changed {

@@ -27,13 +27,13 @@ func TestGroupsWhoseEnginesHangAreAskedAtTheSameTime(t *testing.T) {
 		s.deps.Load = slowLoad
 		all := map[string]*Scope{}
 		for i := range 20 {
-			a := s.scope(fmt.Sprint("g", i))
+			a := s.newScope(fmt.Sprint("g", i))
 			a.view.Store(&lease.View{Phase: lease.Starting})
 			all[a.Name] = a
 		}
 		s.all.Store(&all)
 		began := time.Now()
-		s.countOthers(t.Context(), began)
+		s.countOthersRequests(t.Context(), began)
 		require.Equal(t, time.Second, time.Since(began))
 	})
 }
@@ -43,10 +43,10 @@ func TestARegionThatIsTakenOverIsNotGivenBackByAnOldTick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := setOf(t, Regions, &lent{})
 		n := &neighbours{set: s}
-		s.standing, s.deps.Load = n, slowLoad
-		regions := map[string]*Scope{"eu": s.scope("eu"), "ap": s.scope("ap")}
+		s.succession, s.deps.Load = n, slowLoad
+		regions := map[string]*Scope{"eu": s.newScope("eu"), "ap": s.newScope("ap")}
 		for _, a := range regions {
-			a.hold = 0
+			a.cautionTime = 0
 		}
 		begun := time.Now()
 		regions["eu"].static = lease.NewStatic("us-1", "eu-1", []string{"us-1"}, 0, begun) // gone from the start

@@ -30,7 +30,8 @@ const (
 	Groups  Kind = "group"
 )
 
-func (k Kind) words() string {
+// text names the scopes of this kind in log lines.
+func (k Kind) text() string {
 	if k == Groups {
 		return "decode group"
 	}
@@ -39,39 +40,46 @@ func (k Kind) words() string {
 
 // Deps is what a Set needs of the proxy.
 type Deps struct {
-	Context    context.Context // ends with the proxy
-	Log        *zap.Logger
-	Registerer prometheus.Registerer
-	Buckets    []float64            // bounds of histogram buckets, in seconds
-	KVHoldTimeout       func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
-	Leaving    func() bool          // this proxy is shutting down
+	Context       context.Context // ends with the proxy
+	Log           *zap.Logger
+	Registerer    prometheus.Registerer
+	Buckets       []float64            // bounds of histogram buckets, in seconds
+	KVHoldTimeout func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
+	Leaving       func() bool          // this proxy is shutting down
 
 	// Engines returns the scopes that have engines.
-	Engines func() map[string]Reach
-	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If ask is true, it also asks the engines what all
+	Engines func() map[string]EngineCounts
+	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines what all
 	// requests hold there (all); silent lists the ranks that do not report it.
-	Load func(ctx context.Context, scope string, ask bool) (ours, all []geo.Resident, silent []string)
+	Load func(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string)
 	// Publish makes fleet and dispatcher act on the present answers of Admits and Room. Once it has returned, no new request is bound to a
 	// scope that does not admit.
 	Publish func(ctx context.Context)
 }
 
-// Reach is how many engines a scope has, and how many answer.
-type Reach struct{ Up, All int }
+// The values of the argument askEngines of Deps.Load.
+const (
+	onlyOurs   = false
+	askEngines = true
+)
 
-// enough says whether at least half of the engines answer, so that a proxy could serve the scope.
-func (r Reach) enough() bool { return r.All > 0 && 2*r.Up >= r.All }
+// EngineCounts is how many engines a scope has, and how many answer.
+type EngineCounts struct{ Up, All int }
 
-// standing says which proxy should own which scope.
-type standing interface {
-	// setStandings gives each claim this proxy's rank among the proxies that should own the scope, from the present peers and engines.
-	setStandings(all map[string]*Scope, reach map[string]Reach, now time.Time)
-	// mayYield returns nil if this proxy may give a scope to the dispatcher that asks for it.
-	mayYield(a *Scope, sender string, ask geo.HandBack) error
-	// hasHeirs says whether there is another live proxy that should own a scope once this proxy has left.
-	hasHeirs(a *Scope) bool
-	// takeReport records what a peer's answer to a probe says about ownership.
-	takeReport(all map[string]*Scope, h geo.ProbeReport)
+// halfAnswer says whether at least half of the engines answer, so that a proxy could serve the scope.
+func (r EngineCounts) halfAnswer() bool { return r.All > 0 && 2*r.Up >= r.All }
+
+// succession decides which proxy should own which scope.
+type succession interface {
+	// updateClaims tells each claim at which place this proxy is among the proxies that should own the scope, and whether enough engines
+	// answer.
+	updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time)
+	// checkHandBack returns nil if this proxy may give a scope to the dispatcher that asks for it.
+	checkHandBack(scope *Scope, sender string, ask geo.HandBack) error
+	// hasSuccessor says whether there is another live proxy that should own a scope once this proxy has left.
+	hasSuccessor(scope *Scope) bool
+	// recordReport records what a peer's answer to a probe says about ownership.
+	recordReport(all map[string]*Scope, h geo.ProbeReport)
 }
 
 // Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
@@ -86,57 +94,59 @@ type Set struct {
 	members   []string // the only proxies that may own scopes; empty: every proxy may
 	region    string   // the proxy's own region
 	peers     *geo.Peers
-	standing
+	succession
 	metrics *metrics
 
-	handsOver atomic.Bool
+	handingOver atomic.Bool
 
 	ctx           context.Context
 	claims        sync.WaitGroup // the claims that run
-	lookNow       chan struct{}  // holds a token if Run must look at peers and engines at once
+	checkNow      chan struct{}  // holds a token if Run must look at peers and engines at once
 	ownersKnown   atomic.Bool    // some scope has had an owner since this proxy started
 	all           atomic.Pointer[map[string]*Scope]
-	barred        map[string]bar    // scopes that cannot be claimed; only Run uses it
-	leavingScopes map[string]*Scope // scopes without engines, whose claims are still ending; only Run uses it
+	claimFailures map[string]claimFailure // scopes that cannot be claimed; only Run uses it
+	leavingScopes map[string]*Scope       // scopes without engines, whose claims are still ending; only Run uses it
 
 	mu   sync.Mutex
 	lost chan struct{} // closed when a scope is lost, and then replaced by a new channel
 }
 
-// Join sets the node through which proxies talk to each other. It must be called before Run.
-func (s *Set) Join(peers *geo.Peers) {
+// SetPeers sets the node through which this proxy calls other proxies. It must be called before Run.
+func (s *Set) SetPeers(peers *geo.Peers) {
 	if s != nil {
 		s.peers = peers
 	}
 }
 
-// scope returns a new scope without a claim.
-func (s *Set) scope(name string) *Scope {
-	a := NewScope(name)
-	a.hold = s.deps.KVHoldTimeout()
-	return a
+// newScope returns a new scope without a claim.
+func (s *Set) newScope(name string) *Scope {
+	scope := NewScope(name)
+	scope.cautionTime = s.deps.KVHoldTimeout()
+	return scope
 }
 
 // claim opens the lease of a scope and gives the scope a claim. rank is this proxy's place among the proxies that may take the scope.
-func (s *Set) claim(a *Scope, rank int) error {
-	engine, err := s.openLease(a.Name)
+func (s *Set) claim(scope *Scope, rank int) error {
+	store, err := s.openLease(scope.Name)
 	if err != nil {
 		return err
 	}
-	cfg := lease.Config{Self: s.leases.identity, Home: a.home, TakeoverRank: rank, Times: s.times, Members: s.members}
+	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: rank, Times: s.times, Members: s.members}
 	cfg.MaxEpoch = s.leases.maxEpoch()
-	a.Claim(cfg, engine, lease.Hooks{
-		OnChange: func(v lease.View) { s.changed(a, v) },
-		AskBack:  func(ctx context.Context, holder string, epoch int64) error { return s.askBack(ctx, a, holder, epoch) },
-		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
-			return s.peers.AskVote(ctx, member, geo.Vote{Region: s.region, Group: a.Name, Vote: ask})
+	scope.Claim(cfg, store, lease.Hooks{
+		OnChange: func(v lease.View) { s.applyView(scope, v) },
+		AskBack: func(ctx context.Context, holder string, epoch int64) error {
+			return s.askBack(ctx, scope, holder, epoch)
 		},
-	}, s.log.With(zap.String(string(s.kind), a.Name)))
+		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
+			return s.peers.AskVote(ctx, member, geo.Vote{Region: s.region, Group: scope.Name, Vote: ask})
+		},
+	}, s.log.With(zap.String(string(s.kind), scope.Name)))
 	return nil
 }
 
-// Of returns the scope with that name; nil: this proxy shares no engines, or does not know the scope yet.
-func (s *Set) Of(name string) *Scope {
+// Scope returns the scope with that name; nil: this proxy shares no engines, or does not know the scope yet.
+func (s *Set) Scope(name string) *Scope {
 	if s == nil {
 		return nil
 	}
@@ -145,20 +155,20 @@ func (s *Set) Of(name string) *Scope {
 
 // Admits says whether this proxy may send new work to the engines of a scope.
 func (s *Set) Admits(name string) bool {
-	if s == nil {
+	if s == nil { // this proxy shares no engines, so it may use all
 		return true
 	}
-	a := s.Of(name)
-	return a != nil && a.Admits()
+	scope := s.Scope(name)
+	return scope != nil && scope.Admits()
 }
 
 // AdmitsAny says whether this proxy may send new work to the engines of any scope.
 func (s *Set) AdmitsAny() bool {
-	if s == nil {
+	if s == nil { // this proxy shares no engines, so it may use all
 		return true
 	}
-	for _, a := range *s.all.Load() {
-		if a.Admits() {
+	for _, scope := range *s.all.Load() {
+		if scope.Admits() {
 			return true
 		}
 	}
@@ -178,8 +188,8 @@ func (s *Set) Losses() <-chan struct{} {
 	return s.lost
 }
 
-// Unready says why no decode group has an owner, so that no request can be served; empty: requests can be served.
-func (s *Set) Unready(now time.Time) string {
+// UnreadyReason says why requests cannot be served because no decode group has an owner; empty: they can be served.
+func (s *Set) UnreadyReason(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
@@ -190,28 +200,30 @@ func (s *Set) Unready(now time.Time) string {
 	if len(all) == 0 {
 		return ""
 	}
-	for _, a := range all {
-		a.mu.Lock()
-		heard := a.ownerHeard
-		a.mu.Unlock()
-		mayHaveOwner := now.Before(heard.Add(s.times.RenewDeadline))
-		if v := a.view.Load(); v.Admits || !v.StoreAway || mayHaveOwner { // while the store answers, a group without an owner soon gets one
+	for _, scope := range all {
+		scope.mu.Lock()
+		lastSeen := scope.ownerLastSeen
+		scope.mu.Unlock()
+		v := scope.view.Load()
+		storeAnswers := !v.StoreAway // then a group without an owner soon gets one
+		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
+		if v.Admits || storeAnswers || mayHaveOwner {
 			return ""
 		}
 	}
 	return "no proxy owns a decode group, for the store of leases does not answer"
 }
 
-// Leave releases all leases of this proxy, as the last step of a shutdown. Most leases are gone by then, because the other proxies have
-// asked for the scopes before (HandOver).
-func (s *Set) Leave(ctx context.Context) {
+// ReleaseAll releases all leases of this proxy, as the last step of a shutdown. Most leases are gone by then, because the other proxies
+// have asked for the scopes before (HandOver).
+func (s *Set) ReleaseAll(ctx context.Context) {
 	if s == nil {
 		return
 	}
 	var all sync.WaitGroup
-	for _, a := range *s.all.Load() {
-		if a.claim != nil {
-			all.Go(func() { a.claim.Leave(ctx) })
+	for _, scope := range *s.all.Load() {
+		if scope.claim != nil {
+			all.Go(func() { scope.claim.Leave(ctx) })
 		}
 	}
 	all.Wait()

@@ -67,15 +67,15 @@ func (l *lent) Renew(ctx context.Context, _ int64) error {
 func setOf(t *testing.T, kind Kind, store lease.Engine) (*Set, *Scope) {
 	s := &Set{
 		kind: kind, conf: config.Default(), log: zap.NewNop(), region: "us", ctx: t.Context(), times: lease.DefaultTimes,
-		lookNow: make(chan struct{}, 1), lost: make(chan struct{}), barred: map[string]bar{}, leavingScopes: map[string]*Scope{},
+		checkNow: make(chan struct{}, 1), lost: make(chan struct{}), claimFailures: map[string]claimFailure{}, leavingScopes: map[string]*Scope{},
 		deps: Deps{Publish: func(context.Context) {}, KVHoldTimeout: func() time.Duration { return time.Minute },
-			Engines: func() map[string]Reach { return map[string]Reach{"us": {1, 1}} }},
+			Engines: func() map[string]EngineCounts { return map[string]EngineCounts{"us": {1, 1}} }},
 	}
 	s.metrics = newMetrics(s)
-	a := s.scope("us")
+	a := s.newScope("us")
 	a.home = true
 	a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: lease.DefaultTimes}, store,
-		lease.Hooks{OnChange: func(v lease.View) { s.changed(a, v) }}, zap.NewNop())
+		lease.Hooks{OnChange: func(v lease.View) { s.applyView(a, v) }}, zap.NewNop())
 	s.all.Store(&map[string]*Scope{"us": a})
 	return s, a
 }
@@ -105,12 +105,12 @@ func TestEveryKindOfAreaIsFencedAtTheWrite(t *testing.T) {
 				require.ErrorIs(t, a.CheckOwned(), ErrNotOwner)
 
 				go func() {
-					time.Sleep(sendPatience / 2)
+					time.Sleep(writeTimeout / 2)
 					written()
 				}()
 				began := time.Now()
-				s.changed(a, lease.View{Phase: lease.Fenced, Epoch: 2})
-				require.Equal(t, sendPatience/2, time.Since(began).Truncate(10*time.Millisecond), "what had entered is written first")
+				s.applyView(a, lease.View{Phase: lease.Fenced, Epoch: 2})
+				require.Equal(t, writeTimeout/2, time.Since(began).Truncate(10*time.Millisecond), "what had entered is written first")
 				<-lost
 				require.False(t, s.Admits("us"))
 			})
@@ -126,28 +126,28 @@ func TestOnlyANewEpochIsATakeover(t *testing.T) {
 		s, a := setOf(t, Groups, store)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
-		a.ownerHeard = time.Now().Add(-3 * time.Second)
+		a.ownerLastSeen = time.Now().Add(-3 * time.Second)
 		running.Go(func() { a.claim.Run(ctx) })
 		synctest.Wait()
 		require.True(t, a.Admits())
-		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
-		adopted := a.adopted
+		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.takeovers))
+		adopted := a.ownedSince
 		store.set(true)
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
 		require.False(t, a.Admits())
-		require.Zero(t, a.adopted)
+		require.Zero(t, a.ownedSince)
 		store.set(false)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.True(t, a.Admits())
-		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.taken))
-		require.Equal(t, adopted, a.adopted, "others' requests have run out since the takeover")
+		require.EqualValues(t, 1, testutil.ToFloat64(s.metrics.takeovers))
+		require.Equal(t, adopted, a.ownedSince, "others' requests have run out since the takeover")
 		a.RecordRefusal("17") // by what stands in front of an engine
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		require.True(t, a.Admits())
-		require.EqualValues(t, 2, testutil.ToFloat64(s.metrics.taken))
+		require.EqualValues(t, 2, testutil.ToFloat64(s.metrics.takeovers))
 		require.Equal(t, []engine.Header{{Name: EpochHeader, Value: "18"}}, a.AppendEpochHeader(nil))
 		require.Equal(t, int64(18), s.Tenure().Seen["us"], "peers are told")
 		reg := prometheus.NewPedanticRegistry()
@@ -172,8 +172,8 @@ func TestTheNextEpochIsAboveWhatAPeerHasSeen(t *testing.T) {
 		t.Run(string(kind), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, a := setOf(t, kind, &lent{})
-				if s.standing = (&siblings{set: s}); kind == Regions {
-					s.standing = &neighbours{set: s}
+				if s.succession = (&siblings{set: s}); kind == Regions {
+					s.succession = &neighbours{set: s}
 				}
 				s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 41, "other": 99}}})
 				s.OnProbe(geo.ProbeReport{Peer: "us-3", Region: "us", Tenure: geo.Tenure{Seen: map[string]int64{"us": 7}}})
@@ -203,21 +203,21 @@ func TestAProxyWithoutOwnersAndStoreIsNotReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &lent{}
 		s, a := setOf(t, Groups, store)
-		require.Contains(t, s.Unready(time.Now()), "no proxy owns a decode group yet")
+		require.Contains(t, s.UnreadyReason(time.Now()), "no proxy owns a decode group yet")
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { a.claim.Run(ctx) })
 		synctest.Wait()
-		require.Empty(t, s.Unready(time.Now()))
+		require.Empty(t, s.UnreadyReason(time.Now()))
 		store.set(true)
 		time.Sleep(20 * time.Second)
-		require.Contains(t, s.Unready(time.Now()), "the store of leases does not answer")
+		require.Contains(t, s.UnreadyReason(time.Now()), "the store of leases does not answer")
 		require.True(t, a.view.Load().StoreAway)
-		s.standing = &siblings{set: s}
+		s.succession = &siblings{set: s}
 		s.OnProbe(geo.ProbeReport{Peer: "us-2", Region: "us", Tenure: geo.Tenure{Groups: map[string]int64{"us": 2}}})
-		require.Empty(t, s.Unready(time.Now()), "another owns it")
+		require.Empty(t, s.UnreadyReason(time.Now()), "another owns it")
 		s.all.Store(&map[string]*Scope{})
-		require.Empty(t, s.Unready(time.Now()), "there are no engines, which is said elsewhere")
+		require.Empty(t, s.UnreadyReason(time.Now()), "there are no engines, which is said elsewhere")
 		stop()
 		running.Wait()
 	})
@@ -239,14 +239,14 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 		s, a := setOf(t, Groups, &listed{members: []string{"us-1", "us-2"}})
 		o := &siblings{set: s, members: lease.NewMembers("us-1", false, time.Minute)}
 		o.members.See([]string{"us-0", "us-1", "us-2"}, time.Now())
-		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.order(a), "it has not been read yet")
+		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.ownerOrder(a), "it has not been read yet")
 		a.claim.SetRole(false, 1, true)
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { a.claim.Run(ctx) })
 		synctest.Wait()
-		require.Equal(t, []string{"us-1", "us-2"}, o.order(a))
-		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.live())
+		require.Equal(t, []string{"us-1", "us-2"}, o.ownerOrder(a))
+		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.liveMembers())
 		reg := prometheus.NewPedanticRegistry()
 		require.NoError(t, reg.Register(s.metrics))
 		require.NoError(t, testutil.GatherAndCompare(reg, strings.NewReader(`
@@ -255,7 +255,7 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 evenkeel_ha_members_differ{group="us"} 1
 `), "evenkeel_ha_members_differ"), "we have no list")
 		s.members = []string{"us-1"}
-		require.Equal(t, []string{"us-1"}, o.order(a), "nor whom our own list leaves out")
+		require.Equal(t, []string{"us-1"}, o.ownerOrder(a), "nor whom our own list leaves out")
 		stop()
 		running.Wait()
 	})
@@ -324,9 +324,9 @@ func (k *kept) Release(_ context.Context, epoch int64) error {
 	return nil
 }
 
-type alwaysOurs struct{ standing }
+type alwaysOurs struct{ succession }
 
-func (alwaysOurs) setStandings(all map[string]*Scope, _ map[string]Reach, _ time.Time) {
+func (alwaysOurs) updateClaims(all map[string]*Scope, _ map[string]EngineCounts, _ time.Time) {
 	for _, a := range all {
 		a.claim.SetRole(true, 0, true)
 	}
@@ -334,29 +334,29 @@ func (alwaysOurs) setStandings(all map[string]*Scope, _ map[string]Reach, _ time
 
 // heir is an order in which another proxy may stand.
 type heir struct {
-	standing
+	succession
 	lives atomic.Bool
 }
 
-func (h *heir) hasHeirs(*Scope) bool { return h.lives.Load() }
+func (h *heir) hasSuccessor(*Scope) bool { return h.lives.Load() }
 
-func (h *heir) mayYield(*Scope, string, geo.HandBack) error { return nil }
+func (h *heir) checkHandBack(*Scope, string, geo.HandBack) error { return nil }
 
 // A proxy that asks for a scope once more, before its first question is answered, ends nothing: no request begins until both are.
 func TestNoRequestBeginsWhileAScopeIsAskedFor(t *testing.T) {
 	s, a := setOf(t, Regions, &lent{})
-	s.standing = &heir{}
+	s.succession = &heir{}
 	a.view.Store(&lease.View{Admits: true})
-	require.True(t, a.Begins())
+	require.True(t, a.AcceptsNew())
 	ask := geo.HandBack{Region: "us"}
-	_, first, err := s.Yield("eu-1", ask)
+	_, first, err := s.AllowHandBack("eu-1", ask)
 	require.NoError(t, err)
-	_, second, err := s.Yield("eu-1", ask)
+	_, second, err := s.AllowHandBack("eu-1", ask)
 	require.NoError(t, err)
 	first()
-	require.False(t, a.Begins())
+	require.False(t, a.AcceptsNew())
 	second()
-	require.True(t, a.Begins())
+	require.True(t, a.AcceptsNew())
 }
 
 // An owner that drains waits for a proxy that could own its scopes, but not for ever.
@@ -364,12 +364,12 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
 		next := &heir{}
-		s.standing, s.deps.Leaving = next, func() bool { return true }
-		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, StoreAway: away}) }
+		s.succession, s.deps.Leaving = next, func() bool { return true }
+		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, Away: away}) }
 		waits := func() time.Duration {
 			begun := time.Now()
 			s.HandOver(t.Context())
-			require.False(t, s.HandsOver())
+			require.False(t, s.HandingOver())
 			return time.Since(begun)
 		}
 		owns(true, false)
@@ -378,13 +378,13 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 		owns(true, true)
 		require.Zero(t, waits(), "nobody reaches the store")
 		owns(true, false)
-		time.AfterFunc(4*time.Second+standEvery/2, func() {
-			if !s.HandsOver() {
+		time.AfterFunc(4*time.Second+checkEvery/2, func() {
+			if !s.HandingOver() {
 				t.Error("what others forward is not served any more")
 			}
 			owns(false, false)
 		})
-		require.Equal(t, 4*time.Second+standEvery, waits(), "until it has been taken")
+		require.Equal(t, 4*time.Second+checkEvery, waits(), "until it has been taken")
 		owns(true, false)
 		require.Equal(t, 30*time.Second, waits(), "a process that starts now may admit after 20 s, if it could at all")
 		s.deps.Leaving = func() bool { return false }
@@ -395,7 +395,7 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 func TestTheStoreSaysHowHighEpochsMayBe(t *testing.T) {
 	for store, most := range map[string]int64{geo.OwnKubernetes: 1 << 30, geo.OwnEtcd: 1 << 62} {
 		s, a := setOf(t, Groups, &lent{})
-		s.leases = &leases{engine: store, identity: "us-1_x"}
+		s.leases = &leases{store: store, identity: "us-1_x"}
 		s.openLease = func(string) (lease.Engine, error) { return &lent{}, nil }
 		require.NoError(t, s.claim(a, 0))
 		a.claim.ObserveEpoch(most + 1)
@@ -414,14 +414,14 @@ func TestAGroupThatComesBackHasOneClaim(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		s.ctx = ctx
 		s.all.Store(&map[string]*Scope{})
-		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
+		s.succession, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
 		s.openLease = func(string) (lease.Engine, error) { return store, nil }
 		var gone atomic.Bool
-		s.deps.Engines = func() map[string]Reach {
+		s.deps.Engines = func() map[string]EngineCounts {
 			if gone.Load() {
 				return nil
 			}
-			return map[string]Reach{"g": {1, 1}}
+			return map[string]EngineCounts{"g": {1, 1}}
 		}
 		s.deps.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
 		var running sync.WaitGroup
@@ -465,13 +465,13 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		s.ctx, s.log = ctx, zap.New(core)
 		s.all.Store(&map[string]*Scope{})
-		s.standing, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
+		s.succession, s.leases = alwaysOurs{}, &leases{identity: "us-1_x"}
 		s.deps.Load = func(context.Context, string, bool) (ours, all []geo.Resident, silent []string) { return nil, nil, nil }
 		var mu sync.Mutex
-		groups := map[string]Reach{"g": {1, 1}}
+		groups := map[string]EngineCounts{"g": {1, 1}}
 		broken := true
 		var tries []time.Time // of g
-		s.deps.Engines = func() map[string]Reach {
+		s.deps.Engines = func() map[string]EngineCounts {
 			mu.Lock()
 			defer mu.Unlock()
 			return maps.Clone(groups)
@@ -502,23 +502,23 @@ func TestAGroupThatCannotBeClaimedIsTriedLessOften(t *testing.T) {
 		}
 		var running sync.WaitGroup
 		running.Go(func() { s.Run(ctx) })
-		time.Sleep(50*time.Second + standEvery/2) // between two looks
+		time.Sleep(50*time.Second + checkEvery/2) // between two looks
 		most := s.times.Duration
 		require.Equal(t,
-			[]time.Duration{standEvery, 2 * standEvery, 4 * standEvery, 8 * standEvery, 16 * standEvery, 32 * standEvery, most, most}, pauses())
+			[]time.Duration{checkEvery, 2 * checkEvery, 4 * checkEvery, 8 * checkEvery, 16 * checkEvery, 32 * checkEvery, most, most}, pauses())
 		require.Equal(t, 1, logs.Len(), "the same is said once")
 
 		change(func() { delete(groups, "g") })
-		time.Sleep(2 * standEvery)
-		change(func() { groups["g"], tries = Reach{1, 1}, nil })
-		time.Sleep(standEvery)
+		time.Sleep(2 * checkEvery)
+		change(func() { groups["g"], tries = EngineCounts{1, 1}, nil })
+		time.Sleep(checkEvery)
 		change(func() { require.Len(t, tries, 1, "its engines have come back") })
 
 		time.Sleep(50 * time.Second) // the pauses are long again
-		change(func() { groups["h"], broken, tries = Reach{1, 1}, false, nil })
-		time.Sleep(3 * standEvery)
+		change(func() { groups["h"], broken, tries = EngineCounts{1, 1}, false, nil })
+		time.Sleep(3 * checkEvery)
 		change(func() { require.Len(t, tries, 1, "another group could be claimed") })
-		require.NotNil(t, s.Of("g"))
+		require.NotNil(t, s.Scope("g"))
 		stop()
 		running.Wait()
 	})

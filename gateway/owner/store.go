@@ -21,7 +21,7 @@ import (
 
 // leases opens leases in the store that the config names.
 type leases struct {
-	engine    string
+	store     string
 	duration  time.Duration
 	namespace string // namespace of Lease objects; empty: the proxy's own
 	etcd      geo.Etcd
@@ -34,12 +34,12 @@ type leases struct {
 
 // newLeases returns the store of leases that the config names, with a new identity for this process. It does not connect to the store yet.
 // members are the only proxies that may own scopes; empty: every proxy may.
-func newLeases(engine string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
+func newLeases(store string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
 	log *zap.Logger) *leases {
 	var boot [6]byte
 	_, _ = rand.Read(boot[:]) // never fails, by its documentation
 	return &leases{
-		engine: engine, duration: duration, namespace: namespace, etcd: e, log: log,
+		store: store, duration: duration, namespace: namespace, etcd: e, log: log,
 		identity: lease.Identity(self, hex.EncodeToString(boot[:])), members: members,
 	}
 }
@@ -47,7 +47,7 @@ func newLeases(engine string, duration time.Duration, namespace string, e geo.Et
 // open returns the lease of a scope. In Kubernetes it is the Lease object named object in the cluster of the kubeconfig; in etcd it is the
 // key below the prefix.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
-	if l.engine == geo.OwnKubernetes {
+	if l.store == geo.OwnKubernetes {
 		server, namespace, err := cluster.Find(kubeconfig, l.namespace)
 		if err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ func hostsOf(endpoints []string) (hosts []string) {
 
 // maxEpoch is the highest epoch that other proxies and guards may name; 0: that of lease.Config.
 func (l *leases) maxEpoch() int64 {
-	if l.engine == geo.OwnEtcd {
+	if l.store == geo.OwnEtcd {
 		return etcd.MaxEpoch
 	}
 	return 0

@@ -86,7 +86,7 @@ type Deps struct {
 
 // Engines is the state of the engines at one moment.
 type Engines interface {
-	// Wholes returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
+	// SoleEngines returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
 	// prefills or only decodes. computes says that the request runs the model.
 	SoleEngines(model string, computes bool) (list []roster.SoleEngine, paired bool)
 }

@@ -37,14 +37,14 @@ import (
 
 // Peers connects this proxy with the other proxies. It is nil if there are none.
 type Peers struct {
-	deps     Deps
-	peers    *geo.Peers
-	server   *edge.Server
-	listener *edge.Listener
-	looking  chan struct{}                       // a lock: at most one Look runs, so that an older look never replaces a newer one
-	decoding atomic.Pointer[map[string]decoding] // the last result of Look, by model
-	shares   shares
-	warned   atomic.Int64 // Unix time in ns of the last warning about a peer with another version
+	deps        Deps
+	peers       *geo.Peers
+	server      *edge.Server
+	listener    *edge.Listener
+	refreshing  chan struct{}                         // a lock for RefreshDecodeLoad, so that older numbers never replace newer ones
+	decodeLoads atomic.Pointer[map[string]decodeLoad] // the last result of RefreshDecodeLoad, by model
+	shares      shares
+	warned      atomic.Int64 // Unix time in ns of the last warning about a peer with another version
 }
 
 // Deps is what Peers needs of the proxy.
@@ -63,19 +63,19 @@ type Deps struct {
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
 	// Serve answers a client's request that another dispatcher forwarded. That dispatcher has already checked the client's identity and
 	// permissions.
-	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time)
+	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }
 
-// decoding says how busy the decode ranks of a model are.
-type decoding struct {
-	running float64        // requests on the least busy rank
-	slots   int            // slots of all ranks together
-	free    map[string]int // free slots by region; nil: all ranks are in one region
+// decodeLoad says how busy the decode ranks of a model are.
+type decodeLoad struct {
+	leastRunning float64        // number of requests on the least busy rank
+	slots        int            // number of slots of all ranks together; 0: no request can be served here
+	freeByRegion map[string]int // number of free slots by region; nil: all ranks are in one region
 }
 
 const (
-	decodingEvery = 250 * time.Millisecond // interval of Look
-	firstByte     = 120 * time.Second      // limit for the first byte of a forwarded request's answer
+	refreshEvery = 250 * time.Millisecond // interval of RefreshDecodeLoad
+	firstByte    = 120 * time.Second      // limit for the first byte of a forwarded request's answer
 )
 
 // New returns the Peers of the config, with the client for calls to other proxies (node) and the server for their requests; nil: the config
@@ -86,22 +86,22 @@ func New(d Deps) (*Peers, error) {
 	if !c.On() {
 		return nil, nil
 	}
-	r := &Peers{deps: d, looking: make(chan struct{}, 1)}
+	r := &Peers{deps: d, refreshing: make(chan struct{}, 1)}
 	var err error
-	limits, cfg := &set.Limits, *c
+	limits, cfg := &set.Limits, *c // cfg is a copy, completed with values of other config keys
 	cfg.FirstByte = firstByte
 	cfg.Idle = limits.EventTimeout
 	cfg.Connect = limits.ConnectTimeout
 	cfg.WholeBytes = limits.AnswerBytes
 	cfg.EventBytes = limits.EventBytes
 	cfg.Queue = d.Prefill
-	cfg.Running = r.running
+	cfg.Running = r.leastRunningAndSlots
 	cfg.Draining = d.Service.Draining
 	cfg.Registerer = d.Registerer
 	cfg.Log = d.Log
 	if d.Owner != nil {
-		cfg.Tenure = r.tenure
-		cfg.OnProbe = r.hear
+		cfg.Tenure = r.probeAnswer
+		cfg.OnProbe = r.recordProbe
 	}
 	if d.Owner.Has(owner.Groups) {
 		cfg.Siblings = true
@@ -112,24 +112,24 @@ func New(d Deps) (*Peers, error) {
 	}
 	cfg.Peers = slices.Clone(c.Peers)
 	for i := range cfg.Peers {
-		if err := r.reach(&cfg.Peers[i]); err != nil {
+		if err := r.setTarget(&cfg.Peers[i]); err != nil {
 			return nil, err
 		}
 	}
 	if r.peers, err = geo.New(cfg); err != nil {
 		return nil, err
 	}
-	d.Owner.Join(r.peers)
-	r.decoding.Store(&map[string]decoding{})
+	d.Owner.SetPeers(r.peers)
+	r.decodeLoads.Store(&map[string]decodeLoad{})
 	r.server = edge.NewServer(edge.Options{
 		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
-		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.stranger, Answer: r.turnedAway, Bodies: d.Bodies,
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
 	})
 	return r, nil
 }
 
-// reach fills in how calls to a peer are made: the address, and the certificates of both sides.
-func (r *Peers) reach(p *geo.PeerConfig) error {
+// setTarget fills in how calls to a peer are made: the address, and the certificates of both sides.
+func (r *Peers) setTarget(p *geo.PeerConfig) error {
 	u, err := url.Parse(p.URL)
 	if err != nil {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
@@ -162,7 +162,7 @@ func (r *Peers) Start() error {
 			d.Log.Error("the listener for other proxies has failed", zap.Error(err))
 		}
 	})
-	d.Go(func() { r.followDecoding(d.Context) })
+	d.Go(func() { r.refreshRegularly(d.Context) })
 	r.peers.Start()
 	if d.Owner != nil {
 		d.Go(func() { d.Owner.Run(d.Context) })
@@ -172,14 +172,14 @@ func (r *Peers) Start() error {
 	return nil
 }
 
-// followDecoding calls Look at a regular interval. Decisions about regions need its result under the lock of the prefill tier, and the
-// dispatcher must not be asked under this lock.
-func (r *Peers) followDecoding(ctx context.Context) {
-	tick := time.NewTicker(decodingEvery)
+// refreshRegularly calls RefreshDecodeLoad and dropOldShares at a regular interval until ctx ends. Decisions about regions need the decode
+// load under the lock of the prefill tier, and the dispatcher must not be asked under this lock.
+func (r *Peers) refreshRegularly(ctx context.Context) {
+	tick := time.NewTicker(refreshEvery)
 	defer tick.Stop()
 	for {
-		r.Look(ctx)
-		r.forgetShares()
+		r.RefreshDecodeLoad(ctx)
+		r.dropOldShares()
 		select {
 		case <-ctx.Done():
 			return
@@ -188,12 +188,13 @@ func (r *Peers) followDecoding(ctx context.Context) {
 	}
 }
 
-// Look reads how busy the decode ranks of each model are now, for decisions about regions. It tells the prefill scheduler the free slots
-// by region, and wakes it if a model can be decoded here again. If ctx ends first, Look changes nothing.
-func (r *Peers) Look(ctx context.Context) {
+// RefreshDecodeLoad asks the dispatcher how busy the decode ranks of each model are now, and stores the answer for decisions about regions.
+// It passes the free slots on to the prefill tier, and wakes the prefill tier if requests for a model can be served here again. If ctx ends
+// first, it changes nothing. The dispatcher answers only after it has read what was published to it before.
+func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	select {
-	case r.looking <- struct{}{}:
-		defer func() { <-r.looking }()
+	case r.refreshing <- struct{}{}:
+		defer func() { <-r.refreshing }()
 	case <-ctx.Done():
 		return
 	}
@@ -201,25 +202,25 @@ func (r *Peers) Look(ctx context.Context) {
 	if ctx.Err() != nil { // the status may be empty, which would say that no rank decodes anything
 		return
 	}
-	boards := map[string][]alike{}
+	boards := map[string][]ranksByModels{}
 	for _, m := range status.Models {
-		boards[m.Model] = byLists(m.Workers)
+		boards[m.Model] = groupByModels(m.Workers)
 	}
-	all := map[string]decoding{}
+	loads := map[string]decodeLoad{}
 	engines := r.deps.Fleet.Now()
 	for _, route := range engines.Models() {
-		d := decodingOfModel(boards, route.Board, route.Name)
-		if !engines.Begins(route.Board, route.Name) { // new requests for the model may not begin here
-			d.slots = 0
+		load := decodeLoadOfModel(boards, route.Board, route.Name)
+		if !engines.AcceptsNew(route.Board, route.Name) { // another proxy owns the ranks, or will soon
+			load.slots = 0
 		}
-		all[route.Name] = d
-		hadFree := (*r.decoding.Load())[route.Name].free != nil // the scheduler must then be told that free is nil now
-		if d.free != nil || hadFree {
-			r.deps.Prefill.SetSlots(route.Name, d.free)
+		loads[route.Name] = load
+		hadRegions := (*r.decodeLoads.Load())[route.Name].freeByRegion != nil // the prefill tier must then be told that freeByRegion is nil now
+		if load.freeByRegion != nil || hadRegions {
+			r.deps.Prefill.SetSlots(route.Name, load.freeByRegion)
 		}
 	}
-	before := r.decoding.Swap(&all)
-	for name, now := range all {
+	before := r.decodeLoads.Swap(&loads)
+	for name, now := range loads {
 		if now.slots > 0 && (*before)[name].slots == 0 { // requests for the model can be served here again
 			r.deps.Prefill.Wake()
 			return
@@ -227,79 +228,79 @@ func (r *Peers) Look(ctx context.Context) {
 	}
 }
 
-// decodingOfModel sums up the ranks that list a model. They are on its board, on the board of ranks that prefill and decode, and on such
+// decodeLoadOfModel sums up the ranks that list a model. They are on its board, on the board of ranks that prefill and decode, and on such
 // boards of other regions whose engines this proxy uses.
-func decodingOfModel(boards map[string][]alike, board, model string) decoding {
-	d, free := decodingFor(boards[board], model)
-	both, _ := decodingFor(boards[board+roster.AggregatedMark], model)
-	d.add(both)
-	for name, kinds := range boards {
-		there, freeThere := decodingFor(kinds, model)
+func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) decodeLoad {
+	load, free := loadOfRanksListing(boards[board], model)
+	aggregated, _ := loadOfRanksListing(boards[board+roster.AggregatedMark], model)
+	load.add(aggregated)
+	for name, ranks := range boards {
+		there, freeThere := loadOfRanksListing(ranks, model)
 		region, decodesOnly := strings.CutPrefix(name, board+roster.RegionMark)
 		switch {
-		case strings.HasPrefix(name, board+roster.AggregatedMark+roster.RegionMark):
-			d.add(there)
-		case decodesOnly:
-			if d.free == nil {
-				d.free = map[string]int{"": free}
+		case strings.HasPrefix(name, board+roster.AggregatedMark+roster.RegionMark): // aggregated ranks of another region
+			load.add(there)
+		case decodesOnly: // ranks of another region that only decode
+			if load.freeByRegion == nil {
+				load.freeByRegion = map[string]int{"": free} // "": this proxy's own region
 			}
-			d.free[region] = freeThere
-			d.add(there)
+			load.freeByRegion[region] = freeThere
+			load.add(there)
 		}
 	}
-	return d
+	return load
 }
 
-// alike are ranks of a board that list the same models.
-type alike struct {
-	lists *board.Names
-	decoding
-	free int
+// ranksByModels has the sums over the ranks of a board that list the same models.
+type ranksByModels struct {
+	lists *board.Names // the models that all these ranks list
+	decodeLoad
+	free int // how many more requests the ranks take now
 }
 
-// byLists sums up the ranks of a board, with one entry for all ranks that list the same models.
-func byLists(workers []board.WorkerStatus) (kinds []alike) {
+// groupByModels sums up the ranks of a board, with one entry for all ranks that list the same models.
+func groupByModels(workers []board.WorkerStatus) (groups []ranksByModels) {
 	byList := map[*board.Names][]board.WorkerStatus{}
 	for i := range workers {
 		byList[workers[i].Lists] = append(byList[workers[i].Lists], workers[i])
 	}
 	for lists, ranks := range byList {
-		kinds = append(kinds, alike{lists, decodingOf(ranks), freeSlots(ranks)})
+		groups = append(groups, ranksByModels{lists, loadOfRanks(ranks), freeSlots(ranks)})
 	}
-	return kinds
+	return groups
 }
 
-// decodingFor sums up the ranks that list a model. free is how many more requests these ranks take now.
-func decodingFor(kinds []alike, model string) (d decoding, free int) {
-	for i := range kinds {
-		if k := &kinds[i]; k.lists.Has(model) {
-			d.add(k.decoding)
-			free += k.free
+// loadOfRanksListing sums up the ranks that list a model. free is how many more requests these ranks take now.
+func loadOfRanksListing(groups []ranksByModels, model string) (load decodeLoad, free int) {
+	for i := range groups {
+		if g := &groups[i]; g.lists.Has(model) {
+			load.add(g.decodeLoad)
+			free += g.free
 		}
 	}
-	return d, free
+	return load, free
 }
 
-// add adds the slots of other ranks of the same model. running becomes that of the others if their least busy rank is less busy. Ranks
-// without slots do not change running.
-func (d *decoding) add(other decoding) {
-	lessBusy := other.slots > 0 && other.running < d.running
-	if d.slots == 0 || lessBusy {
-		d.running = other.running
+// add adds the slots of other ranks of the same model. leastRunning becomes that of the others if their least busy rank is less busy. Ranks
+// without slots do not change leastRunning.
+func (d *decodeLoad) add(other decodeLoad) {
+	otherIsLessBusy := other.slots > 0 && other.leastRunning < d.leastRunning
+	if d.slots == 0 || otherIsLessBusy {
+		d.leastRunning = other.leastRunning
 	}
 	d.slots += other.slots
 }
 
-// decodingOf sums up the ranks that are up: their slots, and the requests on the least busy one.
-func decodingOf(workers []board.WorkerStatus) (d decoding) {
+// loadOfRanks sums up the ranks that are up: their slots, and the requests on the least busy one.
+func loadOfRanks(workers []board.WorkerStatus) (d decodeLoad) {
 	first := true
 	for _, w := range workers {
 		if !w.Up {
 			continue
 		}
 		d.slots += w.Slots
-		if first || float64(w.Used) < d.running {
-			d.running, first = float64(w.Used), false
+		if first || float64(w.Used) < d.leastRunning {
+			d.leastRunning, first = float64(w.Used), false
 		}
 	}
 	return d
@@ -315,15 +316,15 @@ func freeSlots(workers []board.WorkerStatus) (n int) {
 	return n
 }
 
-// running returns how many requests run on the least busy rank of a model, and how many slots all ranks of the model have.
-func (r *Peers) running(model string) (perReplica float64, seqs int) {
-	d := (*r.decoding.Load())[model]
-	return d.running, d.slots
+// leastRunningAndSlots returns how many requests run on the least busy rank of a model, and how many slots all ranks of the model have.
+func (r *Peers) leastRunningAndSlots(model string) (leastRunning float64, slots int) {
+	load := (*r.decodeLoads.Load())[model]
+	return load.leastRunning, load.slots
 }
 
-// decodes lists the models for which decode ranks take requests here now.
-func (r *Peers) decodes() (models []string) {
-	for name, d := range *r.decoding.Load() {
+// decodableModels lists the models for which decode ranks take requests here now.
+func (r *Peers) decodableModels() (models []string) {
+	for name, d := range *r.decodeLoads.Load() {
 		if d.slots > 0 {
 			models = append(models, name)
 		}
@@ -369,61 +370,63 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack gives a scope to the dispatcher that should own it. It stops admission to the scope, lists this proxy's requests that still run
-// there, and releases the lease.
+// giveBack gives a scope to the dispatcher that asks for it (sender) and should own it. It stops admission to the scope, lists this proxy's
+// requests that still run there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
-	a, done, err := r.deps.Owner.Yield(sender, ask)
+	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask)
 	if err != nil {
 		return h, err
 	}
 	defer done()
 	if ask.Group != "" {
-		r.finish(r.deps.Context, a.Name)
+		r.waitForDecodeRanks(r.deps.Context, scope.Name)
 	}
-	return r.deps.Owner.HandBack(a, ask)
+	return r.deps.Owner.HandBack(scope, ask)
 }
 
-// finish runs before a group goes to another proxy. It waits until the prompts that have begun here are on a decode rank, unless another
-// group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first prefill stays on the
-// engine until the hold timeout.
-func (r *Peers) finish(ctx context.Context, group string) {
+// waitForDecodeRanks runs before a group goes to another proxy. It waits until the prompts that have begun here are on a decode rank,
+// unless another group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first
+// prefill stays on the engine until the hold timeout.
+func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 	// A sixth of the lease is half of the time that the asking dispatcher waits.
 	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
 	defer cancel()
-	r.Look(ctx) // from now on new requests for the group wait, or go to another proxy
+	r.RefreshDecodeLoad(ctx) // from now on new requests for the group wait, or go to another proxy
 	engines := r.deps.Fleet.Now()
-	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.Begins(board, "") })
-	for len(boards) > 0 && ctx.Err() == nil && r.underWay(boards) {
-		time.Sleep(finishEvery)
+	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.AcceptsNew(board, "") })
+	for len(boards) > 0 && ctx.Err() == nil && r.anyPrefilling(boards) {
+		time.Sleep(decodeRanksCheckEvery)
 	}
 }
 
-const finishEvery = 5 * time.Millisecond // interval at which finish checks again
+const decodeRanksCheckEvery = 5 * time.Millisecond // interval at which waitForDecodeRanks checks again
 
-// underWay says whether a prompt for one of the boards is being prefilled here, or waits for a decode rank.
-func (r *Peers) underWay(boards []string) bool {
+// anyPrefilling says whether a prompt for one of the boards is being prefilled by this proxy, or waits for a decode rank.
+func (r *Peers) anyPrefilling(boards []string) bool {
+	isOfBoards := func(model string) bool {
+		route, _, _ := r.deps.Fleet.Now().Lookup(model)
+		return slices.Contains(boards, route.Board)
+	}
 	return slices.ContainsFunc(r.deps.Prefill.Status(), func(c prefill.CandidateStatus) bool {
-		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, func(m string) bool {
-			route, _, _ := r.deps.Fleet.Now().Lookup(m)
-			return slices.Contains(boards, route.Board)
-		})
+		return c.Inflight+c.Pooled > 0 && slices.ContainsFunc(c.Models, isOfBoards)
 	})
 }
 
-// tenure is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
-func (r *Peers) tenure() geo.Tenure {
+// probeAnswer is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
+func (r *Peers) probeAnswer() geo.Tenure {
 	t := r.deps.Owner.Tenure()
 	if r.deps.Owner.Has(owner.Groups) {
 		t.Prefill = r.deps.Prefill.Shares()
 		if !r.refusing() {
-			t.Decodes = r.decodes()
+			t.Decodes = r.decodableModels()
 		}
 	}
 	return t
 }
 
-// hear records what a peer's answer to a probe says.
-func (r *Peers) hear(h geo.ProbeReport) {
+// recordProbe records what a peer's answer to a probe says about ownership and, if the peer is a proxy of this region, about its load on
+// the prefill engines.
+func (r *Peers) recordProbe(h geo.ProbeReport) {
 	if r.deps.Owner.Has(owner.Groups) && h.Region == r.deps.Config.Settings().Geo.Self.Region {
 		r.setShare(h.Peer, h.Prefill)
 	}
@@ -439,7 +442,7 @@ type shares struct {
 // setShare stores the load of a sibling on the prefill engines; nil: it has none, or is gone.
 func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.shares.mu.Lock()
-	defer r.shares.mu.Unlock() // only after SetShares, so that an earlier call does not replace what a later one has set
+	defer r.shares.mu.Unlock() // after SetShares, so that an earlier call does not replace what a later one has set
 	if r.shares.bySibling == nil {
 		r.shares.bySibling = map[string]map[string]prefill.Share{}
 	}
@@ -450,8 +453,8 @@ func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.deps.Prefill.SetShares(slices.Collect(maps.Values(r.shares.bySibling))...)
 }
 
-// forgetShares drops the shares of siblings that are gone.
-func (r *Peers) forgetShares() {
+// dropOldShares drops the load of siblings that are gone, here and in the prefill tier.
+func (r *Peers) dropOldShares() {
 	live, _ := r.peers.Siblings()
 	r.shares.mu.Lock()
 	gone := slices.DeleteFunc(slices.Collect(maps.Keys(r.shares.bySibling)), func(id string) bool { return slices.Contains(live, id) })

@@ -196,7 +196,7 @@ func TestWhoComesThroughTheDoorOfPeers(t *testing.T) {
 		{name: "what nobody waits for any more", change: func(h *geo.Hop) { h.Deadline = h.Time - 1 }, status: 504, reject: geo.RejectDeadline},
 		{name: "a path that another version knows", path: "/v1/embeddings", status: 404, reject: geo.RejectVersion},
 		{name: "a question with GET", method: http.MethodGet, status: 405},
-		{name: "a peer, when the proxy shuts down", before: func(w *wing) { w.service.Refuse() }, status: 503, reject: geo.RejectDraining},
+		{name: "a peer, when the proxy shuts down", before: func(w *wing) { w.service.RefuseForExit() }, status: 503, reject: geo.RejectDraining},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWing(t)
@@ -260,11 +260,11 @@ func TestWhatIsDecodedHereIsLookedAtAgain(t *testing.T) {
 	w.fleet.Publish()
 	for _, up := range []bool{true, false} {
 		w.dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 4, Up: up}})
-		w.Look(t.Context())
-		running, slots := w.running("m")
+		w.RefreshDecodeLoad(t.Context())
+		running, slots := w.leastRunningAndSlots("m")
 		require.Zero(t, running)
 		require.Equal(t, map[bool]int{true: 4}[up], slots)
-		require.Equal(t, map[bool]int{true: 1}[up], len(w.decodes()))
+		require.Equal(t, map[bool]int{true: 1}[up], len(w.decodableModels()))
 	}
 }
 
@@ -277,33 +277,33 @@ func TestWhatIsDecodedHereGoesByName(t *testing.T) {
 	}
 	base, both := board.NewNames([]string{"m"}), board.NewNames([]string{"m", "x"})
 	slots := func(model string) int {
-		w.Look(t.Context())
-		_, n := w.running(model)
+		w.RefreshDecodeLoad(t.Context())
+		_, n := w.leastRunningAndSlots(model)
 		return n
 	}
 	workers := []board.Worker{{ID: 0, Name: "d/0", Model: "m", Slots: 4, Up: true, Lists: base},
 		{ID: 1, Name: "e/0", Model: "m", Slots: 3, Up: true, Lists: both}}
 	w.dispatcher.SetWorkers(workers)
 	require.Equal(t, []int{7, 3}, []int{slots("m"), slots("x")})
-	require.Len(t, w.decodes(), 2)
+	require.Len(t, w.decodableModels(), 2)
 	workers[1].Up = false
 	w.dispatcher.SetWorkers(workers)
 	require.Equal(t, []int{4, 0}, []int{slots("m"), slots("x")})
-	require.Equal(t, []string{"m"}, w.decodes())
+	require.Equal(t, []string{"m"}, w.decodableModels())
 }
 
 // Two look at once: one again and again, and one when it is news who owns what. The second waits for the first, but no longer than its
 // caller does.
 func TestALookWaitsForTheLookBefore(t *testing.T) {
 	w := newWing(t)
-	w.looking <- struct{}{}
-	defer func() { <-w.looking }()
-	before := w.Peers.decoding.Load()
+	w.refreshing <- struct{}{}
+	defer func() { <-w.refreshing }()
+	before := w.Peers.decodeLoads.Load()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	w.Look(ctx)
+	w.RefreshDecodeLoad(ctx)
 	require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
-	require.Same(t, before, w.Peers.decoding.Load(), "nothing was read")
+	require.Same(t, before, w.Peers.decodeLoads.Load(), "nothing was read")
 }
 
 // A dispatcher that does not answer in time says nothing about its ranks.
@@ -313,12 +313,12 @@ func TestALookThatIsNotAnsweredChangesNothing(t *testing.T) {
 	w.fleet.OnStatus("decode 127.0.0.1:9", engine.Status{Models: []engine.Model{{ID: "m"}}, Up: true})
 	w.fleet.Publish()
 	w.dispatcher.SetWorkers([]board.Worker{{Name: "d/0", Model: "m", Engine: "d", Slots: 4, Up: true}})
-	w.Look(t.Context())
+	w.RefreshDecodeLoad(t.Context())
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 100 { // some of these ask the dispatcher, and do not wait for its answer
-		w.Look(ended)
-		_, slots := w.running("m")
+		w.RefreshDecodeLoad(ended)
+		_, slots := w.leastRunningAndSlots("m")
 		require.Equal(t, 4, slots)
 	}
 }
@@ -343,25 +343,25 @@ func TestHowBusyTheRanksOfAModelAre(t *testing.T) {
 	for _, row := range []struct {
 		name    string
 		workers []board.WorkerStatus
-		want    decoding
+		want    decodeLoad
 		free    int
 	}{
-		{"no rank", nil, decoding{}, 0},
-		{"one", []board.WorkerStatus{up(3, 8)}, decoding{running: 3, slots: 8}, 5},
-		{"the idlest of two counts", []board.WorkerStatus{up(3, 8), up(1, 4)}, decoding{running: 1, slots: 12}, 8},
-		{"one that is down does not", []board.WorkerStatus{down, up(3, 8)}, decoding{running: 3, slots: 8}, 5},
-		{"one that may have fewer now has nothing free", []board.WorkerStatus{{Up: true, Used: 8, Slots: 8, Limit: 2}}, decoding{running: 8, slots: 8}, 0},
+		{"no rank", nil, decodeLoad{}, 0},
+		{"one", []board.WorkerStatus{up(3, 8)}, decodeLoad{leastRunning: 3, slots: 8}, 5},
+		{"the idlest of two counts", []board.WorkerStatus{up(3, 8), up(1, 4)}, decodeLoad{leastRunning: 1, slots: 12}, 8},
+		{"one that is down does not", []board.WorkerStatus{down, up(3, 8)}, decodeLoad{leastRunning: 3, slots: 8}, 5},
+		{"one that may have fewer now has nothing free", []board.WorkerStatus{{Up: true, Used: 8, Slots: 8, Limit: 2}}, decodeLoad{leastRunning: 8, slots: 8}, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			require.Equal(t, row.want, decodingOf(row.workers))
+			require.Equal(t, row.want, loadOfRanks(row.workers))
 			require.Equal(t, row.free, freeSlots(row.workers))
 		})
 	}
-	d := decodingOf([]board.WorkerStatus{up(3, 8)})
-	d.add(decodingOf([]board.WorkerStatus{up(1, 4)}))
-	require.Equal(t, decoding{running: 1, slots: 12}, d, "of another board")
-	d.add(decoding{})
-	require.Equal(t, decoding{running: 1, slots: 12}, d, "a board without ranks is not the idlest")
+	d := loadOfRanks([]board.WorkerStatus{up(3, 8)})
+	d.add(loadOfRanks([]board.WorkerStatus{up(1, 4)}))
+	require.Equal(t, decodeLoad{leastRunning: 1, slots: 12}, d, "of another board")
+	d.add(decodeLoad{})
+	require.Equal(t, decodeLoad{leastRunning: 1, slots: 12}, d, "a board without ranks is not the idlest")
 }
 
 // Proxies of two versions refuse each other, and each says once what to do.

@@ -23,13 +23,14 @@ type Hop struct {
 	Tenant string
 }
 
-// stranger checks the head of a request before its body is read, and refuses a request that no dispatcher sent; nil: it may come in.
-func (r *Peers) stranger(h *fasthttp.RequestHeader) *edge.Refusal {
+// checkSender checks the head of a request before its body is read. It returns a refusal if no known dispatcher sent the request; nil: the
+// body may be read.
+func (r *Peers) checkSender(h *fasthttp.RequestHeader) *edge.Refusal {
 	x := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if x == nil {
 		return nil
 	}
-	r.rejected(x.Reject)
+	r.countRejection(x.Reject)
 	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
 }
 
@@ -44,8 +45,8 @@ func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 // warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// rejected counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
-func (r *Peers) rejected(reason string) {
+// countRejection counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
+func (r *Peers) countRejection(reason string) {
 	r.peers.CountRejected(reason)
 	if reason != geo.RejectVersion {
 		return
@@ -56,19 +57,19 @@ func (r *Peers) rejected(reason string) {
 	}
 }
 
-// turnedAway answers a request that was refused before any handler saw it: by stranger, or by the limits of the listener.
-func (r *Peers) turnedAway(ctx *fasthttp.RequestCtx, x edge.Refusal) {
+// answerRefused answers a request that was refused before any handler saw it: by checkSender, or by the limits of the listener.
+func (r *Peers) answerRefused(ctx *fasthttp.RequestCtx, x edge.Refusal) {
 	r.deps.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
-	byStranger := []string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}
-	if slices.Contains(byStranger, x.Code) { // the listener's own codes are no values of this header
+	byVerifier := []string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}
+	if slices.Contains(byVerifier, x.Code) { // the listener's own codes are no values of this header
 		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
 	}
 }
 
 // handle serves the requests of other proxies: probes, questions about ownership, and forwarded requests of clients.
 func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
-	came := time.Now()
-	from, refusal := r.verify(ctx, came)
+	arrival := time.Now()
+	from, refusal := r.verify(ctx, arrival)
 	if refusal != nil {
 		r.reject(ctx, refusal)
 		return
@@ -82,7 +83,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 			openai.NewError(http.StatusMethodNotAllowed, "method_not_allowed", "only POST is allowed here; other proxies call this listener"))
 		return
 	case path == geo.ProbePath:
-		answer, refusal := r.peers.AnswerProbe(ctx.PostBody(), came)
+		answer, refusal := r.peers.AnswerProbe(ctx.PostBody(), arrival)
 		if refusal != nil {
 			r.reject(ctx, refusal)
 			return
@@ -98,12 +99,12 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 		return
 	case path == mooncake.Chat.Path():
 		ep = mooncake.Chat
-	case path != mooncake.Completions.Path():
+	case path != mooncake.Completions.Path(): // probably a path that a newer version has
 		r.reject(ctx, &geo.Refusal{Status: http.StatusNotFound, Reject: geo.RejectVersion,
 			Message: "there is no such path between proxies: " + path})
 		return
 	}
-	r.receive(ctx, ep, from, came)
+	r.receive(ctx, ep, from, arrival)
 }
 
 // handBack answers a dispatcher that asks for a region or a group which this proxy holds.
@@ -162,8 +163,8 @@ func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refu
 
 // receive serves a forwarded request, unless this proxy takes no more requests or the request's deadline has passed. At the deadline it
 // closes the connection.
-func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, came time.Time) {
-	remaining := time.UnixMilli(from.Deadline).Sub(came)
+func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time) {
+	remaining := time.UnixMilli(from.Deadline).Sub(arrival)
 	switch {
 	case r.refusing():
 		r.reject(ctx, &geo.Refusal{Status: http.StatusServiceUnavailable, Reject: geo.RejectDraining,
@@ -178,16 +179,16 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 		late := time.AfterFunc(remaining, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
-	r.deps.Serve(ctx, ep, from, came)
+	r.deps.Serve(ctx, ep, from, arrival)
 }
 
 // refusing says whether requests of other dispatchers are refused. They are still served while this proxy hands its groups over, although
 // requests of clients are already refused then.
-func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandsOver() }
+func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandingOver() }
 
 // reject answers another dispatcher with a refusal. That dispatcher then serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
-	r.rejected(x.Reject)
+	r.countRejection(x.Reject)
 	r.deps.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
 	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
 }

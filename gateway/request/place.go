@@ -49,7 +49,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	entry, region := poolEntry(j, candidate, tokens)
 	ownedBoard := entry.Model
 	if !candidate.Aggregated {
-		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // Owned takes the name of a board without its region
+		ownedBoard = strings.TrimSuffix(entry.Model, roster.BoardIn("", region)) // OwnsGroupFor takes the name of a board without its region
 	}
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
 	queued = true // from now on the entry holds the place in the pool
@@ -131,7 +131,7 @@ func (j *job) wanted() time.Time {
 // hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
 func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
 	unlisted := errors.Is(err, board.ErrNotListed)
-	if unowned && !unlisted { // Owned is also false for a model that no engine lists
+	if unowned && !unlisted { // OwnsGroupFor is also false for a model that no engine lists
 		return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.AllAggregated)

@@ -126,9 +126,9 @@ type engines struct {
 	at       map[string]*mooncake.KVAddress // of prefill engines that have told theirs
 }
 
-func (f *engines) Rank(worker int32) *roster.Rank { return f.ranks[worker] }
-func (f *engines) RegionFor(string) string        { return f.region }
-func (f *engines) OwnsGroupFor(string, string) bool      { return !f.unowned }
+func (f *engines) Rank(worker int32) *roster.Rank   { return f.ranks[worker] }
+func (f *engines) RegionFor(string) string          { return f.region }
+func (f *engines) OwnsGroupFor(string, string) bool { return !f.unowned }
 func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Aggregated {
 		return c.Board
@@ -138,7 +138,7 @@ func (f *engines) BoardFor(c prefill.Candidate, model, region string) string {
 
 func (f *engines) LongestContext(string) int                   { return f.context }
 func (f *engines) HandoffsNameRequests(prefill.Candidate) bool { return f.named }
-func (f *engines) KnownHost(host string) bool           { return host == "127.0.0.1" }
+func (f *engines) KnownHost(host string) bool                  { return host == "127.0.0.1" }
 func (f *engines) HostsOf(string) func(string) bool {
 	return func(host string) bool { return !f.hostless && f.KnownHost(host) }
 }
@@ -149,10 +149,12 @@ func (f *engines) ProcessAt(key string) roster.ProcessID {
 func (f *engines) ProcessGone(b roster.ProcessID) (gone, sure bool) {
 	return f.gone || b.Process < f.process, f.sure
 }
-func (f *engines) RejectionFrees(*roster.Rank) bool                                        { return f.frees }
-func (f *engines) AnyPrefill(string) *engine.Target                                        { return f.counts }
-func (f *engines) DownSince(engine string, _ time.Time) bool                               { return slices.Contains(f.down, engine) }
-func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID { return b }
+func (f *engines) RejectionFrees(*roster.Rank) bool          { return f.frees }
+func (f *engines) AnyPrefill(string) *engine.Target          { return f.counts }
+func (f *engines) DownSince(engine string, _ time.Time) bool { return slices.Contains(f.down, engine) }
+func (f *engines) MakerOf(b roster.ProcessID, _ prefill.Candidate, _ string) roster.ProcessID {
+	return b
+}
 
 // BootstrapInfo asks a prefill engine anew each time.
 func (f *engines) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, error) {

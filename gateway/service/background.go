@@ -8,10 +8,10 @@ import (
 // Background runs functions that may outlive their requests. It bounds how many of them run at once,
 // and lets a shutdown wait for them. After Close it starts none.
 type Background struct {
-	mu     sync.Mutex
-	open   int
-	closed bool
-	all    sync.WaitGroup
+	mu      sync.Mutex
+	running int // number of functions that run
+	closed  bool
+	all     sync.WaitGroup
 }
 
 // Run runs f on a goroutine of its own. It returns ErrCrowded if limit functions run already, and ErrClosed after Close.
@@ -21,30 +21,30 @@ func (l *Background) Run(limit int, f func()) error {
 	switch {
 	case l.closed:
 		return ErrClosed
-	case l.open >= limit:
+	case l.running >= limit:
 		return ErrCrowded
 	}
-	l.open++
+	l.running++
 	l.all.Go(func() {
 		f()
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.open--
+		l.running--
 	})
 	return nil
 }
 
 // Close lets no further function start. The channel that it returns is closed when all running functions have returned.
-func (l *Background) Close() (over <-chan struct{}) {
+func (l *Background) Close() (done <-chan struct{}) {
 	l.mu.Lock()
 	l.closed = true
 	l.mu.Unlock()
-	done := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
 		l.all.Wait()
-		close(done)
+		close(ended)
 	}()
-	return done
+	return ended
 }
 
 // The errors with which Run refuses a function.

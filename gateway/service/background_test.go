@@ -33,6 +33,6 @@ func TestNothingBeginsOnceTheRestIsAwaited(t *testing.T) {
 	}
 	close(release)
 	<-over
-	require.Zero(t, g.open)
+	require.Zero(t, g.running)
 	<-g.Close() // again
 }

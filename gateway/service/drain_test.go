@@ -20,7 +20,7 @@ type moment struct {
 func TestAProxyGoesOutOfServiceInSteps(t *testing.T) {
 	const grace = 5 * time.Second
 	drain := func(limit time.Duration) func(*Service) { return func(s *Service) { s.Drain(limit) } }
-	undrain, refuse, nothing := (*Service).Undrain, (*Service).Refuse, func(*Service) {}
+	undrain, refuse, nothing := (*Service).Undrain, (*Service).RefuseForExit, func(*Service) {}
 	inService, told, refuses := moment{}, moment{draining: true}, moment{draining: true, refusing: true}
 	over := moment{draining: true, refusing: true, over: true, ended: 1}
 	for name, tt := range map[string]struct {

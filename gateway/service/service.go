@@ -61,7 +61,7 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 		s.draining, s.since = true, time.Now()
 		s.deps.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
-	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing {
+	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing { // the grace of the first call is over
 		s.refusing = true
 		accepting = 0
 	} else {
@@ -77,7 +77,7 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	return accepting
 }
 
-// End is Drain without a limit, for a proxy whose process ends. It cannot be undone.
+// DrainForExit is Drain without a limit, for a proxy whose process ends. It cannot be undone.
 func (s *Service) DrainForExit() (accepting time.Duration) {
 	s.mu.Lock()
 	s.ending = true
@@ -104,7 +104,7 @@ func (s *Service) Undrain() {
 	s.deps.Log.Info("the proxy is in service again; it drains no more")
 }
 
-// EndAll ends all running requests. Each answer ends with an error event.
+// EndAll ends all running requests, and refuses new ones. Each running answer ends with an error event.
 func (s *Service) EndAll() {
 	s.Close()
 	s.endCalls()
@@ -122,12 +122,12 @@ func (s *Service) endCalls() {
 // before both, or after both and then takes the proxy back into service.
 func (s *Service) endAt(limit time.Time) {
 	s.mu.Lock()
-	current := s.draining && s.limit.Equal(limit)
-	if current {
+	isCurrent := s.draining && s.limit.Equal(limit)
+	if isCurrent {
 		s.close()
 	}
 	s.mu.Unlock()
-	if current {
+	if isCurrent {
 		s.endCalls()
 	}
 }
@@ -142,14 +142,15 @@ func (s *Service) refuseAfter(since time.Time) {
 	}
 }
 
-// Refuse is End without the grace: new requests are refused from now on.
-func (s *Service) Refuse() {
+// RefuseForExit is DrainForExit without the grace: new requests are refused from now on.
+func (s *Service) RefuseForExit() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ending = true
 	s.refuse()
 }
 
+// refuse refuses new requests from now on, and stops the timers of the drain. The caller holds s.mu.
 func (s *Service) refuse() {
 	if !s.draining {
 		s.since = time.Now()
@@ -165,11 +166,13 @@ func (s *Service) Close() {
 	s.close()
 }
 
+// close is Close for a caller that holds s.mu.
 func (s *Service) close() {
 	s.refuse()
 	s.end()
 }
 
+// stopTimers stops the timers of the drain. The caller holds s.mu.
 func (s *Service) stopTimers() {
 	for _, t := range s.timers {
 		t.Stop()
@@ -198,7 +201,7 @@ func (s *Service) Refusing() bool {
 	return s.refusing
 }
 
-// State returns how far the drain has come; nil: the proxy is in service.
+// State says how far the drain of the proxy has come; nil: the proxy is in service.
 func (s *Service) State() *DrainState {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -49,7 +49,7 @@ func TestAGraceThatIsNotTheDrainsRefusesNothing(t *testing.T) {
 func TestAProxyThatEndsIsNotTakenBackIntoService(t *testing.T) {
 	for name, end := range map[string]func(*Service){
 		"in the grace":                   func(s *Service) { s.DrainForExit() },
-		"while streams may still finish": (*Service).Refuse,
+		"while streams may still finish": (*Service).RefuseForExit,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := New(Deps{Context: t.Context(), Log: zap.NewNop(), Grace: func() time.Duration { return time.Minute }})

@@ -19,80 +19,90 @@ import (
 
 // Derive returns what the rest of the proxy sees of the roster. It must be called after a Tick.
 func Derive(r *Roster) *Snapshot {
-	d := &deriving{r: r, regions: map[string]*reach{}, groups: map[string]*reach{}, p: &Snapshot{
+	d := &deriving{r: r, regionListings: map[string]*listings{}, groupListings: map[string]*listings{}, p: &Snapshot{
 		owners: r.owners, engines: make(map[string]*Engine, len(r.order)), ranks: map[int32]*Rank{}, workers: map[string]int32{},
-		order: make([]*Engine, 0, len(r.order)),
-		stops: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts), dead: maps.Clone(r.dead),
-		left:   maps.Clone(r.left),
-		routes: map[string]Route{},
+		order:  make([]*Engine, 0, len(r.order)),
+		drains: maps.Clone(r.drains), pauses: maps.Clone(r.pauses), hosts: maps.Clone(r.hosts),
+		endedIncarnations: maps.Clone(r.endedIncarnations),
+		departed:          maps.Clone(r.departed),
+		routes:            map[string]Route{},
 	}}
 	p := d.p
-	for id, l := range r.leftRanks {
-		p.ranks[id] = d.rank(l.of, l.rank, id, Absent)
+	for id, l := range r.departedRanks {
+		p.ranks[id] = d.newRank(l.engine, l.rank, id, Absent)
 	}
 	for _, k := range r.order {
 		e := new(*r.engines[k])
 		p.engines[k] = e
 		p.order = append(p.order, e)
-		d.addRoutes(e, e.state.serves() || e.state == Late)
+		inServiceOrAwaited := e.state.serves() || e.state == Late
+		d.addRoutes(e, inServiceOrAwaited)
 		for _, rank := range e.Ranks() {
 			state := r.stateOfRank(e, rank)
 			if e.Decodes() {
 				d.addDecodeRank(e, rank, state)
 			} else {
-				p.Candidates = append(p.Candidates, d.candidate(e, rank, state))
+				p.Candidates = append(p.Candidates, d.newCandidate(e, rank, state))
 			}
 		}
 	}
-	halves(p.routes, p.order)
-	onlyWhereListed(p.Candidates, d.regions, d.groups)
-	onlyWhereDecoded(p.Candidates, p.Workers)
-	prefer(r.terms.Prefer, p.Candidates, p.Workers)
+	markOneSided(p.routes, p.order)
+	dropUnlistedModels(p.Candidates, d.regionListings, d.groupListings)
+	requireDecodeRanks(p.Candidates, p.Workers)
+	markFallbacks(r.terms.Prefer, p.Candidates, p.Workers)
 	markDeserted(p.order, p.Candidates)
-	p.ready = count(p.order, func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 })
+	isInService := func(e *Engine) bool { return e.state.serves() && len(e.Status.Models) > 0 }
+	p.inService = countByRole(p.order, isInService)
 	return p
 }
 
 // deriving is a Snapshot under construction.
 type deriving struct {
-	r               *Roster
-	p               *Snapshot
-	regions, groups map[string]*reach // models listed by decode-only ranks, by region; models listed by ranks that also prefill, by group
+	r                             *Roster
+	p                             *Snapshot
+	regionListings, groupListings map[string]*listings // of decode-only ranks, by region; of aggregated ranks, by group
 }
 
-// addDecodeRank adds a rank that decodes. Requests can be bound to the rank (it is a worker) once its engine has named its models. These
-// models are then also added to those that the ranks of its region or its group list.
+// addDecodeRank adds a rank that decodes. The rank becomes a worker, to which requests can be bound, once its engine has named its models.
+// The list of these models is then also added to the listings of the rank's region or, for an aggregated rank, of its group.
 func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	name := e.At(rank).ID
-	id := d.r.workerIDs[e.nameOf(rank)]
+	id := d.r.workerIDs[e.workerKey(rank)]
 	d.p.workers[name] = id
 	if e.board != "" {
-		d.p.ranks[id] = d.rank(e, rank, id, state)
+		d.p.ranks[id] = d.newRank(e, rank, id, state)
 	}
 	region := e.otherRegion
 	if len(e.Status.Models) == 0 {
 		if e.Role == Decode { // it may still list any model; an aggregated rank decodes only for its own group
-			reachIn(d.regions, region).unknown = true
+			listingsOf(d.regionListings, region).unknown = true
 		}
 		return
 	}
-	w := d.worker(e, rank, d.p.ranks[id])
+	w := d.newWorker(e, rank, d.p.ranks[id])
 	d.p.Workers = append(d.p.Workers, w)
-	open := w.Up || w.Awaited
+	accepts := w.Up || w.Awaited
 	if w.Mixed {
-		reachIn(d.groups, e.groupID()).add(e.lists, open)
+		listingsOf(d.groupListings, e.groupID()).add(e.lists, accepts)
 		d.addToGroup(e, w)
 	} else {
-		reachIn(d.regions, region).add(e.lists, open)
+		listingsOf(d.regionListings, region).add(e.lists, accepts)
 	}
-	// The prefix caches of these ranks are followed, because they may compute prompts or pull only the KV that they lack.
-	if computes := e.Profile.AllowLocalPrefill || w.Mixed; computes || e.Profile.PullsLacking() {
-		l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computes}
-		if w.Mixed {
-			l.Events = d.eventsOf(e, rank)
-		}
-		d.p.Locals = append(d.p.Locals, l)
+	d.addLocalRank(e, rank, &w)
+}
+
+// addLocalRank adds a decode rank to those whose prefix caches the proxy follows, if its cache matters: because the rank may compute
+// prompts, or because it pulls only the KV that it lacks.
+func (d *deriving) addLocalRank(e *Engine, rank int, w *board.Worker) {
+	computesPrompts := e.Profile.AllowLocalPrefill || w.Mixed
+	if !computesPrompts && !e.Profile.PullsLacking() {
+		return
 	}
+	l := local.Rank{ID: w.ID, Name: w.Name, Model: w.Model, Engine: w.Engine, Capacity: w.Capacity, Up: w.Up, Computes: computesPrompts}
+	if w.Mixed {
+		l.Events = d.eventSource(e, rank)
+	}
+	d.p.Locals = append(d.p.Locals, l)
 }
 
 // addToGroup adds a rank that prefills and decodes to its group, which is one candidate of the prefill tier. The candidate is live if one
@@ -103,7 +113,7 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	if index < 0 {
 		index = len(d.p.Candidates)
 		d.p.Candidates = append(d.p.Candidates, prefill.Candidate{
-			ID: id, Instance: id, Target: e.At(-1), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.otherRegion, Board: e.board,
+			ID: id, Instance: id, Target: e.At(NoRank), Profile: e.Profile, Hardware: e.Conf.Profile, Region: e.otherRegion, Board: e.board,
 			Aggregated: true,
 		})
 	}
@@ -117,14 +127,14 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	}
 }
 
-// candidate describes a rank of a prefill engine for the prefill tier. rank is -1 for an only rank without a number. The candidate has a
+// newCandidate describes a rank of a prefill engine for the prefill tier. rank is -1 for an only rank without a number. The candidate has a
 // board and KV events only after its engine has named its models.
-func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candidate {
+func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	c := prefill.Candidate{
 		ID: id, Instance: e.Key(), Target: e.At(rank), Profile: e.Profile,
 		Hardware: e.Conf.Profile, CapacityTokens: cmp.Or(e.Profile.KVTokensPerRank, e.Capacity(rank)), Region: e.otherRegion,
-		ProbeLimit: e.limit(slowProbes),
+		ProbeLimit: e.limitOf(slowProbes),
 		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
 	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine that does both is there twice, once in each role
@@ -132,20 +142,21 @@ func (d *deriving) candidate(e *Engine, rank int, state RankState) prefill.Candi
 		c.Models = append(c.Models, m.ID)
 	}
 	if len(c.Models) > 0 {
-		c.Board = BoardIn(e.base(), c.Region)
-		c.Events = d.eventsOf(e, rank)
+		c.Board = BoardIn(e.baseModel(), c.Region)
+		c.Events = d.eventSource(e, rank)
 	}
 	return c
 }
 
-// rank describes a rank to which decode calls can be sent. id is its worker id.
-func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
-	t := e.At(rank)
+// newRank describes a rank to which decode calls can be sent. number is the number of the rank in its engine, and id is its worker id.
+func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Rank {
+	target := e.At(number)
 	out := &Rank{
-		Worker: id, Instance: e.Key(), Target: t, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(t.Rank),
+		Worker: id, Instance: e.Key(), Target: target, Profile: e.Profile, Traffic: e.Traffic, Signs: e.Traffic.Liveness(target.Rank),
 		Region:  e.otherRegion,
 		Board:   e.board,
-		Context: e.context(), Scope: e.fence, PinsResponses: e.Profile.Connector == mooncake.SGLang || e.reaches(pinsMinor, false), State: state,
+		Context: e.longestContext(), Scope: e.fence, PinsResponses: e.Profile.Connector == mooncake.SGLang || e.hasVersion(pinsMinor, false),
+		State: state,
 	}
 	if e.Role == Aggregated {
 		out.Group = e.groupID()
@@ -153,31 +164,33 @@ func (d *deriving) rank(e *Engine, rank int, id int32, state RankState) *Rank {
 	return out
 }
 
-// worker describes a rank for the dispatcher. r is the number of the rank in its engine; -1: the only rank, which has no number.
-func (d *deriving) worker(e *Engine, r int, rank *Rank) board.Worker {
+// newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank.
+func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
+	isWedged := e.Status.Wedged && !e.Status.Halted() // a halted engine need not compute anything
+	hasLeftGroup := e.Status.Lost[max(0, number)] != ""
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
-		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limit(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(r)),
+		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
 		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
 		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),
-		Down:     !e.Status.Up || e.Status.Wedged && !e.Status.Halted() || e.Status.Lost[max(0, r)] != "",
-		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(), AtOnce: e.Profile.Early() &&
-			e.Profile.Connector == mooncake.NIXLPush,
+		Down:     !e.Status.Up || isWedged || hasLeftGroup,
+		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(),
+		AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,
 	}
 	if e.Role == Aggregated {
 		w.Mixed = true
 		w.Budget = e.Conf.Budget
 		w.Interval = e.Conf.Interval
 		w.Early, w.AtOnce = false, false // no KV is sent to the rank
-	} else if e.Profile.Renews() {
+	} else if e.Profile.Renews() { // so a prefill engine keeps the KV of a request that waits in the queue of this engine
 		w.MaxEngineQueue = d.r.terms.Beyond
 	}
 	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
-	room := d.r.owners.Quotas[w.Name]
-	w.Others = room.Others
-	if room.Limit > 0 && (w.Limit == 0 || room.Limit < w.Limit) {
-		w.Limit = room.Limit
+	quota := d.r.owners.Quotas[w.Name]
+	w.Others = quota.Others
+	if quota.Limit > 0 && (w.Limit == 0 || quota.Limit < w.Limit) { // a limit of 0 means no limit
+		w.Limit = quota.Limit
 	}
 	return w
 }
@@ -191,22 +204,22 @@ func (e *Engine) Slots() int {
 	return e.Conf.Slots
 }
 
-// eventsOf says where a rank publishes the contents of its prefix cache; empty: KV events are not enabled.
-func (d *deriving) eventsOf(e *Engine, rank int) prefill.EventSource {
+// eventSource says where a rank publishes the contents of its prefix cache; empty: KV events are not enabled.
+func (d *deriving) eventSource(e *Engine, rank int) prefill.EventSource {
 	config := d.r.terms.KVEvents
 	if !config.Enabled {
 		return prefill.EventSource{}
 	}
-	source := prefill.EventSource{Place: EventsOf(e, rank, config), Model: e.base(), ReplayTimeout: config.ReplayTimeout}
+	source := prefill.EventSource{Place: ConfiguredEvents(e, rank, config), Model: e.baseModel(), ReplayTimeout: config.ReplayTimeout}
 	if e.Finder != nil {
 		source.Finder = e.Finder(max(0, rank))
 	}
 	return source
 }
 
-// EventsOf says where, according to the config, a rank publishes the contents of its prefix cache. An engine without ports of its own has
-// the ports that the config gives all engines.
-func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
+// ConfiguredEvents says where, according to the config, a rank publishes the contents of its prefix cache. An engine without ports of its
+// own has the ports that the config gives all engines.
+func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	host, rank := e.Target.URL.Hostname(), max(0, rank)
 	place := kvevents.Place{Events: kvevents.Endpoint(host, cmp.Or(e.Conf.KVEventsPort, all.Port), rank)}
 	if port := cmp.Or(e.Conf.KVReplayPort, all.ReplayPort); port != 0 {
@@ -215,43 +228,44 @@ func EventsOf(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.Place {
 	return place
 }
 
-// addRoutes adds an engine to the routes of the models that it lists. A route has Mixed and PromptLogprobs only if they are true of every
-// engine that lists the model, and each other flag if it is true of one such engine. up: the engine is in service, or requests wait for it.
-func (d *deriving) addRoutes(e *Engine, up bool) {
+// addRoutes adds an engine to the routes of the models that it lists. A route has AllAggregated and PromptLogprobs only if they are true of
+// every engine that lists the model, and each other flag if it is true of one such engine. usable says that the engine is in service, or
+// that requests wait for it.
+func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
 		r, ok := d.p.routes[m.ID]
 		if !ok {
-			r = Route{Name: m.ID, Board: e.base(), AllAggregated: true, PromptLogprobs: true}
+			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
 		r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 		for ep := range r.NoHandOff {
-			r.NoHandOff[ep] = r.NoHandOff[ep] || up && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
+			r.NoHandOff[ep] = r.NoHandOff[ep] || usable && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
 		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // also if it is down now: it may be up when a request gets there
 		if e.Role == Decode {
-			r.PromptLogprobs = r.PromptLogprobs && e.computesRows()
+			r.PromptLogprobs = r.PromptLogprobs && e.computesPromptLogprobs()
 		} else {
 			r.listed[prefillSide] = true
-			r.Prefill = r.Prefill || up
+			r.Prefill = r.Prefill || usable
 		}
 		if e.Decodes() {
 			r.listed[decodeSide] = true
-			r.Decode = r.Decode || up
-			r.Board = e.base() // the board is where the request decodes, so a decode engine overrides a prefill engine
+			r.Decode = r.Decode || usable
+			r.Board = e.baseModel() // the board is where the request decodes, so a decode engine overrides a prefill engine
 			if length := e.maxLen(m); length > 0 && (r.MaxLen == 0 || length < r.MaxLen) {
 				r.MaxLen = length // the shortest context, because any of the engines may get the request
 			}
-			r.Clamps = r.Clamps || e.clamps()
+			r.Clamps = r.Clamps || e.clampsMaxTokens()
 		}
 		d.p.routes[m.ID] = r
 	}
 }
 
-// onlyWhereDecoded takes the prefill engines of another region out of service if no rank of that region decodes, because no engine could
-// fetch their KV. If no decode rank for a candidate takes requests now, but requests wait for some of them (Worker.Awaited), prompts wait
-// before their prefill (Late), because engines do not hold the KV of finished prefills for so long.
-func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
+// requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. A candidate in another region goes out of service if
+// no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate is Late instead of Live: prompts
+// then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long.
+func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
 		inService := c.Live || c.AnswersLate
@@ -266,45 +280,46 @@ func onlyWhereDecoded(candidates []prefill.Candidate, workers []board.Worker) {
 			}
 		}
 		switch {
+		case up: // the KV will be fetched
 		case c.Region != "":
-			c.Live = up && c.Live
-			c.AnswersLate = up && c.AnswersLate || !up && awaited
-		case awaited && !up && !c.Profile.Early():
+			c.Live, c.AnswersLate = false, awaited
+		case awaited && !c.Profile.Early(): // with an early connector, requests wait before their prefill anyway
 			c.Live, c.AnswersLate = false, true
 		}
 	}
 }
 
-// prefer marks the candidates that come second if a model has two kinds of engines: aggregated ones, which prefill and decode, and split
-// ones, which do only one of the two. kind is the preferred kind. Prefill engines whose KV no rank would fetch always come second. Without
-// an aggregated engine, prefer does nothing.
-func prefer(kind string, candidates []prefill.Candidate, workers []board.Worker) {
-	mixed := func(c prefill.Candidate) bool { return c.Aggregated }
-	if !slices.ContainsFunc(candidates, mixed) {
+// markFallbacks marks the candidates that come second (Fallback) if a model has two kinds of engines: aggregated ones, which prefill and
+// decode, and split ones, which do only one of the two. preferredKind is config.PreferAggregated, or prefers split engines. Candidates that
+// cannot complete any request now (Idle), e.g. prefill engines whose KV no rank would fetch, always come second. Without an aggregated
+// candidate, markFallbacks does nothing.
+func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers []board.Worker) {
+	isAggregated := func(c prefill.Candidate) bool { return c.Aggregated }
+	if !slices.ContainsFunc(candidates, isAggregated) {
 		return
 	}
-	decodes := map[string]bool{}
+	decodes := map[string]bool{} // by board: whether a rank takes requests
 	for i := range workers {
 		decodes[workers[i].Model] = decodes[workers[i].Model] || workers[i].Up
 	}
+	isPreferred := func(c *prefill.Candidate) bool { return c.Aggregated == (preferredKind == config.PreferAggregated) }
 	serves := func(c *prefill.Candidate) bool { return c.Live && (c.Aggregated || decodes[c.Board]) }
 	servedByPreferred := func(model string) bool { // some engine of the preferred kind serves the model
 		return slices.ContainsFunc(candidates, func(c prefill.Candidate) bool {
-			return c.Aggregated == (kind == config.PreferAggregated) && serves(&c) && slices.Contains(c.Models, model)
+			return isPreferred(&c) && serves(&c) && slices.Contains(c.Models, model)
 		})
 	}
 	for i := range candidates {
 		c := &candidates[i]
-		preferred := c.Aggregated == (kind == config.PreferAggregated)
 		c.NoDecodeRank = !serves(c)
-		c.Fallback = c.NoDecodeRank || !preferred && slices.ContainsFunc(c.Models, servedByPreferred)
+		c.Fallback = c.NoDecodeRank || !isPreferred(c) && slices.ContainsFunc(c.Models, servedByPreferred)
 	}
 }
 
 // markDeserted marks the prefill engines that are down or halted while another engine serves one of their models. The fleet then ends the
 // probes on them, so that the prompts go to the other engine.
 func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
-	live := map[string]bool{} // by model
+	live := map[string]bool{} // by model: whether a candidate that lists it takes requests
 	for i := range candidates {
 		for _, m := range candidates[i].Models {
 			live[m] = live[m] || candidates[i].Live
@@ -316,10 +331,10 @@ func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
 	}
 }
 
-// count counts the engines for which counts is true, by role. An engine that prefills and decodes counts for both roles.
-func count(engines []*Engine, counts func(*Engine) bool) (t tally) {
+// countByRole counts, by role, the engines for which includes returns true. An engine that prefills and decodes counts for both roles.
+func countByRole(engines []*Engine, includes func(*Engine) bool) (t roleCounts) {
 	for _, e := range engines {
-		if !counts(e) {
+		if !includes(e) {
 			continue
 		}
 		if e.Decodes() {

@@ -14,10 +14,11 @@ import (
 // ErrNoSuchEngine is the error if an operator names an unknown engine or rank.
 var ErrNoSuchEngine = errors.New("no such engine")
 
-// Stop makes a drain of the engine or rank that an id names: host:port, or host:port/rank. An empty role means the first of decode, prefill
-// and aggregated that has an engine with that address.
-func (p *Snapshot) Stop(role, id string, now time.Time) (Drain, error) {
-	engine, number, ofRank := strings.Cut(id, "/")
+// NewDrain returns the drain of the engine or rank that an id names: host:port, or host:port/rank. It changes nothing. An empty role means
+// the first of decode, prefill and aggregated that has an engine with that address. NewDrain returns ErrNoSuchEngine if there is no such
+// engine or rank.
+func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
+	engine, rankNumber, ofRank := strings.Cut(id, "/")
 	if role == "" {
 		role = Decode
 		for _, other := range []string{Prefill, Aggregated} {
@@ -30,12 +31,13 @@ func (p *Snapshot) Stop(role, id string, now time.Time) (Drain, error) {
 	if e == nil {
 		return Drain{}, fmt.Errorf("%w: %s %s", ErrNoSuchEngine, role, engine)
 	}
-	s := Drain{Role: role, ID: engine, At: Location{e.Key(), -1}, Since: now}
+	s := Drain{Role: role, ID: engine, At: Location{e.Key(), NoRank}, Since: now}
 	if !ofRank {
 		return s, nil
 	}
 	ranks := e.Ranks()
-	index := slices.IndexFunc(ranks, func(r int) bool { return fmt.Sprint(max(0, r)) == number })
+	isNamed := func(r int) bool { return fmt.Sprint(max(0, r)) == rankNumber } // r is -1 for an only rank, which counts as rank 0
+	index := slices.IndexFunc(ranks, isNamed)
 	if index < 0 {
 		return Drain{}, fmt.Errorf("%w: %s %s has ranks 0 to %d", ErrNoSuchEngine, role, engine, len(ranks)-1)
 	}
@@ -45,13 +47,13 @@ func (p *Snapshot) Stop(role, id string, now time.Time) (Drain, error) {
 	return s, nil
 }
 
-// Drains says whether there is a drain with that key (Stop.Key).
-func (p *Snapshot) Drains(key string) bool { return p.stops[key] != nil }
+// HasDrain says whether there is a drain with that key (Drain.Key).
+func (p *Snapshot) HasDrain(key string) bool { return p.drains[key] != nil }
 
-// Overdue says whether the deadline of a drain that covers a place has passed.
+// Overdue says whether the deadline of a drain that covers a location has passed.
 func (p *Snapshot) Overdue(at Location) bool {
-	for _, s := range p.stops {
-		if s.Passed && s.Covers(at) {
+	for _, s := range p.drains {
+		if s.Overdue && s.Covers(at) {
 			return true
 		}
 	}
@@ -79,8 +81,8 @@ const (
 
 // DrainStatuses reports every engine and rank that drains, oldest first.
 func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateStatus) []DrainStatus {
-	list := make([]DrainStatus, 0, len(p.stops))
-	for _, s := range p.stops {
+	list := make([]DrainStatus, 0, len(p.drains))
+	for _, s := range p.drains {
 		d := DrainStatus{ID: s.ID, Role: s.Role, Since: s.Since, State: drainRuns}
 		if !s.Deadline.IsZero() {
 			d.Deadline = new(s.Deadline)
@@ -104,7 +106,7 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		switch {
 		case d.Requests+d.Handoffs == 0:
 			d.State = drainEnded
-		case s.Passed:
+		case s.Overdue:
 			d.State = drainOverdue
 		}
 		list = append(list, d)

@@ -24,21 +24,21 @@ type Engine struct {
 	Profile *mooncake.Profile
 	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
-	FromNewEntry     bool                           // the config lists the engine, so discovery must not change it
-	Traffic *engine.Traffic                `json:"-"` // what the streams of the engine have shown
-	Finder  func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes the contents of its prefix cache; nil: as the config says
+	FromNewEntry bool                           // a reload has built it from a new or changed entry of the config
+	Traffic      *engine.Traffic                `json:"-"` // what the streams of the engine have shown
+	Finder       func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes its KV events; nil: as the config says
 
 	Status   engine.Status
 	Scope    string // its decode group or its region: the unit that one proxy owns
 	Deserted bool   // it is down or halted while another engine serves one of its models, so probes leave it
-	standing
+	serviceState
 	pausedBy     *Pause         // the pause that keeps requests away; nil: none
 	otherRegion  string         // its region; empty: the proxy's own region
 	fence        *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
 	board        string         // board of its models; empty: it has never named its models
 	lists        *board.Names   // names of the models in its status; nil: not known
 	listedModels []engine.Model // the models from which lists was made
-	number       int            // number of the engine, in the order in which engines were added
+	arrival      int            // how many engines had been added when this one was, itself included
 	processes    *Processes     // processes that were seen at its address
 	gaveBack     *float64       // start time of the process that gave a request back against its profile; 0: not known; nil: none did
 }
@@ -73,8 +73,8 @@ func BoardIn(board, region string) string {
 // turn, it stays on ranks of one kind, so the aggregated ranks have a board of their own.
 const AggregatedMark = "+aggregated"
 
-// Called returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board both
-// prefill and decode.
+// DisplayName returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board
+// both prefill and decode.
 func DisplayName(board string) (name string, aggregated bool) {
 	at := strings.LastIndex(board, AggregatedMark)
 	if at < 0 {
@@ -87,13 +87,16 @@ func DisplayName(board string) (name string, aggregated bool) {
 	return model + region + " (aggregated)", true
 }
 
+// NoRank stands in place of the number of a rank: for the engine as a whole, or for an only rank without a number.
+const NoRank = -1
+
 // Key is the engine's role and address. The monitor knows the engine by it.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }
 
-// rankKey is the key of a drain of the rank: its role and name.
-func (e *Engine) rankKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
+// rankDrainKey is the key of a drain of the rank, with which the roster finds it: the rank's role and name.
+func (e *Engine) rankDrainKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
 
-// At returns the target for one rank of the engine; rank -1: for the engine itself.
+// At returns the target for one rank of the engine; NoRank: for the engine itself.
 func (e *Engine) At(rank int) *engine.Target {
 	t := *e.Target
 	if rank >= 0 {
@@ -105,13 +108,13 @@ func (e *Engine) At(rank int) *engine.Target {
 // Decodes says whether the engine decodes, so that requests have slots on its ranks.
 func (e *Engine) Decodes() bool { return e.Role != Prefill }
 
-// Ranks returns the numbers of the engine's ranks; -1 stands for an only rank without a number.
+// Ranks returns the numbers of the engine's ranks; NoRank stands for an only rank without a number.
 func (e *Engine) Ranks() []int {
 	if e.Conf.Ranks == 0 {
 		if e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake {
 			return []int{0} // the engine needs the rank header even for its only rank
 		}
-		return []int{-1}
+		return []int{NoRank}
 	}
 	ranks := make([]int, e.Conf.Ranks)
 	for i := range ranks {
@@ -134,16 +137,16 @@ func (e *Engine) Capacity(r int) int64 {
 	return 0
 }
 
-// kind is the same for engines that can do each other's work.
-func (e *Engine) kind() string {
+// workKind is equal for two engines if each can do the other's work: they have the same role and base model.
+func (e *Engine) workKind() string {
 	if len(e.Status.Models) == 0 {
 		return e.Role
 	}
-	return e.Role + " " + e.base()
+	return e.Role + " " + e.baseModel()
 }
 
-// base is the base model that the engine serves, beside LoRA adapters of it; empty: the engine has not named its models.
-func (e *Engine) base() string {
+// baseModel is the base model that the engine serves, beside LoRA adapters of it; empty: the engine has not named its models.
+func (e *Engine) baseModel() string {
 	for _, m := range e.Status.Models {
 		if m.Parent == "" {
 			return m.ID
@@ -155,34 +158,34 @@ func (e *Engine) base() string {
 	return ""
 }
 
-// decodesFor says whether the engine decodes requests for a model and its ranks are on the board. An empty model stands for any model. It
-// is false for an engine without a fence: no proxy owns such an engine, but a nil *owner.Scope would allow requests to it.
+// decodesFor says whether the engine decodes requests for a model, and its ranks are on the board. An empty model stands for any model. The
+// result is false for an engine without a fence: no proxy owns such an engine, but a nil *owner.Scope would allow requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
-	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.base() == board || e.homeBoard() == board) &&
-		(model == "" || e.has(model))
+	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.baseModel() == board || e.homeBoard() == board) &&
+		(model == "" || e.listsModel(model))
 }
 
 // Serves says whether the engine takes requests now, or is about to.
 func (e *Engine) Serves() bool { return e.state.serves() }
 
-// Learns says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is when
-// the proxy sent the question.
-func (e *Engine) Learns(start float64, asked time.Time) bool {
-	next, _ := e.processes.Lives(start, asked)
+// StartIsNews says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is
+// when the proxy sent the question.
+func (e *Engine) StartIsNews(start float64, asked time.Time) bool {
+	next, _ := e.processes.RecordStartRead(start, asked) // the same pointer if it learns nothing
 	return e.Role == Prefill && next != e.processes
 }
 
-// has says whether the engine lists a model, as far as is known.
-func (e *Engine) has(model string) bool {
+// listsModel says whether the engine lists a model, as far as is known.
+func (e *Engine) listsModel(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
 
 // homeBoard is the name of the engine's board without the mark of a region.
 func (e *Engine) homeBoard() string {
 	if e.Role == Aggregated {
-		return e.base() + AggregatedMark
+		return e.baseModel() + AggregatedMark
 	}
-	return e.base()
+	return e.baseModel()
 }
 
 // groupID is the ID of the prefill candidate that stands for the engine's group.
@@ -202,14 +205,14 @@ func (e *Engine) CallsBack() bool {
 	return e.Role == Decode && e.Profile.Connector == mooncake.AscendLayerwise
 }
 
-// reaches says whether an engine's version is 0.minor or later. If the version cannot be read, it returns unread.
-func (e *Engine) reaches(minor int, unread bool) bool {
+// hasVersion says whether an engine's version is 0.minor or later. If the version cannot be read, it returns ifUnknown.
+func (e *Engine) hasVersion(minor int, ifUnknown bool) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(e.Status.Version, "v"), ".")
 	second, _, _ := strings.Cut(rest, ".")
 	major, err1 := strconv.Atoi(first)
 	number, err2 := strconv.Atoi(second)
 	if err1 != nil || err2 != nil {
-		return unread
+		return ifUnknown
 	}
 	return major > 0 || number >= minor
 }
@@ -219,31 +222,31 @@ func (e *Engine) reaches(minor int, unread bool) bool {
 func (e *Engine) readsRoomsEverywhere() bool {
 	var v [3]int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
-	return n >= 2 && slices.Compare(v[:], firstRooms[:]) >= 0
+	return n >= 2 && slices.Compare(v[:], roomsVersion[:]) >= 0
 }
 
-// computesRows says whether a decode engine computes the prompt of a request for prompt logprobs itself, although the request has a
-// hand-off. From 0.31 on the scheduler of vLLM loads no KV for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache).
+// computesPromptLogprobs says whether a decode engine computes the prompt of a request for prompt logprobs itself, although the request has
+// a hand-off. From 0.31 on the scheduler of vLLM loads no KV for such a request (v1/core/sched/scheduler.py, skip_reading_prefix_cache).
 // Before, an engine ended with an OverflowError (vLLM issue 50792, of 0.23). vllm-ascend has schedulers of its own, and decode engines of
 // SGLang return no prompt logprobs (0.5.23, disaggregation/utils.py).
-func (e *Engine) computesRows() bool {
+func (e *Engine) computesPromptLogprobs() bool {
 	switch e.Profile.Connector {
 	case mooncake.NIXLPull, mooncake.NIXLPush, mooncake.VLLMMooncake:
-		return e.reaches(rowsMinor, false)
+		return e.hasVersion(promptLogprobsMinor, false)
 	}
 	return false
 }
 
-// rowsMinor is the first 0.x of vLLM for which computesRows is true.
-const rowsMinor = 31
+// promptLogprobsMinor is the first 0.x of vLLM for which computesPromptLogprobs is true.
+const promptLogprobsMinor = 31
 
-// clamps says whether a decode engine cuts max_tokens to what fits into the context. If the version cannot be read it is true, so that the
-// proxy leaves the decision to the engine.
-func (e *Engine) clamps() bool {
+// clampsMaxTokens says whether a decode engine cuts max_tokens to what fits into the context. If the version cannot be read it is true, so
+// that the proxy leaves the decision to the engine.
+func (e *Engine) clampsMaxTokens() bool {
 	if byProfile := e.Profile.ClampsMaxTokens; byProfile != nil {
 		return *byProfile
 	}
-	return e.reaches(clampsMinor, true)
+	return e.hasVersion(clampsMinor, true)
 }
 
 // takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors and nixl-push, an engine that pushes KV finds
@@ -259,14 +262,14 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if needsRequestID && ep != mooncake.Tokens {
 		return false
 	}
-	return e.reaches(handOffMinor[ep], false)
+	return e.hasVersion(handOffMinor[ep], false)
 }
 
 // mayGiveBack says whether a decode engine that lacks KV memory may give a request back before the end of its answer: by its profile, or
 // because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
-	didGiveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
-	return e.Role == Decode && (e.Profile.MayGiveBack() || didGiveBack)
+	isSameProcess := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime) // or may be
+	return e.Role == Decode && (e.Profile.MayGiveBack() || isSameProcess)
 }
 
 // MustNotGiveBack says whether the decode engine is expected never to give a request back: engines of its connector may, but its profile
@@ -275,8 +278,8 @@ func (e *Engine) MustNotGiveBack() bool {
 	return e.Role == Decode && e.Profile.Ascend() && !e.mayGiveBack()
 }
 
-// context is the longest context of the engine's models, in tokens; 0: the context of a base model is unknown.
-func (e *Engine) context() (longest int) {
+// longestContext is the longest context of the engine's models, in tokens; 0: the context of a base model is unknown.
+func (e *Engine) longestContext() (longest int) {
 	for _, m := range e.Status.Models {
 		n := e.maxLen(m)
 		if n <= 0 && m.Parent == "" {
@@ -302,9 +305,9 @@ const pinsMinor = 33
 // clampsMinor is the first 0.x of vLLM that cuts max_tokens to the rest of the context behind the prompt. 0.31 answers 400 instead.
 const clampsMinor = 32
 
-// firstRooms is the first version of SGLang that is known to read rooms at every endpoint: PDRoutingFields in its
+// roomsVersion is the first version of SGLang that is known to read rooms at every endpoint: PDRoutingFields in its
 // entrypoints/openai/protocol.py. An earlier version may drop the room, and then refuse the request.
-var firstRooms = [3]int{0, 5, 23}
+var roomsVersion = [3]int{0, 5, 23}
 
 // handOffMinor is, for endpoints where not every version takes hand-offs, the first 0.x of vLLM that is known to take them. An earlier
 // version would drop a hand-off without an error. Responses take them since PR 37424 (March 2026). Messages take them since PR 37535 (March

@@ -7,21 +7,21 @@ import (
 )
 
 // Event is something that happens to engines, or a change of settings or owners.
-type Event interface{ apply(r *Roster, a *applying) }
+type Event interface{ apply(r *Roster, out *effects) }
 
-// applying collects the effects of one event.
-type applying struct {
-	now time.Time
-	do  []Effect
+// effects collects the effects of one event, which happens at the time now.
+type effects struct {
+	now  time.Time
+	list []Effect
 }
 
-func (a *applying) add(e Effect) { a.do = append(a.do, e) }
+func (out *effects) add(e Effect) { out.list = append(out.list, e) }
 
 // Apply changes the roster by one event and appends to dst the effects that the runner must carry out.
 func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
-	a := applying{now, dst}
-	e.apply(r, &a)
-	return a.do
+	out := effects{now, dst}
+	e.apply(r, &out)
+	return out.list
 }
 
 // What is the kind of an effect.
@@ -31,8 +31,8 @@ type What uint8
 const (
 	Restarted        What = iota // report that a prefill engine has restarted, and forget what was learned of the old process
 	MayHaveRestarted             // report that a prefill engine may have restarted, and forget what was learned of the old process
-	Forgotten                    // as Restarted, but without a report: the engine has left, or its process is the first one seen
-	Watched                      // make the monitor watch the present engines
+	Forgotten                    // as Restarted, but without a report: the engine has left, or its process is the first one that was seen
+	WatchEngines                 // make the monitor watch the present engines
 	StartsSlowly                 // report that an engine's share of the load grows step by step
 	GroupBroke                   // report that the ranks of a group get no requests because an engine of the group is down
 	Refused                      // report that an engine is refused because of its connector
@@ -40,6 +40,7 @@ const (
 	DrainOverdue                 // end the calls that a drain covers, because its deadline has passed
 )
 
+// String is the kind in a form for people and recordings.
 func (w What) String() string {
 	return [...]string{
 		"restarted", "may have restarted", "forgotten", "watched", "starts slowly", "group broke", "refused", "gave back anyway", "drain overdue",
@@ -50,39 +51,42 @@ func (w What) String() string {
 type Effect struct {
 	What   What
 	Engine *Engine
-	Text   string // what shows that the engine has restarted, or why it is refused
+	Why    string // what shows that the engine has restarted, or why it is refused
 	Beside string // key of the engine beside which the refused engine cannot serve
-	Stop   *Drain
+	Drain  *Drain
 }
 
-func (t Terms) apply(r *Roster, _ *applying)  { r.terms = t }
-func (o Owners) apply(r *Roster, _ *applying) { r.owners = o }
+func (t Terms) apply(r *Roster, _ *effects)  { r.terms = t }
+func (o Owners) apply(r *Roster, _ *effects) { r.owners = o }
 
-// Entered says that an engine is added, or replaces the engine with the same key. Anew: an operator added it, so its drains end.
+// Entered says that an engine is added, or replaces the engine with the same key. EndDrains: an operator added it, so its drains end.
 type Entered struct {
-	Engine *Engine
-	EndDrains   bool
+	Engine    *Engine
+	EndDrains bool
 }
 
-func (v Entered) apply(r *Roster, a *applying) {
+// apply adds or replaces the engine. It ends the drains at its address if the engine is new, or if an operator has added it.
+func (v Entered) apply(r *Roster, out *effects) {
 	key := v.Engine.Key()
-	if known := r.engines[key] != nil; !known || v.EndDrains {
-		r.endDrains(func(s *Drain) bool { return s.At.Instance == key }) // drains of an engine that was there before do not apply
-		if !known {
-			r.order = append(r.order, key)
-		}
+	known := r.engines[key] != nil
+	if !known || v.EndDrains { // drains of an earlier engine at this address do not apply to a new one
+		r.endDrains(func(s *Drain) bool { return s.At.Instance == key })
 	}
-	r.put(v.Engine, a.now)
-	a.add(Effect{What: Watched})
+	if !known {
+		r.order = append(r.order, key)
+	}
+	r.put(v.Engine, out.now)
+	out.add(Effect{What: WatchEngines})
 }
 
 // Removed says that an operator removes an engine: its requests finish, and it gets no new ones.
 type Removed struct{ Key string }
 
-func (v Removed) apply(r *Roster, a *applying) {
+// apply removes the engine, if there is one. Its hand-offs stay valid, because its process may still run.
+func (v Removed) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil {
-		r.drop(e, false, a.now)
-		a.add(Effect{What: Watched})
+		r.remove(e, mayStillRun, out.now)
+		out.add(Effect{What: WatchEngines})
 	}
 }
 
@@ -90,28 +94,32 @@ func (v Removed) apply(r *Roster, a *applying) {
 // the newer engine stays.
 type Left struct{ Key, Incarnation string }
 
-func (v Left) apply(r *Roster, a *applying) {
+// apply removes the engine if it has the given incarnation. If discovery gives incarnations, the engine and its KV are gone for good.
+func (v Left) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
-		r.drop(e, v.Incarnation != "", a.now)
-		a.add(Effect{What: Forgotten, Engine: e})
-		a.add(Effect{What: Watched})
+		dead := v.Incarnation != "" // without an incarnation, the engine may still run and be found again
+		r.remove(e, dead, out.now)
+		out.add(Effect{What: Forgotten, Engine: e})
+		out.add(Effect{What: WatchEngines})
 		return
 	}
-	itself := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
-	// If an operator had removed the engine before, the roster learns here that its KV does not exist any more.
-	if before, removed := r.left[itself]; removed && v.Incarnation != "" {
-		delete(r.left, itself)
-		r.dead[v.Incarnation] = before.until
+	// If an operator had removed the engine before, it was remembered as an engine that may still run. Now it is known to be dead.
+	id := ProcessID{Incarnation: v.Incarnation, Key: v.Key}
+	if before, removed := r.departed[id]; removed && v.Incarnation != "" {
+		delete(r.departed, id)
+		r.endedIncarnations[v.Incarnation] = before.until
 	}
 }
 
-// Turned says that a source of discovery has changed whether an engine gets new work.
+// Turned says that a source of discovery has changed whether an engine gets new work. It does not apply to a newer engine (another
+// incarnation) at the same address.
 type Turned struct {
 	Key string
 	Found
 }
 
-func (v Turned) apply(r *Roster, _ *applying) {
+// apply stores what discovery says of the engine, if the engine has the given incarnation.
+func (v Turned) apply(r *Roster, _ *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
 		e.Found = v.Found
 	}
@@ -124,20 +132,22 @@ type Health struct {
 	IsRefused bool
 }
 
-func (v Health) apply(r *Roster, a *applying) {
+// apply stores the status of the engine. For a prefill engine, it also records what the status shows of the processes at its address.
+func (v Health) apply(r *Roster, out *effects) {
 	e := r.engines[v.Key]
 	if e == nil {
 		return
 	}
 	moved := v.Status.Moved != e.Status.Moved && !v.Status.Moved.At.IsZero()
 	if moved {
-		r.relocate(e, v.Status.Moved, a.now)
+		r.updateAddresses(e, v.Status.Moved, out.now)
 	}
-	if e.Role == Prefill {
-		next, sign := e.processes.Reached(moved, v.IsRefused)
-		e.learn(a, Restarted, next, sign)
-		next, sign = e.processes.Started(v.Status.StartTime, v.Status.Up && v.Status.Err == nil)
-		e.learn(a, Restarted, next, sign)
+	if e.Role == Prefill { // the processes of engines that decode are not followed
+		next, evidence := e.processes.RecordConnection(moved, v.IsRefused)
+		e.setProcesses(out, Restarted, next, evidence)
+		readNow := v.Status.Up && v.Status.Err == nil // otherwise the start time may be that of an earlier check
+		next, evidence = e.processes.RecordStart(v.Status.StartTime, readNow)
+		e.setProcesses(out, Restarted, next, evidence)
 	}
 	e.Status = v.Status
 }
@@ -148,9 +158,10 @@ type Located struct {
 	Hosts []string
 }
 
-func (v Located) apply(r *Roster, a *applying) {
+// apply replaces the hosts of the engine, if there still is one.
+func (v Located) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil {
-		r.rehost(e, v.Hosts, a.now)
+		r.replaceHosts(e, v.Hosts, out.now)
 	}
 }
 
@@ -162,36 +173,40 @@ type Lived struct {
 	Asked time.Time
 }
 
-func (v Lived) apply(r *Roster, a *applying) {
+// apply records the start time, which may show that the engine has a new process or that a doubted process still runs.
+func (v Lived) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Role == Prefill {
-		next, sign := e.processes.Lives(v.Start, v.Asked)
-		e.learn(a, Restarted, next, sign)
+		next, evidence := e.processes.RecordStartRead(v.Start, v.Asked)
+		e.setProcesses(out, Restarted, next, evidence)
 	}
 }
 
-// Handed reports a hand-off, with its engine id and the newest process that was known when its probe was sent.
+// Handed reports a hand-off. Its engine id (ID) shows which process made it, and so may show that there is a new one. ProcessID has the
+// newest process that was known when the probe was sent. Candidate is the ID of the prefill candidate.
 type Handed struct {
 	ProcessID
 	Candidate, ID string
 }
 
-func (v Handed) apply(r *Roster, a *applying) {
+// apply records the engine id of the hand-off, which may show that the engine has a new process or that a doubted process still runs.
+func (v Handed) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.Incarnation == v.Incarnation {
-		next, _, sign := e.processes.Made(v.Process, v.Candidate, v.ID, a.now)
-		e.learn(a, MayHaveRestarted, next, sign)
+		next, _, evidence := e.processes.RecordHandoff(v.Process, v.Candidate, v.ID, out.now)
+		e.setProcesses(out, MayHaveRestarted, next, evidence)
 	}
 }
 
-// learn replaces the known processes of an engine by next. sign says why there is, or may be, a new process; empty: there is none. For the
-// first process of an engine, learn adds the effect Forgotten instead of what, so that no restart is reported.
-func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
+// setProcesses replaces the known processes of an engine by next. evidence says what shows that there is, or may be, a new process, and
+// setProcesses then adds the effect what; empty: there is no new process. For the first process of an engine it adds the effect Forgotten
+// instead of what, so that no restart is reported.
+func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence string) {
 	// SGLang reports neither a start time nor an engine id. If it has listed models, a process was there before.
-	if !e.processes.seen() && len(e.Status.Models) == 0 {
+	if !e.processes.anyObserved() && len(e.Status.Models) == 0 {
 		what = Forgotten
 	}
 	e.processes = next
-	if sign != "" {
-		a.add(Effect{What: what, Engine: e, Text: sign})
+	if evidence != "" {
+		out.add(Effect{What: what, Engine: e, Why: evidence})
 	}
 }
 
@@ -199,19 +214,22 @@ func (e *Engine) learn(a *applying, what What, next *Processes, sign string) {
 // responses and messages as complete. The engine gets no more of these until its metrics show that it has restarted.
 type GaveBack struct{ Key string }
 
-func (v GaveBack) apply(r *Roster, a *applying) {
+// apply records which process gave the request back, and has this reported. It does nothing if the profile lets the engine give requests
+// back.
+func (v GaveBack) apply(r *Roster, out *effects) {
 	if e := r.engines[v.Key]; e != nil && e.MustNotGiveBack() {
-		e.gaveBack = new(e.Status.StartTime)
-		a.add(Effect{What: GaveBackAnyway, Engine: e})
+		e.gaveBack = new(e.Status.StartTime) // mayGiveBack is true of this process from now on
+		out.add(Effect{What: GaveBackAnyway, Engine: e})
 	}
 }
 
 // Stopped begins a drain, or changes its deadline.
 type Stopped struct{ Drain }
 
-func (v Stopped) apply(r *Roster, _ *applying) {
+// apply stores the drain. If the engine or rank drains already, only the deadline changes.
+func (v Stopped) apply(r *Roster, _ *effects) {
 	s := v.Drain
-	if old := r.drains[s.Key()]; old != nil {
+	if old := r.drains[s.Key()]; old != nil { // only the deadline is new
 		s.Since = old.Since
 	}
 	r.drains[s.Key()] = &s
@@ -220,4 +238,4 @@ func (v Stopped) apply(r *Roster, _ *applying) {
 // Resumed ends a drain.
 type Resumed struct{ Key string }
 
-func (v Resumed) apply(r *Roster, _ *applying) { delete(r.drains, v.Key) }
+func (v Resumed) apply(r *Roster, _ *effects) { delete(r.drains, v.Key) }

@@ -12,23 +12,23 @@ import (
 	"evenkeel/prefill"
 )
 
-// Lookup finds the route of a model. ok is false if no engine lists the model; then the route only says which kinds of engines there are.
-// known is false while no engine has named its models, so that the model may still turn up.
-func (p *Snapshot) Lookup(model string) (r Route, ok, known bool) {
-	if r, ok = p.routes[model]; !ok {
+// Lookup finds the route of a model. listed is false if no engine lists the model; then the route has only AllAggregated, which says
+// whether all engines are aggregated. modelsKnown is false while no engine has named its models, so that the model may still turn up.
+func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
+	if r, listed = p.routes[model]; !listed {
 		r.AllAggregated = len(p.order) > 0
 		for _, e := range p.order {
 			r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 		}
 	}
-	return r, ok, len(p.routes) > 0
+	return r, listed, len(p.routes) > 0
 }
 
 // Models returns the routes of the models that some engine in service lists and that requests can use.
 func (p *Snapshot) Models() []Route {
 	var list []Route
 	for _, r := range p.routes {
-		if (r.Prefill || r.Decode) && !r.Half {
+		if (r.Prefill || r.Decode) && !r.OneSided {
 			list = append(list, r)
 		}
 	}
@@ -36,9 +36,9 @@ func (p *Snapshot) Models() []Route {
 	return list
 }
 
-// Sole is the only base model among those of the engines, including engines that are down, and those that other regions offer. It is empty
-// if there are several, or if none is known yet.
-func (p *Snapshot) Sole(offered []string) (baseModel string) {
+// SoleModel is the only base model among those of the engines, including engines that are down, and those that other regions offer. It is
+// empty if there are several, or if none is known yet.
+func (p *Snapshot) SoleModel(offered []string) (baseModel string) {
 	for _, r := range p.routes {
 		if baseModel != "" && r.Board != baseModel {
 			return ""
@@ -46,7 +46,7 @@ func (p *Snapshot) Sole(offered []string) (baseModel string) {
 		baseModel = r.Board // the board of a route has the name of its base model
 	}
 	for _, model := range offered {
-		if r, ok, _ := p.Lookup(model); ok {
+		if r, listed, _ := p.Lookup(model); listed {
 			model = r.Board // it may be an adapter
 		}
 		if baseModel != "" && model != baseModel {
@@ -60,49 +60,51 @@ func (p *Snapshot) Sole(offered []string) (baseModel string) {
 // Rank finds the rank of a worker; nil: the fleet has not published such a worker, or its engine left long ago.
 func (p *Snapshot) Rank(worker int32) *Rank { return p.ranks[worker] }
 
-// Named finds a decode rank by its name, with its board; nil: there is no such rank, or it is on no board.
+// RankByName finds a decode rank by its name, and returns it with the name of its board. r is nil if there is no such rank, or if its
+// engine does not list its models now, so that the rank is on no board.
 func (p *Snapshot) RankByName(name string) (r *Rank, board string) {
-	id, ok := p.workers[name]
-	if r = p.ranks[id]; !ok || r == nil {
+	id, known := p.workers[name]
+	if r = p.ranks[id]; !known || r == nil {
 		return nil, ""
 	}
-	e := p.at(r.Instance)
+	e := p.engineOrEmpty(r.Instance)
 	if len(e.Status.Models) == 0 {
 		return nil, ""
 	}
 	return r, e.board
 }
 
-// RankOf finds a decode rank by its name. ok is false if there is no such rank, or if it is not on the board or does not list the model.
-func (p *Snapshot) WorkerByName(name, board, model string) (worker int32, ok bool) {
+// WorkerByName finds a decode rank by its name, and returns its worker id. ok is false if there is no such rank, if its engine does not
+// list the model, or if its engine has another base model.
+func (p *Snapshot) WorkerByName(name, baseModel, model string) (worker int32, ok bool) {
 	r, _ := p.RankByName(name)
 	if r == nil {
 		return 0, false
 	}
-	e := p.at(r.Instance)
-	return r.Worker, e.has(model) && e.base() == board
+	e := p.engineOrEmpty(r.Instance)
+	return r.Worker, e.listsModel(model) && e.baseModel() == baseModel
 }
 
-// FailingWith adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If host is true,
-// it also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in list:
-// a host with a broken driver or disk has many ranks, which look free because every request there fails at once.
-func (p *Snapshot) FailingWith(worker int32, host bool, list []int32) []int32 {
+// FailingWith adds to list a worker and the workers that may fail together with it: the ranks behind the same API server. If sameHost is
+// true, it also adds the ranks on the same host, provided that another host has a rank of the same board that takes requests and is not in
+// list: a host with a broken driver or disk has many ranks, which look free because every request there fails at once.
+func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int32 {
 	failed := p.ranks[worker]
 	if failed == nil { // the worker is gone, so no request is sent there
 		return list
 	}
-	added := func(r *Rank) bool { return r.Instance == failed.Instance }
-	if hostName := failed.host(); host && hostName != "" {
+	mayFail := func(r *Rank) bool { return r.Instance == failed.Instance }
+	if hostName := failed.host(); sameHost && hostName != "" {
 		onSameHost := func(r *Rank) bool { return r.Instance == failed.Instance || r.host() == hostName }
 		for id, r := range p.ranks {
 			if r.State == Up && r.Board == failed.Board && !onSameHost(r) && !slices.Contains(list, id) {
-				added = onSameHost
+				mayFail = onSameHost
 				break
 			}
 		}
 	}
 	for id, r := range p.ranks {
-		if added(r) && !slices.Contains(list, id) {
+		if mayFail(r) && !slices.Contains(list, id) {
 			list = append(list, id)
 		}
 	}
@@ -118,23 +120,24 @@ func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32,
 	if refusing == nil { // the worker is gone, so no request is sent there
 		return nil, false
 	}
+	// The ranks of the group are tried first, and the ranks of the engine only if the first choice would leave no rank.
 	for _, isAround := range [...]func(*Rank) bool{
 		func(r *Rank) bool { return r.Group == refusing.Group },
 		func(r *Rank) bool { return r.Instance == refusing.Instance },
 	} {
-		elsewhere := false
+		anyElsewhere := false // a rank that is not around takes requests
 		around = around[:0]
 		for id, r := range p.ranks {
 			switch {
-			case r.Board != refusing.Board:
+			case r.Board != refusing.Board: // requests of this board cannot go there
 			case isAround(r):
 				around = append(around, id)
 			case r.State == Up:
-				elsewhere = true
+				anyElsewhere = true
 				others = others || !slices.Contains(list, id)
 			}
 		}
-		if elsewhere {
+		if anyElsewhere {
 			return around, others
 		}
 	}
@@ -155,27 +158,29 @@ func (p *Snapshot) RejectionFrees(r *Rank) bool {
 	if byProfile := r.Profile.RejectReleases; byProfile != nil {
 		return *byProfile
 	}
-	return p.at(r.Instance).reaches(rejectReleasesMinor, false)
+	return p.engineOrEmpty(r.Instance).hasVersion(rejectReleasesMinor, false)
 }
 
-// NamesRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the name is
-// faulty then, because a decode engine would wait for its KV for ever.
+// HandoffsNameRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the
+// name is faulty then, because a decode engine would wait for its KV for ever.
 func (p *Snapshot) HandoffsNameRequests(c prefill.Candidate) bool {
-	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.at(c.Instance).reaches(requestIDsMinor, false)
+	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.engineOrEmpty(c.Instance).hasVersion(requestIDsMinor, false)
 }
 
-// Up counts the engines that are in service and that the prefill tier and the dispatcher know.
-func (p *Snapshot) Up() (prefills, decodes int) { return p.ready.prefills, p.ready.decodes }
+// CountInService returns how many engines are in service, by role, as far as the prefill tier and the dispatcher know them already.
+func (p *Snapshot) CountInService() (prefills, decodes int) {
+	return p.inService.prefills, p.inService.decodes
+}
 
-// Count counts all engines.
-func (p *Snapshot) Count() (prefills, decodes int) {
-	t := count(p.order, func(*Engine) bool { return true })
+// CountKnown returns how many engines there are, by role, whether they are up or not.
+func (p *Snapshot) CountKnown() (prefills, decodes int) {
+	t := countByRole(p.order, func(*Engine) bool { return true })
 	return t.prefills, t.decodes
 }
 
-// Kind is how messages about missing engines name the engines of a role. Aggregated engines can do the work of either role, so messages
-// name them as well. If there are no other engines, messages name only them.
-func (p *Snapshot) Kind(role string) string {
+// RoleText is how messages about missing engines name the engines of a role (Prefill or Decode). Aggregated engines can do the work of
+// either role, so messages name them as well. If there are no other engines, messages name only them.
+func (p *Snapshot) RoleText(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
 		anyAggregated = anyAggregated || e.Role == Aggregated
@@ -190,13 +195,13 @@ func (p *Snapshot) Kind(role string) string {
 	return role + " or " + Aggregated
 }
 
-// AnyPrefill returns an engine that prefills and lists the model; nil: no such engine is up. turn is any number, and callers change it from
-// call to call to get other engines.
+// AnyPrefill returns an engine that prefills and lists the model; nil: no such engine is in service. The search begins at another engine
+// for each value of turn (0 or more), so callers that count turn up use the engines in turn.
 func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	for i := range p.order {
 		e := p.order[(i+turn)%len(p.order)]
-		if e.Role != Decode && e.healthy.serves() && e.has(model) {
-			return e.At(-1)
+		if e.Role != Decode && e.byHealth.serves() && e.listsModel(model) {
+			return e.At(NoRank)
 		}
 	}
 	return nil
@@ -211,29 +216,29 @@ type SoleEngine struct {
 	Traffic  *engine.Traffic
 }
 
-// Wholes returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the engine has
-// to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that no engine
-// can ever serve the request alone.
+// SoleEngines returns the engines of this region, of any role, that can serve a request for a model alone now. computes says that the
+// engine has to run the model for the request. paired says that all engines of the model work only in pairs of prefill and decode, so that
+// no engine can ever serve the request alone.
 func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
-	known, mayServe := false, false
+	anyLists, anyMayServe := false, false // whether an engine lists the model, and whether one could serve it alone, now or later
 	for _, e := range p.order {
-		if !e.has(model) || e.otherRegion != "" {
+		if !e.listsModel(model) || e.otherRegion != "" {
 			continue
 		}
-		known = true
+		anyLists = true
 		if computes && !e.computesAlone(p.order, model) {
 			continue
 		}
-		mayServe = true
+		anyMayServe = true
 		if e.state.in(Up, Starting) {
-			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(-1), Traffic: e.Traffic}
+			w := SoleEngine{Instance: e.Key(), ID: e.ID, Target: e.At(NoRank), Traffic: e.Traffic}
 			if e.Role == Aggregated {
 				w.Group = e.groupID()
 			}
 			list = append(list, w)
 		}
 	}
-	return list, known && !mayServe
+	return list, anyLists && !anyMayServe
 }
 
 // computesAlone says whether an engine may compute a request for a model without another engine. An aggregated engine may. A prefill or
@@ -250,13 +255,13 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	case e.Role == Prefill:
 		return false
 	}
-	prefills := func(other *Engine) bool { return other.Role == Prefill && other.has(model) }
+	prefills := func(other *Engine) bool { return other.Role == Prefill && other.listsModel(model) }
 	return !slices.ContainsFunc(engines, prefills)
 }
 
-// Scopes returns, for every scope, how many engines it has and how many of them are up.
-func (p *Snapshot) Scopes() map[string]owner.Reach {
-	all := map[string]owner.Reach{}
+// CountByScope returns, for every scope, how many engines it has and how many of them are up.
+func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
+	all := map[string]owner.EngineCounts{}
 	for _, e := range p.order {
 		if !e.Decodes() && p.owners.Kind != owner.Regions { // only regions contain engines that do not decode
 			continue
@@ -270,55 +275,59 @@ func (p *Snapshot) Scopes() map[string]owner.Reach {
 	return all
 }
 
-// BoardsOf returns the boards of the ranks of a decode group, as far as their engines have named their models.
+// BoardsOf returns the boards of the ranks of a decode group, without the mark of aggregated ones: the base models of the group's engines,
+// as far as the engines have named their models.
 func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
 			continue
 		}
-		if b := e.base(); !slices.Contains(boards, b) {
+		if b := e.baseModel(); !slices.Contains(boards, b) {
 			boards = append(boards, b)
 		}
 	}
 	return boards
 }
 
-// Owned says whether this proxy owns a decode group with ranks of the board that list the model.
+// OwnsGroupFor says whether this proxy owns a decode group with ranks of the board that list the model. It is true if groups have no
+// owners.
 func (p *Snapshot) OwnsGroupFor(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
 		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Admits() })
 }
 
-// Begins says whether this proxy may begin requests for a model that ranks of the board will decode. An empty model stands for any model.
-func (p *Snapshot) Begins(board, model string) bool {
+// AcceptsNew says whether this proxy may begin requests for a model that ranks of the board will decode: it owns such ranks, and is not
+// about to hand them over. An empty model stands for any model. The result is true if groups have no owners.
+func (p *Snapshot) AcceptsNew(board, model string) bool {
 	return p.owners.Kind != owner.Groups ||
-		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.Begins() })
+		slices.ContainsFunc(p.order, func(e *Engine) bool { return e.decodesFor(board, model) && e.fence.AcceptsNew() })
 }
 
-// Admits says whether this proxy is the owner of a worker's region.
+// Admits says whether this proxy may send new requests to a worker, because it owns the worker's region. It is true if regions have no
+// owners, or if the worker is not known.
 func (p *Snapshot) Admits(worker int32) bool {
 	r := p.Rank(worker)
 	return r == nil || p.owners.Kind != owner.Regions || r.Scope.Admits()
 }
 
 // RegionFor is the region in which a hand-off of a prefill engine is decoded; empty: the proxy's own.
-func (p *Snapshot) RegionFor(prefiller string) string { return p.at(prefiller).otherRegion }
+func (p *Snapshot) RegionFor(prefiller string) string { return p.engineOrEmpty(prefiller).otherRegion }
 
-// Context is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
-func (p *Snapshot) LongestContext(key string) int { return p.at(key).context() }
+// LongestContext is the longest context of an engine's models, in tokens; 0: the context of a base model is unknown.
+func (p *Snapshot) LongestContext(key string) int { return p.engineOrEmpty(key).longestContext() }
 
 // Ranks is how many data-parallel ranks an engine has behind its address.
-func (p *Snapshot) Ranks(instance string) int { return max(1, p.at(instance).Conf.Ranks) }
+func (p *Snapshot) Ranks(instance string) int { return max(1, p.engineOrEmpty(instance).Conf.Ranks) }
 
-// nowhere is returned for an engine that does not exist, so that callers need no check for nil.
-var nowhere = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
+// emptyEngine stands for an engine that does not exist, so that callers need no check for nil.
+var emptyEngine = &Engine{Profile: &mooncake.Profile{}, processes: &Processes{}}
 
-// at finds an engine by its key; nowhere if there is none.
-func (p *Snapshot) at(key string) *Engine {
+// engineOrEmpty finds an engine by its key; emptyEngine: there is none.
+func (p *Snapshot) engineOrEmpty(key string) *Engine {
 	if e := p.engines[key]; e != nil {
 		return e
 	}
-	return nowhere
+	return emptyEngine
 }
 
 // Engine finds an engine by its key; nil: there is none.
@@ -329,49 +338,50 @@ func (p *Snapshot) Engines() []*Engine { return p.order }
 
 // ProcessAt returns the engine and the process that are at an address now.
 func (p *Snapshot) ProcessAt(key string) ProcessID {
-	e := p.at(key)
+	e := p.engineOrEmpty(key)
 	return ProcessID{e.Incarnation, key, e.processes.Newest()}
 }
 
-// Made returns which engine process made a hand-off. id is the engine id in the hand-off, and before was the candidate's process when the
-// prefill call (probe) was sent. known is false if the hand-off shows something that the roster does not know yet: the caller must then
-// apply Handed, and call Made again.
-func (p *Snapshot) Made(before ProcessID, candidate, id string) (made ProcessID, known bool) {
+// MakerOf returns which engine process made a hand-off (the maker). id is the engine id in the hand-off, and before was the candidate's
+// process when the prefill call (probe) was sent. known is false if the hand-off shows something that the roster does not know yet: the
+// caller must then apply Handed, and call MakerOf again.
+func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker ProcessID, known bool) {
 	e := p.engines[before.Key]
-	if e == nil || e.Incarnation != before.Incarnation || id == "" {
+	if e == nil || e.Incarnation != before.Incarnation || id == "" { // the engine is gone, or the hand-off has no engine id
 		return before, true
 	}
-	next, process, _ := e.processes.Made(before.Process, candidate, id, time.Time{})
-	made = before
-	made.Process = process
-	return made, next == e.processes
+	next, process, _ := e.processes.RecordHandoff(before.Process, candidate, id, time.Time{}) // next is only compared, and not kept
+	maker = before
+	maker.Process = process
+	return maker, next == e.processes
 }
 
-// Outlived says whether the process that made a hand-off is, or may be, gone (gone), and whether this is certain (sure). If gone is true,
-// the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never made.
-func (p *Snapshot) ProcessGone(b ProcessID) (gone, sure bool) {
-	e := p.engines[b.Key]
-	_, dead := p.dead[b.Incarnation]
+// ProcessGone says whether a process that made a hand-off is gone or may be gone (gone), and whether it is gone for certain (sure). If gone
+// is true, the hand-off must not be used: a decode engine could ask a new process at the same address for KV blocks that this process never
+// made.
+func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
+	e := p.engines[maker.Key]
+	_, dead := p.endedIncarnations[maker.Incarnation]
 	var processes *Processes
 	switch {
-	case e != nil && e.Incarnation == b.Incarnation: // the engine is still listed
+	case e != nil && e.Incarnation == maker.Incarnation: // the engine is still listed
 		processes = e.processes
-	case dead && b.Incarnation != "": // the engine does not exist any more
+	case dead && maker.Incarnation != "": // the engine does not exist any more
 		return true, true
 	default: // the engine was taken off the list, but its process may still run
-		processes = p.left[ProcessID{Incarnation: b.Incarnation, Key: b.Key}].processes
+		processes = p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes
 	}
 	if processes == nil { // the engine is not known, so nothing shows that its process is gone
 		return false, false
 	}
-	fate := processes.Fate(b.Process)
+	fate := processes.Fate(maker.Process)
 	return fate != Known, fate == Gone
 }
 
 // HostsOf returns a function that says whether a host belongs to an engine. A callback of a decode engine may name no other host, and no
 // prefill engine fetches KV of it from any other host.
 func (p *Snapshot) HostsOf(key string) func(host string) bool {
-	hosts := p.at(key).Hosts
+	hosts := p.engineOrEmpty(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }
 }
 

@@ -12,57 +12,58 @@ import (
 // of one model may list different names. A request goes only to engines that list the name in the request. This file finds these engines:
 // for boards, for the prefill tier, and for requests that one engine serves alone.
 
-// reach holds the models listed by the decode ranks that can take a candidate's requests.
-type reach struct {
-	all, open []*board.Names // lists of all ranks; lists of the ranks that take requests, or for which requests wait
-	unknown   bool           // an engine has not named its models yet
+// listings has the model lists of the decode ranks that can take a candidate's requests.
+type listings struct {
+	all, accepting []*board.Names // lists of all ranks; lists of the ranks that take requests, or for which requests wait
+	unknown        bool           // an engine has not named its models yet
 }
 
-// reachIn returns the reach with that key, and creates it if there is none.
-func reachIn(all map[string]*reach, key string) *reach {
+// listingsOf returns the listings with that key (a region, or the ID of a group), and creates them if there are none.
+func listingsOf(all map[string]*listings, key string) *listings {
 	if all[key] == nil {
-		all[key] = &reach{}
+		all[key] = &listings{}
 	}
 	return all[key]
 }
 
-// add adds the models that a rank lists. open: the rank takes requests, or requests wait for it.
-func (r *reach) add(n *board.Names, open bool) {
-	if !slices.Contains(r.all, n) {
-		r.all = append(r.all, n)
+// add adds the models that a rank lists. accepts says that the rank takes requests, or that requests wait for it.
+func (l *listings) add(models *board.Names, accepts bool) {
+	if !slices.Contains(l.all, models) {
+		l.all = append(l.all, models)
 	}
-	if open && !slices.Contains(r.open, n) {
-		r.open = append(r.open, n)
+	if accepts && !slices.Contains(l.accepting, models) {
+		l.accepting = append(l.accepting, models)
 	}
 }
 
-// listed says whether one of the lists has the name of a model.
-func listed(by []*board.Names, name string) bool {
-	return slices.ContainsFunc(by, func(n *board.Names) bool { return n.Has(name) })
+// anyLists says whether one of the lists has the name of a model.
+func anyLists(lists []*board.Names, model string) bool {
+	return slices.ContainsFunc(lists, func(n *board.Names) bool { return n.Has(model) })
 }
 
-// onlyWhereListed removes the models from a candidate that no reachable decode rank lists. Reachable are the ranks in the candidate's
+// dropUnlistedModels removes the models from a candidate that no reachable decode rank lists. Reachable are the ranks in the candidate's
 // region, or the ranks of the group if the candidate is a group. If no reachable rank lists any of its models, the candidate keeps them,
-// because it may serve them alone. For models that only ranks list which take no requests now, the candidate comes second (FallbackFor).
-func onlyWhereListed(candidates []prefill.Candidate, regions, groups map[string]*reach) {
+// because it may serve them alone. If a model is listed only by ranks that take no requests now, the candidate is a fallback for it
+// (FallbackFor).
+func dropUnlistedModels(candidates []prefill.Candidate, regions, groups map[string]*listings) {
 	for i := range candidates {
 		c := &candidates[i]
-		r := regions[c.Region]
+		reachable := regions[c.Region]
 		if c.Aggregated {
-			r = groups[c.ID]
+			reachable = groups[c.ID]
 		}
-		if r == nil || len(r.all) == 0 {
+		if reachable == nil || len(reachable.all) == 0 { // no rank has named its models, so nothing is known
 			continue
 		}
-		reachable := func(m string) bool { return listed(r.all, m) }
-		if !r.unknown && slices.ContainsFunc(c.Models, reachable) { // unknown: another engine may still list the models
-			c.Models = slices.DeleteFunc(c.Models, func(m string) bool { return !reachable(m) })
+		isListed := func(model string) bool { return anyLists(reachable.all, model) }
+		if !reachable.unknown && slices.ContainsFunc(c.Models, isListed) { // unknown: another engine may still list the models
+			c.Models = slices.DeleteFunc(c.Models, func(model string) bool { return !isListed(model) })
 		}
-		if len(r.open) == 0 {
+		if len(reachable.accepting) == 0 {
 			continue // no rank takes requests, so no model is better off than the others
 		}
 		for _, m := range c.Models {
-			if !listed(r.open, m) {
+			if !anyLists(reachable.accepting, m) {
 				c.FallbackFor = append(c.FallbackFor, m)
 			}
 		}
@@ -75,10 +76,10 @@ const (
 	decodeSide
 )
 
-// halves marks the routes (Half) of models that only engines of one side, prefill or decode, list: no request for such a model can be
-// completed. It needs engines of the same base model on the other side, all of which have named their models. A model whose base model the
-// other side does not have, e.g. one for embeddings, is not marked, because one engine alone may serve it.
-func halves(routes map[string]Route, engines []*Engine) {
+// markOneSided marks the routes of models that only engines of one side, prefill or decode, list (OneSided): no request for such a model
+// can be completed. A model is marked only if the other side has engines of its base model, and has no engine that has not named its models
+// yet. If the other side does not have the base model, e.g. that of a model for embeddings, one engine alone may serve the model.
+func markOneSided(routes map[string]Route, engines []*Engine) {
 	hasBase := map[string][2]bool{} // by base model: for each side, whether an engine has it
 	var unknown [2]bool             // for each side, whether an engine has not named its models yet
 	for _, e := range engines {
@@ -90,26 +91,28 @@ func halves(routes map[string]Route, engines []*Engine) {
 				unknown[side] = true
 				continue
 			}
-			sides := hasBase[e.base()]
+			sides := hasBase[e.baseModel()]
 			sides[side] = true
-			hasBase[e.base()] = sides
+			hasBase[e.baseModel()] = sides
 		}
 	}
 	for name, r := range routes {
-		for side, lists := range r.listed {
-			r.Half = r.Half || !lists && hasBase[r.Board][side] && !unknown[side]
+		baseModel := r.Board // the board of a route has the name of its base model
+		for side, isListed := range r.listed {
+			couldList := hasBase[baseModel][side] && !unknown[side] // engines of the side have the base model, and all lists are known
+			r.OneSided = r.OneSided || couldList && !isListed
 		}
 		routes[name] = r
 	}
 }
 
 // BoardFor returns the board whose ranks decode a request for a model after the prefill engine c: the board of c's base model if ranks of
-// that board list the model, or another board of the region whose ranks list the model.
+// that board list the model, or another board of the region whose ranks list the model. If no rank lists it, it is the board of c.
 func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Aggregated { // the candidate is a group of ranks that also decode
 		return c.Board
 	}
-	found := ""
+	otherBoard := "" // the first board of another base model whose ranks list the model
 	for _, e := range p.order {
 		if e.Role != Decode || !e.lists.Has(model) || e.otherRegion != region || len(e.Status.Models) == 0 {
 			continue
@@ -117,7 +120,7 @@ func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
 		if e.board == c.Board {
 			return e.board
 		}
-		found = cmp.Or(found, e.board)
+		otherBoard = cmp.Or(otherBoard, e.board)
 	}
-	return cmp.Or(found, c.Board)
+	return cmp.Or(otherBoard, c.Board)
 }

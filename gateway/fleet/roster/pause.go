@@ -15,27 +15,28 @@ import (
 // Pause stops new requests to the engines of a group after an operator's call has paused these engines. Requests wait until the pause ends.
 // A Pause that is in force never changes: it is replaced.
 type Pause struct {
-	Group string             `json:"group"` // decode group; empty: all engines
-	Path  string             `json:"path"`  // path of the call that began the pause
-	Since time.Time          `json:"since"`
-	Began map[string]float64 `json:"-"` // start times of the processes when the pause began, by the engines' keys
-	Left  map[string]float64 `json:"-"` // start times of engines that did not resume with their group, by key; nil: it has not resumed
+	Group      string             `json:"group"` // decode group; empty: all engines
+	Path       string             `json:"path"`  // path of the call that began the pause
+	Since      time.Time          `json:"since"`
+	StartTimes map[string]float64 `json:"-"` // start times of the processes when the pause began, by the engines' keys
+	Unresumed  map[string]float64 `json:"-"` // start times of engines that did not resume with their group, by key; nil: it has not resumed
 }
 
-// Restarted says whether a paused engine has a process that began after the pause, as far as start times show.
+// Restarted says whether a paused engine has a process that began after the pause, as far as start times show. It is false for a nil
+// engine.
 func (p *Pause) Restarted(e *Engine) bool {
 	if e == nil || !p.Covers(e) {
 		return false
 	}
-	began, there := p.Began[e.Key()] // not there: the engine came after the pause began
-	return e.Status.Up && (!there || e.Status.StartTime != began)
+	pausedStart, wasThere := p.StartTimes[e.Key()] // an engine that was not there came after the pause began
+	return e.Status.Up && (!wasThere || e.Status.StartTime != pausedStart)
 }
 
 // Covers says whether the pause applies to an engine.
 func (p *Pause) Covers(e *Engine) bool {
-	if p.Left != nil {
-		_, left := p.Left[e.Key()]
-		return left
+	if p.Unresumed != nil {
+		_, isPaused := p.Unresumed[e.Key()]
+		return isPaused
 	}
 	return p.Group == "" || e.InGroup(p.Group)
 }
@@ -43,13 +44,13 @@ func (p *Pause) Covers(e *Engine) bool {
 // InGroup says whether the engine's ranks decode in a group.
 func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group == group }
 
-// Foreign says whether another proxy owns the engine's region, so that a call to all engines does not include it.
-func (e *Engine) Foreign() bool { return e.kept == Unowned }
+// OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines leaves the engine out.
+func (e *Engine) OwnedByOther() bool { return e.withheld == Unowned }
 
 // Text says for people by which call the engines are paused, and since when.
 func (p *Pause) Text() string {
 	what := "paused"
-	if p.Left != nil {
+	if p.Unresumed != nil {
 		what = "still paused, because it did not resume with its group;"
 	}
 	return fmt.Sprintf("%s through POST /admin/fleet/call (%s) at %s", what, p.Path, p.Since.UTC().Format(time.RFC3339))
@@ -67,71 +68,78 @@ func (p *Pause) String() string {
 // and the time with which it began.
 type PauseBegun struct{ Group, Path string }
 
-func (v PauseBegun) apply(r *Roster, a *applying) {
-	next := &Pause{Group: v.Group, Path: v.Path, Since: a.now, Began: map[string]float64{}}
+// apply pauses the group, and makes the monitor watch its engines as paused ones.
+func (v PauseBegun) apply(r *Roster, out *effects) {
+	next := &Pause{Group: v.Group, Path: v.Path, Since: out.now, StartTimes: map[string]float64{}}
 	for key, e := range r.engines {
-		next.Began[key] = e.Status.StartTime
+		next.StartTimes[key] = e.Status.StartTime
 	}
 	if old := r.pauses[v.Group]; old != nil {
-		next.Path, next.Since, next.Began = old.Path, old.Since, old.Began
+		next.Path, next.Since, next.StartTimes = old.Path, old.Since, old.StartTimes
 	}
 	r.pauses[v.Group] = next
-	a.add(Effect{What: Watched})
+	out.add(Effect{What: WatchEngines})
 }
 
 // PauseEnded ends the pause of a group (empty: of all groups), except for the engines in Left. Engines that did not resume in a call to all
 // engines can resume later in a call to their group.
 type PauseEnded struct {
-	Group string
-	Left  []string // keys of the engines that did not resume
+	Group     string
+	Unresumed []string `json:"Left"` // keys of the engines that did not resume
 }
 
-func (v PauseEnded) apply(r *Roster, a *applying) {
+// apply ends each pause, or replaces it by one of the engines that stay paused.
+func (v PauseEnded) apply(r *Roster, out *effects) {
 	for group, p := range r.pauses {
-		ends := v.Group == "" || v.Group == group
-		if !ends && p.Left == nil { // a pause of another group, none of whose engines has resumed
+		isOfGroup := v.Group == "" || v.Group == group
+		// A whole pause of another group, or of all engines, goes on. But what is left of a pause of all engines may cover engines of this group,
+		// which have resumed now.
+		if !isOfGroup && p.Unresumed == nil {
 			continue
 		}
 		next := *p
-		next.Left = map[string]float64{}
+		next.Unresumed = map[string]float64{}
 		for key, e := range r.engines {
-			staysPaused := slices.Contains(v.Left, key) || !ends && !e.InGroup(v.Group)
+			wasCalled := isOfGroup || e.InGroup(v.Group)
+			staysPaused := !wasCalled || slices.Contains(v.Unresumed, key)
 			if staysPaused && p.Covers(e) {
-				next.Left[key] = e.Status.StartTime
+				next.Unresumed[key] = e.Status.StartTime
 			}
 		}
 		r.pauses[group] = &next
-		if len(next.Left) == 0 {
+		if len(next.Unresumed) == 0 {
 			delete(r.pauses, group)
 		}
 	}
-	a.add(Effect{What: Watched})
+	out.add(Effect{What: WatchEngines})
 }
 
-// forgetUnresumed removes engines from the Left lists of pauses if the engine, or the process that was paused, is gone. The process of an
-// engine without a start time counts as gone while the engine is down. A pause whose Left list is empty ends.
-func (r *Roster) forgetUnresumed(a *applying) {
+// forgetUnresumed removes an engine from the Unresumed lists of pauses if the engine, or the process that was paused, is gone. The process
+// of an engine without a start time counts as gone while the engine is down. A pause whose list becomes empty ends.
+func (r *Roster) forgetUnresumed(out *effects) {
 	for group, p := range r.pauses {
 		next := *p
-		next.Left = maps.Clone(p.Left)
-		maps.DeleteFunc(next.Left, func(key string, start float64) bool {
+		next.Unresumed = maps.Clone(p.Unresumed)
+		maps.DeleteFunc(next.Unresumed, func(key string, start float64) bool {
 			e := r.engines[key]
 			return e == nil || e.Status.StartTime != start || start == 0 && !e.Status.Up
 		})
-		if len(next.Left) == len(p.Left) {
+		if len(next.Unresumed) == len(p.Unresumed) { // nothing was removed, e.g. because the whole group is paused
 			continue
 		}
 		r.pauses[group] = &next
-		if len(next.Left) == 0 {
+		if len(next.Unresumed) == 0 {
 			delete(r.pauses, group)
 		}
-		a.add(Effect{What: Watched})
+		out.add(Effect{What: WatchEngines})
 	}
 }
 
-// pause marks an engine as halted while a pause covers it. Of several pauses the oldest counts. A halt for another reason stays.
-func (r *Roster) pause(e *Engine) {
-	if held := (*engine.Held)(nil); errors.As(e.Status.Halt, &held) { // the halt comes from a pause, so it is decided anew
+// applyPauses marks an engine as halted while a pause covers it. Of several pauses the oldest counts. A halt for another reason
+// (Status.Halt) stays, unless it is the engine's own report that it is paused: the pause says the same in more detail.
+func (r *Roster) applyPauses(e *Engine) {
+	var byPause *engine.Held
+	if errors.As(e.Status.Halt, &byPause) { // the halt comes from a pause, so it is decided anew
 		e.Status.Halt = nil
 	}
 	e.pausedBy = nil
@@ -145,8 +153,8 @@ func (r *Roster) pause(e *Engine) {
 	}
 }
 
-// Held says which pause keeps requests from the engine; nil: none does.
-func (e *Engine) Held() *engine.Held {
+// HeldByPause says which pause keeps requests from the engine; nil: none does.
+func (e *Engine) HeldByPause() *engine.Held {
 	if e.pausedBy == nil {
 		return nil
 	}
@@ -172,10 +180,11 @@ func (p *Snapshot) Paused(instance string) bool {
 // Emptied says that engines have dropped their prefix caches or have loaded other weights, so that no KV from before may be used any more.
 type Emptied struct{ Keys []string }
 
-func (v Emptied) apply(r *Roster, _ *applying) {
+// apply makes the hand-offs of the engines count as those of a process that is gone, as after a restart.
+func (v Emptied) apply(r *Roster, _ *effects) {
 	for _, key := range v.Keys {
 		if e := r.engines[key]; e != nil {
-			e.processes = e.processes.emptied()
+			e.processes = e.processes.withoutKV()
 		}
 	}
 }

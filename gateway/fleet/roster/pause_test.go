@@ -23,7 +23,7 @@ func (s *scene) status(name string) EngineStatus {
 // paused are the engines to which nothing is sent because they are paused.
 func (s *scene) paused() (all []string) {
 	for _, e := range s.Engines() {
-		if held := e.Held(); held != nil {
+		if held := e.HeldByPause(); held != nil {
 			all = append(all, e.ID[:2])
 			require.True(s.t, s.Paused(e.Key()) && (!e.Status.Up || e.state == Halted), "%s is %s", e.ID, e.state)
 		}
@@ -48,7 +48,7 @@ func TestWhoIsPaused(t *testing.T) {
 		{"until it does", []Event{PauseBegun{"main", "/pause"}, PauseEnded{"main", []string{"aggregated a3:80"}}, PauseEnded{"main", nil}}, "", nil},
 		{
 			"an engine that resumes with its group, and did not with all",
-			[]Event{PauseBegun{Path: "/pause"}, PauseEnded{Left: []string{"decode d2:80", "aggregated a4:80"}}, PauseEnded{"main", nil}}, "",
+			[]Event{PauseBegun{Path: "/pause"}, PauseEnded{Unresumed: []string{"decode d2:80", "aggregated a4:80"}}, PauseEnded{"main", nil}}, "",
 			[]string{"a4"},
 		},
 		{"until it starts anew", []Event{PauseBegun{"main", "/pause"}, PauseEnded{"main", []string{"aggregated a3:80"}}}, "a3 restarted m", nil},
@@ -75,7 +75,7 @@ func TestWhoIsPaused(t *testing.T) {
 func TestRequestsWaitForWhatIsPaused(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m; d2 up m")
 	s.tell(PauseBegun{Path: "/pause"})
-	prefills, decodes := s.Up()
+	prefills, decodes := s.CountInService()
 	require.Equal(t, [2]int{1, 1}, [2]int{prefills, decodes}, "requests are let in")
 	require.True(t, s.Candidates[0].AnswersLate && !s.Candidates[0].Live && s.Workers[0].Awaited && !s.Workers[0].Up && !s.Workers[0].Down)
 	for _, name := range []string{"p1", "d2"} {
@@ -83,7 +83,7 @@ func TestRequestsWaitForWhatIsPaused(t *testing.T) {
 		require.Equal(t, "halted", is.State)
 		require.Equal(t, "paused through POST /admin/fleet/call (/pause) at 1970-01-01T00:16:40Z", is.Error)
 	}
-	require.Contains(t, s.do, Effect{What: Watched}, "the monitor is told")
+	require.Contains(t, s.do, Effect{What: WatchEngines}, "the monitor is told")
 	was := s.Pauses()
 	s.now = s.now.Add(time.Minute)
 	s.tell(PauseBegun{Path: "/sleep"})
@@ -118,7 +118,7 @@ func TestNothingIsLeftOfAnEngineThatWasEmptied(t *testing.T) {
 		gone, sure := s.ProcessGone(b)
 		require.True(t, gone && sure)
 	}
-	after, known := s.Made(s.ProcessAt(key("p1")), "p1:80/0", "x")
+	after, known := s.MakerOf(s.ProcessAt(key("p1")), "p1:80/0", "x")
 	require.False(t, known)
 	s.tell(Handed{ProcessID: after, Candidate: "p1:80/0", ID: "x"})
 	gone, _ := s.ProcessGone(after)

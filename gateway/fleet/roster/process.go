@@ -32,52 +32,52 @@ type ProcessID struct {
 // may come from a second engine behind the same address. A value never changes: methods return the next value, or the same pointer if they
 // learn nothing.
 type Processes struct {
-	first int       // processes with smaller numbers are gone
-	fates []Fate    // fates of the processes from first on, the last one Known; empty: only the process first, which is Known
-	since time.Time // when a new engine id last gave reason for doubt
-	start float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known
-	line  line
-	names map[string]names // by the candidate's ID
+	first      int       // processes with smaller numbers are gone
+	fates      []Fate    // fates of the processes from first on, the last one Known; empty: only the process first, which is Known
+	doubtSince time.Time // when a new engine id last gave reason for doubt
+	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known
+	connection connectionState
+	engineIDs  map[string]engineIDs // by the candidate's ID
 }
 
-// line says how the last connections to an engine went, and whether the known start time is that of the process which accepts connections
-// now.
-type line uint8
+// connectionState says how the last connections to an engine went, and whether the known start time is that of the process which accepts
+// connections now.
+type connectionState uint8
 
 const (
-	settled  line = iota // the process with the known start time accepts connections
-	refused              // the last connection was refused, so a new process must come, whose start time is not known yet
-	expected             // a new process accepts connections, and its start time is not known yet
-	crossed              // the last connection was refused, but the start time was read at about the same time
+	startKnown       connectionState = iota // the process with the known start time accepts connections
+	lastRefused                             // the last connection was refused, so a new process must come, whose start time is not known yet
+	startAwaited                            // a new process accepts connections, and its start time is not known yet
+	refusedMeanwhile                        // the last connection was refused, but the start time was read at about the same time
 )
 
-// names are the engine ids in a candidate's hand-offs.
-type names struct {
-	ids     []name // in the order in which they were first seen
-	several bool   // old ids come back: several engines share the address, so a new id shows no restart
+// engineIDs are the engine ids in a candidate's hand-offs.
+type engineIDs struct {
+	ids    []engineID // in the order in which they were first seen
+	shared bool       // old ids come back: several engines share the address, so a new id shows no restart
 }
 
-// name is one engine id.
-type name struct {
-	id    string
-	first int     // number of the process in whose time the id was first seen
-	last  int     // number of the last process that is known to use the id
-	start float64 // the start time that was known when the id was last seen
+// engineID is one engine id.
+type engineID struct {
+	id           string
+	firstProcess int     // number of the process in whose time the id was first seen
+	lastProcess  int     // number of the last process that is known to use the id
+	start        float64 // the start time that was known when the id was last seen
 }
 
-// mostNames bounds how many ids of one candidate are remembered. More ids than this cannot be restarts.
-const mostNames = 16
+// mostEngineIDs bounds how many ids of one candidate are remembered. More ids than this cannot be restarts.
+const mostEngineIDs = 16
 
-// Signs that there is a new process, as text for people.
+// What shows that there is, or may be, a new process, as text for people.
 const (
-	signStart   = "its process has another start time"
-	signAddress = "its name has another address"
-	signRefused = "a connection was refused"
-	signName    = "its hand-offs name another engine"
+	evidenceStart    = "its process has another start time"
+	evidenceAddress  = "its name has another address"
+	evidenceRefused  = "a connection was refused"
+	evidenceEngineID = "its hand-offs name another engine"
 )
 
-// seen says whether any process has reported its start time or made a hand-off.
-func (p *Processes) seen() bool { return p.start != 0 || len(p.names) > 0 }
+// anyObserved says whether any process has reported its start time or made a hand-off.
+func (p *Processes) anyObserved() bool { return p.start != 0 || len(p.engineIDs) > 0 }
 
 // Newest is the number of the newest process.
 func (p *Processes) Newest() int { return p.first + max(0, len(p.fates)-1) }
@@ -93,120 +93,125 @@ func (p *Processes) Fate(process int) Fate {
 	return Known
 }
 
-// Reached records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). sign says why
-// there must be a new process; empty: there need not be one.
-func (p *Processes) Reached(moved, isRefused bool) (next *Processes, sign string) {
-	nextLine := p.line
+// RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). evidence
+// says what shows that there must be a new process; empty: there need not be one. In that case the process before counts as Gone.
+func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, evidence string) {
+	nextState := p.connection
 	switch {
 	case moved:
-		nextLine, sign = expected, signAddress
+		nextState, evidence = startAwaited, evidenceAddress
 		if isRefused {
-			nextLine = refused
+			nextState = lastRefused
 		}
-	case isRefused && (p.line == settled || p.line == expected):
-		nextLine, sign = refused, signRefused
-	case isRefused: // the refusal was recorded before
-	case p.line == refused:
-		nextLine = expected
-	case p.line == crossed:
-		nextLine = settled
+	case isRefused && (p.connection == startKnown || p.connection == startAwaited):
+		nextState, evidence = lastRefused, evidenceRefused
+	case isRefused: // an earlier refusal has shown this already
+	case p.connection == lastRefused: // the new process accepts connections now
+		nextState = startAwaited
+	case p.connection == refusedMeanwhile: // the process whose start time was read accepts connections now
+		nextState = startKnown
 	}
-	if nextLine == p.line && sign == "" {
+	if nextState == p.connection && evidence == "" {
 		return p, ""
 	}
 	next = new(*p)
-	next.line = nextLine
-	if sign != "" {
-		next.replaced(false)
+	next.connection = nextState
+	if evidence != "" {
+		next.addProcess(Gone)
 	}
-	return next, sign
+	return next, evidence
 }
 
-// Started records a start time of the present process. A start time older than the known one was read earlier, and is ignored. read says
-// that the time was read just now, so that an unchanged time shows that no new process came.
-func (p *Processes) Started(start float64, read bool) (next *Processes, sign string) {
-	nextLine := settled // the process with this start time accepts connections
-	if p.line == refused || p.line == crossed {
-		nextLine = crossed // but the last connection was refused
+// RecordStart records a start time of the present process; 0: not known, so nothing changes. A start time older than the known one was read
+// earlier, and is ignored. readNow says that the time was read just now, so that an unchanged time shows that no new process came. evidence
+// says what shows that there is a new process; empty: there is none.
+func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
+	nextState := startKnown // the process with this start time accepts connections
+	if p.connection == lastRefused || p.connection == refusedMeanwhile {
+		nextState = refusedMeanwhile // but the last connection was refused
 	}
-	unchanged := start == p.start && (!read || nextLine == p.line)
+	unchanged := start == p.start && (!readNow || nextState == p.connection)
 	if start == 0 || start < p.start || unchanged {
 		return p, ""
 	}
 	next = new(*p)
-	next.line = nextLine
-	alreadyAdded := nextLine != p.line // Reached has added the new process, whose start time this is
+	next.connection = nextState
+	alreadyAdded := nextState != p.connection // RecordConnection has added the new process, whose start time this is
 	if start > p.start && p.start != 0 && !alreadyAdded {
-		doubt := len(p.fates) > 1 && p.fates[len(p.fates)-2] == Doubted
-		next.replaced(doubt) // the newest engine id may belong to this process or to the one before
-		sign = signStart
+		before := Gone
+		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted { // the newest engine id may belong to this process or to the one before
+			before = Doubted
+		}
+		next.addProcess(before)
+		evidence = evidenceStart
 	}
 	next.start = start
-	return next, sign
+	return next, evidence
 }
 
-// Lives records a start time that was requested at the time asked and read just now. Engine ids that came while this start time was known
-// belong to the present process.
-func (p *Processes) Lives(start float64, asked time.Time) (next *Processes, sign string) {
-	next, sign = p.Started(start, true)
-	if start == 0 || start != next.start || !asked.After(next.since) {
-		return next, sign
+// RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent after the last
+// doubt arose, the answer also ends doubts: engine ids that came while this start time was known belong to the present process, so the
+// process that first used such an id, and all later ones, are known again.
+func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
+	next, evidence = p.RecordStart(start, true)
+	if start == 0 || start != next.start || !asked.After(next.doubtSince) {
+		return next, evidence
 	}
-	for _, n := range next.names {
-		for _, engineID := range n.ids {
-			if engineID.start == start {
-				next = next.livesSince(engineID.first)
+	for _, ofCandidate := range next.engineIDs {
+		for _, known := range ofCandidate.ids {
+			if known.start == start {
+				next = next.knownFrom(known.firstProcess)
 			}
 		}
 	}
-	return next, sign
+	return next, evidence
 }
 
-// Made records the engine id of a candidate's hand-off. process was the newest process when the probe was sent, and by is the process that
-// made the hand-off. sign says why there may be a new process; empty: the id gives no reason to think so.
-func (p *Processes) Made(process int, candidate, id string, now time.Time) (next *Processes, by int, sign string) {
+// RecordHandoff records the engine id of a candidate's hand-off. process was the newest process when the probe was sent, and maker is the
+// process that made the hand-off. evidence says what shows that there may be a new process; empty: the id gives no reason to think so.
+func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
 	id = withoutRank(id)
-	by = process
-	seen := p.names[candidate]
-	index := slices.IndexFunc(seen.ids, func(x name) bool { return x.id == id })
+	maker = process
+	seen := p.engineIDs[candidate]
+	index := slices.IndexFunc(seen.ids, func(x engineID) bool { return x.id == id })
 	newest := len(seen.ids) - 1
 	isNew := index < 0
-	entry := name{id: id, first: process, last: process}
+	entry := engineID{id: id, firstProcess: process, lastProcess: process}
 	if !isNew {
 		entry = seen.ids[index]
 	}
 	entry.start = p.start
-	tooMany := isNew && len(seen.ids) == mostNames
-	several := seen.several
-	doubt := false // the id is a reason to think that there is a new process
+	tooMany := isNew && len(seen.ids) == mostEngineIDs
+	shared := seen.shared
+	suspectNew := false // the id gives reason to think that a new process has made the hand-off
 	switch {
-	case seen.several: // ids show no restart
+	case seen.shared: // ids show no restart
 	case tooMany: // so many ids do not come from restarts: several engines share the address
-		several = true
+		shared = true
 	case isNew && newest < 0: // the first id of this candidate
-	case isNew: // it belongs to a new process, unless the newest process has shown no id yet
-		by = p.Newest()
-		if seen.ids[newest].last == by {
-			doubt = true
-			by++
+	case isNew: // the id belongs to the newest process if that process has shown no id yet, and otherwise to one that is not known yet
+		maker = p.Newest()
+		if seen.ids[newest].lastProcess == maker {
+			suspectNew = true
+			maker++
 		}
-		entry.first, entry.last = by, by
+		entry.firstProcess, entry.lastProcess = maker, maker
 	case index == newest: // the id of the newest process; the probe may have reached it before the proxy knew this process
-		by = max(process, entry.last)
-		entry.last = by
-	case process >= seen.ids[newest].last: // an older id, although the probe was sent after a newer id came: so both engines run
-		several = true
+		maker = max(process, entry.lastProcess)
+		entry.lastProcess = maker
+	case process >= seen.ids[newest].lastProcess: // an older id, although the probe was sent after a newer id came: so both engines run
+		shared = true
 	default: // an older id, and the probe was sent before the newer id came
-		return p, by, ""
+		return p, maker, ""
 	}
-	nothingToStore := isNew && seen.several || !isNew && entry == seen.ids[index] // where ids show no restart, new ones are not kept
-	if several == seen.several && nothingToStore {
-		return p, by, ""
+	nothingToStore := isNew && seen.shared || !isNew && entry == seen.ids[index] // where ids show no restart, new ones are not kept
+	if shared == seen.shared && nothingToStore {
+		return p, maker, ""
 	}
 	next = new(*p)
-	if doubt {
-		next.doubt(now)
-		sign = signName
+	if suspectNew {
+		next.addSuspected(now)
+		evidence = evidenceEngineID
 	}
 	seen.ids = slices.Clone(seen.ids)
 	if !isNew {
@@ -214,16 +219,16 @@ func (p *Processes) Made(process int, candidate, id string, now time.Time) (next
 	} else if !tooMany {
 		seen.ids = append(seen.ids, entry)
 	}
-	if several && !seen.several && !isNew { // the older id is back, so its process and all later ones were not replaced
-		next = next.livesSince(entry.first)
+	if shared && !seen.shared && !isNew { // the older id is back, so its process and all later ones were not replaced
+		next = next.knownFrom(entry.firstProcess)
 	}
-	seen.several = several
-	next.names = maps.Clone(p.names)
-	if next.names == nil {
-		next.names = map[string]names{}
+	seen.shared = shared
+	next.engineIDs = maps.Clone(p.engineIDs)
+	if next.engineIDs == nil {
+		next.engineIDs = map[string]engineIDs{}
 	}
-	next.names[candidate] = seen
-	return next, by, sign
+	next.engineIDs[candidate] = seen
+	return next, maker, evidence
 }
 
 // withoutRank returns an engine id without the number of a rank, so that it identifies the engine's process. vLLM builds the id of a data
@@ -236,35 +241,35 @@ func withoutRank(id string) string {
 	return id
 }
 
-// replaced adds a new process. The process just before it counts as Doubted if doubt is true, otherwise as Gone. All earlier ones are
-// Gone. replaced changes p, so p must be a copy that nobody else has yet.
-func (p *Processes) replaced(doubt bool) {
+// addProcess adds a new process. before is the fate of the process just before it: Doubted or Gone. All earlier processes are Gone.
+// addProcess changes p, so p must be a copy that no other goroutine has yet.
+func (p *Processes) addProcess(before Fate) {
 	next := p.Newest() + 1
-	p.first, p.fates = next, []Fate{Known}
-	if doubt {
+	p.first, p.fates = next, []Fate{Known} // processes with smaller numbers are Gone
+	if before == Doubted {
 		p.first, p.fates = next-1, []Fate{Doubted, Known}
 	}
 }
 
-// emptied returns the state after the engine has dropped its KV, which counts like a restart.
-func (p *Processes) emptied() *Processes {
+// withoutKV returns the state after the engine has dropped its KV, which counts like a restart.
+func (p *Processes) withoutKV() *Processes {
 	next := new(*p)
-	next.replaced(false)
+	next.addProcess(Gone)
 	return next
 }
 
-// doubt adds a process that is known only from the engine id of a hand-off. All earlier processes become Doubted. doubt changes
-// p, so p must be a copy that nobody else has yet.
-func (p *Processes) doubt(now time.Time) {
+// addSuspected adds a process that is known only from the engine id of a hand-off. All earlier processes become Doubted.
+// addSuspected changes p, so p must be a copy that no other goroutine has yet.
+func (p *Processes) addSuspected(now time.Time) {
 	fates := make([]Fate, max(1, len(p.fates))+1)
 	for i := range fates[:len(fates)-1] {
 		fates[i] = Doubted
 	}
-	p.fates, p.since = fates, now
+	p.fates, p.doubtSince = fates, now
 }
 
-// livesSince returns the state in which a process and all later processes are known, and not doubted.
-func (p *Processes) livesSince(process int) *Processes {
+// knownFrom returns the state in which a process and all later processes are Known, and no longer Doubted.
+func (p *Processes) knownFrom(process int) *Processes {
 	from := max(0, process-p.first)
 	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) {
 		return p

@@ -27,11 +27,11 @@ func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign st
 		if s.early {
 			sent = 0
 		}
-		return p.Made(sent, "candidate", s.id, now)
+		return p.RecordHandoff(sent, "candidate", s.id, now)
 	case s.start != 0:
-		next, sign = p.Lives(s.start, now.Add(time.Millisecond))
+		next, sign = p.RecordStartRead(s.start, now.Add(time.Millisecond))
 	default:
-		next, sign = p.Reached(s.moves, s.refuses)
+		next, sign = p.RecordConnection(s.moves, s.refuses)
 	}
 	return next, -1, sign
 }
@@ -64,7 +64,7 @@ func TestWhatBecomesOfHandOffs(t *testing.T) {
 		"two outages":                                    {[]step{{id: "a"}, refused, taken, {id: "b"}, refused}, []Fate{Gone, Gone}},
 		"another address":                                {[]step{{start: 1}, {id: "a"}, moved, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
 		"another address, where nothing listens yet":     {[]step{{id: "a"}, {moves: true, refuses: true}, {id: "b"}, refused}, []Fate{Gone, Known}},
-		"more ids than one process after another can be": {append(ids(mostNames), step{id: "last"}, step{id: "0"}), append(doubts(mostNames-1), Known, Known, Known)},
+		"more ids than one process after another can be": {append(ids(mostEngineIDs), step{id: "last"}, step{id: "0"}), append(doubts(mostEngineIDs-1), Known, Known, Known)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, now := &Processes{}, time.Unix(100, 0)
@@ -126,12 +126,12 @@ func TestFatesOfProcesses(t *testing.T) {
 				if i > 0 && next.Fate(i) == Gone {
 					require.Equal(t, Gone, next.Fate(i-1), "an older one is gone before")
 				}
-				if i < next.Newest() && (sign == signAddress || sign == signRefused) {
+				if i < next.Newest() && (sign == evidenceAddress || sign == evidenceRefused) {
 					require.Equal(t, Gone, next.Fate(i), "nothing is there but the newest")
 				}
 			}
 			if s.id != "" {
-				again, by2, sign2 := next.Made(by, "candidate", s.id, now)
+				again, by2, sign2 := next.RecordHandoff(by, "candidate", s.id, now)
 				require.True(t, again == next && by2 == by && sign2 == "", "the same hand-off tells nothing more")
 			}
 			p = next
@@ -141,9 +141,9 @@ func TestFatesOfProcesses(t *testing.T) {
 
 // What a probe asks of these costs it no memory.
 func TestAHandOffOfAKnownProcessAllocatesNothing(t *testing.T) {
-	p, _, _ := new(Processes).Made(0, "c", "engine_dp3", time.Unix(1, 0))
+	p, _, _ := new(Processes).RecordHandoff(0, "c", "engine_dp3", time.Unix(1, 0))
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		if next, by, _ := p.Made(0, "c", "engine_dp3", time.Unix(1, 0)); next != p || p.Fate(by) != Known {
+		if next, by, _ := p.RecordHandoff(0, "c", "engine_dp3", time.Unix(1, 0)); next != p || p.Fate(by) != Known {
 			t.Fatal("it is not known")
 		}
 	}))
@@ -222,7 +222,7 @@ func TestAnEngineThatComesBackMayHaveAnotherProcess(t *testing.T) {
 	s.tell(leave)
 	s.now = s.now.Add(24 * time.Hour)
 	s.tell(Entered{Engine: described("p2")}, Left{Key: key("p2")})
-	require.Len(t, s.r.left, 1, "the first is forgotten")
+	require.Len(t, s.r.departed, 1, "the first is forgotten")
 	s.tell(back)
 	require.NotEqual(t, made, s.ProcessAt(key("p1")), "what was learned of a process before does not hold for this one")
 }

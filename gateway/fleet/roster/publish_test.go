@@ -109,7 +109,7 @@ func TestWhatWasPublishedStays(t *testing.T) {
 	require.Equal(t, text, was.Text())
 	require.Equal(t, rank, *was.Rank(id))
 	require.NotNil(t, was.Engine("decode d2:80"))
-	require.False(t, was.Drains("prefill p1:80"))
+	require.False(t, was.HasDrain("prefill p1:80"))
 }
 
 // A proxy that said it is ready before its dispatcher had heard of an engine would answer the first requests with 503. But a slot may be
@@ -120,10 +120,10 @@ func TestTheDispatcherKnowsAnEngineBeforeARequestIsLetIn(t *testing.T) {
 	next := s.steps("d2 up m").WithRoutes(before)
 	route, _, _ := next.Lookup("m")
 	require.False(t, route.Decode)
-	_, decodes := next.Up()
+	_, decodes := next.CountInService()
 	require.Zero(t, decodes)
 	require.NotNil(t, next.Rank(0))
-	_, decodes = s.Up()
+	_, decodes = s.CountInService()
 	require.Equal(t, 1, decodes)
 }
 
@@ -188,7 +188,7 @@ func TestPromptsWaitWhereDecodeIsHalted(t *testing.T) {
 			profile := &mooncake.Profile{Connector: mooncake.NIXLPush, Bind: row.bind}
 			c := []prefill.Candidate{{Models: []string{"m"}, Region: row.region, Live: true, Profile: profile}}
 			elsewhere := board.Worker{Model: BoardIn("m", "us"), Up: true}
-			onlyWhereDecoded(c, append(row.workers, elsewhere))
+			requireDecodeRanks(c, append(row.workers, elsewhere))
 			require.Equal(t, [2]bool{row.live, row.late}, [2]bool{c[0].Live, c[0].AnswersLate})
 		})
 	}
@@ -353,13 +353,13 @@ func TestWhoAdmits(t *testing.T) {
 		Quotas: map[string]RankQuota{"d2:80": {Limit: 3, Others: 70}}})
 	require.Equal(t, []string{"d2:80 #0 m up limit=3 others=70", "d3:80 #1 m unowned", "d4:80 #2 m@eu up"}, s.shows("decode"))
 	require.Equal(t, []string{"p1:80/0 m m live"}, s.shows("prefill"), "a group is one of ranks that decode")
-	require.Equal(t, map[string]owner.Reach{"main": {All: 2, Up: 2}, "g": {All: 1, Up: 1}}, s.Scopes())
-	require.False(t, s.OwnsGroupFor("m", "m") || s.Begins("m", ""), "no fence is there")
+	require.Equal(t, map[string]owner.EngineCounts{"main": {All: 2, Up: 2}, "g": {All: 1, Up: 1}}, s.CountByScope())
+	require.False(t, s.OwnsGroupFor("m", "m") || s.AcceptsNew("m", ""), "no fence is there")
 	require.True(t, s.Admits(0))
 	s.tell(Owners{Kind: owner.Regions, Scopes: map[string]Owned{"eu": {Admits: true}}})
 	require.Equal(t, []string{"d2:80 #0 m unowned", "d3:80 #1 m unowned", "d4:80 #2 m@eu up"}, s.shows("decode"))
 	require.Equal(t, []string{"p1:80/0 m m"}, s.shows("prefill"))
-	require.Equal(t, map[string]owner.Reach{"": {All: 3, Up: 3}, "eu": {All: 1, Up: 1}}, s.Scopes())
+	require.Equal(t, map[string]owner.EngineCounts{"": {All: 3, Up: 3}, "eu": {All: 1, Up: 1}}, s.CountByScope())
 	require.True(t, s.OwnsGroupFor("m", "m"))
 	require.Len(t, s.Missing(), 3)
 	s.tell(Owners{})
@@ -399,14 +399,14 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	require.False(t, s.Overdue(at), "the second one counts")
 	s.steps("wait 1s")
 	require.Equal(t, []What{DrainOverdue}, s.whats())
-	require.True(t, s.do[0].Stop.Covers(at))
+	require.True(t, s.do[0].Drain.Covers(at))
 	require.True(t, s.Overdue(at) && !s.Overdue(Location{"decode d2:80", 0}))
 	s.steps("wait 1s")
 	require.Empty(t, s.whats(), "once")
 	require.Zero(t, s.r.Next(s.now))
 	s.steps("p1 drains 5s; p1 leaves; wait 6s")
 	require.Equal(t, []What{DrainOverdue}, s.whats(), "what still runs on an engine that left ends, too")
-	require.False(t, s.Drains("prefill p1:80"))
+	require.False(t, s.HasDrain("prefill p1:80"))
 	s.steps("d2/0 drains; p1 enters; p1 drains")
 	decode := board.Status{Models: []board.ModelStatus{{Workers: []board.WorkerStatus{{Name: "d2:80/0", Used: 2, KVTokens: 30},
 		{Name: "d2:80/1", Used: 1}}}}}
@@ -418,10 +418,10 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 	require.Equal(t, map[string]string{"d2:80/1": drainOverdue, "d2:80/0": drainRuns, "p1:80": drainRuns}, states)
 	require.Equal(t, drainEnded, s.DrainStatuses(board.Status{}, nil)[0].State)
 	for _, id := range []string{"x:80", "d2:80/2"} {
-		_, err := s.Stop("", id, s.now)
+		_, err := s.NewDrain("", id, s.now)
 		require.ErrorIs(t, err, ErrNoSuchEngine)
 	}
-	stop, err := s.Stop("", "p1:80/0", s.now)
+	stop, err := s.NewDrain("", "p1:80/0", s.now)
 	require.NoError(t, err)
 	require.Equal(t, "prefill p1:80", stop.Key(), "its only rank is the engine")
 }

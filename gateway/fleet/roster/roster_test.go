@@ -99,8 +99,8 @@ func TestNothingIsPublishedThatItsStateForbids(t *testing.T) {
 					require.True(rt, !c.AnswersLate || e.state.awaited() || e.state == Up, "%s is %s", c.ID, e.state)
 				}
 			}
-			prefills, decodes := s.Up()
-			all, those := s.Count()
+			prefills, decodes := s.CountInService()
+			all, those := s.CountKnown()
 			require.True(rt, prefills <= all && decodes <= those)
 		}
 	})
@@ -125,9 +125,9 @@ func TestTheOrderOfIndependentEventsDoesNotMatter(t *testing.T) {
 // copied is a scene that goes on by itself.
 func (s *scene) copied() *scene {
 	r := *s.r
-	r.engines, r.drains, r.hosts, r.workerIDs, r.returnable, r.leftRanks, r.dead = map[string]*Engine{}, map[string]*Drain{},
-		map[string]trust{},
-		map[string]int32{}, map[string]bygone{}, map[int32]leftRank{}, map[string]time.Time{}
+	r.engines, r.drains, r.hosts = map[string]*Engine{}, map[string]*Drain{}, map[string]trust{}
+	r.workerIDs, r.revivableIDs = map[string]int32{}, map[string]revivableID{}
+	r.departedRanks, r.endedIncarnations = map[int32]departedRank{}, map[string]time.Time{}
 	for k, e := range s.r.engines {
 		r.engines[k] = new(*e)
 	}
@@ -177,7 +177,7 @@ func TestHostsAreTrustedWhileAnEngineStandsForThem(t *testing.T) {
 	require.False(t, gone, "nothing is known of it")
 	s.now = s.now.Add(time.Hour)
 	s.steps("p4 leaves")
-	require.Empty(t, s.r.dead, "its time is over")
+	require.Empty(t, s.r.endedIncarnations, "its time is over")
 }
 
 // An incarnation that comes back has its number, and another one at the same address has another.
@@ -227,15 +227,15 @@ func TestAnEngineIsDescribedAnew(t *testing.T) {
 	again := func(e *Engine, anew bool) { s.tell(Entered{Engine: e, EndDrains: anew}) }
 	again(described("d2/2"), false)
 	require.Equal(t, Absent, s.Rank(2).State, "an assignment may be on its way there")
-	require.Equal(t, []bool{true, true, false}, []bool{s.Drains(key("d2")), s.Drains(key("d2") + "/0"), s.Drains(key("d2") + "/2")})
+	require.Equal(t, []bool{true, true, false}, []bool{s.HasDrain(key("d2")), s.HasDrain(key("d2") + "/0"), s.HasDrain(key("d2") + "/2")})
 	s.steps("d2 resumes")
 	again(described("d2"), false)
-	require.True(t, s.Drains(key("d2")) && !s.Drains(key("d2")+"/0"), "its only rank is the engine itself")
+	require.True(t, s.HasDrain(key("d2")) && !s.HasDrain(key("d2")+"/0"), "its only rank is the engine itself")
 	require.Equal(t, []string{"d2:80 #3 m draining"}, s.shows("decode"))
 	again(described("d2"), true)
 	require.Equal(t, []string{"d2:80 #3 m up"}, s.shows("decode"), "an operator who adds it wants it")
 	s.steps("d2 drains; d2 leaves")
-	require.False(t, s.Drains(key("d2")), "there is nothing to drain")
+	require.False(t, s.HasDrain(key("d2")), "there is nothing to drain")
 
 	pod := described("p3")
 	pod.Found = Found{Source: "kubernetes", Incarnation: "u1", Away: "leaving"}
@@ -268,33 +268,33 @@ func TestAPlan(t *testing.T) {
 	require.Equal(t, []string{key("d4"), key("d2"), key("d3")}, s.r.order)
 	s.tell(Entered{Engine: described("d9")}, Entered{Engine: described("d1")}, Planned{Order: []string{key("d3")}})
 	require.Equal(t, []string{key("d3"), key("d4"), key("d2"), key("d9"), key("d1")}, s.r.order, "those of the file, then as they came")
-	require.True(t, s.Drains(key("d3")) && !s.Drains(key("d2")), "one that comes in does not drain")
+	require.True(t, s.HasDrain(key("d3")) && !s.HasDrain(key("d2")), "one that comes in does not drain")
 	require.Contains(t, s.shows("decode"), "d3:80 #1 m draining")
 }
 
 func TestWhatIsToldOfProcesses(t *testing.T) {
 	s := begin(t, "p1 d2").steps("p1 up m")
 	b := s.ProcessAt(key("p1"))
-	_, known := s.Made(b, "p1:80/0", "a")
+	_, known := s.MakerOf(b, "p1:80/0", "a")
 	require.False(t, known)
 	s.tell(Handed{b, "p1:80/0", "a"})
-	made, known := s.Made(b, "p1:80/0", "a")
+	made, known := s.MakerOf(b, "p1:80/0", "a")
 	require.True(t, known && made == b)
 	s.tell(Handed{b, "p1:80/0", "b"})
 	require.Equal(t, []What{MayHaveRestarted}, s.whats())
 	gone, sure := s.ProcessGone(made)
 	require.True(t, gone && !sure)
-	require.True(t, s.Engine(key("p1")).Learns(2, s.now))
+	require.True(t, s.Engine(key("p1")).StartIsNews(2, s.now))
 	s.tell(Lived{key("p1"), 2, s.now})
 	require.Equal(t, []What{Restarted}, s.whats())
-	require.False(t, s.Engine(key("p1")).Learns(2, s.now) || s.Engine(key("d2")).Learns(2, s.now))
+	require.False(t, s.Engine(key("p1")).StartIsNews(2, s.now) || s.Engine(key("d2")).StartIsNews(2, s.now))
 	gone, sure = s.ProcessGone(made)
 	require.True(t, gone && sure)
 	s.tell(Health{Key: key("p1"), Status: engine.Status{StartTime: 2, Moved: engine.Moved{To: "10.0.0.2", At: s.now}}}, Health{Key: "nobody"},
 		Lived{"nobody", 1, s.now}, Handed{ProcessID: ProcessID{Key: "nobody"}})
 	require.Equal(t, []What{Restarted}, s.whats())
 	require.Equal(t, "10.0.0.2", s.Statuses()[0].Moved.To)
-	made, known = s.Made(ProcessID{Key: "nobody"}, "", "a")
+	made, known = s.MakerOf(ProcessID{Key: "nobody"}, "", "a")
 	require.True(t, known && made == s.ProcessAt("nobody"))
 }
 
@@ -317,12 +317,12 @@ func TestWhatEnginesMissRequests(t *testing.T) {
 		"prefill p6:80 is down: 500",
 	}, s.Missing())
 	require.Equal(t, []string{"draining, odd", "up, down", "starting, draining, odd"},
-		[]string{s.Lack("m", true), s.Lack("m", false), s.Lack("n", true)})
+		[]string{s.EngineStates("m", true), s.EngineStates("m", false), s.EngineStates("n", true)})
 	for state := range RankState(len(states)) {
 		require.Equal(t, state == Up, state.Why() == "", state)
 	}
 	s = begin(t, "d1 d2 d3 d4 d5 d6 d7 d8 d9 d0")
-	require.Equal(t, "and 2 more", s.Missing()[mostWhy])
+	require.Equal(t, "and 2 more", s.Missing()[mostMissing])
 	for _, e := range begin(t, "d1 d2").steps("d1 up,lost0 m; d2 halted m").Statuses() {
 		require.NotEmpty(t, e.Error)
 	}
@@ -332,7 +332,7 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	s := begin(t, "p1/2 d2 d3@eu")
 	_, ok, known := s.Lookup("m")
 	require.False(t, ok || known)
-	require.Equal(t, "prefill", s.Kind(Prefill))
+	require.Equal(t, "prefill", s.RoleText(Prefill))
 	s.steps("p1 up m x; d2 up m; d3 up m")
 	for _, e := range s.r.engines {
 		for i := range e.Status.Models {
@@ -344,10 +344,10 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 		offered []string // by other regions
 		sole    string
 	}{{nil, "m"}, {[]string{"m"}, "m"}, {[]string{"m", "n"}, ""}, {[]string{"n"}, ""}} {
-		require.Equal(t, row.sole, s.Sole(row.offered), "%v", row.offered)
+		require.Equal(t, row.sole, s.SoleModel(row.offered), "%v", row.offered)
 	}
 	none := begin(t, "p1")
-	require.Equal(t, []string{"", "n", ""}, []string{none.Sole(nil), none.Sole([]string{"n"}), none.Sole([]string{"n", "o"})})
+	require.Equal(t, []string{"", "n", ""}, []string{none.SoleModel(nil), none.SoleModel([]string{"n"}), none.SoleModel([]string{"n", "o"})})
 	require.Equal(t, []int{100, 0}, []int{s.LongestContext(key("p1")), s.LongestContext("nobody")})
 	require.Equal(t, []int{2, 1, 1}, []int{s.Ranks(key("p1")), s.Ranks(key("d2")), s.Ranks("nobody")})
 	require.Equal(t, []string{"eu", "", ""}, []string{s.RegionFor(key("d3")), s.RegionFor(key("p1")), s.RegionFor("nobody")})
@@ -379,7 +379,7 @@ func TestWhatIsAskedOfEngines(t *testing.T) {
 	list, paired = s.SoleEngines("r", true)
 	require.True(t, len(list) == 1 && list[0].ID == "p8:80" && !paired, "the one whose profile says that it may")
 	require.Equal(t, []string{"prefill or aggregated", "", "aggregated"},
-		[]string{s.Kind(Prefill), s.Sole([]string{"m"}), begin(t, "a1").Kind(Decode)})
+		[]string{s.RoleText(Prefill), s.SoleModel([]string{"m"}), begin(t, "a1").RoleText(Decode)})
 	r, ok, _ := begin(t, "a1").Lookup("m")
 	require.True(t, r.AllAggregated && !ok)
 }
@@ -424,7 +424,7 @@ func TestWhatAReloadSpeaksOf(t *testing.T) {
 	kept.MaxModelLen = 9
 	c, err = s.Compare(before, before, nil, same)
 	require.NoError(t, err)
-	require.Len(t, c.Again, 3, "the profile is")
+	require.Len(t, c.Rebuild, 3, "the profile is")
 	_, err = s.Compare(before, after, order, func(*Engine) *mooncake.Profile { return nil })
 	require.ErrorContains(t, err, "profiles.a is missing, but decode engine d3:80")
 	require.NotContains(t, err.Error(), "d2:80", "the config speaks of it")

@@ -147,7 +147,7 @@ func (s *scene) steps(all string) *scene {
 			s.now = s.now.Add(d)
 			s.tell()
 		case what == "drains":
-			stop, err := s.Stop(role, name+":80"+rank, s.now)
+			stop, err := s.NewDrain(role, name+":80"+rank, s.now)
 			require.NoError(s.t, err)
 			if len(f) > 2 {
 				d, err := time.ParseDuration(f[2])
@@ -188,7 +188,7 @@ func (s *scene) states() map[string]RankState {
 	for _, k := range s.r.order {
 		e := s.r.engines[k]
 		for _, rank := range e.Ranks() {
-			all[e.rankKey(rank)] = s.r.stateOfRank(e, rank)
+			all[e.rankDrainKey(rank)] = s.r.stateOfRank(e, rank)
 		}
 	}
 	return all
@@ -196,7 +196,7 @@ func (s *scene) states() map[string]RankState {
 
 func (s *scene) whats() (all []What) {
 	for _, e := range s.do {
-		if e.What != Watched {
+		if e.What != WatchEngines {
 			all = append(all, e.What)
 		}
 	}

@@ -17,52 +17,52 @@ type Snapshot struct {
 	Locals     []local.Rank
 	Workers    []board.Worker
 
-	owners  Owners
-	engines map[string]*Engine
-	order   []*Engine
-	ranks   map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
-	workers map[string]int32 // worker ids of ranks that decode, by name
-	stops   map[string]*Drain
-	pauses  map[string]*Pause
-	hosts   map[string]trust
-	dead    map[string]time.Time
-	left    map[ProcessID]departed
-	routes  map[string]Route // by the name of a model or LoRA
-	ready   tally            // numbers of engines that are in service and known to the prefill tier and the dispatcher
+	owners            Owners
+	engines           map[string]*Engine
+	order             []*Engine
+	ranks             map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
+	workers           map[string]int32 // worker ids of ranks that decode, by name
+	drains            map[string]*Drain
+	pauses            map[string]*Pause
+	hosts             map[string]trust
+	endedIncarnations map[string]time.Time
+	departed          map[ProcessID]departedEngine
+	routes            map[string]Route // by the name of a model or LoRA
+	inService         roleCounts       // numbers of engines that are in service and known to the prefill tier and the dispatcher
 }
 
-// tally counts engines by role.
-type tally struct{ prefills, decodes int }
+// roleCounts has the numbers of engines that prefill and that decode. An aggregated engine counts for both.
+type roleCounts struct{ prefills, decodes int }
 
 // WithRoutes returns this picture with the routes of the picture before it. Routes decide which requests are admitted. The result is
 // published until the prefill tier and the dispatcher know the new engines, so that no request is admitted for engines that they do not
 // know yet.
 func (p *Snapshot) WithRoutes(before *Snapshot) *Snapshot {
 	next := *p
-	next.routes, next.ready = before.routes, before.ready
+	next.routes, next.inService = before.routes, before.inService
 	return &next
 }
 
 // Rank is a rank to which a decode call can be sent.
 type Rank struct {
-	Worker   int32
-	Instance string // key of its engine, by which the monitor knows it
-	Target   *engine.Target
-	Profile  *mooncake.Profile
-	Traffic  *engine.Traffic
-	Signs    *engine.Liveness // signs of life of the rank's core
-	Region   string           // its region; empty: the proxy's own
-	Board    string           // the dispatcher's board for the rank's model
-	Group    string           // groupID of a rank that prefills and decodes; empty: it only decodes
-	Context  int              // longest context of its models, prompt and answer together, in tokens; 0: unknown
-	PinsResponses     bool             // its engine runs a request for a response on the rank that the request names
-	Scope    *owner.Scope     // says whether this proxy owns it; nil: ranks have no owners
+	Worker        int32
+	Instance      string // key of its engine, by which the monitor knows it
+	Target        *engine.Target
+	Profile       *mooncake.Profile
+	Traffic       *engine.Traffic
+	Signs         *engine.Liveness // signs of life of the rank's core
+	Region        string           // its region; empty: the proxy's own
+	Board         string           // the dispatcher's board for the rank's model
+	Group         string           // groupID of a rank that prefills and decodes; empty: it only decodes
+	Context       int              // longest context of its models, prompt and answer together, in tokens; 0: unknown
+	PinsResponses bool             // its engine runs a request for a response on the rank that the request names
+	Scope         *owner.Scope     // says whether this proxy owns it; nil: ranks have no owners
 
 	State RankState
 }
 
-// Heeds says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank at
-// /v1/responses if several ranks share one address.
+// EngineHonoursRank says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank
+// at /v1/responses if several ranks share one address.
 func (r *Rank) EngineHonoursRank(ep mooncake.Endpoint) bool {
 	return r.Target.Rank < 0 || r.PinsResponses || ep != mooncake.Responses
 }
@@ -71,14 +71,14 @@ func (r *Rank) EngineHonoursRank(ep mooncake.Endpoint) bool {
 // because the API server may send them without the core. The sign is dated to the previous arrival, because the tokens were sent after it.
 // If that arrival left bytes unread, no time is known, and there is no sign. With TLS there is never a sign, because the TLS layer may hold
 // received bytes back.
-func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, left, tokens bool, now time.Time) {
-	if made, ok := read.Record(bytes, left, now); ok && tokens && r.Target.TLS == nil && r.EngineHonoursRank(ep) {
+func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, leftUnread, hasTokens bool, now time.Time) {
+	if made, ok := read.Record(bytes, leftUnread, now); ok && hasTokens && r.Target.TLS == nil && r.EngineHonoursRank(ep) {
 		r.Signs.RecordSign(made)
 	}
 }
 
-// Lost says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the prefix cache of
-// no rank of the engine is trusted any more.
+// RecordLateRead says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the
+// prefix cache of no rank of the engine is trusted any more.
 func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
 	if !r.EngineHonoursRank(ep) {
 		r.Traffic.ResaltAll()
@@ -93,10 +93,10 @@ type Route struct {
 	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
 	Prefill         bool   // some engine that prefills, and is in service or awaited, lists the model
 	Decode          bool   // some engine that decodes, and is in service or awaited, lists the model
-	AllAggregated           bool   // all engines that list the model, even if down, prefill and decode
+	AllAggregated   bool   // all engines that list the model, even if down, prefill and decode
 	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
 	SGLang          bool   // some engine accepts keys that only SGLang knows
-	Half            bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
+	OneSided        bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
 	GivesBackUnseen bool   // some engine may give a request back at an endpoint whose answers do not show it
 
 	NoHandOff [mooncake.Endpoints]bool // some engine in service takes no hand-offs at the endpoint

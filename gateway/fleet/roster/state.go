@@ -64,8 +64,8 @@ func (s RankState) String() string { return states[s].name }
 // Why says why a rank in this state takes no requests; empty: it takes requests.
 func (s RankState) Why() string { return states[s].why }
 
-// in says whether the state is one of all.
-func (s RankState) in(all ...RankState) bool { return slices.Contains(all, s) }
+// in says whether the state is one of those given.
+func (s RankState) in(states ...RankState) bool { return slices.Contains(states, s) }
 
 // serves says whether an engine in that state is in service, although it may get no new requests at this moment.
 func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
@@ -73,30 +73,30 @@ func (s RankState) serves() bool { return s.in(Starting, Up, Paused, Halted) }
 // awaited says whether requests wait for a rank in that state.
 func (s RankState) awaited() bool { return s.in(Late, Halted) }
 
-// standing says whether an engine gets new requests, and how many. It has no effect on requests that already run on the engine.
-type standing struct {
-	healthy RankState // its state by its own answers
-	kept    RankState // Draining or Unowned if that keeps new requests away; else Up
-	state   RankState // the state that follows from healthy and kept
-	served  bool      // the engine has been in service before
-	start   float64   // start time of the process that served last, in Unix seconds
-	fresh   time.Time // when its slow start began; zero: it is not in a slow start
-	share   float64   // share of its slots that may be used now; below 1 during a slow start
-	odd     string    // why it cannot serve beside the other engines of its model; empty: it can
+// serviceState says whether an engine gets new requests, and how many. It has no effect on requests that already run on the engine.
+type serviceState struct {
+	byHealth          RankState // its state by its own answers
+	withheld          RankState // Draining or Unowned if that keeps new requests away; else Up
+	state             RankState // the state that follows from byHealth and withheld
+	hasServed         bool      // the engine has been in service before
+	servedStart       float64   // start time of the process that served last, in Unix seconds
+	slowStartBegan    time.Time // when its slow start began; zero: it is not in a slow start
+	share             float64   // share of its slots that may be used now; below 1 during a slow start
+	connectorConflict string    // why it cannot serve beside the other engines of its model; empty: it can
 }
 
-// limit is how many of n slots or probes may be used now; 0: all.
-func (s *standing) limit(n int) int {
+// limitOf is how many of n slots or probes may be used now; 0: all.
+func (s *serviceState) limitOf(n int) int {
 	if s.share >= 1 {
 		return 0
 	}
 	return max(1, int(math.Ceil(s.share*float64(n))))
 }
 
-// shareAt is the share of its slots that an engine may use in a slow start. age is how long it has been in service, slow how long a start
-// takes.
-func shareAt(age, slow time.Duration) float64 {
-	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/slow.Seconds())
+// slowStartShare is the share of its slots that an engine may use in a slow start. It grows evenly from firstShare to 1. age is how long
+// ago the slow start began, and duration is how long a slow start takes.
+func slowStartShare(age, duration time.Duration) float64 {
+	return min(1, firstShare+(1-firstShare)*max(0, age.Seconds())/duration.Seconds())
 }
 
 const (

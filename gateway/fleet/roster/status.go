@@ -11,8 +11,8 @@ import (
 	"evenkeel/engine"
 )
 
-// mostWhy is how many engines Missing names; it only counts the rest.
-const mostWhy = 8
+// mostMissing is how many engines Missing names; it only counts the rest.
+const mostMissing = 8
 
 // EngineStatus says whether an engine answers, which state it is in and why, and which models it serves.
 type EngineStatus struct {
@@ -44,14 +44,14 @@ func (p *Snapshot) Statuses() []EngineStatus {
 	for _, e := range p.order {
 		s := EngineStatus{
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
-			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.kept != Up,
-			Error: e.why(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
+			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld != Up,
+			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() {
 			s.Moved = &moved
 		}
-		if e.odd != "" && e.Status.Up {
+		if e.connectorConflict != "" && e.Status.Up {
 			s.State = e.state.String()
 		}
 		for _, m := range e.Status.Models {
@@ -62,10 +62,10 @@ func (p *Snapshot) Statuses() []EngineStatus {
 	return list
 }
 
-// why is the reason of an engine's state, in more detail than RankState.Why; empty: there are no details.
-func (e *Engine) why() string {
-	if e.odd != "" && e.Status.Up {
-		return e.odd
+// details says why an engine is in its state, in more detail than RankState.Why; empty: there are no details.
+func (e *Engine) details() string {
+	if e.connectorConflict != "" && e.Status.Up {
+		return e.connectorConflict
 	}
 	why := cmp.Or(e.Status.Halt, e.Status.Out, e.Status.Accused, e.Status.LostRanks(), e.Status.Err)
 	if !e.Status.Up || e.Status.Hangs { // the engine cannot be reached, which explains its other failures
@@ -77,15 +77,16 @@ func (e *Engine) why() string {
 	return why.Error()
 }
 
-// Missing lists the engines that take no requests, at most mostWhy of them, each in a sentence with the reason.
+// Missing lists the engines that take no requests, each in a sentence with the reason. It names at most mostMissing engines, and says how
+// many more there are.
 func (p *Snapshot) Missing() []string {
 	var all []string
 	for _, e := range p.order {
 		if e.state == Up {
 			continue
 		}
-		why := cmp.Or(e.why(), e.state.Why())
-		if e.state == e.kept { // the engine's own troubles are not the reason of this state
+		why := cmp.Or(e.details(), e.state.Why())
+		if e.state == e.withheld { // the engine's own failures are not the reason of this state
 			why = e.state.Why()
 		}
 		if e.state == Draining && e.Away != "" {
@@ -93,33 +94,33 @@ func (p *Snapshot) Missing() []string {
 		}
 		all = append(all, fmt.Sprintf("%s %s is %s: %s", e.Role, e.ID, e.state, why))
 	}
-	if more := len(all) - mostWhy; more > 0 {
-		all = append(slices.Clip(all[:mostWhy]), fmt.Sprintf("and %d more", more))
+	if more := len(all) - mostMissing; more > 0 {
+		all = append(slices.Clip(all[:mostMissing]), fmt.Sprintf("and %d more", more))
 	}
 	return all
 }
 
-// Lack names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If no
-// engine of the side lists the model, it names the states of all engines of the side.
-func (p *Snapshot) Lack(model string, decodes bool) string {
-	listed, all := map[RankState]bool{}, map[RankState]bool{}
+// EngineStates names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If
+// no engine of the side lists the model, it names the states of all engines of the side.
+func (p *Snapshot) EngineStates(model string, decodes bool) string {
+	ofModel, ofSide := map[RankState]bool{}, map[RankState]bool{} // the states of the engines that list the model, and of all engines
 	for _, e := range p.order {
 		isOfSide := e.Role != Decode
 		if decodes {
 			isOfSide = e.Decodes()
 		}
 		if isOfSide {
-			all[e.state] = true
-			if e.has(model) {
-				listed[e.state] = true
+			ofSide[e.state] = true
+			if e.listsModel(model) {
+				ofModel[e.state] = true
 			}
 		}
 	}
-	if len(listed) == 0 {
-		listed = all
+	if len(ofModel) == 0 {
+		ofModel = ofSide
 	}
 	var names []string
-	for _, s := range slices.Sorted(maps.Keys(listed)) {
+	for _, s := range slices.Sorted(maps.Keys(ofModel)) {
 		names = append(names, s.String())
 	}
 	return strings.Join(names, ", ")

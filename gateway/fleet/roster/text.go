@@ -12,22 +12,24 @@ func (p *Snapshot) Text() (lines []string) {
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		lines = append(lines,
-			words("prefill", c.ID, c.Board, list(c.Models), is("live", c.Live), is("late", c.AnswersLate), is("second", c.Fallback), is("idle", c.NoDecodeRank),
-				is("behind="+list(c.FallbackFor), len(c.FallbackFor) > 0), is(fmt.Sprint("limit=", c.ProbeLimit), c.ProbeLimit > 0)))
+			words("prefill", c.ID, c.Board, joined(c.Models), wordIf("live", c.Live), wordIf("late", c.AnswersLate),
+				wordIf("second", c.Fallback), wordIf("idle", c.NoDecodeRank),
+				wordIf("behind="+joined(c.FallbackFor), len(c.FallbackFor) > 0), wordIf(fmt.Sprint("limit=", c.ProbeLimit), c.ProbeLimit > 0)))
 	}
 	for i := range p.Workers {
 		w := &p.Workers[i]
 		lines = append(lines,
-			words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), is(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
-				is("down", w.Down), is(fmt.Sprint("others=", w.Others), w.Others > 0)))
+			words("decode", w.Name, fmt.Sprint("#", w.ID), w.Model, p.ranks[w.ID].State.String(), wordIf(fmt.Sprint("limit=", w.Limit), w.Limit > 0),
+				wordIf("down", w.Down), wordIf(fmt.Sprint("others=", w.Others), w.Others > 0)))
 	}
 	for _, l := range p.Locals {
-		lines = append(lines, words("local", l.Name, is("up", l.Up), is("computes", l.Computes)))
+		lines = append(lines, words("local", l.Name, wordIf("up", l.Up), wordIf("computes", l.Computes)))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
 		r := p.routes[name]
 		lines = append(lines,
-			words("model", name, r.Board, is("prefill", r.Prefill), is("decode", r.Decode), is("half", r.Half), is("alone", r.AllAggregated)))
+			words("model", name, r.Board, wordIf("prefill", r.Prefill), wordIf("decode", r.Decode), wordIf("half", r.OneSided),
+				wordIf("alone", r.AllAggregated)))
 	}
 	return lines
 }
@@ -37,12 +39,13 @@ func words(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(w string) bool { return w == "" }), " ")
 }
 
-// is returns word if the condition is true, and otherwise an empty string.
-func is(word string, condition bool) string {
+// wordIf returns word if the condition is true, and otherwise an empty string.
+func wordIf(word string, condition bool) string {
 	if !condition {
 		return ""
 	}
 	return word
 }
 
-func list(names []string) string { return strings.Join(names, ",") }
+// joined joins names with commas.
+func joined(names []string) string { return strings.Join(names, ",") }
