@@ -365,7 +365,7 @@ func TestAnOwnerThatDrainsWaitsForTheNext(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
 		next := &heir{}
 		s.succession, s.deps.Leaving = next, func() bool { return true }
-		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, Away: away}) }
+		owns := func(admits, away bool) { a.view.Store(&lease.View{Admits: admits, StoreAway: away}) }
 		waits := func() time.Duration {
 			begun := time.Now()
 			s.HandOver(t.Context())
