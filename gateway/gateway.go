@@ -162,7 +162,7 @@ func (g *Gateway) requestDeps() request.Deps {
 		Settings: func() *fleet.Settings { return g.conf().Settings }, Serving: g.service.Context, PromptKey: g.config.PromptKey,
 		Client: g.client, Monitor: g.monitor, Fleet: g.fleet, Engines: func() request.Engines { return g.fleet.Now() }, Prefill: g.scheduler,
 		LocalRanks: g.locals, Places: g.places, Dispatcher: g.dispatcher, Journal: g.journal,
-		Owner: g.owner, Peers: g.peers.Geo(), Meta: g.callbacks, Running: new(abort.Running), Loops: &g.loops,
+		Owner: g.owner, Peers: g.peers.Geo(), Callbacks: g.callbacks, Running: new(abort.Running), Loops: &g.loops,
 	}
 }
 

@@ -402,8 +402,8 @@ func (f *family) seatsOfGroups(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []engine.Header{{Name: owner.EpochHeader, Value: strconv.FormatInt(groupOf(f.all[theirs], group).Epoch, 10)}},
 			s.Scope.AppendEpochHeader(nil))
-		s.Leave()
+		s.Release()
 		_, err = f.all[(theirs+1)%len(f.all)].gw.TakeSlot(t.Context(), rank, 100)
-		require.ErrorIs(t, err, selftest.ErrNotOurs)
+		require.ErrorIs(t, err, selftest.ErrNotOwned)
 	}
 }

@@ -21,16 +21,16 @@ const slotCheckEvery = 100 * time.Millisecond
 // TakeSlot takes a slot of the decode rank with this name for a request of the self-test. tokens is the length of its prompt. TakeSlot
 // waits up to slotTimeout for the slot, which is charged and counted like that of a client's request. The request carries the epoch in
 // which this proxy owns the rank. If another proxy owns the rank, the error is selftest.ErrNotOurs.
-func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Seat, error) {
+func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Slot, error) {
 	check := time.NewTicker(slotCheckEvery)
 	defer check.Stop()
 	for deadline := time.Now().Add(slotTimeout); ; {
 		rank, boardName := g.fleet.Now().RankByName(name)
 		switch {
 		case rank == nil:
-			return selftest.Seat{}, fmt.Errorf("rank %s serves no requests now", name)
+			return selftest.Slot{}, fmt.Errorf("rank %s serves no requests now", name)
 		case rank.Scope.CheckOwned() != nil:
-			return selftest.Seat{}, selftest.ErrNotOurs
+			return selftest.Slot{}, selftest.ErrNotOwned
 		}
 		// the request may only get a slot of this rank, whatever else that rank has to prefill
 		rule := &board.Local{Ranks: []board.LocalRank{{Worker: rank.Worker, Tokens: tokens}}, Threshold: tokens, InFlight: math.MaxInt}
@@ -38,18 +38,18 @@ func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selfte
 		got := <-g.dispatcher.EnqueueLocal(&pool.Entry{ID: id, Model: boardName, Prompt: tokens, Arrival: time.Now()}, rule)
 		switch {
 		case got.Err == nil:
-			return selftest.Seat{Scope: rank.Scope, Leave: func() {
+			return selftest.Slot{Scope: rank.Scope, Release: func() {
 				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // so that the predictor does not learn from a test
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal): // ErrNotLocal: the rank has no free slot now, so check again
-			return selftest.Seat{}, got.Err
+			return selftest.Slot{}, got.Err
 		case time.Now().After(deadline):
-			return selftest.Seat{}, fmt.Errorf("rank %s has no free slot", name)
+			return selftest.Slot{}, fmt.Errorf("rank %s has no free slot", name)
 		}
 		select {
 		case <-check.C:
 		case <-ctx.Done():
-			return selftest.Seat{}, ctx.Err()
+			return selftest.Slot{}, ctx.Err()
 		}
 	}
 }

@@ -59,7 +59,7 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	cancel()
 	_, err = c.gw.TakeSlot(soon, rank, 100)
 	require.ErrorIs(t, err, context.Canceled, "the rank has one slot")
-	s.Leave()
+	s.Release()
 	c.Eventually("it is given back", func() bool { return used(rank) == 0 })
 	_, err = c.gw.TakeSlot(t.Context(), "127.0.0.1:1", 100)
 	require.ErrorContains(t, err, "serves no requests now")
@@ -68,6 +68,6 @@ func TestASeatOfTheSelfTestIsASlot(t *testing.T) {
 	s, err = c.gw.TakeSlot(t.Context(), rank, 100)
 	require.NoError(t, err)
 	c.Eventually("it is charged", func() bool { return used(rank) == 1 })
-	s.Leave()
+	s.Release()
 	c.Eventually("it is given back", func() bool { return used(rank) == 0 })
 }

@@ -37,7 +37,7 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		}
 		limited, cancel := context.WithTimeoutCause(ctx, selfTestLimit, errTooLong)
 		defer cancel()
-		findings := selftest.Run(limited, withOwnRegionOnly(cfg), selftest.Options{Callbacks: g.Callbacks(), Seat: g.TakeSlot})
+		findings := selftest.Run(limited, withOwnRegionOnly(cfg), selftest.Options{Callbacks: g.Callbacks(), TakeSlot: g.TakeSlot})
 		if ctx.Err() == nil { // otherwise serve has ended and cut the test, and the findings may be wrong
 			logFindings(log, findings)
 		}

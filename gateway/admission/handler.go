@@ -129,7 +129,7 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 	panicked := true
 	defer func() {
 		if panicked {
-			d.deps.Requests.Broken(in.Incoming)
+			d.deps.Requests.ConcludePanicked(in.Incoming)
 		}
 	}()
 	if fail := serve(); fail != nil {
@@ -141,8 +141,8 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 // newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.GiveBack is
 // called.
 func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
-	in := &requestContext{Incoming: d.deps.Requests.Incoming(facts)}
-	in.GiveBack = in.giveBack
+	in := &requestContext{Incoming: d.deps.Requests.BeginRequest(facts)}
+	in.CorrectEstimate = in.giveBack
 	return in
 }
 

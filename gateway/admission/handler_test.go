@@ -35,7 +35,7 @@ func TestAPanicGivesBackWhatTheRequestHolds(t *testing.T) {
 			})
 		})
 		require.Zero(t, d.deps.Requests.Open())
-		d.deps.Requests.Broken(in.Incoming) // as an answer that is closed afterwards ends it
+		d.deps.Requests.ConcludePanicked(in.Incoming) // as an answer that is closed afterwards ends it
 		require.Zero(t, d.deps.Requests.Open())
 	}
 }

@@ -507,7 +507,7 @@ func TestASessionBelongsToItsCaller(t *testing.T) {
 	require.Zero(t, of("plain", `"user":null,`))
 	for said, want := range map[string][2]any{"true": {true, ""}, "false": {false, ""}, "soon": {false, "bad_session_end"}} {
 		in, refused := h.options(chat, by("plain"), "X-Evenkeel-Session: a", "X-Evenkeel-Session-End: "+said)
-		require.Equal(t, want, [2]any{in.Ends, refused}, said)
+		require.Equal(t, want, [2]any{in.EndsSession, refused}, said)
 	}
 }
 
@@ -530,9 +530,9 @@ func TestAClientsPatienceIsRead(t *testing.T) {
 		in, refused := h.options(chat, append(c.headers, by("plain"))...)
 		require.Empty(t, refused)
 		if c.want == 0 {
-			require.Zero(t, in.Patience, c.headers)
+			require.Zero(t, in.ClientGivesUpAt, c.headers)
 		} else {
-			require.Equal(t, h.now.Add(c.want), in.Patience, c.headers)
+			require.Equal(t, h.now.Add(c.want), in.ClientGivesUpAt, c.headers)
 		}
 	}
 }

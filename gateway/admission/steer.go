@@ -62,7 +62,7 @@ func (r *requestContext) readSessionEnd(h *fasthttp.RequestHeader) *openai.Error
 	if len(value) == 0 {
 		return nil
 	}
-	if r.Ends = string(value) == "true"; !r.Ends && string(value) != "false" {
+	if r.EndsSession = string(value) == "true"; !r.EndsSession && string(value) != "false" {
 		return openai.NewError(http.StatusBadRequest, "bad_session_end",
 			request.SessionEndHeader+" is "+strconv.Quote(string(value))+
 				"; write true with the last request of a session, or leave it out")
@@ -145,9 +145,9 @@ func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, rout
 func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
-		r.Stays = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+		r.NeverForward = string(ctx.Request.Header.Peek(geoHeader)) == "local"
 	}
-	r.Patience = patienceOf(&ctx.Request.Header, r.Record.Arrival)
+	r.ClientGivesUpAt = patienceOf(&ctx.Request.Header, r.Record.Arrival)
 }
 
 // patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send this time in seconds; zero: the client

@@ -161,7 +161,7 @@ func (deps *Deps) tryEngine(ctx context.Context, e discover.Engine) error {
 		full := deps.fullRanks(ctx)
 		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
 	}
-	findings, err := selftest.One(ctx, set.Config, e.Role, conf, partners, deps.Callbacks)
+	findings, err := selftest.TryEngine(ctx, set.Config, e.Role, conf, partners, deps.Callbacks)
 	for _, found := range findings {
 		if found.Level == selftest.Warn {
 			deps.Log.Warn("the trial of a discovered engine found something unexpected", zap.String("engine", found.Engine),

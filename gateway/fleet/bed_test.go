@@ -209,7 +209,7 @@ func (b *bed) serve(log *zap.Logger, find func(*bed) []discover.Source) (end fun
 	b.requests = request.New(request.Deps{
 		Context: ctx, Log: log, Registerer: b.reg, Settings: settings, Serving: serving.Context, PromptKey: b.conf.PromptKey,
 		Client: client, Monitor: b.monitor, Fleet: b.fleet, Engines: func() request.Engines { return b.fleet.Now() },
-		Prefill: b.scheduler, LocalRanks: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Meta: b.meta, Loops: loops,
+		Prefill: b.scheduler, LocalRanks: b.locals, Places: b.places, Dispatcher: b.dispatcher, Journal: told, Callbacks: b.meta, Loops: loops,
 	})
 	door := admission.New(admission.Deps{
 		Started: started, Ready: func() (bool, string) { return b.ready(), "" },

@@ -63,7 +63,7 @@ var errDown = errors.New("the engine was declared down before it answered")
 func (c *TrackedCall) leaveEngine(why uint32) {
 	c.reason.CompareAndSwap(stays, why)
 	if c.abortable.Load() {
-		c.call.Disconnect(upstream.Notice)
+		c.call.Disconnect(upstream.NoticeTimeout)
 	}
 }
 
@@ -72,7 +72,7 @@ func (c *TrackedCall) leaveEngine(why uint32) {
 func (c *TrackedCall) AllowAbort() {
 	c.abortable.Store(true)
 	if c.reason.Load() != stays {
-		c.call.Disconnect(upstream.Notice)
+		c.call.Disconnect(upstream.NoticeTimeout)
 	}
 }
 

@@ -44,7 +44,7 @@ const (
 //
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
-	Bound     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
+	MustServeHere     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
 	NoHandOff bool // only a decode rank that also prefills the prompt may serve the request
 
 	routing
@@ -227,7 +227,7 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // decode rank also prefills the prompt.
 func (l *Lifecycle) begin(dst []Effect) []Effect {
 	l.bind = Late
-	if !l.Bound && l.Open() {
+	if !l.MustServeHere && l.Open() {
 		dst = append(dst, Effect{Kind: Question})
 	}
 	dst = append(dst, Effect{Kind: Attempt})
@@ -284,7 +284,7 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		}
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
-		if l.Bound { // the request must be served here
+		if l.MustServeHere { // the request must be served here
 			return l.fail(e, OfOwner, append(dst, Effect{Kind: Drop}))
 		}
 		return append(dst, Effect{Kind: Forward})
@@ -430,7 +430,7 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 
 // offer says whether evenkeel may ask again which dispatcher should serve the request. If so, it records the reason in the routing.
 func (l *Lifecycle) offer(why move) bool {
-	return !l.Bound && l.routing.moves(why)
+	return !l.MustServeHere && l.routing.moves(why)
 }
 
 // fail ends the request with an error for the client.

@@ -185,7 +185,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 // hand-off is sent that may have been read. The client gets one answer or one error. A copy does what the first one does.
 func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := Lifecycle{Bound: rapid.Bool().Draw(t, "bound"), NoHandOff: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
+		l := Lifecycle{MustServeHere: rapid.Bool().Draw(t, "bound"), NoHandOff: rapid.IntRange(0, 4).Draw(t, "alone") == 0}
 		var w engines
 		var events []Event
 		e := Event{Kind: Begun}
@@ -290,7 +290,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 		for _, left := range []bool{false, true} {
 			var after [3][]Effect
 			for i := range after {
-				l := Lifecycle{Bound: true}
+				l := Lifecycle{MustServeHere: true}
 				l.Step(Event{Kind: Begun}, nil)
 				l.Step(Event{Kind: NoLocal}, nil)
 				l.Step(Event{Kind: Turn, Bind: Bind(i)}, nil)
@@ -320,7 +320,7 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 
 // mixed is a life on a rank that prefills and decodes.
 func mixed() Lifecycle {
-	l := Lifecycle{Bound: true}
+	l := Lifecycle{MustServeHere: true}
 	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
 		l.Step(e, nil)
 	}
@@ -358,7 +358,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 
 // coupled is a life whose two calls are under way.
 func coupled() Lifecycle {
-	l := Lifecycle{Bound: true}
+	l := Lifecycle{MustServeHere: true}
 	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Early}, {Kind: Bound}} {
 		l.Step(e, nil)
 	}

@@ -69,7 +69,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 	if s.begin == nil {
 		return l.Step(*s.event, nil)
 	}
-	if l.Bound, l.NoHandOff = s.begin.Bound, s.begin.Alone; first {
+	if l.MustServeHere, l.NoHandOff = s.begin.Bound, s.begin.Alone; first {
 		l.routing = s.begin.History
 	}
 	require.Equal(t, l.routing, s.begin.History)

@@ -151,11 +151,11 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		Bodies: bodies, Caller: func(h *fasthttp.RequestHeader) string { return string(h.Peek("X-Caller")) },
 		Handler: func(ctx *fasthttp.RequestCtx) {
 			path, header := string(ctx.Path()), &ctx.Request.Header
-			in := requests.Incoming(journal.LogEntry{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
-			in.GiveBack = func(tokens int) { p.paid.Store(in.Record.ID, tokens) }
+			in := requests.BeginRequest(journal.LogEntry{ID: string(header.Peek("X-Request-Id")), Arrival: time.Now()})
+			in.CorrectEstimate = func(tokens int) { p.paid.Store(in.Record.ID, tokens) }
 			defer func() {
 				if v := recover(); v != nil {
-					requests.Broken(in)
+					requests.ConcludePanicked(in)
 					panic(v)
 				}
 			}()

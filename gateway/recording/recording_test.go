@@ -38,7 +38,7 @@ func TestALineForEachStepInTheOrderOfEachLife(t *testing.T) {
 	lines := records(t)
 	var l lifecycle.Lifecycle
 	var one, other Recorder
-	l.Bound = true
+	l.MustServeHere = true
 	value := fmt.Sprint(l)
 	one.Begin(&l)
 	begun := lifecycle.Event{Kind: lifecycle.Begun}

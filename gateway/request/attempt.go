@@ -34,7 +34,7 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
 	// A client may have sent its own time limit (Patience). The limit no longer counts once the answer has begun.
-	late := !j.life.Resumed() && !j.incoming.Patience.IsZero() && time.Now().Add(wait).After(j.incoming.Patience)
+	late := !j.life.Resumed() && !j.incoming.ClientGivesUpAt.IsZero() && time.Now().Add(wait).After(j.incoming.ClientGivesUpAt)
 	if !granted || late {
 		log.Warn("a request failed, and no retry is left")
 		return false
@@ -100,7 +100,7 @@ func (j *job) estimate() int {
 func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.Time) (takeBack func()) {
 	var timer *time.Timer // set by the callback, which does not run any more once OnGone(nil) has returned
 	c.OnGone(func() {
-		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Disconnect(upstream.Notice) })
+		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Disconnect(upstream.NoticeTimeout) })
 	})
 	return func() {
 		c.OnGone(nil)

@@ -122,12 +122,12 @@ func start(t *testing.T, o setup) *bed {
 		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
 		if o.profile.Connector == mooncake.AscendLayerwise {
-			deps.Meta = metaserver.New(metaserver.Config{
+			deps.Callbacks = metaserver.New(metaserver.Config{
 				Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Allowed: func(netip.Addr) bool { return true }, Connections: 100,
 				Registerer: deps.Registerer, Log: deps.Log,
 			})
-			require.NoError(t, deps.Meta.Start())
-			t.Cleanup(deps.Meta.Close)
+			require.NoError(t, deps.Callbacks.Start())
+			t.Cleanup(deps.Callbacks.Close)
 		}
 		if o.waits {
 			cfg.Dispatch.Policy = "pjsq-kv"
@@ -313,8 +313,8 @@ func (b *bed) listen() {
 
 func (b *bed) handle(ctx *fasthttp.RequestCtx) {
 	b.mu.Lock()
-	in := b.Incoming(journal.LogEntry{ID: NewID(), Arrival: time.Now(), Key: b.key})
-	in.GiveBack, in.Options = func(tokens int) { b.paid.Add(int64(tokens)) }, b.options
+	in := b.BeginRequest(journal.LogEntry{ID: NewID(), Arrival: time.Now(), Key: b.key})
+	in.CorrectEstimate, in.Options = func(tokens int) { b.paid.Add(int64(tokens)) }, b.options
 	b.asked = append(b.asked, in)
 	b.mu.Unlock()
 	endpoint := mooncake.Chat
@@ -358,7 +358,7 @@ func (b *bed) settle() {
 	require.Zero(b.t, b.move(""), "no call is kept")
 	require.Zero(b.t, b.monitor.accused)
 	require.Zero(b.t, b.resumeBytes.Load())
-	b.eventually("no callback is expected", func() bool { return b.Meta.Expected() == 0 })
+	b.eventually("no callback is expected", func() bool { return b.Callbacks.Expected() == 0 })
 	for _, c := range b.Prefill.Status() {
 		require.Zero(b.t, c.Inflight+c.Pooled+c.Dispatched, c.ID)
 	}

@@ -80,7 +80,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	defer s.upstream.pull.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.Notice) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) }) // no pull of KV is under way
 	} else {
 		var fault *failure.Fault
 		if kv, fault = s.upstream.takeHandoff(h); fault != nil {
@@ -352,12 +352,12 @@ func (p *partner) prepareMeeting() *failure.Fault {
 	p.rendezvous = upstream.Meet(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
 		rank.Profile, rank.Target)
 	switch {
-	case p.traits.CallsBack && srv.Meta == nil:
+	case p.traits.CallsBack && srv.Callbacks == nil:
 		return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unready},
 			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
 	case p.traits.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.callback = srv.Meta.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
+		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
 			Read: func(body []byte) (mooncake.Callback, error) {
 				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longest, leastBlock, known)
 			}})

@@ -310,7 +310,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	if tokens == 0 && in.Record.Route != "" && fail != nil && fail.Status == journal.StatusClientClosed {
 		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
-	in.GiveBack(tokens)
+	in.CorrectEstimate(tokens)
 	in.Body.Release()
 	if in.From != nil {
 		srv.Peers.CountReceived(in.Record.Origin, journal.Outcome(fail))
@@ -324,7 +324,7 @@ func (u *upstreamCall) awaitEnd() {
 	if u.resp == nil || u.resp.Ended() {
 		return
 	}
-	u.call.Disconnect(upstream.Notice)
+	u.call.Disconnect(upstream.NoticeTimeout)
 	var rest [1 << 10]byte
 	for {
 		if _, err := u.resp.Read(rest[:]); err != nil {

@@ -55,7 +55,7 @@ type Deps struct {
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: this proxy is alone, and sends to every engine
 	Peers      *geo.Peers // nil: there are no other regions
-	Meta       *metaserver.Server
+	Callbacks       *metaserver.Server
 	Running    *abort.Running
 	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
 }

@@ -49,8 +49,8 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 	srv := newServer(t)
 	for _, stream := range []bool{false, true} {
-		kid, in := edge.NewCloseNotifier(srv.Log), srv.Incoming(journal.LogEntry{ID: "x", Arrival: time.Now()})
-		in.GiveBack = func(int) {}
+		kid, in := edge.NewCloseNotifier(srv.Log), srv.BeginRequest(journal.LogEntry{ID: "x", Arrival: time.Now()})
+		in.CorrectEstimate = func(int) {}
 		req := &openai.Request{Stream: stream}
 		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect

@@ -43,7 +43,7 @@ func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.Ev
 	whole, returned := peer.Send(&geo.Request{
 		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.passedOn(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.incoming.Patience, ExtraHold: heldBack, MaxBytes: peer.mostAnswerBytes(),
+		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: peer.mostAnswerBytes(),
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
 	if returned == nil {
@@ -129,8 +129,8 @@ func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups) // then a request that stays in this region may still go to another proxy of it
 	ask := geo.Ask{
 		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.Tried(),
-		LocalOnly:  stay || j.incoming.Stays && !groupsHaveOwners,
-		RegionOnly: j.incoming.Stays, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
+		LocalOnly:  stay || j.incoming.NeverForward && !groupsHaveOwners,
+		RegionOnly: j.incoming.NeverForward, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
 	if from := j.incoming.From; from != nil {
 		ask.InboundHop = from

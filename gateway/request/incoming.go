@@ -24,7 +24,7 @@ import (
 )
 
 // Incoming begins the record of a request. The request counts as open until Refuse, or until its answer ends.
-func (srv *Server) Incoming(facts journal.LogEntry) *Incoming {
+func (srv *Server) BeginRequest(facts journal.LogEntry) *Incoming {
 	srv.open.Add(1)
 	return &Incoming{Record: srv.Journal.Begin(facts)}
 }
@@ -140,7 +140,7 @@ func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Erro
 }
 
 // Broken concludes a request whose handler panicked. The code that recovers the panic writes the answer.
-func (srv *Server) Broken(in *Incoming) {
+func (srv *Server) ConcludePanicked(in *Incoming) {
 	srv.Conclude(in, failure.Broken)
 }
 

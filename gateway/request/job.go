@@ -164,7 +164,7 @@ type Incoming struct {
 	Options
 	// GiveBack corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
 	// really had. If tokens is negative, their number is not known, and the estimate stays.
-	GiveBack   func(tokens int)
+	CorrectEstimate   func(tokens int)
 	Priority   int               // in the arrival queue
 	Batch      bool              // it runs only on capacity that online requests leave free
 	Deadline   time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
@@ -187,10 +187,10 @@ const (
 // only Session, Ends, Patience and Stays are accepted.
 type Options struct {
 	Explain       bool      // answer headers name engine, policy and reason
-	Stays         bool      // the request is never forwarded
+	NeverForward         bool      // the request is never forwarded
 	Session       uint64    // hash of the session's name; 0: no session
-	Ends          bool      // this is the session's last turn, so the session can be forgotten
-	Patience      time.Time // when the client gives up if the answer has not begun by then; zero: unknown
+	EndsSession          bool      // this is the session's last turn, so the session can be forgotten
+	ClientGivesUpAt      time.Time // when the client gives up if the answer has not begun by then; zero: unknown
 	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
 	NoHandOff     bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
 	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured

@@ -166,7 +166,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 		return
 	}
 	sought := local.Prompt{Prompt: *known, Model: s.upstream.rank.Board}
-	if j.incoming.Ends {
+	if j.incoming.EndsSession {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)

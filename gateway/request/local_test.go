@@ -273,9 +273,9 @@ func TestAFurtherTurnGoesWhereItsKVIs(t *testing.T) {
 	words := func(seed uint64) string { return reftext.MakePrompt(seed, 2000) }
 	end := b.endless() // on the first rank, so that the others go to the second
 	second := on(talk("", words(60)))
-	b.options.Ends = true
+	b.options.EndsSession = true
 	require.Equal(t, second, on(talk("", words(61))))
-	b.options.Ends = false
+	b.options.EndsSession = false
 	end()
 	b.over()
 	require.Equal(t, second, on(talk("", words(60), "yes", "and then?")))
@@ -381,10 +381,10 @@ func TestASessionStaysAtItsEngine(t *testing.T) {
 		require.EqualValues(t, i+1, b.metric(t, "evenkeel_affinity_total", "new"))
 		require.EqualValues(t, 5*(i+1), b.metric(t, "evenkeel_affinity_total", "kept"))
 	}
-	b.options.Ends = true
+	b.options.EndsSession = true
 	require.Equal(t, "right", b.judge("hi", ""))
 	b.over()
-	b.options.Ends = false
+	b.options.EndsSession = false
 	require.Equal(t, "right", b.judge("hi", ""))
 	require.EqualValues(t, 3, b.metric(t, "evenkeel_affinity_total", "new"), "the session that had ended began anew")
 	b.clean()

@@ -61,12 +61,12 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 			change(cfg)
 		}
 		profile = cfg.Profiles["a"]
-		deps.Meta = metaserver.New(metaserver.Config{
+		deps.Callbacks = metaserver.New(metaserver.Config{
 			Listen: "127.0.0.1:0", Advertise: func() string { return "" }, Connections: 10, Allowed: func(netip.Addr) bool { return true },
 			Registerer: deps.Registerer, Log: zap.NewNop(),
 		})
-		require.NoError(t, deps.Meta.Start())
-		t.Cleanup(deps.Meta.Close)
+		require.NoError(t, deps.Callbacks.Start())
+		t.Cleanup(deps.Callbacks.Close)
 	})
 	c.srv.Deps.Dispatcher = hearsNoSlot{c.srv.Dispatcher}
 	serve := func(name string) *engine.Target {

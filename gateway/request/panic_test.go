@@ -226,7 +226,7 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	seats := edge.NewPlaces(5)
 	seat := seats.For(nil)
 	require.True(t, seat.Acquire(1))
-	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), GiveBack: func(int) {}}
+	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), CorrectEstimate: func(int) {}}
 	srv.open.Add(1)
 	p := &Passthrough{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
 		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}

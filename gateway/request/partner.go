@@ -240,7 +240,7 @@ func (p *partner) carryOut(effect lifecycle.Effect) {
 func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
 	case lifecycle.EndDecode:
-		p.decode.Disconnect(upstream.Notice)
+		p.decode.Disconnect(upstream.NoticeTimeout)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill:
@@ -250,7 +250,7 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 		}
 	case lifecycle.HangUp:
 		if p.call != nil {
-			p.call.Disconnect(upstream.Notice)
+			p.call.Disconnect(upstream.NoticeTimeout)
 		}
 	case lifecycle.Settle:
 		handoff.Settle(p.lease, effect.Disposition, fault)
@@ -315,7 +315,7 @@ func (p *partner) insist(target *engine.Target, limit time.Duration) {
 		case p.call != call: // it has ended
 			return 0
 		case left <= 0:
-			call.Disconnect(upstream.Notice)
+			call.Disconnect(upstream.NoticeTimeout)
 			return 0
 		default:
 			p.abort(target)

@@ -342,7 +342,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				orphans += s.Orphans
 			}
 			require.Equal(t, row.orphan, orphans == 1)
-			require.Eventually(t, func() bool { return c.srv.Meta.Expected() == 0 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return c.srv.Callbacks.Expected() == 0 }, time.Minute, time.Millisecond)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			require.ElementsMatch(t, strings.Fields(row.aborted), c.aborted)
@@ -397,7 +397,7 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 			require.False(t, c.calledBack(metaserver.Callback{Err: errors.New("bad")}, 0))
 			c.close(false)
 			<-c.prefillOver
-			require.Zero(t, c.srv.Meta.Expected())
+			require.Zero(t, c.srv.Callbacks.Expected())
 		})
 	}
 }

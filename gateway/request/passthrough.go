@@ -95,7 +95,7 @@ func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.F
 		s.upstream.rank.Traffic.AddSentWithoutSlot(1)
 		s.upstream.rank.Traffic.ExpectComputed(s.upstream.mayCompute)
 	}
-	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
+	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
 	headers[0].Value = p.Kind
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)

@@ -374,7 +374,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if candidate.Profile.Early() { // other leases were marked as sent before
 		lease.MarkSent()
 	}
-	j.client.OnGone(func() { call.Disconnect(upstream.Notice) })
+	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
 	answer, fault := call.Whole(j.record.WithTraceHeaders(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())

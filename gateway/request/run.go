@@ -30,7 +30,7 @@ import (
 // If an answer is lost later, goOn calls serve again, with a prompt that also has
 // the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.Bound = ctx == nil
+	j.life.MustServeHere = ctx == nil
 	j.life.NoHandOff = j.incoming.NoHandOff
 	j.abort.lostRank()
 	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run
@@ -390,7 +390,7 @@ func (r *executor) answer() *stream {
 		}
 		s.step(event)
 	case s.upstream.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
-		r.job.client.OnGone(func() { s.upstream.call.Disconnect(upstream.Notice) })
+		r.job.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) })
 	}
 	return s
 }

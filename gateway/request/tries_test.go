@@ -267,7 +267,7 @@ func TestNoRetryAfterTheClientsOwnTime(t *testing.T) {
 		attempts int
 	}{{time.Now(), "429", 1}, {time.Now().Add(time.Second / 2), "429", 1}, {time.Time{}, "right", 2}} {
 		require.NoError(t, b.p[0].SetFaults(refengine.Rule{Fault: refengine.Throttle, RetryAfter: 1, Count: 1}))
-		b.options.Patience = row.patience
+		b.options.ClientGivesUpAt = row.patience
 		began := time.Now()
 		require.Equal(t, row.outcome, b.judge(short, ""))
 		b.over()

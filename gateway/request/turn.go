@@ -113,7 +113,7 @@ func (j *job) arrival() prefill.Request {
 		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
 		Counted:     j.promptTokens > 0 || isOnePrompt && j.req.PromptTokens > 0,
 		PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
-		Session: j.incoming.Session, EndsSession: j.incoming.Ends, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
+		Session: j.incoming.Session, EndsSession: j.incoming.EndsSession, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
 		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.Reserved(),
 		Exclude: j.avoid.prefill, Returned: j.life.Waited(),
 	}

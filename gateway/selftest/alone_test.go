@@ -75,13 +75,13 @@ func TestARankIsTriedAloneOnASlot(t *testing.T) {
 	var mu sync.Mutex
 	var sat []string
 	left := 0
-	found := Run(t.Context(), both(t, noConnector(), e.URLs()[0]), Options{Seat: func(_ context.Context, rank string, _ int) (Seat, error) {
+	found := Run(t.Context(), both(t, noConnector(), e.URLs()[0]), Options{TakeSlot: func(_ context.Context, rank string, _ int) (Slot, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if sat = append(sat, rank); len(sat) == 2 {
-			return Seat{}, ErrNotOurs
+			return Slot{}, ErrNotOwned
 		}
-		return Seat{Leave: func() { left++ }}, nil
+		return Slot{Release: func() { left++ }}, nil
 	}})
 	require.Empty(t, pick(found, Bad))
 	host, err := url.Parse(e.URLs()[0])
@@ -95,11 +95,11 @@ func TestADiscoveredEngineThatPrefillsAndDecodesIsTriedAlone(t *testing.T) {
 	e := start(t, refengine.Config{Role: refengine.Aggregated})
 	c := both(t, mooncake.Profile{Connector: mooncake.None}, e.URLs()[0])
 	conf := config.Engine{URL: e.URLs()[0], Profile: config.DefaultAggregated}
-	found, err := One(t.Context(), c, aggregated, conf, nil, nil)
+	found, err := TryEngine(t.Context(), c, aggregated, conf, nil, nil)
 	require.NoError(t, err)
 	require.Empty(t, pick(found, Warn))
 	e.SetFaults(refengine.Rule{Fault: refengine.Busy})
-	_, err = One(t.Context(), c, aggregated, conf, nil, nil)
+	_, err = TryEngine(t.Context(), c, aggregated, conf, nil, nil)
 	require.ErrorContains(t, err, "answered with 503")
 }
 

@@ -63,7 +63,7 @@ func TestOneOfThoseThatWorkTogether(t *testing.T) {
 			m := newTester(c, nil)
 			defer m.client.Close()
 			defer m.listen(t.Context())()
-			_, err := One(t.Context(), c, "decode", c.Engines.Decode[0], nil, m.callbacks)
+			_, err := TryEngine(t.Context(), c, "decode", c.Engines.Decode[0], nil, m.callbacks)
 			require.NoError(t, err)
 			require.Zero(t, d.Stats().Requests)
 			for role, e := range map[string]config.Engine{"prefill": c.Engines.Prefill[0], "decode": c.Engines.Decode[0]} {
@@ -71,18 +71,18 @@ func TestOneOfThoseThatWorkTogether(t *testing.T) {
 				if role == "decode" {
 					partners = c.Engines.Prefill
 				}
-				_, err := One(t.Context(), c, role, e, partners, m.callbacks)
+				_, err := TryEngine(t.Context(), c, role, e, partners, m.callbacks)
 				require.NoError(t, err)
 			}
 			require.Eventually(t, func() bool { return d.Stats().Finished == 2 }, 30*time.Second, time.Millisecond)
 			require.NoError(t, p.SetFaults(refengine.Rule{Fault: refengine.Internal}))
-			_, err = One(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, m.callbacks)
+			_, err = TryEngine(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, m.callbacks)
 			require.ErrorContains(t, err, "a probe was answered with 500")
-			_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
+			_, err = TryEngine(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
 			require.NoError(t, err, "what its partner fails at is not held against it")
 			require.NoError(t, p.SetFaults())
 			require.NoError(t, d.SetFaults(refengine.Rule{Fault: refengine.Reject}))
-			_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
+			_, err = TryEngine(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, m.callbacks)
 			require.ErrorContains(t, err, "the decode request was answered with 400")
 		})
 	}
@@ -151,7 +151,7 @@ func TestCallbacksThatCannotBeHeard(t *testing.T) {
 	require.Empty(t, pick(found, Bad))
 	require.Contains(t, strings.Join(pick(found, OK), "\n"), "callbacks cannot be heard (")
 	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
-	_, err = One(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, nil)
+	_, err = TryEngine(t.Context(), c, "decode", c.Engines.Decode[0], c.Engines.Prefill, nil)
 	require.NoError(t, err)
 	require.Zero(t, p.Stats().Requests+d.Stats().Requests)
 }
@@ -169,7 +169,7 @@ func TestPartnersThatAreDownDoNotCount(t *testing.T) {
 		partners[i], err = c.Complete("decode", partners[i])
 		require.NoError(t, err)
 	}
-	_, err := One(t.Context(), c, "prefill", c.Engines.Prefill[0], partners, nil)
+	_, err := TryEngine(t.Context(), c, "prefill", c.Engines.Prefill[0], partners, nil)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return good.Stats().Finished == 1 }, 30*time.Second, time.Millisecond,
 		"its prefill is decoded by the engine that can")

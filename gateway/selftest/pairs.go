@@ -150,13 +150,13 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 		var err error
 		d.seat, err = t.seat(ctx, d.fleet, promptTokens)
 		switch {
-		case errors.Is(err, ErrNotOurs): // another proxy sends requests to the rank, not this one
+		case errors.Is(err, ErrNotOwned): // another proxy sends requests to the rank, not this one
 			return
 		case err != nil:
 			t.report(d.name, OK, "was not tried: %v", err)
 			return
 		}
-		defer d.seat.Leave()
+		defer d.seat.Release()
 	}
 	if p.profile == nil { // a rank that prefills and decodes has no partner
 		t.recordResult(t.alone(ctx, *d, id), d)

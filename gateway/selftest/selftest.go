@@ -27,14 +27,14 @@ type Options struct {
 	// requests for this take no slots.
 	Resumes bool
 	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
-	Seat func(ctx context.Context, rank string, tokens int) (Seat, error)
+	TakeSlot func(ctx context.Context, rank string, tokens int) (Slot, error)
 }
 
 // Run sends tiny requests through pairs of a prefill and a decode engine, and to each aggregated rank, and returns
 // its findings. It ends when ctx does, and then reports how much it has left out. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
-	t.seat = o.Seat
+	t.seat = o.TakeSlot
 	defer t.client.Close()
 	defer t.listen(ctx)()
 	prefills := t.testedRanks(ctx, "prefill", cfg.Engines.Prefill)
@@ -210,7 +210,7 @@ const partnersTried = 2
 // decode a partner's hand-off, or a short prompt by itself if there is no partner. An engine whose connector runs prefill and decode at the
 // same time must do so with a partner. If there is no partner, or nothing receives its callback, it only has to answer. An engine that
 // prefills and decodes must answer a short prompt.
-func One(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
+func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.Engine, partners []config.Engine,
 	callbacks *metaserver.Server) ([]Finding, error) {
 	t := newTester(cfg, callbacks)
 	defer t.client.Close()

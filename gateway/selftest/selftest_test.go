@@ -164,7 +164,7 @@ func TestHowANodeCountsItsRanks(t *testing.T) {
 				require.EqualValues(t, 1, d.Stats().Ranks[rank].Concurrent, "rank %d was tried", rank)
 			}
 			before := d.Stats().Requests
-			Run(t.Context(), c, Options{Seat: func(context.Context, string, int) (Seat, error) { return Seat{}, ErrNotOurs }})
+			Run(t.Context(), c, Options{TakeSlot: func(context.Context, string, int) (Slot, error) { return Slot{}, ErrNotOwned }})
 			require.Equal(t, before, d.Stats().Requests, "another proxy's node is asked nothing")
 		})
 	}
@@ -489,12 +489,12 @@ func TestOthersRanksAreLeftAlone(t *testing.T) {
 	require.NoError(t, err)
 	scope, _ := ownertest.Owned(t, 7)
 	var taken, left int
-	found := Run(t.Context(), c, Options{Seat: func(_ context.Context, rank string, _ int) (Seat, error) {
+	found := Run(t.Context(), c, Options{TakeSlot: func(_ context.Context, rank string, _ int) (Slot, error) {
 		if rank != own {
-			return Seat{}, ErrNotOurs
+			return Slot{}, ErrNotOwned
 		}
 		taken++
-		return Seat{Scope: scope, Leave: func() { left++ }}, nil
+		return Slot{Scope: scope, Release: func() { left++ }}, nil
 	}})
 	require.Empty(t, pick(found, Bad))
 	require.Equal(t, []int{1, 1}, []int{taken, left})
@@ -535,7 +535,7 @@ func TestTheKVOfATriedPrefillIsFreed(t *testing.T) {
 		return bytes.Replace(body, []byte(`"data":[`), []byte(`"data":[{"id":"lora","object":"model","parent":"ref"},`), 1)
 	}
 	c := cluster(t, mooncake.Profile{}, []string{between(t, p, "/v1/models", lora)}, d.URLs())
-	_, err := One(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, nil)
+	_, err := TryEngine(t.Context(), c, "prefill", c.Engines.Prefill[0], c.Engines.Decode, nil)
 	require.NoError(t, err)
 	freed := func() bool { return d.Stats().Finished == 1 && p.Stats().Pins == 0 }
 	require.Eventually(t, freed, 30*time.Second, time.Millisecond, "an engine counts an answer a moment after its last byte")

@@ -49,7 +49,7 @@ type tester struct {
 	deaf      error                                                            // why listening for callbacks failed; nil: it did not fail
 	hosts     map[string]bool                                                  // hosts that hand-offs and callbacks may name
 	run       string                                                           // unique, so that no prefix cache has the prompts
-	seat      func(ctx context.Context, rank string, tokens int) (Seat, error) // nil: no slots are taken
+	seat      func(ctx context.Context, rank string, tokens int) (Slot, error) // nil: no slots are taken
 
 	mu       sync.Mutex // guards the fields below while pairs are tried
 	findings []Finding
@@ -63,7 +63,7 @@ type tester struct {
 type testedRank struct {
 	name    string
 	fleet   string // the rank's name in the roster of a running proxy
-	seat    Seat   // the slot of the request
+	seat    Slot   // the slot of the request
 	target  *engine.Target
 	ranks   int // ranks behind the engine's URL; 0: one rank without a number
 	profile *mooncake.Profile
@@ -71,13 +71,13 @@ type testedRank struct {
 }
 
 // Seat is a slot of a decode rank.
-type Seat struct {
+type Slot struct {
 	Scope *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
-	Leave func()       // gives the slot back
+	Release func()       // gives the slot back
 }
 
 // ErrNotOurs says that another proxy sends requests to a rank.
-var ErrNotOurs = errors.New("selftest: the rank is another proxy's")
+var ErrNotOwned = errors.New("selftest: the rank is another proxy's")
 
 // newTester returns a tester for one test. callbacks may be nil.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {

@@ -22,7 +22,7 @@ import (
 
 // Notice is how long an engine may take to notice that the proxy has ended a call. After that, the proxy cuts the connection if the engine
 // has not closed it.
-const Notice = 250 * time.Millisecond
+const NoticeTimeout = 250 * time.Millisecond
 
 // New prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang engine
 // that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
