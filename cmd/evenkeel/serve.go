@@ -104,7 +104,7 @@ func (c *serveCmd) Run(streams) error {
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
 	grace := g.Service().DrainForExit() // the proxy drains from now on, and accepts requests for this time
-	if s == syscall.SIGINT {   // a user waits at a terminal, and no load balancer has to notice the end
+	if s == syscall.SIGINT {            // a user waits at a terminal, and no load balancer has to notice the end
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {

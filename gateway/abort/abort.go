@@ -5,34 +5,35 @@ import "sync"
 
 // Running is the set of running requests that have names. The zero value is empty.
 type Running struct {
-	mu  sync.Mutex
-	all map[string]map[*entry]bool // sets of entries, by caller
+	mu       sync.Mutex
+	byCaller map[string]map[*entry]bool // sets of entries, by caller
 }
 
+// entry is one running request.
 type entry struct {
 	name   string
 	cancel func()
 }
 
-// Enter registers a running request of a caller under a name. When the caller ends the requests of that name, cancel is called. leave
-// must be called when the request is over. Several requests may have the same name.
-func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
+// Register registers a running request of a caller under a name. When the caller ends the requests of that name, cancel is called.
+// unregister must be called when the request is over. Several requests may have the same name.
+func (r *Running) Register(caller, name string, cancel func()) (unregister func()) {
 	e := &entry{name, cancel}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.all == nil {
-		r.all = map[string]map[*entry]bool{}
+	if r.byCaller == nil {
+		r.byCaller = map[string]map[*entry]bool{}
 	}
-	if r.all[caller] == nil {
-		r.all[caller] = map[*entry]bool{}
+	if r.byCaller[caller] == nil {
+		r.byCaller[caller] = map[*entry]bool{}
 	}
-	r.all[caller][e] = true
+	r.byCaller[caller][e] = true
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.all[caller], e)
-		if len(r.all[caller]) == 0 {
-			delete(r.all, caller)
+		delete(r.byCaller[caller], e)
+		if len(r.byCaller[caller]) == 0 {
+			delete(r.byCaller, caller)
 		}
 	}
 }
@@ -42,16 +43,16 @@ func (r *Running) Enter(caller, name string, cancel func()) (leave func()) {
 func (r *Running) End(caller string, matches func(name string) bool) int {
 	var cancels []func()
 	r.mu.Lock()
-	for e := range r.all[caller] {
+	for e := range r.byCaller[caller] {
 		if matches(e.name) {
 			cancels = append(cancels, e.cancel)
 		}
 	}
 	r.mu.Unlock()
-	var running sync.WaitGroup
+	var cancelling sync.WaitGroup
 	for _, cancel := range cancels {
-		running.Go(cancel)
+		cancelling.Go(cancel)
 	}
-	running.Wait()
+	cancelling.Wait()
 	return len(cancels)
 }

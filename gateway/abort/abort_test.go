@@ -10,7 +10,7 @@ func TestACallerEndsItsOwnRequestsByTheirNames(t *testing.T) {
 	var r Running
 	told := make(chan string, 10)
 	enter := func(caller, name string) (leave func()) {
-		return r.Enter(caller, name, func() { told <- caller + " " + name })
+		return r.Register(caller, name, func() { told <- caller + " " + name })
 	}
 	is := func(want string) func(string) bool { return func(name string) bool { return name == want } }
 	enter("a", "one")

@@ -138,7 +138,7 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 	panicked = false
 }
 
-// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.GiveBack is
+// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.CorrectEstimate is
 // called.
 func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
 	in := &requestContext{Incoming: d.deps.Requests.BeginRequest(facts)}

@@ -35,8 +35,8 @@ func seen(e *openai.Error) string {
 }
 
 func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
-	queue := func(err error) *openai.Error { return Unplaced("prefill", err, 0, "m", false) }
-	pooled := func(err error) *openai.Error { return Unplaced("decode", err, 7, "m", false) }
+	queue := func(err error) *openai.Error { return UnplacedError("prefill", err, 0, "m", false) }
+	pooled := func(err error) *openai.Error { return UnplacedError("decode", err, 7, "m", false) }
 	for _, c := range []struct {
 		name string
 		of   func(error) *openai.Error
@@ -56,8 +56,8 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 		{"no rank had room after it", pooled, pool.ErrTimeout, "503 pool_timeout, retry after 2"},
 		{"the hand-off became too old", pooled, pool.ErrExpired, "503 pool_timeout, retry after 2"},
 		{"the dispatcher ends", pooled, board.ErrDraining, "503 draining, retry after 1"},
-		{"no engine lives, and each would do both", func(err error) *openai.Error { return Unplaced("prefill", err, 0, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
-		{"no rank is up, and each would do both", func(err error) *openai.Error { return Unplaced("decode", err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
+		{"no engine lives, and each would do both", func(err error) *openai.Error { return UnplacedError("prefill", err, 0, "m", true) }, prefill.ErrUnavailable, "503 engine_unavailable, retry after 1"},
+		{"no rank is up, and each would do both", func(err error) *openai.Error { return UnplacedError("decode", err, 7, "m", true) }, board.ErrNoWorkers, "503 engine_unavailable, retry after 1"},
 		{"no rank lists the name any more", pooled, board.ErrNotListed, "404 model_not_found"},
 		{"no rank is up", pooled, board.ErrNoWorkers, "503 decode_unavailable, retry after 1"},
 	} {
@@ -65,10 +65,10 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 			require.Equal(t, c.want, seen(c.of(fmt.Errorf("request 7: %w", c.err))))
 		})
 	}
-	require.Equal(t, Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false), Unplaced("decode", board.ErrNotListed, 7, "m", false))
-	require.Equal(t, "model", Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false).Param)
-	require.Contains(t, Unplaced("prefill", prefill.ErrModelNotFound, 0, "m", false).Message, `"m"`)
-	require.Contains(t, Unplaced("decode", board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
+	require.Equal(t, UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false), UnplacedError("decode", board.ErrNotListed, 7, "m", false))
+	require.Equal(t, "model", UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false).Param)
+	require.Contains(t, UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false).Message, `"m"`)
+	require.Contains(t, UnplacedError("decode", board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
 }
 
 // Where an engine stands is the operator's business, so no answer may hold its address.
@@ -93,14 +93,14 @@ func TestABrokenCallIsToldWithoutAddresses(t *testing.T) {
 		{"its events are wrong", sse.ErrNotJSON, "502 decode_failed: the decode engine failed: the engine sent an event that is not a JSON object", "the engine sent an event that is not a JSON object"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := Transport("decode", c.err)
+			e := NoAnswer("decode", c.err)
 			require.Equal(t, c.call, seen(e)+": "+e.Message)
-			cut := Stream("upstream_broken", c.err)
+			cut := StreamBroke("upstream_broken", c.err)
 			require.Equal(t, "502 upstream_broken: the engine's answer broke off: "+c.cut, seen(cut)+": "+cut.Message)
 			require.NotContains(t, string(e.JSON())+string(cut.JSON()), "10.1.2.3")
 		})
 	}
-	require.Equal(t, "engine_unavailable", Transport(Engine, broken(engine.PhaseConnect, false, lost)).Code)
+	require.Equal(t, "engine_unavailable", NoAnswer(Engine, broken(engine.PhaseConnect, false, lost)).Code)
 	require.Equal(t, "the engine failed: it answered 500", BadGateway(Engine, "it answered 500").Message)
 }
 
@@ -160,7 +160,7 @@ func TestWhatAnEngineRefusesReachesTheClientOnlyIfItIsTheClientsFault(t *testing
 			}
 			core, logs := observer.New(zap.ErrorLevel)
 			resp := answers(t, c.status, header, c.body)
-			e := Refused(zap.New(core), "prefill", "p0", resp.StatusCode(), resp, Body(resp))
+			e := RefusalError(zap.New(core), "prefill", "p0", resp.StatusCode(), resp, RefusalBody(resp))
 			require.Equal(t, c.want, seen(e))
 			if c.raw {
 				require.Equal(t, c.body, string(e.JSON()))
@@ -178,12 +178,12 @@ func TestWhatAnEngineRefusesReachesTheClientOnlyIfItIsTheClientsFault(t *testing
 }
 
 func TestARefusalWithoutABodyIsPassedOnWithoutOne(t *testing.T) {
-	require.Empty(t, Relayed(404, answers(t, 404, nil, ""), nil).JSON())
+	require.Empty(t, RelayedRefusal(404, answers(t, 404, nil, ""), nil).JSON())
 }
 
 func TestTheBeginningOfARefusalIsEnough(t *testing.T) {
 	resp := answers(t, 400, nil, strings.Repeat("a", maxErrorBody+1))
-	require.Len(t, Body(resp), maxErrorBody)
+	require.Len(t, RefusalBody(resp), maxErrorBody)
 }
 
 func TestAnErrorEventKeepsItsStatusOnlyIfItRefusesTheRequest(t *testing.T) {
@@ -208,7 +208,7 @@ func TestKVThatDidNotArriveIsKnownByItsWords(t *testing.T) {
 		"the prompt is too long":                                           false,
 		"":                                                                 false,
 	} {
-		got := Undelivered(err, said)
+		got := MarkUndelivered(err, said)
 		require.ErrorIs(t, got, err)
 		require.Equal(t, want, errors.Is(got, ErrUndelivered), said)
 	}
@@ -229,22 +229,22 @@ func TestTheStatusInTheTextOfARefusal(t *testing.T) {
 		`500: `:                                                                 400,
 		`{"type":"error","error":{"type":"api_error","message":"500: a text"}}`: 500,
 	} {
-		require.Equal(t, want, StatusOf("/v1/responses", 400, []byte(said)), said)
-		require.Equal(t, 404, StatusOf("/v1/responses", 404, []byte(said)), said)
-		require.Equal(t, 400, StatusOf("/v1/chat/completions", 400, []byte(said)), said)
+		require.Equal(t, want, CorrectStatus("/v1/responses", 400, []byte(said)), said)
+		require.Equal(t, 404, CorrectStatus("/v1/responses", 404, []byte(said)), said)
+		require.Equal(t, 400, CorrectStatus("/v1/chat/completions", 400, []byte(said)), said)
 	}
 }
 
 func TestTheLastAttemptIsToldIfNoRankComputesThePromptAlone(t *testing.T) {
 	last := openai.NewError(http.StatusBadGateway, "decode_failed", "it answered 500")
-	require.Equal(t, "499 client_closed", seen(NoLocal(true, last)), "nobody reads what came last")
-	require.Same(t, last, NoLocal(false, last))
-	require.Equal(t, "503 decode_unavailable, retry after 1", seen(NoLocal(false, nil)))
+	require.Equal(t, "499 client_closed", seen(NoLocalRank(true, last)), "nobody reads what came last")
+	require.Same(t, last, NoLocalRank(false, last))
+	require.Equal(t, "503 decode_unavailable, retry after 1", seen(NoLocalRank(false, nil)))
 }
 
 func TestACauseIsTheErrorAndElseTheAnswersCode(t *testing.T) {
-	require.Equal(t, "decode_timeout", (&Fault{Answer: Late}).Cause())
-	require.Equal(t, "it was late", (&Fault{Answer: Late, Err: errors.New("it was late")}).Cause())
+	require.Equal(t, "decode_timeout", (&Fault{ClientError: LateKV}).Cause())
+	require.Equal(t, "it was late", (&Fault{ClientError: LateKV, Err: errors.New("it was late")}).Cause())
 }
 
 // An engine may write anything into the head of its answer, and the log gets one of few words.
@@ -253,7 +253,7 @@ func TestAContentTypeIsToldInOurWords(t *testing.T) {
 		"": "no content type", " ; charset=utf-8": "no content type", "text/html; charset=utf-8": "content type text/html",
 		"application/json": "content type application/json", "text/plain": "content type text/plain", "text/<script>": "a content type that we do not know",
 	} {
-		require.Equal(t, want, KindOf([]byte(kind)), kind)
+		require.Equal(t, want, DescribeContentType([]byte(kind)), kind)
 	}
 }
 
@@ -266,15 +266,15 @@ func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
 		`{"error":{"message":"it failed","code":500}}`:                                                 0,
 		`{"error":"boom"}`: 0,
 	} {
-		f := Said(lifecycle.Prefill, fmt.Errorf("prefill a: %w: %w", mooncake.ErrPrefillFailed, &mooncake.SaidError{Answer: []byte(answer)}))
+		f := RefusedInAnswer(lifecycle.Prefill, fmt.Errorf("prefill a: %w: %w", mooncake.ErrPrefillFailed, &mooncake.SaidError{Answer: []byte(answer)}))
 		if status == 0 {
 			require.Nil(t, f, answer)
 			continue
 		}
 		require.Equal(t, status, f.Status)
-		require.Equal(t, status, f.Answer.Status)
-		require.Equal(t, lifecycle.ByStatus(status), f.Reason)
+		require.Equal(t, status, f.ClientError.Status)
+		require.Equal(t, lifecycle.ReasonOfStatus(status), f.Reason)
 		require.NotContains(t, f.Err.Error(), "temperature", "it may repeat the prompt")
 	}
-	require.Nil(t, Said(lifecycle.Prefill, errors.New("another")))
+	require.Nil(t, RefusedInAnswer(lifecycle.Prefill, errors.New("another")))
 }

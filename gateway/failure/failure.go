@@ -29,15 +29,15 @@ import (
 
 // The errors that are the same for every request. No code changes them.
 var (
-	None     = new(openai.Error) // stands for the error of an answer that was whole
-	Gone     = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
-	Broken   = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
-	NotOurs  = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
-	Leaving  = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline = openai.Unavailable("deadline_unmet", // refused before its prefill, which would be wasted
+	NoError       = new(openai.Error) // stands for the error of an answer that was whole
+	ClientGone    = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
+	InternalError = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
+	NotOurs       = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
+	Leaving       = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
+	Deadline      = openai.Unavailable("deadline_unmet", // refused before its prefill, which would be wasted
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
-	// Late is the error if a decode engine began its answer so late that its KV may have been another prompt's.
-	Late = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
+	// LateKV is the error if a decode engine began its answer so late that its KV may have been another prompt's.
+	LateKV = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
 		"the decode engine was silent for so long that its answer could be made of another prompt's KV; send the request again")
 	// NoRoute is the error of a request that should be passed through, but whose endpoint no engine has.
 	NoRoute = openai.NewError(http.StatusNotFound, "no_such_route",
@@ -45,34 +45,34 @@ var (
 	noLocal = openai.Unavailable("decode_unavailable", "no decode engine that may compute this prompt alone has room for it; retry later", 1)
 )
 
-// NoLocal is the error of a request that needs a decode rank that also computes its prompt, and that got no such rank. left says that the
-// client has left. last is the error of the last attempt; nil: there was none.
-func NoLocal(left bool, last *openai.Error) *openai.Error {
-	if left {
-		return Gone
+// NoLocalRank is the error of a request that needs a decode rank that also computes its prompt, and that got no such rank. clientLeft says
+// that the client has left. lastError is the error of the last attempt; nil: there was none.
+func NoLocalRank(clientLeft bool, lastError *openai.Error) *openai.Error {
+	if clientLeft {
+		return ClientGone
 	}
-	return cmp.Or(last, noLocal)
+	return cmp.Or(lastError, noLocal)
 }
 
-// BadGateway says that an engine failed and no retry is left.
+// BadGateway says that an engine of a side (prefill, decode or Engine) failed, and that no retry is left. why says how it failed.
 func BadGateway(side, why string) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, side+"_failed", sideName(side)+" failed: "+why)
 }
 
-// Engine is used in place of a side (prefill or decode) for an engine that serves requests alone.
+// Engine stands for the side of an engine that is on neither side (prefill or decode), because it serves requests alone.
 const Engine = "engine"
 
 // Unserved says that no engine of a side (prefill or decode) is up for a model. states describes these engines; empty: nothing is known. If
 // mixed is set, each engine of the model computes prompts and writes answers, so there are no sides.
 func Unserved(side, model string, mixed bool, states string) *openai.Error {
-	who := side + " engine"
+	engineName := side + " engine"
 	if mixed {
-		side, who = Engine, "engine"
+		side, engineName = Engine, "engine"
 	}
 	if states != "" {
 		states = " (" + states + ")"
 	}
-	return openai.Unavailable(side+"_unavailable", "no healthy "+who+" serves "+strconv.Quote(model)+states, 1)
+	return openai.Unavailable(side+"_unavailable", "no healthy "+engineName+" serves "+strconv.Quote(model)+states, 1)
 }
 
 // sideName names an engine of a side in a message to a client.
@@ -83,10 +83,10 @@ func sideName(side string) string {
 	return "the " + side + " engine"
 }
 
-// Transport is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
+// NoAnswer is the client's error for a call to an engine that failed without an answer: 503 if the engine could not be reached at all, 504
 // if it was silent, else 502.
-func Transport(side string, err error) *openai.Error {
-	switch callErr, isCall := errors.AsType[*engine.Error](err); {
+func NoAnswer(side string, err error) *openai.Error {
+	switch callErr, isCall := errors.AsType[*engine.Error](err); { // isCall: the transport failed, not the answer
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return openai.Unavailable(side+"_unavailable", sideName(side)+" cannot be reached; retry later", 1)
 	case isCall && callErr.Timeout, errors.Is(err, sse.ErrSilent):
@@ -95,8 +95,8 @@ func Transport(side string, err error) *openai.Error {
 	return BadGateway(side, cause(err))
 }
 
-// Stream is the error at the end of an answer that the engine broke off.
-func Stream(code string, err error) *openai.Error {
+// StreamBroke is the error at the end of an answer that the engine broke off.
+func StreamBroke(code string, err error) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, code, "the engine's answer broke off: "+cause(err))
 }
 
@@ -136,16 +136,16 @@ var ErrUndelivered = errors.New("KV did not arrive")
 // disaggregation/prefill.py and decode.py, and from KVTransferError in disaggregation/common/conn.py.
 var undelivered = []string{"KVTransferError", "transfer failed", "handshake failed", "bootstrap failed", "KVPoll.Bootstrapping"}
 
-// Undelivered adds ErrUndelivered to err if the engine's message (said) is about KV that did not arrive.
-func Undelivered(err error, said string) error {
-	if slices.ContainsFunc(undelivered, func(words string) bool { return strings.Contains(said, words) }) {
+// MarkUndelivered adds ErrUndelivered to err if the engine's message is about KV that did not arrive. It returns any other err unchanged.
+func MarkUndelivered(err error, message string) error {
+	if slices.ContainsFunc(undelivered, func(words string) bool { return strings.Contains(message, words) }) {
 		return fmt.Errorf("%w: %w", err, ErrUndelivered)
 	}
 	return err
 }
 
-// Relayed is the error that gives a client an engine's own answer, byte for byte.
-func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
+// RelayedRefusal is the error that gives a client an engine's own answer, byte for byte.
+func RelayedRefusal(status int, resp *engine.Response, body []byte) *openai.Error {
 	e := &openai.Error{
 		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
 		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
@@ -159,27 +159,28 @@ func Relayed(status int, resp *engine.Response, body []byte) *openai.Error {
 	return e
 }
 
-// Body reads the body of an answer with an error status: at most maxErrorBody bytes, for at most refusalTime. A long or slow body must not
-// delay the request, and its beginning says what is wrong.
-func Body(resp *engine.Response) []byte {
-	resp.SetDeadline(time.Now().Add(refusalTime))
+// RefusalBody reads the body of an answer with an error status: at most maxErrorBody bytes, for at most refusalTimeout. A long or slow body
+// must not delay the request, and its beginning says what is wrong.
+func RefusalBody(resp *engine.Response) []byte {
+	resp.SetDeadline(time.Now().Add(refusalTimeout))
 	return resp.ReadUpTo(maxErrorBody)
 }
 
 const (
-	maxErrorBody = 1 << 20 // bytes
-	refusalTime  = 5 * time.Second
+	maxErrorBody   = 1 << 20 // bytes
+	refusalTimeout = 5 * time.Second
 )
 
-// StatusOf corrects the status of an engine's refusal in two cases. On /v1/responses, SGLang answers 400 if the generation has failed. Its
-// text begins with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py). On
+// CorrectStatus corrects the status of an engine's refusal in two cases. On /v1/responses, SGLang answers 400 if the generation has failed.
+// Its text begins with the status that a chat would have got (0.5.23, create_responses in entrypoints/openai/serving_responses.py). On
 // /inference/v1/generate, vLLM answers 403 if it runs without --enable-scale-out (0.32.0, register_scale_out_api_routers in
 // entrypoints/scale_out/factories.py). This means that the endpoint is missing, not that the proxy's API key is wrong.
-func StatusOf(path string, status int, body []byte) int {
+func CorrectStatus(path string, status int, body []byte) int {
 	if status == http.StatusForbidden && path == "/inference/v1/generate" && strings.Contains(string(body), "--enable-scale-out") {
 		return http.StatusNotFound
 	}
-	if status != http.StatusBadRequest || path != "/v1/responses" {
+	mayHideStatus := status == http.StatusBadRequest && path == "/v1/responses"
+	if !mayHideStatus {
 		return status
 	}
 	// A failed response of SGLang has a message such as "503: ...".
@@ -188,33 +189,33 @@ func StatusOf(path string, status int, body []byte) int {
 	}
 	_ = json.Unmarshal(body, &answer) // a body of another form has no message
 	statusText, _, ok := strings.Cut(answer.Error.Message, ": ")
-	meant, err := strconv.Atoi(statusText)
+	realStatus, err := strconv.Atoi(statusText)
 	isStatus := ok && len(statusText) == 3 && err == nil
-	ofEngine := meant == http.StatusTooManyRequests || meant >= 500 && meant < 600 // all others refuse the request, as 400 does
+	ofEngine := realStatus == http.StatusTooManyRequests || realStatus >= 500 && realStatus < 600 // all others refuse the request, as 400 does
 	if isStatus && ofEngine {
-		return meant
+		return realStatus
 	}
 	return status
 }
 
-// Paused is the client's error if no engine of a side was ready for its request in time. why is the reason.
-func Paused(side string, why error) *openai.Error {
+// PausedError is the client's error if no engine of a side was ready for its request in time. why is the reason.
+func PausedError(side string, why error) *openai.Error {
 	return openai.Unavailable(side+"_unavailable", sideName(side)+" takes no requests now: "+why.Error()+"; retry later", 1)
 }
 
-// Refused maps an engine's error status to the client's error. Most 4xx mean that the request is at fault, so the client gets the engine's
-// answer unchanged. But 401 and 403 are about the proxy's own API key, and a 5xx is about the engine, so the client gets 502 or 503
-// instead. id names the engine in the log.
-func Refused(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
+// RefusalError maps an engine's error status to the client's error. Most 4xx mean that the request is at fault, so the client gets the
+// engine's answer unchanged. But 401 and 403 are about the proxy's own API key, and a 5xx is about the engine, so the client gets 502 or
+// 503 instead. id names the engine in the log.
+func RefusalError(log *zap.Logger, side, id string, status int, resp *engine.Response, body []byte) *openai.Error {
 	switch {
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		log.Error("ALARM: an engine refuses the API key that the proxy sends; check api_key_env of its profile", zap.String("engine", id),
 			zap.Int("status", status))
 		return BadGateway(side, "it refused the proxy's credential")
-	case status == journal.StatusClientClosed: // the engine's client is this proxy, whose own client waits
+	case status == journal.StatusClientClosed: // the engine's client is this proxy, and it has not left
 		return BadGateway(side, "it took its client for gone")
-	case status/100 == 4:
-		return Relayed(status, resp, body)
+	case status/100 == 4: // the request is at fault
+		return RelayedRefusal(status, resp, body)
 	case status == http.StatusServiceUnavailable:
 		return openai.Unavailable(side+"_unavailable", sideName(side)+" is overloaded; retry later", max(1, RetryAfter(resp)))
 	default:
@@ -230,9 +231,10 @@ func NoSuchModel(name string) *openai.Error {
 	}
 }
 
-// Unplaced maps the error of a request that got no engine to the client's error. err comes from prefill.Scheduler or from the dispatcher.
-// side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in Unserved.
-func Unplaced(side string, err error, prompt int, model string, mixed bool) *openai.Error {
+// UnplacedError maps the error of a request that got no engine to the client's error. err comes from prefill.Scheduler or from the
+// dispatcher. side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in
+// Unserved.
+func UnplacedError(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	switch full, isFull := errors.AsType[*prefill.FullError](err); {
 	case isFull:
 		return &openai.Error{
@@ -271,13 +273,14 @@ func RetryAfter(resp *engine.Response) int {
 	if errors.Is(err, strconv.ErrSyntax) || seconds < 0 { // a number too large for an int is no syntax error, and counts as the largest int
 		return 0
 	}
-	return min(seconds, mostRetryAfter)
+	return min(seconds, maxRetryAfter)
 }
 
-const mostRetryAfter = 3600 // seconds
+const maxRetryAfter = 3600 // seconds
 
-// KindOf describes a content type for a message. It never repeats an unknown type, because an engine may write anything into this header.
-func KindOf(contentType []byte) string {
+// DescribeContentType describes a content type for a message. It never repeats an unknown type, because an engine may write anything into
+// this header.
+func DescribeContentType(contentType []byte) string {
 	kind, _, _ := strings.Cut(string(contentType), ";")
 	switch kind = strings.TrimSpace(kind); kind {
 	case "":
@@ -291,59 +294,61 @@ func KindOf(contentType []byte) string {
 // A Fault describes a call to an engine that ended without its result.
 type Fault struct {
 	lifecycle.CallEnd
-	Answer     *openai.Error // the client's error if there is no further attempt
-	Status     int           // the status of the engine's answer; 0: there was none
-	Err        error         // what failed, for the log
-	Engine     string        // the engine's id if the fault must be reported to the monitor; else empty
-	RetryAfter time.Duration
-	MostLosses int // the limit, per request, of engines that lose the answer or give the request back for want of KV room
+	ClientError  *openai.Error // the client's error if there is no further attempt
+	Status       int           // the status of the engine's answer; 0: there was none
+	Err          error         // what failed, for the log
+	BlamedEngine string        // id of the engine whose failure the monitor must hear of; empty: of none
+	RetryAfter   time.Duration
+	MostLosses   int // the limit, per request, of engines that lose the answer or give the request back for want of KV room
 }
 
 // ErrMoved is the error of a call that was ended because its engine was taken out of service.
 var ErrMoved = errors.New("the engine was taken out of service")
 
-// Of makes the fault of a call that has ended with err, which may be nil.
-func Of(end lifecycle.CallEnd, answer *openai.Error, err error) *Fault {
-	return &Fault{CallEnd: end, Answer: answer, Err: err}
+// NewFault makes the fault of a call that has ended with err, which may be nil.
+func NewFault(end lifecycle.CallEnd, answer *openai.Error, err error) *Fault {
+	return &Fault{CallEnd: end, ClientError: answer, Err: err}
 }
 
-// Useless makes the fault of a call whose engine answered with status 200, but whose answer cannot be used.
-func Useless(kind lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
-	return &Fault{CallEnd: lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: why, Open: true}, Answer: answer,
+// UnusableAnswer makes the fault of a call whose engine answered with status 200, but whose answer cannot be used. why is the reason,
+// answer the client's error, and err the cause for the log.
+func UnusableAnswer(kind lifecycle.CallKind, why lifecycle.Reason, answer *openai.Error, err error) *Fault {
+	return &Fault{CallEnd: lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: why, Open: true}, ClientError: answer,
 		Status: http.StatusOK,
 		Err:    err}
 }
 
-// Said makes the fault of a call whose engine refused the request in an answer with status 200. It returns nil if err is not such a
-// refusal, or if the engine reported a failure of its own.
-func Said(kind lifecycle.CallKind, err error) *Fault {
-	said, ok := errors.AsType[*mooncake.SaidError](err)
+// RefusedInAnswer makes the fault of a call whose engine refused the request in an answer with status 200. It returns nil if err is not
+// such a refusal, or if the engine reported a failure of its own.
+func RefusedInAnswer(kind lifecycle.CallKind, err error) *Fault {
+	withAnswer, ok := errors.AsType[*mooncake.SaidError](err)
 	if !ok {
 		return nil
 	}
-	return RefusedIn(sse.ReadFailure(said.Answer), kind, err)
+	return FaultOfRefusal(sse.ReadFailure(withAnswer.Answer), kind, err)
 }
 
-// RefusedIn makes the fault of a call that was answered with status 200 and, in the answer, with an error of its own status. It returns
-// nil if the engine itself failed, and did not refuse the request.
-func RefusedIn(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
+// FaultOfRefusal makes the fault of a call that was answered with status 200 and, in the answer, with an error of its own status. It
+// returns nil if the engine itself failed, and did not refuse the request.
+func FaultOfRefusal(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
 	if answer.Status != f.Status { // FromStream keeps only the status of a refusal: every other failure gets 502
 		return nil
 	}
-	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ByStatus(f.Status)}
-	return &Fault{CallEnd: end, Answer: answer, Status: f.Status, Err: err}
+	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ReasonOfStatus(f.Status)}
+	return &Fault{CallEnd: end, ClientError: answer, Status: f.Status, Err: err}
 }
 
-// OfEngine says whether the call's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is false.
-func (f *Fault) OfEngine() bool {
-	return f != nil && f.CallEnd.OfEngine() && !errors.Is(f.Err, ErrUndelivered)
+// EngineFailed says whether the call's own engine is known to have failed. If KV did not arrive, either engine may be at fault, so it is
+// false.
+func (f *Fault) EngineFailed() bool {
+	return f != nil && f.CallEnd.EngineFailed() && !errors.Is(f.Err, ErrUndelivered)
 }
 
 // Cause is why the call failed, in words for receipts and spans.
 func (f *Fault) Cause() string {
 	if f.Err == nil {
-		return f.Answer.Code
+		return f.ClientError.Code
 	}
 	return f.Err.Error()
 }

@@ -14,12 +14,12 @@ import (
 
 // A Turn is an answer whose engine keeps its KV.
 type Turn struct {
-	Scope  string           // a turn is offered only to requests of the same scope
-	IDs    []int32          // the tokens from which the KV was computed
-	Params json.RawMessage  // the kv_transfer_params with which a prefill request fetches the KV
-	Made   roster.ProcessID // the engine process that has the KV
-	Came   time.Time
-	Until  time.Time // the turn is not offered after this time
+	Scope      string           // a turn is offered only to requests of the same scope
+	IDs        []int32          // the tokens from which the KV was computed
+	Params     json.RawMessage  // the kv_transfer_params with which a prefill request fetches the KV
+	Process    roster.ProcessID // the engine process that has the KV
+	KeptSince  time.Time        // when the answer ended
+	OfferUntil time.Time        // the turn is not offered after this time
 
 	hash uint64
 }
@@ -39,7 +39,7 @@ type Turns struct {
 // Keep remembers a turn. It forgets the oldest turns until all turns together take at most maxBytes of memory. It does not remember a turn
 // that alone takes more, has no tokens, or is too old.
 func (k *Turns) Keep(t *Turn, now time.Time, maxBytes int) {
-	if t.bytes() > maxBytes || len(t.IDs) == 0 || !now.Before(t.Until) {
+	if t.bytes() > maxBytes || len(t.IDs) == 0 || !now.Before(t.OfferUntil) {
 		return
 	}
 	t.hash = hashScope(t.Scope)
@@ -48,7 +48,7 @@ func (k *Turns) Keep(t *Turn, now time.Time, maxBytes int) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.drop(func(old *Turn) bool { return !now.Before(old.Until) || k.bytes+t.bytes() > maxBytes })
+	k.forgetOldest(func(old *Turn) bool { return !now.Before(old.OfferUntil) || k.bytes+t.bytes() > maxBytes })
 	if k.byHash == nil {
 		k.byHash, k.lengths = map[uint64][]*Turn{}, map[int]int{}
 	}
@@ -63,7 +63,7 @@ func (k *Turns) Keep(t *Turn, now time.Time, maxBytes int) {
 func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*Turn) bool) *Turn {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.drop(func(old *Turn) bool { return !now.Before(old.Until) })
+	k.forgetOldest(func(old *Turn) bool { return !now.Before(old.OfferUntil) })
 	if len(k.lengths) == 0 {
 		return nil
 	}
@@ -75,13 +75,13 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 			continue
 		}
 		for _, t := range k.byHash[hash] {
-			if t.Scope == scope && slices.Equal(t.IDs, prompt[:i+1]) && now.Before(t.Until) && useful(t) {
+			if t.Scope == scope && slices.Equal(t.IDs, prompt[:i+1]) && now.Before(t.OfferUntil) && useful(t) {
 				best = t // longer than all before
 			}
 		}
 	}
 	if best != nil {
-		k.forget(best)
+		k.unindex(best)
 		k.order = slices.DeleteFunc(k.order, func(t *Turn) bool { return t == best })
 	}
 	return best
@@ -94,17 +94,17 @@ func (k *Turns) Len() int {
 	return len(k.order)
 }
 
-// drop forgets the oldest turns, up to the first one for which mayGo is false.
-func (k *Turns) drop(mayGo func(*Turn) bool) {
+// forgetOldest forgets the oldest turns, up to the first one for which mayForget is false.
+func (k *Turns) forgetOldest(mayForget func(*Turn) bool) {
 	n := 0
-	for ; n < len(k.order) && mayGo(k.order[n]); n++ {
-		k.forget(k.order[n])
+	for ; n < len(k.order) && mayForget(k.order[n]); n++ {
+		k.unindex(k.order[n])
 	}
 	k.order = slices.Delete(k.order, 0, n)
 }
 
-// forget removes a turn from all fields of k except order.
-func (k *Turns) forget(turn *Turn) {
+// unindex removes a turn from all fields of k except order.
+func (k *Turns) unindex(turn *Turn) {
 	k.bytes -= turn.bytes()
 	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
 		delete(k.lengths, len(turn.IDs))

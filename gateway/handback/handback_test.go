@@ -22,9 +22,9 @@ func TestAPromptGetsOnlyWhatItBeginsWith(t *testing.T) {
 		now := time.Unix(1000, 0)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			now = now.Add(time.Duration(rapid.IntRange(0, 3).Draw(t, "later")) * time.Second)
-			model = slices.DeleteFunc(model, func(x *Turn) bool { return !now.Before(x.Until) })
+			model = slices.DeleteFunc(model, func(x *Turn) bool { return !now.Before(x.OfferUntil) })
 			if rapid.Bool().Draw(t, "an answer ends") {
-				x := &Turn{Scope: scopes.Draw(t, "scope"), IDs: ids.Draw(t, "ids"), Until: now.Add(10 * time.Second)}
+				x := &Turn{Scope: scopes.Draw(t, "scope"), IDs: ids.Draw(t, "ids"), OfferUntil: now.Add(10 * time.Second)}
 				turns.Keep(x, now, 1<<20)
 				model = append(model, x)
 				continue
@@ -60,7 +60,7 @@ func TestAPromptGetsOnlyWhatItBeginsWith(t *testing.T) {
 func TestTurnsTakeNoMoreMemoryThanTheyMay(t *testing.T) {
 	var turns Turns
 	now := time.Unix(1000, 0)
-	turn := func(first int32) *Turn { return &Turn{IDs: []int32{first, 2, 3}, Until: now.Add(time.Minute)} }
+	turn := func(first int32) *Turn { return &Turn{IDs: []int32{first, 2, 3}, OfferUntil: now.Add(time.Minute)} }
 	most := 3 * turn(0).bytes()
 	for i := range int32(5) {
 		turns.Keep(turn(i), now, most)
@@ -68,7 +68,7 @@ func TestTurnsTakeNoMoreMemoryThanTheyMay(t *testing.T) {
 	require.Equal(t, 3, turns.Len())
 	require.Nil(t, turns.Take("", []int32{1, 2, 3, 4}, now, all), "the oldest went")
 	require.NotNil(t, turns.Take("", []int32{2, 2, 3, 4}, now, all))
-	turns.Keep(&Turn{IDs: make([]int32, 1000), Until: now.Add(time.Minute)}, now, most)
+	turns.Keep(&Turn{IDs: make([]int32, 1000), OfferUntil: now.Add(time.Minute)}, now, most)
 	require.Equal(t, 2, turns.Len(), "one that is too large moves no others")
 }
 
@@ -76,8 +76,8 @@ func TestTurnsTakeNoMoreMemoryThanTheyMay(t *testing.T) {
 func TestWhatIsOfNoUseIsNotTaken(t *testing.T) {
 	var turns Turns
 	now := time.Unix(1000, 0)
-	turns.Keep(&Turn{IDs: []int32{1}, Until: now.Add(time.Minute)}, now, 1<<20)
-	turns.Keep(&Turn{IDs: []int32{1, 2}, Until: now.Add(time.Minute)}, now, 1<<20)
+	turns.Keep(&Turn{IDs: []int32{1}, OfferUntil: now.Add(time.Minute)}, now, 1<<20)
+	turns.Keep(&Turn{IDs: []int32{1, 2}, OfferUntil: now.Add(time.Minute)}, now, 1<<20)
 	got := turns.Take("", []int32{1, 2, 3}, now, func(x *Turn) bool { return len(x.IDs) < 2 })
 	require.Equal(t, []int32{1}, got.IDs)
 	require.Equal(t, 1, turns.Len())
@@ -88,7 +88,7 @@ func TestWhatIsOfNoUseIsNotTaken(t *testing.T) {
 func TestTurnsThatWereTakenTakeNoMemory(t *testing.T) {
 	k, now := &Turns{}, time.Now()
 	turn := func(i int) *Turn {
-		return &Turn{Scope: "s", IDs: []int32{int32(i), 1, 2}, Params: json.RawMessage(`{}`), Came: now, Until: now.Add(time.Minute)}
+		return &Turn{Scope: "s", IDs: []int32{int32(i), 1, 2}, Params: json.RawMessage(`{}`), KeptSince: now, OfferUntil: now.Add(time.Minute)}
 	}
 	k.Keep(turn(-1), now, 1<<20)
 	for i := range 1000 {

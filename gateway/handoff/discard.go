@@ -155,10 +155,10 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		// If the decode request must have the id of the probe, the hand-off is not offered again after a call that broke: an engine may
 		// still run the first request of this id.
-		var again bool
-		outcome, again, err = d.discardOn(placed.Slot, h, try)
+		var tryOther bool
+		outcome, tryOther, err = d.discardOn(placed.Slot, h, try)
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
-		if err == nil || !again || idInUse || try == discardTries {
+		if err == nil || !tryOther || idInUse || try == discardTries {
 			return outcome, err
 		}
 		select { // a pause, so that the monitor has taken the failure into account by the next try
@@ -169,10 +169,10 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	}
 }
 
-// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. again says that this rank failed, but that
+// discardOn has the rank of a slot decode one token of a hand-off, and gives the slot back. tryOther says that this rank failed, but that
 // another one may succeed. It is false after a rank that was silent until the timeout: if the hand-off is the cause, the next rank's slot
 // would be held for as long. try counts from 1 and is part of the request's id.
-func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, again bool, err error) {
+func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outcome string, tryOther bool, err error) {
 	slotOutcome := board.Outcome{Kind: board.Failed}
 	defer func() { d.Dispatcher.Release(slot, slotOutcome) }()
 	now := time.Now()
@@ -182,8 +182,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.kv == nil { // not nil: an earlier try has taken the params
-		if h.kv, err = h.Discard(now); err != nil {
+	if h.params == nil { // not nil: an earlier try has taken them
+		if h.params, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
 	}
@@ -192,8 +192,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	defer rank.Traffic.SettleComputed(BlockTokens, BlockTokens)
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
-		Call: upstream.New(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
-		Path: h.Endpoint.Path(), Beyond: slot.InEngineQueue,
+		Call: upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
+		Path: h.Endpoint.Path(), BeyondSlots: slot.InEngineQueue,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard
@@ -201,20 +201,21 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		rank.Traffic.AddSentWithoutSlot(1)
 		defer rank.Traffic.AddSentWithoutSlot(-1)
 	}
-	headers := h.Identify(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
-	_, fault := call.Whole(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.kv, rand.Text(), nil),
+	headers := h.SetRequestID(engine.JSONHeaders(fmt.Sprintf("ek-%s-x%d-%d", h.ID, h.Attempt, try)))
+	_, fault := call.SendAndRead(headers, rank.Profile.DiscardBody(&h.Body, h.Endpoint, h.Changes, h.params, rand.Text(), nil),
 		d.Settings().Limits.EventBytes, now.Add(silence))
 	if fault != nil {
-		h.Avoid = d.Engines().FailingWith(slot.Worker, fault.Reason == lifecycle.Failed, h.Avoid)
+		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
+		h.Avoid = d.Engines().FailingWith(slot.Worker, wholeHost, h.Avoid)
 	}
-	d.judge(rank.Instance, fault)
+	d.reportToMonitor(rank.Instance, fault)
 	switch {
 	case fault == nil:
 		slot.ReportStarted() // the KV came
-	case fault.Reason == lifecycle.NotOurs: // nothing was sent
+	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now, so nothing was sent
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, fault.Err
-	case fault.Status == 0:
+	case fault.Status == 0: // the engine gave no answer
 		// the engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
@@ -230,10 +231,10 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	return discardDone, false, nil
 }
 
-// judge tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded the
-// hand-off. A refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts against no
-// engine.
-func (d *Discarder) judge(instance string, fault *failure.Fault) {
+// reportToMonitor tells the monitor how the call of a discard to an engine has ended. fault is why it failed; nil: the engine has decoded
+// the hand-off. A refusal counts only if it is about the state of the engine, and a call that the proxy itself ended (HungUp) counts
+// against no engine.
+func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 	switch {
 	case fault == nil:
 		d.Monitor.RecordOutcome(instance, engine.Served, nil)
@@ -245,7 +246,7 @@ func (d *Discarder) judge(instance string, fault *failure.Fault) {
 	}
 	d.Monitor.ReportFailure(instance, fault.Err)
 	switch {
-	case fault.Status != 0 || fault.Reason == lifecycle.HungUp:
+	case fault.Status != 0 || fault.Reason == lifecycle.HungUp: // counts against no engine
 	case fault.Reason == lifecycle.Silent:
 		d.Monitor.RecordOutcome(instance, engine.Silent, fault.Err)
 	default:

@@ -24,10 +24,10 @@ import (
 // A Handoff is a prefilled prompt, with the lease and the other state that it needs until it is used or discarded.
 type Handoff struct {
 	mooncake.Handoff
-	Lease *prefill.Lease
-	Maker roster.ProcessID
-	Avoid []int32         // workers that failed to decode the hand-off
-	kv    json.RawMessage // the kv_transfer_params; nil: not taken yet
+	Lease  *prefill.Lease
+	Maker  roster.ProcessID // the prefill engine's process, and its weights, that made the KV
+	Avoid  []int32          // workers that failed to decode the hand-off
+	params json.RawMessage  // the kv_transfer_params; nil: not taken yet
 
 	// What the request was in the attempt that made the hand-off. The request may be in a later attempt when the hand-off is used.
 	Request         zapcore.ObjectMarshaler // the request's fields for the log
@@ -44,27 +44,28 @@ type Handoff struct {
 	// What NoteExpiries has noted.
 	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
 	expiredKnown bool    // the engine reports this number
-	oursExpired  int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
+	ownExpired   int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
 }
 
-// Params returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank, returns
-// the same params until the deadline of the hand-off. It is allowed only if no byte of a request with the params was written to an engine.
-func (h *Handoff) Params(now time.Time) (json.RawMessage, error) {
-	if h.kv != nil {
+// TakeParams returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank,
+// returns the same params until the deadline of the hand-off. It is allowed only if no byte of a request with the params was written to an
+// engine.
+func (h *Handoff) TakeParams(now time.Time) (json.RawMessage, error) {
+	if h.params != nil {
 		if !now.Before(h.Deadline()) {
 			return nil, mooncake.ErrExpired
 		}
-		return h.kv, nil
+		return h.params, nil
 	}
 	var err error
-	h.kv, err = h.Acquire(now)
-	return h.kv, err
+	h.params, err = h.Acquire(now)
+	return h.params, err
 }
 
-// Identify gives a decode request the id of the probe if the prefill engine knows the KV blocks only by this id. Without a hand-off (h is
-// nil), the headers stay as they are. The id is safe to use again: the probe is over, and such a hand-off is not discarded while a decode
-// engine may still have it.
-func (h *Handoff) Identify(headers []engine.Header) []engine.Header {
+// SetRequestID gives a decode request the id of the probe if the prefill engine knows the KV blocks only by this id. Without a hand-off (h
+// is nil), the headers stay as they are. The id is safe to use again: the probe is over, and such a hand-off is not discarded while a
+// decode engine may still have it.
+func (h *Handoff) SetRequestID(headers []engine.Header) []engine.Header {
 	if h == nil || h.ReusedRequestID == "" {
 		return headers
 	}
@@ -100,9 +101,9 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // rest of the prompt itself: less than one block.
 const BlockTokens = 128
 
-// Settle gives back the lease of a prompt's prefill, in the way that disposition says. fault is the fault with which the prefill ended;
-// nil: there was none.
-func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
+// SettleLease gives back the lease of a prompt's prefill, in the way that disposition says. If the engine has failed (Refuse, Lose), this
+// counts against it. fault is the fault with which the prefill ended; nil: there was none.
+func SettleLease(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
 	engineFailed := disposition == lifecycle.Refuse || disposition == lifecycle.Lose
 	if engineFailed && fault != nil && fault.Err != nil {
 		l.Blame(fault.Err.Error())
@@ -114,7 +115,7 @@ func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.
 		l.Failed(false, 0)
 	case lifecycle.Lose: // the engine may hold the KV, so the prompt stays charged
 		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
-	default: // includes KV that should be discarded, but that no decode engine will fetch
+	default: // Orphan, and KV that should be discarded, but that no decode engine will fetch
 		l.Orphan()
 	}
 }
@@ -123,35 +124,35 @@ func Settle(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.
 // time before does not count: a hand-off may be bound to a rank that has no slot or no KV room for it yet, and then waits in the engine's
 // own queue, where its hold is renewed.
 func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
-	every := max(limit/16, time.Millisecond) // how often the slot is looked at
-	var slotSince time.Time                  // zero: the request has had no slot yet
-	return Watch(every, func() time.Duration {
+	interval := max(limit/16, time.Millisecond) // between two checks whether the request has a slot
+	var slotSince time.Time                     // zero: the request has had no slot yet
+	return Repeat(interval, func() time.Duration {
 		switch now := time.Now(); {
-		case slot.WaitsInEngine():
+		case slot.WaitsInEngine(): // for a slot
 		case slotSince.IsZero():
 			slotSince = now
 		case now.Sub(slotSince) >= limit:
 			call.Expire()
 		}
-		return every
+		return interval
 	})
 }
 
-// Watch calls look once after has passed, and then again after each duration that look returns. It ends when look returns 0 or less, or
-// when stop is called. Once stop has returned, look does not run any more.
-func Watch(after time.Duration, look func() (again time.Duration)) (stop func()) {
+// Repeat calls check once the duration first has passed, and then again after each duration that check returns. It ends when check returns
+// 0 or less, or when stop is called. Once stop has returned, check does not run any more.
+func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer // nil: it was stopped
 	mu.Lock()
 	defer mu.Unlock()
-	timer = time.AfterFunc(after, func() {
+	timer = time.AfterFunc(first, func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if timer == nil {
 			return
 		}
-		if again := look(); again > 0 {
-			timer.Reset(again)
+		if next := check(); next > 0 {
+			timer.Reset(next)
 		}
 	})
 	return func() {
@@ -162,15 +163,15 @@ func Watch(after time.Duration, look func() (again time.Duration)) (stop func())
 	}
 }
 
-// Patience is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the request was sent,
-// and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after limits.probe_timeout,
-// evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that move. The wait never
-// takes longer than the answer's tokens may take.
-func Patience(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
+// RemainingWait is how much longer evenkeel waits for an answer in one piece; 0 or less: the wait is over. asked is when the request was
+// sent, and tokens is how many tokens the answer may have. Nothing arrives before the whole answer is computed. So after
+// limits.probe_timeout, evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that
+// move. The wait never takes longer than the answer's tokens may take.
+func RemainingWait(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
 	until := asked.Add(settings.Limits.ProbeTimeout)
-	latest := until.Add(time.Duration(min(tokens, mostTokens)) * slowestToken)
-	if alive := r.Signs.LastSign().Add(settings.Limits.EventTimeout); alive.After(until) {
-		until = alive
+	latest := until.Add(time.Duration(min(tokens, maxCountedTokens)) * maxTokenTime)
+	if aliveUntil := r.Signs.LastSign().Add(settings.Limits.EventTimeout); aliveUntil.After(until) { // the core gave a sign of life
+		until = aliveUntil
 	}
 	if until.After(latest) {
 		until = latest
@@ -178,35 +179,35 @@ func Patience(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens 
 	return until.Sub(now)
 }
 
-// slowestToken is longer than an engine takes per token at any speed that clients accept. It only matters for an engine that has lost
+// maxTokenTime is longer than an engine takes per token at any speed that clients accept. It only matters for an engine that has lost
 // the request but still serves others: it bounds the wait for this engine.
-const slowestToken = time.Second
+const maxTokenTime = time.Second
 
-// mostTokens keeps the time for so many tokens within a time.Duration. The limits of an answer may allow more: several hundred choices, of
-// a model whose context is not known.
-const mostTokens = 1 << 32
+// maxCountedTokens keeps the time for so many tokens within a time.Duration. The limits of an answer may allow more: several hundred
+// choices, of a model whose context is not known.
+const maxCountedTokens = 1 << 32
 
-// LimitWhole ends the call of an answer in one piece when Patience is over, unless stop is called first. tokens is how many tokens the
-// answer may have.
-func LimitWhole(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
+// LimitOnePiece ends the call of an answer in one piece when RemainingWait is over, unless stop is called first. tokens is how many tokens
+// the answer may have.
+func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
-	return Watch(Patience(r, settings, asked, tokens, asked), func() time.Duration {
-		if left := Patience(r, settings, asked, tokens, time.Now()); left > 0 {
+	return Repeat(RemainingWait(r, settings, asked, tokens, asked), func() time.Duration {
+		if left := RemainingWait(r, settings, asked, tokens, time.Now()); left > 0 {
 			return left
 		}
 		call.Expire()
-		return expireAgain
+		return expireInterval
 	})
 }
 
-// expireAgain is the pause before an expired wait is ended once more. Expire does nothing while the call has no connection yet, and the
+// expireInterval is the pause before an expired wait is ended once more. Expire does nothing while the call has no connection yet, and the
 // call may begin a new wait in the same moment.
-const expireAgain = time.Second
+const expireInterval = time.Second
 
-// Await begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The wait knows
-// until when the prefill engine certainly keeps the KV. whole says that the answer comes in one piece. Until it comes, only gauges show
-// whether the core of the rank works.
-func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.PendingPull {
+// AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
+// wait knows until when the prefill engine certainly keeps the KV. onePiece says that the answer comes in one piece. Until it comes, only
+// gauges show whether the core of the rank works.
+func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) *engine.PendingPull {
 	unlimited := mooncake.HeldUntil(now.Add(Forever))
 	if h == nil { // no hold on a hand-off bounds the wait
 		return r.Signs.AddPull(now, unlimited)
@@ -214,7 +215,7 @@ func (h *Handoff) Await(r *roster.Rank, now time.Time, whole bool) *engine.Pendi
 	onThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
 	gaugesShow := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
 	switch {
-	case whole && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time
+	case onePiece && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time
 		return r.Signs.AddPull(now, unlimited)
 	case !onThisRank:
 		return r.Signs.AddPull(now, mooncake.HeldUntil(h.FirstEventBy()))
@@ -238,8 +239,8 @@ const Forever = 1000 * time.Hour
 // MayHaveExpired.
 func (h *Handoff) NoteExpiries(m Monitor) {
 	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
-	stillHeld, all := h.Lease.Unfetched()
-	h.oursExpired = all - stillHeld
+	stillHeld, total := h.Lease.Unfetched() // hand-offs that this proxy has left to the engine's hold timeout
+	h.ownExpired = total - stillHeld
 }
 
 // MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing
@@ -252,9 +253,9 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
-	_, all := h.Lease.Unfetched()
-	oursAtMost := float64(all - h.oursExpired) // at most so many of this proxy's own hand-offs have expired since
-	if !known || expired-h.expired <= oursAtMost {
+	_, total := h.Lease.Unfetched()
+	ownAtMost := float64(total - h.ownExpired) // at most so many of this proxy's own hand-offs have expired since
+	if !known || expired-h.expired <= ownAtMost {
 		return false
 	}
 	pull.MarkLost() // the decode engine may have cached the wrong KV, and used it for requests that wait there

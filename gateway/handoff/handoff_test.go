@@ -28,13 +28,13 @@ func TestParamsAreNotTakenAfterTheDeadline(t *testing.T) {
 	}
 	h := fresh()
 	for range 2 { // ranks
-		got, err := h.Params(now.Add(time.Second - 1))
+		got, err := h.TakeParams(now.Add(time.Second - 1))
 		require.NoError(t, err)
 		require.Equal(t, kv, got)
 	}
-	_, err := h.Params(now.Add(time.Second))
+	_, err := h.TakeParams(now.Add(time.Second))
 	require.ErrorIs(t, err, mooncake.ErrExpired, "taken before")
-	_, err = fresh().Params(now.Add(time.Second))
+	_, err = fresh().TakeParams(now.Add(time.Second))
 	require.ErrorIs(t, err, mooncake.ErrExpired, "not taken yet")
 }
 
@@ -44,7 +44,7 @@ func TestAnAnswerOfVeryManyTokensIsWaitedFor(t *testing.T) {
 	now := time.Now()
 	r := &roster.Rank{Signs: new(engine.Traffic).Liveness(0)}
 	for _, tokens := range []int{1 << 20, 1 << 34, math.MaxInt} {
-		require.Equal(t, settings.Limits.ProbeTimeout, Patience(r, settings, now, tokens, now), "%d tokens", tokens)
+		require.Equal(t, settings.Limits.ProbeTimeout, RemainingWait(r, settings, now, tokens, now), "%d tokens", tokens)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestAWaitForAWholeAnswerThatIsOverTooEarlyEnds(t *testing.T) {
 	call := client.NewCall(&engine.Target{ID: "d", URL: &url.URL{Scheme: "http", Host: ln.Addr().String()}, Rank: -1})
 	c := config.Default()
 	c.Limits.ProbeTimeout = time.Millisecond
-	defer LimitWhole(&roster.Rank{Signs: engine.NewLiveness()}, call, fleet.NewSettings(c), 0)()
+	defer LimitOnePiece(&roster.Rank{Signs: engine.NewLiveness()}, call, fleet.NewSettings(c), 0)()
 	time.Sleep(50 * time.Millisecond) // the time is over
 	_, err = call.Do("POST", "/v1/completions", nil, nil, engine.Deadlines{})
 	require.True(t, engine.WasSilent(err), "%v", err)

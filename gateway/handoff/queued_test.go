@@ -80,7 +80,7 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 			now := time.Now()
 			kept := now.Add(row.profile.PulledWithin())
 			h := &Handoff{Handoff: mooncake.NewHandoff(nil, kept, kept), Endpoint: row.endpoint}
-			p := h.Await(r, now, row.whole)
+			p := h.AwaitFirstEvent(r, now, row.whole)
 			defer p.End()
 			later := kept.Add(time.Minute)
 			for at := now; !at.After(later); at = at.Add(time.Second) {
@@ -97,7 +97,7 @@ func TestWhatEndsTheWaitForTheFirstEvent(t *testing.T) {
 	}
 	t.Run("without a hand-off", func(t *testing.T) {
 		now, liveness := time.Now(), engine.NewLiveness()
-		p := (*Handoff)(nil).Await(&roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
+		p := (*Handoff)(nil).AwaitFirstEvent(&roster.Rank{Signs: liveness, Target: &engine.Target{Rank: 1}, Profile: &renews}, now, false)
 		defer p.End()
 		require.False(t, p.CheckExpired(now.Add(time.Hour)))
 	})

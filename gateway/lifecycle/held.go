@@ -15,11 +15,12 @@ type held struct {
 
 func (o *held) take(r Resource) { o.has[r] = true }
 
-// bind takes the slot of a decode rank, and the call to its engine.
-func (o *held) bind() { o.take(Slot); o.take(Call) }
+// takeSlotAndCall takes the slot of a decode rank, and the call to its engine.
+func (o *held) takeSlotAndCall() { o.take(Slot); o.take(Call) }
 
-// unbind gives back what bind has taken, if the request still holds it.
-func (o *held) unbind(dst []Effect, disposition Disposition) []Effect {
+// settleSlotAndCall settles what takeSlotAndCall has taken, if the request still holds it. A request that is passed
+// through has a call without a slot, which settlePassthrough settles.
+func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
 	}
@@ -38,14 +39,15 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// conclude settles what is left when the attempts are over: hand-offs, the place in the pool and the name for the audit. It discards each
-// hand-off that may have been read, so that the prefill engine can free the memory. It leaves the hand-off to the engine's hold timeout
-// (Orphan) if the request may be what breaks engines, or if the discard would have the id of a request that an engine may still run.
-func (o *held) conclude(dst []Effect, breaksEngines bool) []Effect {
+// settleAfterAttempts settles what is left when the attempts are over: hand-offs that may have been read, the place in the pool, and the
+// name under which the audit of leases knows the request. Each hand-off is discarded, so that its prefill engine frees the memory. A
+// hand-off is left to the engine's hold timeout instead (Orphan) if the request may be what breaks engines (mayBreakEngines), or if the
+// discard would have the id of a request that an engine may still run.
+func (o *held) settleAfterAttempts(dst []Effect, mayBreakEngines bool) []Effect {
 	for _, handOff := range o.maybeRead {
 		disposition := Discard
-		idMayRun := handOff.mayRun && handOff.reusesRequestID
-		if breaksEngines || idMayRun {
+		idInUse := handOff.mayRun && handOff.reusesRequestID
+		if mayBreakEngines || idInUse {
 			disposition = Orphan
 		}
 		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: disposition})

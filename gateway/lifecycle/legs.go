@@ -36,9 +36,9 @@ const (
 type blocks uint8
 
 const (
-	unknown  blocks = iota // the decode engine has not reported any yet
-	waiting                // it has blocks that wait for KV from the prefill engine
-	needless               // it has the KV of the whole prompt, so nothing is to be prefilled
+	blocksUnknown blocks = iota // the decode engine has not reported any yet
+	blocksAwaitKV               // it has blocks that wait for KV from the prefill engine
+	noKVNeeded                  // it has the KV of the whole prompt, so nothing is to be prefilled
 )
 
 // A Pair is the prefill call and the decode call of an attempt whose decode rank was bound before its prefill. Both are under way at once,
@@ -48,61 +48,61 @@ type Pair struct {
 	traits         ConnectorTraits
 	prefill        prefilling
 	decode         decoding
-	blocks         blocks
-	whole          bool    // the answer comes in one piece, or may have no event before its end
-	deaf           bool    // the engines may ignore an abort
-	leased         bool    // the lease of the prompt is not settled yet
-	Left           bool    // the client left before the first event
+	decodeBlocks   blocks
+	noEarlyEvents  bool    // the answer comes in one piece, or may have no event before its end
+	mayIgnoreAbort bool    // the engines may ignore an abort
+	holdsLease     bool    // the lease of the prompt is not settled yet
+	ClientLeft     bool    // the client left before the first event
 	decodeCounted  int     // prompt tokens as the decode engine counted them; 0: it reported no count
 	prefillCounted int     // prompt tokens as the prefill engine counted them; 0: it reported no count
-	Failed         bool    // one call has ended the other, or the answer may not be believed
-	cause          CallEnd // the end of the call because of which Failed was set
+	Failed         bool    // one call has ended the other, or the answer may be wrong
+	failureCause   CallEnd // the end of the call because of which Failed was set
 }
 
-// newPair returns the pair of a new attempt. The pair holds the lease of the prompt.
-func newPair(t ConnectorTraits, whole, deaf bool) Pair {
-	p := Pair{traits: t, prefill: due, whole: whole, deaf: deaf, leased: true}
+// newPair returns the pair of a new attempt. The pair holds the lease of the prompt. The flags are those of Pair.
+func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
+	p := Pair{traits: t, prefill: due, noEarlyEvents: noEarlyEvents, mayIgnoreAbort: mayIgnoreAbort, holdsLease: true}
 	if t.CallsBack {
 		p.prefill = uncalled
 	}
-	if t.Keeps { // with such a connector, the decode engine reserves its blocks without a callback
-		p.blocks = waiting
+	if t.Keeps { // with such a connector, the decode engine reserves its blocks at once, without a callback
+		p.decodeBlocks = blocksAwaitKV
 	}
 	return p
 }
 
-// Answered says whether the prefill engine has answered without an error.
-func (p *Pair) Answered() bool { return p.prefill == answered }
+// PrefillAnswered says whether the prefill engine has answered without an error.
+func (p *Pair) PrefillAnswered() bool { return p.prefill == answered }
 
-// Aborting says whether the prefill engine was told to abort the request. An answer that reports the abort is then no failure.
-func (p *Pair) Aborting() bool { return p.prefill == aborting }
+// PrefillAborting says whether the prefill engine was told to abort the request. An answer that reports the abort is then no failure.
+func (p *Pair) PrefillAborting() bool { return p.prefill == aborting }
 
-// Begun says whether the first event has come.
-func (p *Pair) Begun() bool { return p.decode == begun || p.decode == over }
+// AnswerBegun says whether the first event has come.
+func (p *Pair) AnswerBegun() bool { return p.decode == begun || p.decode == over }
 
-// Stranded says whether the decode engine may keep blocks for a prefill that may not come.
-func (p *Pair) Stranded() bool { return p.traits.LeaksBlocks && p.blocks == waiting }
+// MayLeakBlocks says whether the decode engine may keep blocks for a prefill that may not come.
+func (p *Pair) MayLeakBlocks() bool { return p.traits.LeaksBlocks && p.decodeBlocks == blocksAwaitKV }
 
-// Due says whether the prefill call may be sent.
-func (p *Pair) Due() bool { return p.prefill == due }
+// PrefillDue says whether the prefill call may be sent.
+func (p *Pair) PrefillDue() bool { return p.prefill == due }
 
-// Closed says whether the decode call has ended.
-func (p *Pair) Closed() bool { return p.decode == fell || p.decode == over }
+// DecodeEnded says whether the decode call has ended.
+func (p *Pair) DecodeEnded() bool { return p.decode == fell || p.decode == over }
 
 // step takes an event of the pair and appends to dst the effects to carry out. The two calls report in any order, so every case must also
 // be right if the other call has ended already.
 func (p *Pair) step(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case CalledBack, NeedsNothing, Miscalled:
-		return p.calledBack(e, dst)
+		return p.handleCallback(e, dst)
 	case Overdue:
 		return p.fail(e.End, dst)
 	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only a prefill frees them
-		if !p.leased { // the lease was settled because the answer began without a prefill, so none is needed
+		if !p.holdsLease { // the lease was settled because the answer began without a prefill, so none is needed
 			p.prefill = gone
 			return dst
 		}
-		p.blocks, p.prefill = waiting, due
+		p.decodeBlocks, p.prefill = blocksAwaitKV, due
 		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe})
 	case Uncallable:
 		p.prefill = gone
@@ -110,7 +110,8 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	case ProbeDue:
 		// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
 		// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
-		if p.prefill == gone || p.Closed() && (p.traits.Aborts || p.traits.Keeps) || p.Left && p.traits.Aborts {
+		notNeeded := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps) || p.ClientLeft && p.traits.Aborts
+		if p.prefill == gone || notNeeded {
 			p.prefill = gone
 			return p.settleLease(Free, dst)
 		}
@@ -118,24 +119,24 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		if e.Again && p.traits.Retries && e.End.Untaken() {
+		if e.Again && p.traits.Retries && e.End.MayReplaceEngine() {
 			p.prefill = seeking
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}
 		p.prefill = gone
 		return p.fail(e.End, dst)
 	case Found:
-		p.leased = true // the lease is on the replacement engine now
+		p.holdsLease = true // the lease is on the replacement engine now
 	case NotFound:
 		p.prefill = gone
 		return p.fail(e.End, dst)
 	case PrefillDone:
-		return p.prefillDone(e, dst)
+		return p.handlePrefillDone(e, dst)
 	case Began:
-		return p.decodeBegan(e, dst)
+		return p.handleFirstEvent(e, dst)
 	case Confirmed:
 		p.decodeCounted = max(p.decodeCounted, e.Prompt)
-		dst = p.compare(dst)
+		dst = p.failIfKVMissing(dst)
 		if !p.Failed && p.prefill == answered { // the decode engine has all the KV
 			dst = p.settleLease(Free, dst)
 		}
@@ -144,11 +145,11 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			return p.fail(e.End, dst)
 		}
 	case DecodeFailed:
-		return p.decodeFailed(e.Reason, dst)
+		return p.handleDecodeFailed(e.Reason, dst)
 	case DecodeOver:
-		if !p.Closed() {
+		if !p.DecodeEnded() { // otherwise another event has ended it already
 			p.decode = over
-			if p.blocks != unknown { // if the blocks are unknown, the decode engine may still report that it needed none
+			if p.decodeBlocks != blocksUnknown { // if the blocks are unknown, the decode engine may still report that it needed none
 				dst = append(dst, Effect{Kind: Forget})
 			}
 		}
@@ -156,31 +157,32 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		p.prefill, p.decode = gone, fell
 		return p.settleLease(Free, append(dst, Effect{Kind: Forget}))
 	case ClientGone:
-		return p.clientLeft(e, dst)
+		return p.handleClientLeft(e, dst)
 	case ClientWaited:
 		return p.fail(e.End, dst)
-	case Unwanted: // an answer that the prefill engine did not confirm is not believed
+	case Unwanted: // the client must not get an answer whose KV the prefill engine did not confirm
 		unconfirmed := p.prefill == running || p.prefill == aborting
 		if unconfirmed && !p.Failed {
-			p.Failed, p.cause = true, e.End
+			p.Failed, p.failureCause = true, e.End
 		}
 		if p.prefill == running {
-			return p.abort(dst)
+			return p.abortPrefill(dst)
 		}
 	}
 	return dst
 }
 
-// abort tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts). Before the
-// first event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the decode
-// engine. A closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two batches,
-// reads of the abort. But a deaf engine has no name for the request, and notices only that the connection is closed.
-func (p *Pair) abort(dst []Effect) []Effect {
+// abortPrefill tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts).
+// Before the first event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the
+// decode engine. A closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two
+// batches, reads of the abort. But an engine that may ignore the abort has no name for the request, and notices only that the connection is
+// closed.
+func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
 	}
 	dst = append(dst, Effect{Kind: AbortPrefill, Until: ByGrace})
-	if p.deaf || p.Begun() {
+	if p.mayIgnoreAbort || p.AnswerBegun() {
 		dst = append(dst, Effect{Kind: HangUp})
 	}
 	return dst
@@ -188,21 +190,21 @@ func (p *Pair) abort(dst []Effect) []Effect {
 
 // settleLease settles the lease of the prompt, once.
 func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
-	if !p.leased {
+	if !p.holdsLease {
 		return dst
 	}
-	p.leased = false
+	p.holdsLease = false
 	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: disposition})
 }
 
 // fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
 // others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request, and marks an answer that has ended already, so
-// that it is not believed. cause is the end of the call that is at fault.
+// that the client does not get it. cause is the end of the call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
-	if complete := p.Begun() && !p.traits.Aborts; complete || p.Failed || p.decode == fell {
+	if kvComplete := p.AnswerBegun() && !p.traits.Aborts; kvComplete || p.Failed || p.decode == fell {
 		return dst
 	}
-	p.Failed, p.cause = true, cause
+	p.Failed, p.failureCause = true, cause
 	if p.decode == over { // no call is left to end
 		return dst
 	}
@@ -212,38 +214,39 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: EndDecode})
 }
 
-// calledBack handles the callback of the decode engine. The callback says where the KV goes, says that no KV is needed, or is not usable.
-func (p *Pair) calledBack(e Event, dst []Effect) []Effect {
-	p.blocks = waiting // also if the callback is not usable: the decode engine allocates its blocks before it calls back
+// handleCallback handles the callback of the decode engine. The callback says where the KV goes (CalledBack), says that no KV is needed
+// (NeedsNothing), or is not usable (Miscalled).
+func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
+	p.decodeBlocks = blocksAwaitKV // also if the callback is not usable: the decode engine allocates its blocks before it calls back
 	if e.Kind == NeedsNothing {
-		p.blocks = needless
+		p.decodeBlocks = noKVNeeded
 	}
-	if p.Closed() { // the decode call ended at the same moment
+	if p.DecodeEnded() { // the decode call ended at the same moment
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	switch {
 	case e.Kind == Miscalled:
 		p.prefill = gone
 		return p.settleLease(Free, p.fail(e.End, dst))
-	case !p.leased: // the answer has begun without a prefill, so none is needed
+	case !p.holdsLease: // the answer has begun without a prefill, so none is needed
 		p.prefill = gone
 	case e.Kind == NeedsNothing: // as if the prefill engine had answered already
 		p.prefill = answered
-		return p.awaitFirst(p.settleLease(Free, dst))
+		return p.startFirstEventLimit(p.settleLease(Free, dst))
 	default:
 		p.prefill = due
 	}
 	return dst
 }
 
-// awaitFirst starts the time limit for the first event, unless that event has come or the decode call has ended.
-func (p *Pair) awaitFirst(dst []Effect) []Effect {
+// startFirstEventLimit starts the time limit for the first event, unless that event has come or the decode call has ended.
+func (p *Pair) startFirstEventLimit(dst []Effect) []Effect {
 	if p.decode != unbegun {
 		return dst
 	}
 	wait := Effect{Kind: AwaitFirst, Until: ByFirstEvent}
 	switch {
-	case p.whole: // the answer has no event before its end
+	case p.noEarlyEvents: // the answer has no event before its end
 		wait.Until = ByWhole
 	case p.traits.Keeps: // after the hold, the answer could come from another prompt's KV
 		wait.Until = ByHold
@@ -251,42 +254,43 @@ func (p *Pair) awaitFirst(dst []Effect) []Effect {
 	return append(dst, wait)
 }
 
-// Confirms is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors a
-// begun answer proves it, so there is no wait (NoTimeout).
-func (p *Pair) Confirms() Timeout {
+// ConfirmTimeout is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors
+// a begun answer proves it, so there is no wait (NoTimeout).
+func (p *Pair) ConfirmTimeout() Timeout {
 	if p.traits.Aborts {
 		return ByGrace
 	}
 	return NoTimeout
 }
 
-// prefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It settles the
-// lease if it is known what becomes of the KV. Otherwise the first event or the end of the decode call settles the lease.
-func (p *Pair) prefillDone(e Event, dst []Effect) []Effect {
+// handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It settles
+// the lease if it is known what becomes of the KV. Otherwise the first event or the end of the decode call settles the lease.
+func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillCounted = answered, e.Prompt
+	kvWritten := !p.traits.Keeps && !p.traits.Aborts // such a prefill engine answers only when it has written the KV to the decode engine
 	switch {
-	case !p.traits.Keeps && !p.traits.Aborts, // such a prefill engine answers when it has written the KV to the decode engine
-		p.Begun(),                     // the decode engine has the KV
-		p.traits.Aborts && p.Closed(): // such a prefill engine writes no KV any more, and keeps none
+	case kvWritten,
+		p.AnswerBegun(),                    // the decode engine has the KV
+		p.traits.Aborts && p.DecodeEnded(): // such a prefill engine writes no KV any more, and keeps none
 		dst = p.settleLease(Free, dst)
-	case p.traits.Aborts && p.Left: // the engine was told to abort, but had nearly answered; now nothing is written any more
+	case p.traits.Aborts && p.ClientLeft: // the engine was told to abort, but had nearly answered; now nothing is written any more
 		dst = p.fail(e.End, p.settleLease(Free, dst))
-	case p.Closed(): // no decode engine will fetch the KV
+	case p.DecodeEnded(): // no decode engine will fetch the KV
 		dst = p.settleLease(Orphan, dst)
 	}
-	return p.awaitFirst(p.compare(dst))
+	return p.startFirstEventLimit(p.failIfKVMissing(dst))
 }
 
-// decodeBegan handles the first event of the answer. If the connector lets an answer begin although KV is missing (ConnectorTraits.Aborts),
-// the event is held back until the prefill engine has answered.
-func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
+// handleFirstEvent handles the first event of the answer. If the connector lets an answer begin although KV is missing
+// (ConnectorTraits.Aborts), the event is held back until the prefill engine has answered.
+func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV, so the answer may come from another
 	// prompt's KV.
 	if p.prefill == answered && e.Expired {
 		dst = p.fail(e.End, dst)
 	}
 	p.decode, p.decodeCounted = begun, e.Prompt
-	if p.traits.CallsBack && p.blocks == unknown { // the decode engine needed no prefill, and has not called back to say so
+	if p.traits.CallsBack && p.decodeBlocks == blocksUnknown { // the decode engine needed no prefill, and has not called back to say so
 		dst = p.settleLease(Free, dst)
 	}
 	dst = append(dst, Effect{Kind: StopWaiting})
@@ -296,39 +300,39 @@ func (p *Pair) decodeBegan(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// compare ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing. With
+// failIfKVMissing ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing. With
 // connectors other than those with Aborts, a begun answer proves that the KV is complete, so nothing is compared.
-func (p *Pair) compare(dst []Effect) []Effect {
-	bothCounted := p.Begun() && p.prefill == answered && p.prefillCounted > 0
+func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
+	bothCounted := p.AnswerBegun() && p.prefill == answered && p.prefillCounted > 0
 	if p.traits.Aborts && bothCounted && p.prefillCounted < p.decodeCounted {
 		return p.fail(CallEnd{Progress: Through, Reason: Incomplete}, dst)
 	}
 	return dst
 }
 
-// decodeFailed handles the end of a decode call that brought no first event, or one that was not believed. It ends the prefill call if the
-// connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
-func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
-	if p.decode == begun { // the first event came, but was not believed
+// handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It ends the prefill
+// call if the connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
+func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
+	if p.decode == begun { // the first event came, but the client must not get it
 		p.decode = over
 	} else {
 		p.decode = fell
 	}
 	dst = append(dst, Effect{Kind: StopWaiting})
-	stranded := false
-	if p.Failed { // the prefill call, or the wait for the first event, has ended the decode call
+	leaks := false // the decode engine may keep blocks for ever
+	if p.Failed {  // the prefill call, or the wait for the first event, has ended the decode call
 		// a prefill that was answered frees the blocks, unless the decode engine did not begin its answer in spite of it
-		stranded = p.Stranded() && (p.prefill != answered || p.cause.Reason == Unbegun)
+		leaks = p.MayLeakBlocks() && (p.prefill != answered || p.failureCause.Reason == Unbegun)
 	} else {
-		dst, stranded = p.endPrefill(reason, dst)
+		dst, leaks = p.endPrefill(reason, dst)
 	}
-	if stranded {
+	if leaks {
 		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
-	if p.traits.CallsBack && p.blocks != unknown { // if the blocks are unknown, the callback may still come
+	if p.traits.CallsBack && p.decodeBlocks != blocksUnknown { // if the blocks are unknown, the callback may still come
 		dst = append(dst, Effect{Kind: Forget})
 	}
-	if reason != Declined && !p.Left {
+	if reason != Declined && !p.ClientLeft {
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
@@ -341,23 +345,23 @@ func (p *Pair) decodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	return dst
 }
 
-// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. stranded says whether
+// endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. leaks says whether
 // the decode engine may keep blocks for ever.
-func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stranded bool) {
+func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	t := &p.traits
-	// a prefill engine has the request, or another prefill engine is about to get it
-	sent := p.prefill == running || p.prefill == seeking || p.prefill == answered && p.blocks != needless
+	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded // with noKVNeeded, no prefill engine was asked
+	sent := p.prefill == running || prefilled || p.prefill == seeking  // seeking: another prefill engine is about to get the request
 	switch {
 	case t.Aborts:
-		if dst = p.abort(dst); reason != Died { // the decode engine has no blocks for the request
+		if dst = p.abortPrefill(dst); reason != Died { // the decode engine has no blocks for the request
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
 	// The prefill engine would write to a decode engine that has dropped the request. But after the client has left, the prefill runs to
 	// its end, which frees the blocks of the decode engine.
-	case t.CallsBack && sent && !p.Left:
+	case t.CallsBack && sent && !p.ClientLeft:
 		return append(dst, Effect{Kind: HangUp}), reason == Died && p.prefill != answered
-	case t.CallsBack && p.blocks == unknown && reason != Died: // the engine did not take the request, so it will not call back
+	case t.CallsBack && p.decodeBlocks == blocksUnknown && reason != Died: // the engine did not take the request, so it will not call back
 		return append(dst, Effect{Kind: Forget}), false
 	case t.Keeps && reason != Died: // the decode engine did not take the request, so no engine will fetch the KV
 		return append(dst, Effect{Kind: HangUp}), false
@@ -367,20 +371,21 @@ func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, stran
 	return dst, false // with CallsBack: a callback may still come, or no prefill call is to be ended
 }
 
-// clientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode engine,
-// now or later. If the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that engine has
+// handleClientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode
+// engine, now or later. If the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that engine has
 // answered. Otherwise the decode call lasts until the first event.
-func (p *Pair) clientLeft(e Event, dst []Effect) []Effect {
-	if p.Left || p.decode != unbegun {
+func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
+	if p.ClientLeft || p.decode != unbegun {
 		return dst
 	}
-	p.Left = true
+	p.ClientLeft = true
+	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as is known
+	nothingWritten := p.traits.Aborts && p.prefill != running            // no engine writes to the decode engine's blocks, now or later
 	switch {
-	case p.traits.CallsBack && p.blocks == unknown, // no engine has blocks yet, as far as is known
-		p.traits.Aborts && p.prefill != running: // no engine writes to the decode engine's blocks, now or later
+	case noBlocksYet, nothingWritten:
 		dst = p.fail(e.End, dst)
 	case p.traits.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
-		dst = p.abort(dst)
+		dst = p.abortPrefill(dst)
 	}
 	// The first event proves that both engines can free their blocks. The reader of the decode call ends the call then. If no
 	// event comes for too long, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.

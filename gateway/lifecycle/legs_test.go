@@ -46,7 +46,7 @@ func (w *twoLegs) mayCome() []EventKind {
 	case running, aborting:
 		all = append(all, PrefillFailed, PrefillDone)
 	case seeking:
-		if l.leased {
+		if l.holdsLease {
 			all = append(all, ProbeDue)
 		} else {
 			all = append(all, Found, NotFound)

@@ -44,24 +44,25 @@ const (
 //
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
-	MustServeHere     bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
-	NoHandOff bool // only a decode rank that also prefills the prompt may serve the request
+	MustServeHere bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
+	NoHandOff     bool // only a decode rank that also prefills the prompt may serve the request
 
 	routing
-	state  State
-	bind   Bind
-	traits ConnectorTraits // how the connector of an early attempt works
-	last   NextStep        // what follows the last attempt, by its verdict
-	tries  tries
-	held   held
-	pairs  []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
+	state    State
+	bind     Bind
+	traits   ConnectorTraits // how the connector of an early attempt works
+	nextStep NextStep        // what follows the last attempt, by its verdict
+	tries    tries
+	held     held
+	pairs    []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
 }
 
 // Resumed says whether the answer was lost and goes on elsewhere.
 func (l *Lifecycle) Resumed() bool { return l.tries.resumed > 0 }
 
-// Dials says whether all calls of the request open new connections, because the engine had already closed a kept-alive connection.
-func (l *Lifecycle) Dials() bool { return l.tries.redials > 0 }
+// NeedsNewConnections says whether all calls of the request open new connections, because the engine had already closed a kept-alive
+// connection.
+func (l *Lifecycle) NeedsNewConnections() bool { return l.tries.redials > 0 }
 
 // Losses counts how often the answer was lost and went on, plus how often an engine without KV room gave the request back before its first
 // event.
@@ -70,20 +71,20 @@ func (l *Lifecycle) Losses() int { return int(l.tries.resumed + l.tries.givenBac
 // BrokenConns are the connections that broke under the request.
 func (l *Lifecycle) BrokenConns() []BrokenConn { return l.tries.brokenConns }
 
-// Reserved says whether the request has a place in the pool.
-func (l *Lifecycle) Reserved() bool { return l.held.has[Permit] }
+// HasPoolPlace says whether the request has a place in the pool.
+func (l *Lifecycle) HasPoolPlace() bool { return l.held.has[Permit] }
 
-// CameBack records in the routing that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
-func (l *Lifecycle) CameBack(by EventKind) {
+// NoteGivenBack records in the routing that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
+func (l *Lifecycle) NoteGivenBack(by EventKind) {
 	if by == RegionReturns {
-		l.routing.moves(gaveBack)
+		l.routing.tryMove(gaveBack)
 	} else {
-		l.routing.moves(askAgain)
+		l.routing.tryMove(askAgain)
 	}
 }
 
-// Moved copies the routing of the whole request to l, which is one part of a request with several prompts or answers.
-func (l *Lifecycle) Moved(whole *Lifecycle) { l.routing = whole.routing }
+// CopyRouting copies the routing of the whole request to l, which is one part of a request with several prompts or answers.
+func (l *Lifecycle) CopyRouting(whole *Lifecycle) { l.routing = whole.routing }
 
 // Step takes an event and appends to dst the effects to carry out, in this order. Only the last effect may be one that the request waits
 // for (TryLocal or a later one). That effect sets the state of the request, until an event reports how the effect ended.
@@ -91,11 +92,11 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
 	case e.Kind == Panicked:
-		return l.panicked(e, dst)
+		return l.settleAfterPanic(e, dst)
 	case e.Kind >= CalledBack:
 		return l.stepPair(e, dst)
 	case e.Bind == Passthrough || l.bind == Passthrough:
-		dst = l.pass(e, dst)
+		dst = l.stepPassthrough(e, dst)
 	default:
 		dst = l.step(e, dst)
 	}
@@ -114,36 +115,36 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	switch l.state {
 	case Fresh:
 		if e.Kind == Begun {
-			return l.begin(dst)
+			return l.beginAttempt(dst)
 		}
 	case TryingLocal:
 		switch {
 		case e.Kind == LocalBound:
-			l.routing.moves(gotTurn)
-			l.held.bind()
-			l.keepCopy(&e)
+			l.routing.tryMove(gotTurn)
+			l.held.takeSlotAndCall()
+			l.noteCopy(&e)
 			return l.sendDecode(&e, dst)
 		case l.NoHandOff: // no decode rank prefills the prompt, and prefill engines must not
-			return l.fail(e, OfRanks, dst)
+			return l.endWithError(e, OfRanks, dst)
 		}
 		l.held.take(LeaseOwner) // the request goes to a prefill engine, so it will have leases
 		return append(dst, Effect{Kind: Queue})
 	case Queued:
-		return l.queued(e, dst)
+		return l.stepQueued(e, dst)
 	case Forwarded:
 		switch e.Kind {
 		case PeerAnswers:
 			l.state = Done
-			return append(l.conclude(dst), Effect{Kind: AnswerIt})
+			return append(l.settleRest(dst), Effect{Kind: AnswerIt})
 		case RegionReturns, SiblingReturns:
-			l.CameBack(e.Kind)
-			return l.begin(dst)
+			l.NoteGivenBack(e.Kind)
+			return l.beginAttempt(dst)
 		}
-		return l.fail(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
+		return l.endWithError(e, OfPeer, dst) // the other dispatcher refused the request, or the call to it failed
 	case Prefilling:
 		switch e.Kind {
 		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
-			return l.first(&e, dst)
+			return l.beginAnswer(&e, dst)
 		case HandedOver:
 			dst = l.held.settle(dst, Lease, Pass)
 			l.held.take(KV)
@@ -152,30 +153,30 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		}
 	case Pooled:
 		if e.Kind == Bound {
-			return l.bound(&e, dst)
+			return l.stepBound(&e, dst)
 		}
 	case Transferring, Coupled:
 		switch e.Kind {
 		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports; First follows
-			return l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
+			return l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		case First:
-			return l.first(&e, dst)
+			return l.beginAnswer(&e, dst)
 		}
 	case Streaming, Confirming, Lost:
-		return l.answered(e, dst)
+		return l.stepAnswering(e, dst)
 	case Done:
 		return dst
 	case Pausing:
 		if e.Kind == Retried {
-			return l.begin(dst)
+			return l.beginAttempt(dst)
 		}
 		return l.giveUp(e, dst)
 	case Offering:
 		if e.Kind == Offered {
-			l.tries.restart()
-			return l.begin(append(l.conclude(dst), Effect{Kind: Restart}))
+			l.tries.resetCounts()
+			return l.beginAttempt(append(l.settleRest(dst), Effect{Kind: Restart}))
 		}
-		return l.fail(e, OfAttempt, dst)
+		return l.endWithError(e, OfAttempt, dst)
 	}
 	if e.Kind == CallFailed {
 		return l.callFailed(e, dst)
@@ -183,10 +184,11 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// bound sends the request to the decode rank that has given it a slot. In an early attempt, the prefill call begins beside the decode call.
-func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
-	l.held.bind()
-	l.keepCopy(e)
+// stepBound sends the request to the decode rank that has given it a slot. In an early attempt, the prefill call begins beside the decode
+// call.
+func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
+	l.held.takeSlotAndCall()
+	l.noteCopy(e)
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
@@ -199,14 +201,14 @@ func (l *Lifecycle) bound(e *Event, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
 }
 
-// first handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request, so an engine that
-// answered it with a 500 before was itself the cause.
-func (l *Lifecycle) first(e *Event, dst []Effect) []Effect {
-	l.keepCopy(e)
+// beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request, so an engine
+// that answered it with a 500 before was itself the cause.
+func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
+	l.noteCopy(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
-	dst = l.held.conclude(dst, l.tries.poisons())
-	return append(l.tries.resolve(Engine, dst), Effect{Kind: AnswerIt})
+	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
+	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
 }
 
 // Pair returns the n-th pair of the request. The first pair has the number 1.
@@ -223,11 +225,11 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// begin begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks whether a
-// decode rank also prefills the prompt.
-func (l *Lifecycle) begin(dst []Effect) []Effect {
+// beginAttempt begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks
+// whether a decode rank also prefills the prompt.
+func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 	l.bind = Late
-	if !l.MustServeHere && l.Open() {
+	if !l.MustServeHere && l.MayAsk() {
 		dst = append(dst, Effect{Kind: Question})
 	}
 	dst = append(dst, Effect{Kind: Attempt})
@@ -249,33 +251,36 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: SendDecode, Until: until})
 }
 
-// confirms is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the answer
-// was complete. Only early attempts have such a wait: in all other attempts the prefill engine has answered before the decode engine.
-func (l *Lifecycle) confirms() Timeout {
+// confirmTimeout is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the
+// answer was complete. Only early attempts have such a wait: in all other attempts the prefill engine has answered before the decode
+// engine.
+func (l *Lifecycle) confirmTimeout() Timeout {
 	if l.bind != Early {
 		return NoTimeout
 	}
-	return l.Pair(len(l.pairs)).Confirms()
+	lastPair := l.Pair(len(l.pairs)) // pairs are counted from 1
+	return lastPair.ConfirmTimeout()
 }
 
-// keepCopy notes that bytes of the request stay in memory, so that conclude or callFailed releases them.
-func (l *Lifecycle) keepCopy(e *Event) {
+// noteCopy notes that bytes of the request stay in memory, so that settleRest or callFailed releases them.
+func (l *Lifecycle) noteCopy(e *Event) {
 	if e.Copied {
 		l.held.take(Copy)
 	}
 }
 
-// enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there.
+// enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there. A hand-off that waits for a second
+// rank has no place any more: then the field Permit of the effect asks for a new one.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Permit: !l.held.has[Permit]}
 	return append(l.held.settle(dst, Permit, Pass), enqueue)
 }
 
-// queued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
-func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
+// stepQueued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
+func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
-		l.routing.moves(gotTurn) // from now on the request's retries stay here
+		l.routing.tryMove(gotTurn) // from now on the request's retries stay here
 		l.held.take(Permit)
 		l.held.take(Lease)
 		l.bind, l.traits = e.Bind, e.Traits
@@ -284,57 +289,60 @@ func (l *Lifecycle) queued(e Event, dst []Effect) []Effect {
 		}
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
-		if l.MustServeHere { // the request must be served here
-			return l.fail(e, OfOwner, append(dst, Effect{Kind: Drop}))
+		if l.MustServeHere {
+			return l.endWithError(e, OfOwner, append(dst, Effect{Kind: Drop}))
 		}
 		return append(dst, Effect{Kind: Forward})
 	}
-	l.last = Elsewhere
-	if e.Open && !e.Left && l.offer(failed) { // another region may have an engine
+	// NoTurn: no prefill engine here takes the request
+	l.nextStep = Elsewhere
+	if e.Open && !e.Left && l.tryOffer(failed) { // another region may have an engine
 		return append(dst, Effect{Kind: Offer})
 	}
-	return l.fail(e, OfAttempt, dst)
+	return l.endWithError(e, OfAttempt, dst)
 }
 
 // callFailed handles the end of a call to an engine without its result. It settles what the call held, holds the failure against the engine
 // at fault, and says whether another attempt follows and whether it avoids the decode rank.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
-	if e.End.Reason == RanksLost && !l.routing.moves(lostRanks) {
+	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) {
 		e.End.Reason = NoRank
 	}
 	verdict := e.End.Verdict()
-	if l.bind == Mixed && verdict.Next == Again && e.End.Refused() { // the rank has too many requests and computed nothing
+	if l.bind == Mixed && verdict.Next == Again && e.End.DecodeRefused() { // the rank has too many requests and computed nothing
 		verdict.Next = Untaken
 	}
-	dst, disputed := l.condemn(&e, verdict.Blame, dst)
-	returns := e.End.Reason == Paused && l.tries.withheld < mostHeld // the engine should be back in a moment
-	if e.End.Reason == Paused && e.End.Call == Prefill && !returns {
+	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
+	paused := e.End.Reason == Paused
+	backSoon := paused && l.tries.withheld < uncountedPauses
+	if paused && !backSoon && e.End.Call == Prefill {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	dst = l.settleKV(&e, verdict, dst)
 	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
-		dst = l.tries.accuse(e.Engine, dst)
+		dst = l.tries.note500(e.Engine, dst)
 	}
 	// The reason lies in the proxy or in the request, and not in the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
-	clientQuit := e.Quit || e.End.Reason == Left && e.End.Open
+	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open
 	slotDisposition := Failing
-	if rankUnconcerned || clientQuit || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
+	if rankUnconcerned || clientLeft || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
 		slotDisposition = Cancelled
 	}
-	dst = l.held.unbind(dst, slotDisposition)
+	dst = l.held.settleSlotAndCall(dst, slotDisposition)
 	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
 		dst = l.held.settle(dst, Copy, Back)
 	}
 	// The next attempt may use the same rank again if the rank was not concerned, or did not fail.
-	if e.End.Call == Decode && !rankUnconcerned && e.End.Reason != Preempted && e.End.Reason != Stale && !returns {
+	mayUseRankAgain := rankUnconcerned || backSoon || e.End.Reason == Preempted || e.End.Reason == Stale
+	if e.End.Call == Decode && !mayUseRankAgain {
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	l.last = verdict.Next
+	l.nextStep = verdict.Next
 	if verdict.Next == Over || verdict.Next == Ask || e.Left {
 		return l.giveUp(e, dst)
 	}
-	return append(dst, Effect{Kind: Pause, Retry: l.tries.retry(verdict.Next, &e)})
+	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
 }
 
 // settleKV settles the lease of a prefill call that failed, or the hand-off of a decode call. If the verdict is Keep, the next attempt uses
@@ -353,64 +361,63 @@ func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Eff
 	return l.held.settle(dst, KV, verdict.KV)   // held during a decode call
 }
 
-// condemn holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when its
-// lease is settled, so condemn only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next engine's
-// answer shows which, and until then the engine is only accused: the caller does that.
-func (l *Lifecycle) condemn(e *Event, whom Blame, dst []Effect) (_ []Effect, disputed bool) {
-	if whom == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive, so the request is not at fault
-		whom = Engine
+// reportFailure holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when
+// its lease is settled, so reportFailure only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next
+// engine's answer shows which, and until then the caller only notes the engine (tries.note500).
+func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
+	if blame == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive: the request is not at fault
+		blame = Engine
 	}
-	if whom == Nobody || e.End.Call == Prefill && whom != Disputed {
+	countedWithLease := e.End.Call == Prefill && blame != Disputed
+	if blame == Nobody || countedWithLease {
 		return dst, false
 	}
-	return append(dst, Effect{Kind: ReportFailure, Blame: whom, Call: e.End.Call}), whom == Disputed
+	return append(dst, Effect{Kind: ReportFailure, Blame: blame, Call: e.End.Call}), blame == Disputed
 }
 
-// answered handles an event after the client's answer has begun, in the states Streaming, Confirming and Lost. An answer that can neither
-// end nor go on elsewhere is broken off.
-func (l *Lifecycle) answered(e Event, dst []Effect) []Effect {
+// stepAnswering handles an event after the client's answer has begun, in the states Streaming, Confirming and Lost. An answer that can
+// neither end nor go on elsewhere is broken off.
+func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Kind == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
-		l.tries.restart()
+		l.tries.resetCounts()
 		l.tries.resumed++
-		return l.begin(dst)
-	case e.Kind == Ends && l.state == Streaming:
-		if l.held.has[Slot] { // no slot: the answer ended with its first event, and the wait for the prefill engine is over
-			dst = l.held.unbind(append(dst, Effect{Kind: ReportSuccess}), Finish)
-			if l.bind == Early { // the prefill engine may still report that the KV was not complete
-				return append(dst, Effect{Kind: Confirm, Until: l.confirms()})
-			}
+		return l.beginAttempt(dst)
+	case e.Kind == Ends && l.state == Streaming && l.held.has[Slot]:
+		dst = l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
+		if l.bind == Early { // the prefill engine may still report that the KV was not complete
+			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
-		fallthrough // the answer has ended, and there is nothing to wait for
-	case e.Kind == Ends, e.Kind == Believed:
-		return append(l.conclude(dst), Effect{Kind: EndWhole})
+		return append(l.settleRest(dst), Effect{Kind: EndWhole})
+	case e.Kind == Ends, e.Kind == Believed: // the whole answer came with its first event, or the prefill engine has confirmed its KV
+		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
-		return l.answerLost(e, dst)
+		return l.stepAnswerLost(e, dst)
 	}
-	return append(l.conclude(dst), Effect{Kind: BreakOff})
+	return append(l.settleRest(dst), Effect{Kind: BreakOff})
 }
 
-// answerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the client
-// has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
-func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
+// stepAnswerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the
+// client has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
+func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	slotDisposition := Failing
 	if e.Left || e.End.Reason == Left { // no engine is to blame
 		verdict = Consequences{Next: Over}
 		slotDisposition = Cancelled
 	}
-	dst, disputed := l.condemn(&e, verdict.Blame, dst)
+	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
 	if disputed {
-		dst = l.tries.accuse(e.Engine, dst)
+		dst = l.tries.note500(e.Engine, dst)
 	}
-	dst = l.held.unbind(dst, slotDisposition)
+	dst = l.held.settleSlotAndCall(dst, slotDisposition)
 	if verdict.Next == Over || l.tries.noteFailure(&e) {
-		return append(l.conclude(dst), Effect{Kind: BreakOff})
+		return append(l.settleRest(dst), Effect{Kind: BreakOff})
 	}
 	if verdict.Next != NoRoom { // a rank that had no room has not failed
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	return append(dst, Effect{Kind: GoOn, Until: l.confirms()})
+	return append(dst, Effect{Kind: GoOn, Until: l.confirmTimeout()})
 }
 
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
@@ -418,53 +425,54 @@ func (l *Lifecycle) answerLost(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get the hand-off any more
 	if e.Left {
-		return l.fail(e, OfClient, dst)
+		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.last == Ask // another proxy owns the decode group now
-	othersMayServe := !groupMoved && l.last != Over && !l.tries.poisons()
-	if groupMoved && l.offer(lostGroup) || othersMayServe && l.offer(failed) {
+	groupMoved := l.nextStep == Ask // another proxy owns the decode group now
+	othersMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines()
+	if groupMoved && l.tryOffer(lostGroup) || othersMayServe && l.tryOffer(failed) {
 		return append(dst, Effect{Kind: Offer, Group: groupMoved})
 	}
-	return l.fail(e, OfAttempt, dst)
+	return l.endWithError(e, OfAttempt, dst)
 }
 
-// offer says whether evenkeel may ask again which dispatcher should serve the request. If so, it records the reason in the routing.
-func (l *Lifecycle) offer(why move) bool {
-	return !l.MustServeHere && l.routing.moves(why)
+// tryOffer records in the routing why evenkeel asks again which dispatcher should serve the request. It returns false, and changes nothing,
+// if evenkeel may not ask: the request must be served here, or the routing does not allow another question.
+func (l *Lifecycle) tryOffer(why move) bool {
+	return !l.MustServeHere && l.routing.tryMove(why)
 }
 
-// fail ends the request with an error for the client.
-func (l *Lifecycle) fail(e Event, clientError Error, dst []Effect) []Effect {
+// endWithError ends the request with an error for the client.
+func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Effect {
 	if e.Left {
 		clientError = OfClient
 	}
-	return append(l.conclude(dst), Effect{Kind: Fail, Error: clientError})
+	return append(l.settleRest(dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// conclude settles what the request still holds when no attempt follows here. The cause of a 500 that no other engine confirmed stays
-// unknown.
-func (l *Lifecycle) conclude(dst []Effect) []Effect {
+// settleRest settles what the request still holds when no attempt follows here. If an engine answered 500 and no other engine has shown the
+// cause since, the cause stays unknown (Disputed).
+func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 	dst = l.held.settle(dst, Copy, Back)
-	return l.held.conclude(l.tries.resolve(Disputed, dst), l.tries.poisons())
+	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), l.tries.mayBreakEngines())
 }
 
-// panicked ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so no
-// hand-off is discarded: the engine frees the KV at its hold timeout.
-func (l *Lifecycle) panicked(e Event, dst []Effect) []Effect {
+// settleAfterPanic ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so
+// no hand-off is discarded: the engine frees the KV at its hold timeout.
+func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	l.state = Done
-	dst = l.held.unbind(dst, Failing)
+	dst = l.held.settleSlotAndCall(dst, Failing)
 	dst = l.held.settle(dst, Lease, Orphan)
 	dst = l.held.settle(dst, KV, Orphan)
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
-		case p.Closed(): // if its prefill call still runs, the lease is settled at the end of that call
+		case p.DecodeEnded(): // if its prefill call still runs, the lease is settled at the end of that call
 		case e.Idle: // neither call of the last pair was begun
 			dst = l.stepPair(Event{Kind: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
-	dst = l.letGo(Pass, Back, dst) // of a request that is passed through
+	dst = l.settlePassthrough(Pass, Back, dst) // of a request that is passed through
 	dst = l.held.settle(dst, Copy, Back)
-	return l.held.conclude(l.tries.resolve(Disputed, dst), true)
+	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), true)
 }

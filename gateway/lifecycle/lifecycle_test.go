@@ -214,7 +214,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			if l.state == Done {
 				for n := range w.pairs {
 					pair := &w.pairs[n]
-					pair.legs, pair.closed = l.pairs[n], l.pairs[n].Closed() // of a panic, it is
+					pair.legs, pair.closed = l.pairs[n], l.pairs[n].DecodeEnded() // of a panic, it is
 					pair.asksLate = pair.asksLate || pair.closed && pair.legs.prefill == uncalled
 				}
 				for n := range w.pairs { // the request is over, and its legs come to their ends
@@ -422,9 +422,9 @@ func TestAPrefillEngineMayAnswerAlone(t *testing.T) {
 	step(Event{Kind: Begun})
 	step(Event{Kind: NoLocal})
 	require.Contains(t, step(Event{Kind: Turn}), SendProbe)
-	require.True(t, l.Reserved())
+	require.True(t, l.HasPoolPlace())
 	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free}, {Kind: Settle, Resource: Permit, Disposition: Back},
 		{Kind: Settle, Resource: LeaseOwner, Disposition: Back}, {Kind: AnswerIt}}, l.Step(Event{Kind: First}, nil))
-	require.False(t, l.Reserved())
+	require.False(t, l.HasPoolPlace())
 	require.Equal(t, []EffectKind{EndWhole}, step(Event{Kind: Ends}))
 }

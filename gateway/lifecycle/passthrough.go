@@ -1,111 +1,112 @@
 package lifecycle
 
 const (
-	mostFailed = 3 // engines that may fail at a request before its client gets the error
-	mostAsked  = 8 // engines that one request tries, including those that turn out not to have its endpoint or its model
+	maxFailedEngines = 3 // engines that may fail at a request before its client gets the error
+	maxEnginesAsked  = 8 // engines that one request tries, including those that turn out not to have its endpoint or its model
 )
 
-// pass handles an event of a request that is passed through to one engine as it came. A state ignores events that it does not wait for:
+// stepPassthrough handles an event of a request that is passed through to one engine as it came. A state ignores events that it does not
+// wait for:
 //
 //	Choosing → Calling → Streaming → Done
 //	   ↑        ↓    ↓      ↑
 //	   |        | Redialing ┘
 //	   └────────┴────┘
-func (l *Lifecycle) pass(e Event, dst []Effect) []Effect {
-	called := l.state == Calling || l.state == Redialing
+func (l *Lifecycle) stepPassthrough(e Event, dst []Effect) []Effect {
+	callUnderWay := l.state == Calling || l.state == Redialing
 	switch {
 	case l.state == Fresh && e.Kind == Begun:
 		l.bind = Passthrough
 		l.held.take(Seat)
 		l.held.take(Body)
-		return l.choose(dst)
+		return l.chooseEngine(dst)
 	case l.state == Choosing && e.Kind == Chosen:
-		l.tries.asked++
-		return l.beginCall(SendOver, dst)
+		l.tries.enginesAsked++
+		return l.callEngine(SendOver, dst)
 	case l.state == Choosing && e.Kind == NoneLeft:
-		return l.noneLeft(dst)
+		return l.failNoEngineLeft(dst)
 	case l.state == Choosing && e.Kind == NoRoute:
-		return l.turnAway(OfRanks, dst)
-	case called && e.Kind == CallFailed:
-		return l.callFell(e, dst)
-	case called && e.Kind == First:
-		// no other engine will be sent the body
+		return l.failPassthrough(OfRanks, dst)
+	case callUnderWay && e.Kind == CallFailed:
+		return l.passthroughCallFailed(e, dst)
+	case callUnderWay && e.Kind == First: // no other engine will be sent the body
 		return append(l.held.settle(dst, Body, Back), Effect{Kind: AnswerIt})
 	case l.state == Streaming && e.Kind == Ends: // the answer keeps its memory until it is written
-		return append(l.letGo(Back, Pass, dst), Effect{Kind: EndWhole})
+		return append(l.settlePassthrough(Back, Pass, dst), Effect{Kind: EndWhole})
 	case l.state == Streaming && e.Kind == CallFailed:
-		return append(l.letGo(Back, Back, dst), Effect{Kind: BreakOff})
+		return append(l.settlePassthrough(Back, Back, dst), Effect{Kind: BreakOff})
 	}
 	return dst
 }
 
-// choose asks for an engine to which the request was not sent yet. After mostAsked engines it ends the request instead.
-func (l *Lifecycle) choose(dst []Effect) []Effect {
-	if l.tries.asked == mostAsked {
-		return l.noneLeft(dst)
+// chooseEngine asks for an engine to which the request was not sent yet. After maxEnginesAsked engines it ends the request instead.
+func (l *Lifecycle) chooseEngine(dst []Effect) []Effect {
+	if l.tries.enginesAsked == maxEnginesAsked {
+		return l.failNoEngineLeft(dst)
 	}
 	return append(dst, Effect{Kind: Choose})
 }
 
-// noneLeft ends a request for which no engine is left. If engines failed at the request or did not have its model, the client gets the
-// error of the last such engine.
-func (l *Lifecycle) noneLeft(dst []Effect) []Effect {
+// failNoEngineLeft ends a request for which no engine is left. If engines failed at the request or did not have its model, the client gets
+// the error of the last such engine.
+func (l *Lifecycle) failNoEngineLeft(dst []Effect) []Effect {
 	clientError := OfRanks
 	if l.tries.counted > 0 || l.tries.unlisted > 0 {
 		clientError = OfAttempt
 	}
-	return l.turnAway(clientError, dst)
+	return l.failPassthrough(clientError, dst)
 }
 
-// beginCall begins a call to the chosen engine. send is the effect that sends the request: SendOver, or SendAnew for the second try at the
+// callEngine begins a call to the chosen engine. send is the effect that sends the request: SendOver, or SendAnew for the second try at the
 // same engine. From now on the request holds the call, which counts against the engine, and memory for the answer. The engine may take as
 // long as a prefill engine (ByProbe), because it computes the prompt before its first event.
-func (l *Lifecycle) beginCall(send EffectKind, dst []Effect) []Effect {
+func (l *Lifecycle) callEngine(send EffectKind, dst []Effect) []Effect {
 	l.held.take(Call)
 	l.held.take(Memory)
 	return append(dst, Effect{Kind: send, Until: ByProbe})
 }
 
-// callFell handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is asked, unless the
-// request itself may be the cause, or mostFailed engines have failed. A failure of an engine is counted and logged.
-func (l *Lifecycle) callFell(e Event, dst []Effect) []Effect {
+// passthroughCallFailed handles a call that has ended without an answer. The engine keeps nothing of the request, so another engine is
+// asked, unless the request itself may be the cause, or maxFailedEngines have failed. A failure of an engine is counted and logged.
+func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	dst = l.held.settle(dst, Memory, Back)
 	dst = l.held.settle(dst, Call, verdict.KV)
 	switch {
 	case e.Left:
-		return l.turnAway(OfClient, dst)
+		return l.failPassthrough(OfClient, dst)
 	// Two connections ended without an answer, so the request may have killed the engine: no other engine is risked. The client gets the
 	// error of the first connection (Recall).
 	case l.state == Redialing && e.End.Progress < Headed && !e.End.Moved:
 		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Kind: Recall})
 	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
-		return l.beginCall(SendAnew, dst)
+		return l.callEngine(SendAnew, dst)
 	case verdict.Next == Anew: // the engine does not have the endpoint, which the client need not know if another engine has failed
-		return l.choose(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
-	case verdict.Next == NoModel:
+		return l.chooseEngine(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
+	case verdict.Next == NoModel: // the engine does not have the model, which is no failure
 		l.tries.unlisted++
-		return l.choose(dst)
+		return l.chooseEngine(dst)
 	case verdict.Next == Over: // the request is at fault
-		return l.turnAway(OfAttempt, dst)
+		return l.failPassthrough(OfAttempt, dst)
 	}
 	l.tries.counted++
 	dst = append(dst, Effect{Kind: Complain})
-	if verdict.Next != Again || l.tries.counted == mostFailed { // not Again: the request may be the cause
-		return l.turnAway(OfAttempt, dst)
+	if verdict.Next != Again || l.tries.counted == maxFailedEngines { // not Again: the request may be the cause
+		return l.failPassthrough(OfAttempt, dst)
 	}
-	return l.choose(dst)
+	return l.chooseEngine(dst)
 }
 
-// turnAway ends the request with an error for the client. The code that answers with the error settles the request's body (see Body).
-func (l *Lifecycle) turnAway(clientError Error, dst []Effect) []Effect {
-	return append(l.letGo(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
+// failPassthrough ends the request with an error for the client. The code that answers with the error settles the request's body (see
+// Body).
+func (l *Lifecycle) failPassthrough(clientError Error, dst []Effect) []Effect {
+	return append(l.settlePassthrough(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// letGo settles everything that a passed-through request still holds. body and memory say how those two resources are settled. A call that
-// was not settled yet is Spent, because its engine may have computed tokens.
-func (l *Lifecycle) letGo(body, memory Disposition, dst []Effect) []Effect {
+// settlePassthrough settles everything that a passed-through request still holds. body and memory say how those two resources are settled.
+// A call that was not settled yet is Spent, because its engine may have computed tokens.
+func (l *Lifecycle) settlePassthrough(body, memory Disposition, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Body, body)
 	dst = l.held.settle(dst, Memory, memory)
 	dst = l.held.settle(dst, Call, Spent)

@@ -37,130 +37,134 @@ const (
 
 // A Loss has the facts about a lost answer that decide how it goes on.
 type Loss struct {
-	Said      *sse.Transcript // the part of the answer that came
-	Finished  bool            // only the end of the answer is missing
-	May       bool            // the answer may go on: it was not lost too often, and its endpoint supports going on
-	Retention Retention
-	Streamed  bool
-	Seen      bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
-	Plain     bool // nothing in the request forbids that the answer becomes a part of the prompt
-	Tools     bool // the request has tools, which only token ids can repeat
+	AnswerSoFar     *sse.Transcript // the part of the answer that came
+	Finished        bool            // only the end of the answer is missing
+	MayResume       bool            // the answer may go on: it was not lost too often, and its endpoint supports going on
+	Retention       Retention
+	Streamed        bool
+	TokensVisible   bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
+	MayExtendPrompt bool // nothing in the request forbids that the answer becomes a part of the prompt
+	HasTools        bool // the request has tools, which only token ids can repeat
 
-	How      string          // a value of chat_resume, mooncake.ResumePrompt or mooncake.ResumeText; empty: the answer can only start again
-	IDs      json.RawMessage // token ids of the prompt
-	Text     []byte          // text of the prompt, as a JSON string, for mooncake.ResumeText
-	Alone    int             // number of tokens of the client's own prompt, without any part of the answer
-	Most     int             // largest number of tokens of the whole answer
-	Limit    int             // the client's own limit of answer tokens; 0: none
-	LimitKey string
+	Method          string          // how it can go on: chat_resume, mooncake.ResumePrompt or ResumeText; empty: it can only start again
+	PromptIDs       json.RawMessage // token ids of the prompt
+	PromptText      []byte          // text of the prompt, as a JSON string, for mooncake.ResumeText
+	PromptTokens    int             // number of tokens of the client's own prompt, without any part of the answer
+	MaxAnswerTokens int             // largest number of tokens of the whole answer
+	TokenLimit      int             // the client's own limit of answer tokens; 0: none
+	TokenLimitKey   string
 }
 
 // A Plan says how a lost answer goes on.
 type Plan struct {
-	Tier         Tier
-	Said         *sse.Transcript   // the part of the answer so far, after which it goes on
-	Resume       *mooncake.Resume  // the part of the answer that becomes a part of the prompt; nil: none
-	Unseen       bool              // the client has nothing of the answer yet, so that the answer is put together from its start
-	Continuation *sse.Continuation // where the next part is joined to the answer so far; nil: nothing was sent
-	AtP          int               // prompt tokens that the prefill engine must count; 0: any number
-	AtD          int               // prompt tokens that the decode engine must count; 0: any number
+	Tier             Tier
+	AnswerSoFar      *sse.Transcript   // the part of the answer so far, after which it goes on
+	Resume           *mooncake.Resume  // the part of the answer that becomes a part of the prompt; nil: none
+	ClientHasNothing bool              // the client has nothing of the answer yet, so that the answer is put together from its start
+	Continuation     *sse.Continuation // where the next part is joined to the answer so far; nil: nothing was sent
+	PrefillCount     int               // prompt tokens that the prefill engine must count; 0: any number
+	DecodeCount      int               // prompt tokens that the decode engine must count; 0: any number
 }
 
 // Plan decides how the answer goes on. The proxy writes its end if only the end is missing. It begins again if the client can see no
-// difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change l.Said.
+// difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change
+// l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
-	said := *l.Said
+	said := *l.AnswerSoFar
 	// nothing is a transcript without any part of the answer, for an answer that begins again.
 	nothing := &sse.Transcript{Head: said.Head, Prompt: said.Prompt}
+	clientSawTokens := said.Content || said.Unread || len(said.IDs) > 0 && l.TokensVisible
 	switch {
 	case l.Finished && said.Head.ID != nil:
-		return Plan{Tier: Concluding, Said: &said}
-	case l.Retention == KeepNothing || !l.May: // the request is not in memory, or its answer may not go on again
+		return Plan{Tier: Concluding, AnswerSoFar: &said}
+	case l.Retention == KeepNothing || !l.MayResume: // the request is not in memory, or its answer may not go on again
 		return Plan{Tier: Broken}
-	case !said.Content && !said.Unread && (len(said.IDs) == 0 || !l.Seen): // the client has nothing that a new answer could contradict
-		return l.behind(nothing, Repeated, nil)
+	case !clientSawTokens: // the client has nothing that a new answer could contradict
+		return l.planAfter(nothing, Repeated, nil)
 	// nothing follows an answer that has the largest number of tokens, so it need not end with a whole character
-	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.Most || l.whole(&said)):
-		return l.goOn(&said)
+	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&said)):
+		return l.continuePlan(&said)
 	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
 		nothing.Head = sse.Head{}
-		p := l.behind(nothing, Repeated, nil)
-		p.Unseen = true
+		p := l.planAfter(nothing, Repeated, nil)
+		p.ClientHasNothing = true
 		return p
 	}
 	return Plan{Tier: Broken}
 }
 
-// goOn is the plan in which the answer goes on behind the part that the client has. It changes said.
-func (l *Loss) goOn(said *sse.Transcript) Plan {
-	if !l.Seen && !mooncake.ByText(l.How) { // the client does not have the text of the last tokens, so they may be generated again
+// continuePlan is the plan in which the answer goes on behind said, the part that the client has. It may shorten said, or correct the
+// number of its tokens.
+func (l *Loss) continuePlan(said *sse.Transcript) Plan {
+	if !l.TokensVisible && !mooncake.ByText(l.Method) { // the client does not have the text of the last tokens: they may be generated again
 		said.Cut()
 	}
 	// Completed is a guess here, because not all token ids are known. The engine would have ended an answer that may have no more tokens,
 	// so at least one token is left.
-	if said.Guessed && mooncake.ByText(l.How) {
-		said.Completed = min(said.Completed, max(0, l.Most-1))
+	if said.Guessed && mooncake.ByText(l.Method) {
+		said.Completed = min(said.Completed, max(0, l.MaxAnswerTokens-1))
 	}
-	if said.Completed >= l.Most {
-		return l.behind(said, Concluding, nil)
+	if said.Completed >= l.MaxAnswerTokens {
+		return l.planAfter(said, Concluding, nil)
 	}
-	resume := &mooncake.Resume{How: l.How, Tokens: said.Completed}
-	if l.Limit > 0 {
-		resume.Limit, resume.LimitKey = l.Limit-said.Completed, l.LimitKey
+	resume := &mooncake.Resume{How: l.Method, Tokens: said.Completed}
+	if l.TokenLimit > 0 {
+		resume.Limit, resume.LimitKey = l.TokenLimit-said.Completed, l.TokenLimitKey
 	}
 	tier := ByText
-	switch l.How {
+	switch l.Method {
 	case mooncake.ChatResumeContinue:
 		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
 	case mooncake.ResumeText:
-		resume.Text = slices.Concat(l.Text[:len(l.Text)-1], said.Text, []byte{'"'})
+		resume.Text = slices.Concat(l.PromptText[:len(l.PromptText)-1], said.Text, []byte{'"'})
 	default:
-		resume.IDs = mooncake.JoinIDs(l.IDs, said.IDs)
+		resume.IDs = mooncake.JoinIDs(l.PromptIDs, said.IDs)
 		tier = ByIDs
-		if l.How == mooncake.ResumePrompt {
+		if l.Method == mooncake.ResumePrompt {
 			tier = ByPrompt
 		}
 	}
-	return l.behind(said, tier, resume)
+	return l.planAfter(said, tier, resume)
 }
 
-// behind is the plan in which the answer goes on after said, its part so far. resume is what becomes a part of the prompt; nil: nothing.
-func (l *Loss) behind(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
-	p := Plan{Tier: tier, Said: said, Resume: resume}
+// planAfter is the plan in which the answer goes on after said, its part so far. resume is the part of it that becomes a part of the
+// prompt; nil: none does. The plan also has the prompt lengths that the engines must count, if the engines get token ids.
+func (l *Loss) planAfter(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
+	p := Plan{Tier: tier, AnswerSoFar: said, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) { // only token ids give a prompt of a known length
-		p.AtP = l.Alone + said.Completed
+		p.PrefillCount = l.PromptTokens + said.Completed
 		if said.Prompt > 0 {
-			p.AtD = said.Prompt + said.Completed
+			p.DecodeCount = said.Prompt + said.Completed
 		}
 	}
 	if said.Head.ID != nil { // the client has the first event, so later events must have its id
 		p.Continuation = &sse.Continuation{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed,
 			Runes: said.Runes, Last: said.Last, Grows: said.Grows}
 		if said.Prompt == 0 { // the engine reported no count
-			p.Continuation.Prompt = l.Alone
+			p.Continuation.Prompt = l.PromptTokens
 		}
 	}
 	return p
 }
 
-// whole says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or can be cut
-// there, or goes on by its text. If a token ends within a character, its text comes with the next token. If a prompt ends with such a
-// token, vLLM 0.32 writes all the text of the token into the answer, but a client that has the token already must not get it again.
-func (l *Loss) whole(said *sse.Transcript) bool {
-	return !l.Seen || mooncake.ByText(l.How) || said.Shown == len(said.IDs)
+// cutsNoCharacter says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or
+// can be cut there, or goes on by its text. If a token ends within a character, its text comes with the next token. If a prompt ends with
+// such a token, vLLM 0.32 writes all the text of the token into the answer, but a client that has the token already must not get it again.
+func (l *Loss) cutsNoCharacter(said *sse.Transcript) bool {
+	return !l.TokensVisible || mooncake.ByText(l.Method) || said.Shown == len(said.IDs)
 }
 
 // resumable says whether the answer so far can become a part of the prompt.
 func (l *Loss) resumable(said *sse.Transcript) bool {
 	switch {
-	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.Most): // an answer of /generate that is at its end
-		return false
+	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.MaxAnswerTokens):
+		return false // an answer of /generate that is at its end, or whose events may be read in two ways
 	// The request or the engine does not allow it, or the transcript lacks something: its head, reasoning, tool calls, or an unread event.
-	case l.How == "", !l.Plain, said.Head.ID == nil, said.MoreThan, said.Unread:
+	case l.Method == "", !l.MayExtendPrompt, said.Head.ID == nil, said.MoreThan, said.Unread:
 		return false
-	case mooncake.ByText(l.How): // tokens that the client has may then be generated again, and tools cannot be repeated
-		return !l.Seen && !l.Tools
+	case mooncake.ByText(l.Method): // tokens that the client has may then be generated again, and tools cannot be repeated
+		return !l.TokensVisible && !l.HasTools
 	}
 	// the token ids must be those of all the answer, and of the prompt as the engine counted it
-	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.IDs))
+	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.PromptIDs))
 }

@@ -40,7 +40,7 @@ const (
 	failed                // every attempt here failed
 )
 
-var moves = map[routing]map[move]routing{
+var allowedMoves = map[routing]map[move]routing{
 	arrived:      {gotTurn: servedHere, gaveBack: returned, askAgain: unowned},
 	servedHere:   {gotTurn: servedHere, lostRanks: stranded, lostGroup: unowned, failed: triedHere},
 	stranded:     {gotTurn: stranded, lostGroup: unowned, failed: triedHere},
@@ -50,23 +50,24 @@ var moves = map[routing]map[move]routing{
 	strandedLast: {gotTurn: strandedLast, lostGroup: unowned},
 }
 
-// moves makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
-func (r *routing) moves(m move) (ok bool) {
-	next, ok := moves[*r][m]
+// tryMove makes a move, and says whether the table allows it. A move that is not allowed changes nothing.
+func (r *routing) tryMove(m move) (ok bool) {
+	next, ok := allowedMoves[*r][m]
 	if ok {
 		*r = next
 	}
 	return ok
 }
 
-// Open says whether evenkeel may still ask if another dispatcher should serve the request.
-func (r routing) Open() bool { return r == arrived || r == triedHere || r == unowned }
+// MayAsk says whether evenkeel may still ask which dispatcher should serve the request.
+func (r routing) MayAsk() bool { return r == arrived || r == triedHere || r == unowned }
 
-// Waited says whether the request has waited in the arrival queue before, and so returns to its old place there.
-func (r routing) Waited() bool { return r != arrived && r != servedHere }
+// HasWaited says whether the request has waited in the arrival queue before, and so returns to its old place there.
+func (r routing) HasWaited() bool { return r != arrived && r != servedHere }
 
-// Tried says whether every attempt here has failed.
-func (r routing) Tried() bool { return r == triedHere }
+// TriedHere says whether every attempt here has failed.
+func (r routing) TriedHere() bool { return r == triedHere }
 
-// Stays says whether the request stays here for good.
-func (r routing) Stays() bool { return r == returned }
+// StaysForGood says whether the request is never forwarded again, because another dispatcher gave it back, or because evenkeel asked twice
+// where it should go.
+func (r routing) StaysForGood() bool { return r == returned }

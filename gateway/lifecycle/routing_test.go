@@ -38,11 +38,11 @@ func TestTheHistoryOfARequestMovesAsItsTableSays(t *testing.T) {
 				require.True(t, ok, columns[i])
 				got := from
 				if to == "-" {
-					require.False(t, got.moves(m), "from %s by %s", words[0], columns[i])
+					require.False(t, got.tryMove(m), "from %s by %s", words[0], columns[i])
 					require.Equal(t, from, got, "a move that is not legal changes nothing")
 					continue
 				}
-				require.True(t, got.moves(m), "from %s by %s", words[0], columns[i])
+				require.True(t, got.tryMove(m), "from %s by %s", words[0], columns[i])
 				require.Equal(t, names[to], got, "from %s by %s", words[0], columns[i])
 			}
 		}
@@ -66,14 +66,14 @@ func TestEveryWalkOfARequestEnds(t *testing.T) {
 	walk = func(r routing, behind []routing) {
 		require.NotContains(t, behind, r, "it comes back to where it was: %v", behind)
 		for _, m := range []move{gaveBack, lostRanks, failed} {
-			if next := r; next.moves(m) {
+			if next := r; next.tryMove(m) {
 				walk(next, append(slices.Clone(behind), r))
 			}
 		}
-		if r.Open() { // else a turn here changes nothing
+		if r.MayAsk() { // else a turn here changes nothing
 			next := r
-			require.True(t, next.moves(gotTurn))
-			require.False(t, next.Open(), "a retry stays")
+			require.True(t, next.tryMove(gotTurn))
+			require.False(t, next.MayAsk(), "a retry stays")
 			walk(next, append(slices.Clone(behind), r))
 		}
 	}
@@ -84,9 +84,9 @@ func TestEveryWalkOfARequestEnds(t *testing.T) {
 
 func TestARequestIsFirstInItsQueueOnceItHasWaited(t *testing.T) {
 	for _, r := range routings {
-		require.Equal(t, r != arrived && r != servedHere, r.Waited())
+		require.Equal(t, r != arrived && r != servedHere, r.HasWaited())
 		next := r
-		require.True(t, next.moves(gotTurn), "every request may have its turn here")
-		require.Equal(t, r.Waited(), next.Waited(), "a turn does not change it")
+		require.True(t, next.tryMove(gotTurn), "every request may have its turn here")
+		require.Equal(t, r.HasWaited(), next.HasWaited(), "a turn does not change it")
 	}
 }

@@ -14,8 +14,8 @@ type tries struct {
 	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
 	unlisted           int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
-	suspects           int32 // engines that reported a failure at the request
-	asked              int32 // engines that were tried, if the request is passed through
+	enginesFailed      int32 // engines that reported a failure at the request
+	enginesAsked       int32 // engines that were tried, if the request is passed through
 	brokenConns        []BrokenConn
 	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers
 	// prompts that are too long with 500.
@@ -23,36 +23,39 @@ type tries struct {
 	causes500      bool // the request is the cause of all its 500s, because two engines answered so
 }
 
-// mostRefused is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a fifth
-// of their probes, three attempts without this allowance would fail one request in a hundred.
-const mostRefused = 3
+// uncountedRefusals is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a
+// fifth of their probes, three attempts without this allowance would fail one request in a hundred.
+const uncountedRefusals = 3
 
-// mostHeld is how many attempts that ended as Paused do not count. After the first, evenkeel sends nothing to that engine until it is
-// back, and the request waits in a queue until then. So a second attempt only ends as Paused if the engine came back and went away again,
-// or if evenkeel learned too late that the engine was away.
-const mostHeld = 2
+// uncountedPauses is how many attempts that ended as Paused do not count. After the first, evenkeel sends nothing to that engine until it
+// is back, and the request waits in a queue until then. So a second attempt only ends as Paused if the engine came back and went away
+// again, or if evenkeel learned too late that the engine was away.
+const uncountedPauses = 2
 
-// mostRedials is how many attempts over a kept-alive connection that the engine had already closed do not count. All later calls of the
-// request open new connections, so this cannot happen to them.
-const mostRedials = 1
+// uncountedRedials is how many attempts over a kept-alive connection that the engine had already closed do not count. All later calls of
+// the request open new connections, so this cannot happen to them.
+const uncountedRedials = 1
 
-// mostUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
+// uncountedUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
 // again at once, so several such attempts only happen if several engines change at the same time.
-const mostUnlisted = 3
+const uncountedUnlisted = 3
 
-// poison is how many engines a request may break: then it gets no more attempts.
-const poison = 2
+// maxBrokenEngines is how many engines may fail at a request before evenkeel considers the request the cause. Such a request gets no more
+// attempts.
+const maxBrokenEngines = 2
 
-// restart sets the counts to zero that would limit the next attempts. What limits the whole request stays.
-func (t *tries) restart() { t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0 }
+// resetCounts sets the counts to zero that would limit the next attempts. What limits the whole request stays.
+func (t *tries) resetCounts() {
+	t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0
+}
 
-// poisons says whether evenkeel considers the request the cause of the engines' failures.
-func (t *tries) poisons() bool { return t.suspects >= poison }
+// mayBreakEngines says whether evenkeel considers the request the cause of the engines' failures.
+func (t *tries) mayBreakEngines() bool { return t.enginesFailed >= maxBrokenEngines }
 
-// retry counts an attempt that has ended, and says on which budget and after which pause another attempt begins; the zero Retry: none does.
-// next is the verdict on the attempt, and e is the event that reported its end. The first mostHeld, mostRedials and mostRefused attempts of
-// their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
-func (t *tries) retry(next NextStep, e *Event) Retry {
+// nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins; the zero Retry: none
+// does. next is the verdict on the attempt, and e is the event that reported its end. The first uncountedPauses, uncountedRedials and
+// uncountedRefusals attempts of their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
+func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
 		return Retry{}
@@ -65,20 +68,20 @@ func (t *tries) retry(next NextStep, e *Event) Retry {
 		}
 		return Retry{Budget: Freely, Pause: int(t.givenBack)}
 	case Held:
-		if t.withheld < mostHeld {
+		if t.withheld < uncountedPauses {
 			t.withheld++
 			return Retry{Budget: Freely, Pause: int(t.withheld)}
 		}
 	case Redial:
-		if t.redials < mostRedials {
-			if t.noteFailure(e) { // the request may be what kills engines
+		if t.redials < uncountedRedials {
+			if t.noteFailure(e) { // the request may be what breaks engines
 				return Retry{}
 			}
 			t.redials++
 			return Retry{Budget: Freely}
 		}
 	case NoModel:
-		if t.unlisted == mostUnlisted { // more than a mere change of the engines' models would cause
+		if t.unlisted == uncountedUnlisted { // more than a mere change of the engines' models would cause
 			return Retry{}
 		}
 		t.unlisted++
@@ -87,34 +90,34 @@ func (t *tries) retry(next NextStep, e *Event) Retry {
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
 	case Untaken:
-		if t.refused < mostRefused {
+		if t.refused < uncountedRefusals {
 			t.refused++
 			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refused)}
 		}
 	case Again:
 	}
 	t.counted++
-	if t.noteFailure(e) { // the request may be what kills engines
+	if t.noteFailure(e) { // the request may be what breaks engines
 		return Retry{}
 	}
 	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
 }
 
-// noteFailure notes the failure that ended an attempt. It says whether the request may be what makes engines fail: two engines reported a
-// failure, or an engine's connection broke after another engine had reported a failure or gone down (see secondDied).
-func (t *tries) noteFailure(e *Event) (mayPoison bool) {
+// noteFailure notes the failure that ended an attempt. It returns whether the request may be what makes engines fail: two engines reported
+// a failure, or an engine's connection broke after another engine had reported a failure or gone down (see noteBrokenConn).
+func (t *tries) noteFailure(e *Event) (mayBreakEngines bool) {
 	if e.Faulty { // the engine itself reported a failure
-		t.suspects++
-		return t.poisons()
+		t.enginesFailed++
+		return t.mayBreakEngines()
 	}
-	return e.BrokenConn.Engine != "" && t.secondDied(e.BrokenConn, e.Down) // empty: the failure does not look like a dying engine
+	return e.BrokenConn.Engine != "" && t.noteBrokenConn(e.BrokenConn, e.Down) // empty: the failure does not look like a dying engine
 }
 
-// secondDied notes that an engine's connection broke under the request. It says whether this engine is the second one that the request may
-// have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has the
-// engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of one
-// prefill and one decode engine, which a cluster may lose together.
-func (t *tries) secondDied(b BrokenConn, down []string) bool {
+// noteBrokenConn notes that an engine's connection broke under the request. It says whether this engine is the second one that the request
+// may have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has
+// the engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of
+// one prefill and one decode engine, which a cluster may lose together.
+func (t *tries) noteBrokenConn(b BrokenConn, down []string) bool {
 	role, _, _ := strings.Cut(b.Engine, " ") // Engine is "role address"
 	for _, other := range t.brokenConns {
 		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
@@ -122,12 +125,12 @@ func (t *tries) secondDied(b BrokenConn, down []string) bool {
 		}
 	}
 	t.brokenConns = append(t.brokenConns, b)
-	return t.suspects+1 >= poison // an engine reported a failure at the request before
+	return t.enginesFailed+1 >= maxBrokenEngines // an engine reported a failure at the request before
 }
 
-// accuse notes an engine that answered 500. Once two engines have done so, the request is the cause, and no engine is blamed for these 500s
-// or for later ones.
-func (t *tries) accuse(engine string, dst []Effect) []Effect {
+// note500 notes an engine that answered 500. Once two engines have done so, the request is the cause, and no engine is blamed for these
+// 500s or for later ones.
+func (t *tries) note500(engine string, dst []Effect) []Effect {
 	if t.unexplained500 != "" && t.unexplained500 != engine {
 		t.causes500 = true
 	}
@@ -139,8 +142,8 @@ func (t *tries) accuse(engine string, dst []Effect) []Effect {
 	return dst
 }
 
-// resolve reports what caused the 500 of the accused engine. It does nothing if no engine is accused.
-func (t *tries) resolve(cause Blame, dst []Effect) []Effect {
+// resolve500 reports what caused the 500 of the accused engine. It does nothing if no engine is accused.
+func (t *tries) resolve500(cause Blame, dst []Effect) []Effect {
 	if t.unexplained500 == "" {
 		return dst
 	}

@@ -115,16 +115,16 @@ func TestHowAttemptsCount(t *testing.T) {
 func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 	stale := Event{Kind: CallFailed, BrokenConn: BrokenConn{Engine: "decode a"}, End: CallEnd{Call: Decode, Progress: Sent, Reason: Stale}}
 	l := coupledAfter(Lifecycle{})
-	require.False(t, l.Dials())
+	require.False(t, l.NeedsNewConnections())
 	dst := l.Step(stale, nil)
 	require.NotContains(t, dst, Effect{Kind: Avoid})
 	require.Equal(t, Effect{Kind: Pause, Retry: Retry{Budget: Freely}}, dst[len(dst)-1])
-	require.True(t, l.Dials())
+	require.True(t, l.NeedsNewConnections())
 	l = coupledAfter(l)
 	l.Step(Event{Kind: First}, nil)
 	l.Step(broken("decode b"), nil)
 	l.Step(Event{Kind: Begun}, nil)
-	require.True(t, l.Dials(), "its answer was lost, and goes on")
+	require.True(t, l.NeedsNewConnections(), "its answer was lost, and goes on")
 
 	l = coupledAfter(Lifecycle{})
 	l.Step(broken("decode b"), nil)
@@ -137,14 +137,14 @@ func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 // Engines whose lists have just changed cost no attempt, and they are not asked without end.
 func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 	var l Lifecycle
-	for i := range mostUnlisted + 1 {
+	for i := range uncountedUnlisted + 1 {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Unlisted, Kept: true}}, nil)
 		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, Disposition: Free}, "the engine is not blamed")
 		want := Retry{Budget: Freely, Pause: i + 1}
-		if i == mostUnlisted {
+		if i == uncountedUnlisted {
 			want = Retry{}
 		}
 		require.Equal(t, want, got[len(got)-1].Retry)
@@ -156,18 +156,18 @@ func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 // An engine that says again and again that it is not there gets the request no more.
 func TestAnEngineThatIsNeverThereIsShunned(t *testing.T) {
 	var l Lifecycle
-	for i := range mostHeld + 1 {
+	for i := range uncountedPauses + 1 {
 		l = coupledAfter(l)
 		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: Paused}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Avoid}))
+		require.Equal(t, i == uncountedPauses, slices.Contains(got, Effect{Kind: Avoid}))
 	}
 	l = Lifecycle{}
-	for i := range mostHeld + 1 {
+	for i := range uncountedPauses + 1 {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Paused, Kept: true}}, nil)
-		require.Equal(t, i == mostHeld, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, Disposition: Refuse}))
+		require.Equal(t, i == uncountedPauses, slices.Contains(got, Effect{Kind: Settle, Resource: Lease, Disposition: Refuse}))
 		l = Lifecycle{tries: l.tries}
 	}
 }

@@ -27,7 +27,7 @@ const (
 // Reason says why a call ended without its result.
 type Reason uint8
 
-// The reasons. The ones before Stale do not count as a failure of the call's engine (see OfEngine).
+// The reasons. The ones before Stale do not count as a failure of the call's engine (see EngineFailed).
 const (
 	Left         Reason = iota // the client left
 	Leaving                    // the proxy shuts down, or the request's time is over
@@ -82,8 +82,9 @@ const (
 	reasons // number of reasons
 )
 
-// ByStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a status.
-func ByStatus(status int) Reason {
+// ReasonOfStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a
+// status.
+func ReasonOfStatus(status int) Reason {
 	switch {
 	case status == 429:
 		return Throttled
@@ -91,13 +92,13 @@ func ByStatus(status int) Reason {
 		return Rejected
 	}
 	switch status {
-	case 500:
+	case 500: // the only status that old engines also give to a request that they cannot serve
 		return Failed
 	case 501:
 		return Unable
 	case 503:
 		return Busy
-	case 0, 502, 504:
+	case 0, 502, 504: // the engine, or a proxy in front of it, has failed
 		return Erred
 	}
 	return Odd
@@ -153,9 +154,9 @@ const (
 
 // row is a row of the tables prefills and decodes. kv is indexed by Progress.
 type row struct {
-	kv   [Through + 1]Disposition
-	next NextStep
-	whom Blame
+	kv    [Through + 1]Disposition
+	next  NextStep
+	blame Blame
 }
 
 // prefills says what follows the end of a prefill call. A prefill engine's failures are counted when the lease of the prompt is settled, so
@@ -258,7 +259,8 @@ type Consequences struct {
 	Blame Blame
 }
 
-// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame.
+// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame. The tables have the usual case. The
+// flags of e (Open, Frees, Kept, Moved) change it.
 func (e CallEnd) Verdict() Consequences {
 	r := &prefills[e.Reason]
 	switch e.Call {
@@ -266,9 +268,9 @@ func (e CallEnd) Verdict() Consequences {
 	case Decode:
 		r = &decodes[e.Reason]
 	case Sole:
-		return e.sole()
+		return e.soleVerdict()
 	}
-	v := Consequences{KV: r.kv[e.Progress], Next: r.next, Blame: r.whom}
+	v := Consequences{KV: r.kv[e.Progress], Next: r.next, Blame: r.blame}
 	switch {
 	case v.KV == unsaid && e.Call == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
@@ -298,18 +300,18 @@ func (e CallEnd) Verdict() Consequences {
 	return v
 }
 
-// Unheard says whether the call's engine took the request and is to blame that no first event came.
-func (e CallEnd) Unheard() bool {
+// LostByEngine says whether the call's engine took the request, and is to blame that no first event came.
+func (e CallEnd) LostByEngine() bool {
 	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
 
-// OfEngine says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
-func (e CallEnd) OfEngine() bool { return e.Reason >= Stale && !e.Moved }
+// EngineFailed says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
+func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 
-// sole is the verdict on a Sole call. The engine keeps nothing of the request, so another engine can serve it. But a request that may have
-// killed its engine goes to no other engine (Elsewhere). A request of which no byte was sent always goes to another engine. KV only says
-// whether the engine may have computed the request's tokens (Spent) or not (Free).
-func (e CallEnd) sole() Consequences {
+// soleVerdict is the verdict on a Sole call. The engine keeps nothing of the request, so another engine can serve it. But a request that
+// may have killed its engine goes to no other engine (Elsewhere). A request of which no byte was sent always goes to another engine. KV
+// only says whether the engine may have computed the request's tokens (Spent) or not (Free).
+func (e CallEnd) soleVerdict() Consequences {
 	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
 	refused := e.Reason >= Lacks && !e.Open // the answer had an error status from its start
 	if e.Progress == Unsent || e.Reason == Stale || refused {
@@ -334,13 +336,13 @@ func (e CallEnd) sole() Consequences {
 	return v
 }
 
-// Refused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
-func (e CallEnd) Refused() bool {
+// DecodeRefused says whether a decode engine refused the request because it has too many, so that it has read no KV for it.
+func (e CallEnd) DecodeRefused() bool {
 	return e.Call == Decode && (e.Reason == Busy || e.Reason == Throttled)
 }
 
-// Untaken says whether the engine of a call did not take the request, so that another engine may replace it.
-func (e CallEnd) Untaken() bool {
+// MayReplaceEngine says whether the engine of a call did not take the request, so that another engine may replace it.
+func (e CallEnd) MayReplaceEngine() bool {
 	endedHere := e.Reason == HungUp || e.Reason == Moved // the proxy ended the call, which says nothing of the engine
 	refused := e.Reason == Throttled || e.Reason == Busy || e.Reason == Paused || e.Reason == Unlisted
 	return e.Progress == Unsent && !endedHere || refused

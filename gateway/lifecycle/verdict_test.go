@@ -120,6 +120,6 @@ func TestVerdicts(t *testing.T) {
 func TestReasonsOfStatuses(t *testing.T) {
 	for status, want := range map[int]Reason{0: Erred, 302: Odd, 400: Rejected, 401: Rejected, 404: Rejected, 409: Rejected, 429: Throttled,
 		500: Failed, 501: Unable, 502: Erred, 503: Busy, 504: Erred, 507: Odd} {
-		require.Equal(t, want, ByStatus(status), "%d", status)
+		require.Equal(t, want, ReasonOfStatus(status), "%d", status)
 	}
 }

@@ -15,18 +15,18 @@ type Handler interface {
 	// Ready is called when the watched socket can be read or written. ended says that the other side sends no more, or that the connection
 	// has failed. The bytes that can be read then are the last ones.
 	Ready(w *Watch, ended bool, now time.Time)
-	// Expired is called when the time set by Wake has come.
+	// Expired is called when the time set by WakeAt has come.
 	Expired(w *Watch, now time.Time)
 }
 
-// granule is the length of a tick, and therefore the precision of Wake. The wheel has a slot for each of the next 1024 ticks, about 33 s. A
-// watch that is due later is put into the last slot. When this slot is checked, the watch is set again.
+// tickLength is the length of a tick, and therefore the precision of WakeAt. The wheel has a slot for each of the next 1024 ticks, about 33
+// s. A watch that is due later is put into the last slot. When this slot is checked, the watch is set again.
 const (
-	granule = 32 * time.Millisecond
-	slots   = 1024
+	tickLength = 32 * time.Millisecond
+	slots      = 1024
 )
 
-// wheel sorts watches by the tick at which the loop checks them. This tick may be earlier than the time set by Wake, so that a watch that
+// wheel sorts watches by the tick at which the loop checks them. This tick may be earlier than the time set by WakeAt, so that a watch that
 // gets a later time whenever bytes arrive need not move in the wheel.
 type wheel struct {
 	slots  [slots]*Watch
@@ -35,10 +35,11 @@ type wheel struct {
 	count  int   // number of watches in the wheel
 }
 
-func tick(at int64) int64 { return at / int64(granule) }
+// tick is the number of the tick in which a time lies, given in ns since the loop's base.
+func tick(at int64) int64 { return at / int64(tickLength) }
 
-// set puts w into the slot of its time, or leaves it in an earlier slot.
-func (h *wheel) set(w *Watch) {
+// schedule puts w into the slot of its time (w.at), or leaves it in an earlier slot. A time beyond the wheel's last slot gets that slot.
+func (h *wheel) schedule(w *Watch) {
 	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1) // +1, so that the time has come when the tick is checked
 	if w.tick != 0 {
 		if w.tick <= t {
@@ -59,6 +60,7 @@ func (h *wheel) set(w *Watch) {
 	h.count++
 }
 
+// remove takes a watch out of its slot, if it is in one.
 func (h *wheel) remove(w *Watch) {
 	if w.tick == 0 {
 		return
@@ -75,8 +77,8 @@ func (h *wheel) remove(w *Watch) {
 	h.count--
 }
 
-// find sets first to the tick of the next watch.
-func (h *wheel) find() {
+// findFirst sets first to the tick of the next watch; 0: there is none.
+func (h *wheel) findFirst() {
 	h.first = 0
 	if h.count == 0 {
 		return
@@ -87,7 +89,7 @@ func (h *wheel) find() {
 }
 
 // due is when the next watch must be checked, in ns since the loop's base; 0: there is no watch.
-func (h *wheel) due() int64 { return h.first * int64(granule) }
+func (h *wheel) due() int64 { return h.first * int64(tickLength) }
 
 // expire checks all ticks up to now. It appends the watches whose time has come to dst, and sets the others again.
 func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
@@ -95,25 +97,25 @@ func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 	if current-h.cursor >= slots {
 		h.cursor = current - slots + 1 // so that the loop below checks every slot only once
 	}
-	var later *Watch // list of watches whose time has not come
+	var notYet *Watch // list of watches whose time has not come
 	for ; h.cursor <= current; h.cursor++ {
 		for w := h.slots[h.cursor%slots]; w != nil; w = h.slots[h.cursor%slots] {
 			h.remove(w)
 			switch {
-			case w.at == 0: // Wake was called with the zero time
+			case w.at == 0: // WakeAt was called with the zero time
 			case w.at <= now:
 				w.at = 0
 				dst = append(dst, w)
 			default:
-				w.next, later = later, w
+				w.next, notYet = notYet, w
 			}
 		}
 	}
-	for later != nil {
-		w := later
-		later, w.next = w.next, nil
-		h.set(w)
+	for notYet != nil {
+		w := notYet
+		notYet, w.next = w.next, nil
+		h.schedule(w)
 	}
-	h.find()
+	h.findFirst()
 	return dst
 }

@@ -29,14 +29,14 @@ type Loop struct {
 	raw    syscall.RawConn
 	events [256]unix.EpollEvent
 
-	watches []*Watch // by Watch.index; nil: the index is free
-	again   []*Watch // watches that called Again: they are called after the sockets that are ready
-	turn    []*Watch // the list again of the last round, while its watches are called
-	free    []uint32 // free indexes of watches
-	ages    uint32   // the age of the newest watch
-	wheel   wheel
-	expired []*Watch
-	armed   int64 // when Go's poller ends the wait, in ns since base; 0: never
+	watches        []*Watch // by Watch.index; nil: the index is free
+	again          []*Watch // watches that called CallAgain: they are called after the sockets that are ready
+	calledAgain    []*Watch // the list again as poll found it, while poll calls its watches
+	free           []uint32 // free indexes of watches
+	lastGeneration uint32   // the generation of the newest watch
+	wheel          wheel
+	expired        []*Watch
+	armed          int64 // when Go's poller ends the wait, in ns since base; 0: never
 
 	mu     sync.Mutex
 	posted []func() // functions that run has to call
@@ -46,13 +46,13 @@ type Loop struct {
 
 // A Watch is a socket in a loop. It belongs to the loop's goroutine.
 type Watch struct {
-	loop    *Loop
-	handler Handler
-	fd      int
-	index   uint32
-	age     uint32 // unique number of the watch, because its index may have belonged to an earlier watch
-	again   bool   // the watch is in the loop's list again
-	ended   bool   // the argument ended for the next call of Ready from that list
+	loop       *Loop
+	handler    Handler
+	fd         int
+	index      uint32
+	generation uint32 // number of the watch: an event with another number is meant for an earlier watch of this index
+	again      bool   // the watch is in the loop's list again
+	ended      bool   // the argument ended for the next call of Ready from that list
 
 	at         int64 // ns since the loop's base; 0: never
 	tick       int64 // the tick of its slot in the wheel; 0: the watch is in no slot
@@ -89,12 +89,12 @@ func (l *Loop) Post(f func()) bool {
 	}
 	l.posted = append(l.posted, f)
 	if len(l.posted) == 1 {
-		_ = l.ep.SetReadDeadline(past) // ends the wait; cannot fail, because the file is open until closed is set
+		_ = l.ep.SetReadDeadline(longAgo) // ends the wait; cannot fail, because the file is open until closed is set
 	}
 	return true
 }
 
-var past = time.Unix(1, 0)
+var longAgo = time.Unix(1, 0) // a deadline that ends a wait at once
 
 // Close ends the loop. It waits until the loop has called all functions that were posted before. No handler is called after that; the
 // sockets stay open.
@@ -103,7 +103,7 @@ func (l *Loop) Close() {
 	alreadyClosed := l.closed
 	l.closed = true
 	if !alreadyClosed {
-		_ = l.ep.SetReadDeadline(past)
+		_ = l.ep.SetReadDeadline(longAgo)
 	}
 	l.mu.Unlock()
 	<-l.done
@@ -114,8 +114,8 @@ func (l *Loop) run() {
 	defer close(l.done)
 	defer func() { _ = l.ep.Close() }() // only the loop uses the file
 	for {
-		l.arm() // before the queue is read, so that a later Post ends the wait that follows
-		if !l.drain() {
+		l.setWaitEnd() // before the queue is read, so that a later Post ends the wait that follows
+		if !l.runPosted() {
 			return
 		}
 		err := l.raw.Read(l.poll)
@@ -126,8 +126,8 @@ func (l *Loop) run() {
 	}
 }
 
-// drain calls the posted functions. It returns false if the loop is closed.
-func (l *Loop) drain() bool {
+// runPosted calls the posted functions. It returns false if the loop is closed.
+func (l *Loop) runPosted() bool {
 	l.mu.Lock()
 	todo, closed := l.posted, l.closed
 	l.posted = nil
@@ -135,13 +135,14 @@ func (l *Loop) drain() bool {
 	for _, f := range todo {
 		l.guard(f)
 	}
-	l.rearm()
+	l.shortenWait()
 	return !closed
 }
 
-// arm sets the time at which Go's poller ends the wait: the time at which the next watch is due.
-func (l *Loop) arm() {
-	l.wheel.find()
+// setWaitEnd sets the time at which Go's poller ends the next wait for sockets: when the next watch is due in the wheel. Without such a
+// watch, the wait has no end.
+func (l *Loop) setWaitEnd() {
+	l.wheel.findFirst()
 	l.armed = l.wheel.due()
 	var at time.Time
 	if l.armed != 0 {
@@ -150,8 +151,8 @@ func (l *Loop) arm() {
 	_ = l.ep.SetReadDeadline(at) // cannot fail, because the file is open
 }
 
-// rearm makes the wait end earlier, if a watch is due before its end.
-func (l *Loop) rearm() {
+// shortenWait makes the wait for sockets end earlier if a watch is now due before its end.
+func (l *Loop) shortenWait() {
 	due := l.wheel.due()
 	armedInTime := l.armed != 0 && l.armed <= due
 	if due == 0 || armedInTime {
@@ -166,8 +167,8 @@ func (l *Loop) rearm() {
 }
 
 // poll asks the kernel which sockets are ready, and calls their handlers. After them it calls the handlers that asked for another turn
-// (Again). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and handlers whose
-// time has come before poll is called once more.
+// (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and handlers
+// whose time has come before poll is called once more.
 func (l *Loop) poll(uintptr) bool {
 	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
 		0, 0)
@@ -179,11 +180,11 @@ func (l *Loop) poll(uintptr) bool {
 	}
 	n := int(ready)
 	now := time.Now()
-	l.turn, l.again = l.again, l.turn[:0] // calls of Again from here on are for the next round
+	l.calledAgain, l.again = l.again, l.calledAgain[:0] // calls of CallAgain from here on are for the next round
 	for i := range l.events[:n] {
 		ev := &l.events[i]
 		w := l.watches[uint32(ev.Fd)]
-		if w == nil || w.age != uint32(ev.Pad) { // another handler has removed the watch
+		if w == nil || w.generation != uint32(ev.Pad) { // another handler has removed the watch, and a newer one may have its index
 			continue
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
@@ -193,8 +194,8 @@ func (l *Loop) poll(uintptr) bool {
 		}
 		l.ready(w, ended, now)
 	}
-	for i, w := range l.turn {
-		l.turn[i] = nil
+	for i, w := range l.calledAgain {
+		l.calledAgain[i] = nil
 		w.again = false
 		if w.loop != nil { // nil: another handler has removed the watch
 			l.ready(w, w.ended, now)
@@ -203,10 +204,11 @@ func (l *Loop) poll(uintptr) bool {
 	if n > len(l.events)/8 || len(l.again) > 0 {
 		runtime.Gosched() // the loop is busy, so the other goroutines get a turn between two rounds
 	}
-	l.rearm()
+	l.shortenWait()
 	return n == len(l.events) || len(l.again) > 0
 }
 
+// ready calls the handler of a watch whose socket is ready, and recovers its panic.
 func (l *Loop) ready(w *Watch, ended bool, now time.Time) {
 	defer l.recovered()
 	w.handler.Ready(w, ended, now)
@@ -224,6 +226,7 @@ func (l *Loop) expire() {
 	}
 }
 
+// guard calls f, and recovers its panic.
 func (l *Loop) guard(f func()) {
 	defer l.recovered()
 	f()
@@ -246,9 +249,9 @@ func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 		w.index = uint32(len(l.watches))
 		l.watches = append(l.watches, nil)
 	}
-	l.ages++
-	w.age = l.ages
-	if err := w.control(unix.EPOLL_CTL_ADD, interest(write)); err != nil {
+	l.lastGeneration++
+	w.generation = l.lastGeneration
+	if err := w.epollCtl(unix.EPOLL_CTL_ADD, epollEvents(write)); err != nil {
 		l.free = append(l.free, w.index)
 		return nil, err
 	}
@@ -256,25 +259,27 @@ func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	return w, nil
 }
 
-func interest(write bool) uint32 {
+// epollEvents are the events that epoll reports for a socket that is to be written, or read.
+func epollEvents(write bool) uint32 {
 	if write {
 		return unix.EPOLLOUT
 	}
 	return unix.EPOLLIN | unix.EPOLLRDHUP
 }
 
-// control tells the kernel what the watch is to report (op). The kernel reports each change only once (EPOLLET).
-func (w *Watch) control(op int, events uint32) error {
-	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(w.index), Pad: int32(w.age)}
+// epollCtl tells the kernel what the watch is to report (op). The kernel reports each change only once (EPOLLET), with the index and the
+// generation of the watch.
+func (w *Watch) epollCtl(op int, events uint32) error {
+	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(w.index), Pad: int32(w.generation)}
 	return unix.EpollCtl(w.loop.fd, op, w.fd, &ev)
 }
 
 // Loop is the loop that watches the socket; nil after Remove.
 func (w *Watch) Loop() *Loop { return w.loop }
 
-// Again makes the loop call Ready once more, after all sockets that are ready now, even if no more bytes arrive. A handler that leaves
+// CallAgain makes the loop call Ready once more, after all sockets that are ready now, even if no more bytes arrive. A handler that leaves
 // bytes in the socket must call it, because the kernel reports these bytes only once.
-func (w *Watch) Again(ended bool) {
+func (w *Watch) CallAgain(ended bool) {
 	w.ended = ended
 	if !w.again {
 		w.again = true
@@ -283,26 +288,26 @@ func (w *Watch) Again(ended bool) {
 }
 
 // Pause stops calls of Ready until Resume. Bytes that arrive in the meantime stay in the kernel.
-func (w *Watch) Pause() error { return w.control(unix.EPOLL_CTL_MOD, 0) }
+func (w *Watch) Pause() error { return w.epollCtl(unix.EPOLL_CTL_MOD, 0) }
 
 // Resume ends Pause. Ready is called at once if there are bytes to read.
-func (w *Watch) Resume() error { return w.control(unix.EPOLL_CTL_MOD, interest(false)) }
+func (w *Watch) Resume() error { return w.epollCtl(unix.EPOLL_CTL_MOD, epollEvents(false)) }
 
-// Wake makes the loop call Expired once, at the given time or soon after it. It replaces the time of an earlier Wake. With the zero time
-// Expired is not called.
-func (w *Watch) Wake(at time.Time) {
+// WakeAt makes the loop call Expired once, at the given time or soon after it. It replaces the time of an earlier WakeAt. With the zero
+// time Expired is not called.
+func (w *Watch) WakeAt(at time.Time) {
 	w.at = 0
 	if at.IsZero() {
 		return // the wheel drops the watch at its tick
 	}
-	w.at = max(1, int64(at.Sub(w.loop.base)))
-	w.loop.wheel.set(w)
+	w.at = max(1, int64(at.Sub(w.loop.base))) // 0 would mean never
+	w.loop.wheel.schedule(w)
 }
 
 // Remove ends the watch. The socket stays open.
 func (w *Watch) Remove() {
 	if w.loop != nil {
-		_ = w.control(unix.EPOLL_CTL_DEL, 0) // cannot fail, because the kernel knows the watch
+		_ = w.epollCtl(unix.EPOLL_CTL_DEL, 0) // cannot fail, because the kernel knows the watch
 		w.Forget()
 	}
 }

@@ -186,13 +186,13 @@ func TestTimeIsTold(t *testing.T) {
 	w := watch(t, l, here, e, false)
 	began := time.Now()
 	on(t, l, func() {
-		w.Wake(began.Add(time.Hour))
-		w.Wake(began.Add(50 * time.Millisecond))
+		w.WakeAt(began.Add(time.Hour))
+		w.WakeAt(began.Add(50 * time.Millisecond))
 	})
 	require.GreaterOrEqual(t, await(t, e.expired).Sub(began), 50*time.Millisecond)
 	on(t, l, func() {
-		w.Wake(time.Now().Add(20 * time.Millisecond))
-		w.Wake(time.Time{})
+		w.WakeAt(time.Now().Add(20 * time.Millisecond))
+		w.WakeAt(time.Time{})
 	})
 	select {
 	case <-e.expired:
@@ -291,7 +291,7 @@ func TestABusyLoopHearsOthers(t *testing.T) {
 	here, _ := pair(t)
 	e := newEar()
 	w := watch(t, l, here, e, false)
-	on(t, l, func() { w.Wake(time.Now()) })
+	on(t, l, func() { w.WakeAt(time.Now()) })
 	await(t, e.expired)
 }
 
@@ -312,7 +312,7 @@ func TestAnArrivalAllocatesNothing(t *testing.T) {
 			if n, err := w.Read(l.Buffer[:]); n == 0 || err != nil {
 				return
 			}
-			w.Wake(time.Now().Add(time.Minute))
+			w.WakeAt(time.Now().Add(time.Minute))
 			got <- struct{}{}
 		}
 	}}, false)
@@ -344,10 +344,10 @@ func TestWhoIsNotThroughGoesOnBehindTheOthers(t *testing.T) {
 			close(done)
 			return
 		case 1:
-			w.Again(true)
-			w.Again(true) // is as good as once
+			w.CallAgain(true)
+			w.CallAgain(true) // is as good as once
 		default:
-			w.Again(false)
+			w.CallAgain(false)
 		}
 		_, _ = unix.Write(b[1], []byte("x"))
 	}
@@ -376,7 +376,7 @@ func TestAWatchThatIsRemovedHasNoTurnLeft(t *testing.T) {
 	turns := 0
 	e.ready = func(w *Watch) {
 		turns++
-		w.Again(false)
+		w.CallAgain(false)
 		w.Remove()
 	}
 	watch(t, l, here, e, false)

@@ -37,10 +37,10 @@ func (l *Loop) Add(int, Handler, bool) (*Watch, error) { return nil, errors.ErrU
 
 // These are never called.
 func (w *Watch) Loop() *Loop              { return nil }
-func (w *Watch) Again(bool)               {}
+func (w *Watch) CallAgain(bool)           {}
 func (w *Watch) Pause() error             { return errors.ErrUnsupported }
 func (w *Watch) Resume() error            { return errors.ErrUnsupported }
-func (w *Watch) Wake(time.Time)           {}
+func (w *Watch) WakeAt(time.Time)         {}
 func (w *Watch) Remove()                  {}
 func (w *Watch) Forget()                  {}
 func (w *Watch) Read([]byte) (int, error) { return 0, io.EOF }

@@ -8,16 +8,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// most bounds the default number of loops, however many processors there are. One loop handles about ten thousand arrivals per second.
-const most = 8
+// maxDefaultLoops bounds the default number of loops, however many processors there are. One loop handles about ten thousand arrivals per
+// second.
+const maxDefaultLoops = 8
 
 // Default returns a good number of loops for the machine: half of the processors, because the rest of the program needs processors, too.
-func Default() int { return min(most, (runtime.GOMAXPROCS(0)+1)/2) }
+func Default() int { return min(maxDefaultLoops, (runtime.GOMAXPROCS(0)+1)/2) }
 
 // A Set holds the loops of a program.
 type Set struct {
 	loops []*Loop
-	turns atomic.Uint64
+	calls atomic.Uint64 // of Next
 }
 
 // Start starts n loops. On a system without loops, the set stays empty.
@@ -36,12 +37,12 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next returns one loop after the other, in turn; nil: there are none.
+// Next returns the set's loops in turn, so that each gets as many sockets; nil: there are none.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil
 	}
-	return s.loops[s.turns.Add(1)%uint64(len(s.loops))]
+	return s.loops[s.calls.Add(1)%uint64(len(s.loops))]
 }
 
 // Close ends all loops.

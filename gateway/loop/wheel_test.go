@@ -21,15 +21,15 @@ func TestTheWheelFindsEachWatchAtItsTime(t *testing.T) {
 			w := watches[rapid.IntRange(0, len(watches)-1).Draw(t, "which")]
 			switch rapid.IntRange(0, 3).Draw(t, "what") {
 			case 0:
-				w.at = now + rapid.Int64Range(0, 3*slots*int64(granule)).Draw(t, "ahead")
-				h.set(w)
+				w.at = now + rapid.Int64Range(0, 3*slots*int64(tickLength)).Draw(t, "ahead")
+				h.schedule(w)
 			case 1:
 				h.remove(w)
 				w.at = 0
 			case 2:
 				w.at = 0 // never, without a word to the wheel
 			case 3:
-				now = h.look(t, watches, now, now+rapid.Int64Range(0, 2*slots*int64(granule)).Draw(t, "time"))
+				now = h.look(t, watches, now, now+rapid.Int64Range(0, 2*slots*int64(tickLength)).Draw(t, "time"))
 			}
 			count := 0
 			for _, w := range watches {
@@ -39,7 +39,7 @@ func TestTheWheelFindsEachWatchAtItsTime(t *testing.T) {
 			}
 			require.Equal(t, count, h.count)
 		}
-		h.look(t, watches, now, now+10*slots*int64(granule))
+		h.look(t, watches, now, now+10*slots*int64(tickLength))
 		for _, w := range watches {
 			require.Zero(t, w.at, "a watch was never found")
 		}
@@ -49,7 +49,7 @@ func TestTheWheelFindsEachWatchAtItsTime(t *testing.T) {
 // look lets the time pass, and expires what is due whenever the wheel asks for it.
 func (h *wheel) look(t *rapid.T, watches []*Watch, now, until int64) int64 {
 	for {
-		h.find()
+		h.findFirst()
 		due := h.due()
 		if due == 0 || due > until {
 			return until
@@ -62,7 +62,7 @@ func (h *wheel) look(t *rapid.T, watches []*Watch, now, until int64) int64 {
 		for _, w := range h.expire(nil, now) {
 			require.NotZero(t, at[w])
 			require.LessOrEqual(t, at[w], now, "found before its time")
-			require.LessOrEqual(t, now-at[w], int64(granule), "found late")
+			require.LessOrEqual(t, now-at[w], int64(tickLength), "found late")
 		}
 	}
 }

@@ -28,7 +28,7 @@ import (
 // Parse reads and checks the body of a request to one of the endpoints in Paths.
 func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*openai.Request, *openai.Error) {
 	switch {
-	case hears(path):
+	case takesAudio(path):
 		return openai.ParseForm(raw, contentType, lim)
 	case path == openai.CountPath:
 		return openai.ParseCount(raw, lim)
@@ -41,25 +41,26 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
 	seat := s.seats.For(in.Body)
 	if !seat.Acquire(1) {
-		return s.noSeat()
+		return s.tooManyError()
 	}
 	p := &request.Passthrough{
-		Engines: s, Path: path, Kind: "application/json", Estimate: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
-		Took: s.took.WithLabelValues(path),
+		Engines: s, Path: path, ContentType: "application/json", EstimatedTokens: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
+		Duration: s.duration.WithLabelValues(path),
 	}
-	if hears(path) {
-		p.Kind, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
+	if takesAudio(path) {
+		p.ContentType, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
 	} else {
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
-	if computes(path) {
-		p.Most = int64(len(raw)) // every token has at least one byte
+	if runsModel(path) {
+		p.MaxTokens = int64(len(raw)) // every token has at least one byte
 	}
-	return s.Requests.Pass(ctx, in, req, p)
+	return s.Requests.ServePassthrough(ctx, in, req, p)
 }
 
-// noSeat is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its share.
-func (s *Server) noSeat() *openai.Error {
+// tooManyError is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its
+// share (Own).
+func (s *Server) tooManyError() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: !s.seats.Full(),
 		Message: "too many requests are passed through to engines already; retry later",
@@ -86,47 +87,48 @@ type Deps struct {
 
 // Engines is the state of the engines at one moment.
 type Engines interface {
-	// SoleEngines returns the engines that can serve requests for the model alone. paired says that the model has engines, but that each only
-	// prefills or only decodes. computes says that the request runs the model.
-	SoleEngines(model string, computes bool) (list []roster.SoleEngine, paired bool)
+	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each only
+	// prefills or only decodes. runsModel says that the request runs the model.
+	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
 }
 
 // A Server passes requests through.
 type Server struct {
 	Deps
-	took  *prometheus.HistogramVec
-	seats *edge.Quota // bounds the requests that are passed through at once; no queue and no pool does
+	duration *prometheus.HistogramVec
+	seats    *edge.Quota // bounds the requests that are passed through at once; no queue and no pool does
 
-	mu    sync.Mutex
-	busy  map[string]int     // running calls, by engine
-	lacks map[lack]time.Time // endpoints that engines do not have; the value is when the engine said so
+	mu               sync.Mutex
+	runningCalls     map[string]int                // running calls, by engine
+	missingEndpoints map[missingEndpoint]time.Time // endpoints that engines do not have; the value is when the engine said so
 }
 
-type lack struct{ instance, path string }
+// missingEndpoint is an endpoint that an engine does not have.
+type missingEndpoint struct{ instance, path string }
 
-// lackMemory is how long an engine is not asked again for an endpoint that it does not have.
+// missingEndpointTTL is how long an engine is not asked again for an endpoint that it does not have.
 // After that time the engine may have been replaced by a version that has the endpoint.
-const lackMemory = time.Minute
+const missingEndpointTTL = time.Minute
 
 // New returns a server, and registers its metric.
 func New(deps Deps) *Server {
-	s := &Server{Deps: deps, seats: edge.NewPlaces(int64(deps.Settings().Limits.PassedThrough)), busy: map[string]int{},
-		lacks: map[lack]time.Time{}}
-	s.took = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	s := &Server{Deps: deps, seats: edge.NewPlaces(int64(deps.Settings().Limits.PassedThrough)), runningCalls: map[string]int{},
+		missingEndpoints: map[missingEndpoint]time.Time{}}
+	s.duration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "evenkeel_passed_seconds",
 		Help: "Time from arrival to the end of the answer, for requests that one engine serves alone. Requests without an answer do not " +
 			"count.",
 		Buckets: deps.Buckets,
 	}, []string{"endpoint"})
 	for _, path := range Paths {
-		s.took.WithLabelValues(path)
+		s.duration.WithLabelValues(path)
 	}
-	deps.Registerer.MustRegister(s.took)
+	deps.Registerer.MustRegister(s.duration)
 	return s
 }
 
-// computes says whether an engine runs its model for a request to this path. For token counts it does not.
-func computes(path string) bool {
+// runsModel says whether an engine runs its model for a request to this path. For token counts it does not.
+func runsModel(path string) bool {
 	return path != "/tokenize" && path != "/detokenize" && path != openai.CountPath
 }
 
@@ -137,17 +139,17 @@ var Paths = []string{
 	"/v1/audio/transcriptions", "/v1/audio/translations", openai.CountPath,
 }
 
-// hears says whether the endpoint takes a form with recorded speech. All other endpoints take JSON.
-func hears(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
+// takesAudio says whether the endpoint takes a form with recorded speech. All other endpoints take JSON.
+func takesAudio(path string) bool { return strings.HasPrefix(path, "/v1/audio/") }
 
 // Estimate returns how many tokens a request counts against its key's limit of tokens per minute, until an engine reports the
 // real number.
 func Estimate(path string, req *openai.Request) int {
-	if !computes(path) {
+	if !runsModel(path) {
 		return 0
 	}
-	if hears(path) {
-		return req.PromptBytes / bytesPerHeard
+	if takesAudio(path) {
+		return req.PromptBytes / bytesPerAudioToken
 	}
 	return req.PromptBytes / bytesPerToken
 }
@@ -155,8 +157,8 @@ func Estimate(path string, req *openai.Request) int {
 // Rough sizes of a token in bytes: of text, and of a form with speech. A second of speech is a few
 // tokens, and takes 3 to 32 KiB.
 const (
-	bytesPerToken = 4
-	bytesPerHeard = 1 << 10
+	bytesPerToken      = 4
+	bytesPerAudioToken = 1 << 10
 )
 
 var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of this proxy serves the model; retry later", 1)
@@ -165,9 +167,9 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
 // caller must subtract the call with Count when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
-	all, paired := s.Engines().SoleEngines(model, computes(path))
+	all, onlyPairs := s.Engines().SoleEngines(model, runsModel(path))
 	switch {
-	case paired: // no engine of the model serves such a request alone
+	case onlyPairs: // no engine of the model serves such a request alone
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errPaired
 	case len(all) == 0:
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
@@ -185,14 +187,15 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 		if oneTried, otherTried := triedGroups[one.Group], triedGroups[other.Group]; oneTried != otherTried {
 			return otherTried
 		}
-		return s.busy[one.Instance] < s.busy[other.Instance]
+		return s.runningCalls[one.Instance] < s.runningCalls[other.Instance]
 	}
-	best, lacking := -1, 0
-	start := rand.IntN(len(all)) // random, so that of equal engines not always the first one is chosen
-	for i := range all {
-		i = (i + start) % len(all)
-		if at, ok := s.lacks[lack{all[i].Instance, path}]; ok && now.Sub(at) < lackMemory { // also an engine that was tried and said so
-			lacking++
+	best, withoutEndpoint := -1, 0 // best: index of the best engine so far; -1: there is none yet
+	start := rand.IntN(len(all))   // random, so that of equal engines not always the first one is chosen
+	for k := range all {
+		i := (start + k) % len(all)
+		notedAt, noted := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
+		if noted && now.Sub(notedAt) < missingEndpointTTL { // also an engine that was tried and said so
+			withoutEndpoint++
 			continue
 		}
 		if slices.Contains(tried, all[i].Instance) {
@@ -204,34 +207,34 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	}
 	switch {
 	case best >= 0:
-		s.busy[all[best].Instance]++
+		s.runningCalls[all[best].Instance]++
 		return all[best], lifecycle.Chosen, nil
-	case lacking == len(all):
+	case withoutEndpoint == len(all):
 		return roster.SoleEngine{}, lifecycle.NoRoute, failure.NoRoute
 	}
 	return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// Count adds n to the number of this proxy's calls that run on an engine.
-func (s *Server) Count(instance string, n int) {
+// AddRunning adds n, which may be negative, to the number of this proxy's calls that run on an engine.
+func (s *Server) AddRunning(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.busy[instance] += n; s.busy[instance] <= 0 {
-		delete(s.busy, instance)
+	if s.runningCalls[instance] += n; s.runningCalls[instance] <= 0 {
+		delete(s.runningCalls, instance)
 	}
 }
 
-// Without notes that an engine does not have an endpoint, and forgets such notes older than lackMemory.
-func (s *Server) Without(instance, path string) {
+// NoteMissingEndpoint notes that an engine does not have an endpoint, and forgets such notes older than missingEndpointTTL.
+func (s *Server) NoteMissingEndpoint(instance, path string) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for l, at := range s.lacks {
-		if now.Sub(at) >= lackMemory {
-			delete(s.lacks, l)
+	for missing, notedAt := range s.missingEndpoints {
+		if now.Sub(notedAt) >= missingEndpointTTL {
+			delete(s.missingEndpoints, missing)
 		}
 	}
-	s.lacks[lack{instance, path}] = now
+	s.missingEndpoints[missingEndpoint{instance, path}] = now
 }
 
 var errPaired = &openai.Error{

@@ -214,8 +214,8 @@ func TestAnotherEngineServesAPassedRequest(t *testing.T) {
 	t.Run("but what one lacks is not why the other failed", func(t *testing.T) {
 		broken.answers(says(405, "application/json", `{"detail":"Method Not Allowed"}`))
 		good.answers(says(503, "text/plain", ""))
-		p.Count(p.engines.list[0].Instance, 1) // so that the good one is asked first
-		defer p.Count(p.engines.list[0].Instance, -1)
+		p.AddRunning(p.engines.list[0].Instance, 1) // so that the good one is asked first
+		defer p.AddRunning(p.engines.list[0].Instance, -1)
 		r := p.ask("/v1/score", "overloaded-and-lacks")
 		require.Equal(t, http.StatusServiceUnavailable, r.status)
 		require.Contains(t, r.body, `"engine_unavailable"`)
@@ -266,8 +266,8 @@ func TestAConnectionThatHasEndedIsReplacedOnce(t *testing.T) {
 			t.Parallel()
 			first, second := &odd{answer: well}, &odd{answer: says(200, "application/json", `{"by":"second"}`)}
 			p := start(t, nil, first, second)
-			p.Count(p.engines.list[1].Instance, 1) // so that the first one is chosen
-			defer p.Count(p.engines.list[1].Instance, -1)
+			p.AddRunning(p.engines.list[1].Instance, 1) // so that the first one is chosen
+			defer p.AddRunning(p.engines.list[1].Instance, -1)
 			require.Equal(t, http.StatusOK, p.ask("/v1/embeddings", "before").status)
 			first.answers(inTurn(row.then...))
 			r := p.ask("/v1/embeddings", "after")
@@ -294,8 +294,8 @@ func TestADrainEndsCallsThatArePassedThrough(t *testing.T) {
 	t.Parallel()
 	first, second := &odd{answer: hang(silent)}, &odd{answer: says(200, "application/json", `{"by":"second"}`)}
 	p := start(t, nil, first, second)
-	p.Count(p.engines.list[1].Instance, 1) // so that the first one is chosen
-	defer p.Count(p.engines.list[1].Instance, -1)
+	p.AddRunning(p.engines.list[1].Instance, 1) // so that the first one is chosen
+	defer p.AddRunning(p.engines.list[1].Instance, -1)
 	got := make(chan reply, 1)
 	go func() { got <- p.ask("/v1/embeddings", "moved") }()
 	p.eventually("it runs", func() bool { return len(first.got()) == 1 })
@@ -455,7 +455,7 @@ func TestAPanicHoldsNothing(t *testing.T) {
 	require.Equal(t, http.StatusInternalServerError, p.ask("/v1/embeddings", "panics").status)
 	require.Zero(t, p.seats.Held())
 	p.mu.Lock()
-	require.Empty(t, p.busy)
+	require.Empty(t, p.runningCalls)
 	p.mu.Unlock()
 	p.engines.list = list
 	require.Equal(t, http.StatusOK, p.ask("/v1/embeddings", "goes on").status)

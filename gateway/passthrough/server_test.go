@@ -177,7 +177,7 @@ func start(t *testing.T, change func(*config.Config), all ...*odd) *proxy {
 		p.eventually("nothing is held", func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return len(p.busy) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 &&
+			return len(p.runningCalls) == 0 && p.seats.Held() == 0 && bodies.Held() == 0 && requests.Open() == 0 &&
 				p.engines.MoveCalls(func(roster.Location) bool { return true }) == 0
 		})
 		ctx, cancel := context.WithCancel(context.Background())

@@ -52,18 +52,19 @@ type Stream interface {
 	Panicked(v any)
 }
 
+// A pump carries one streamed answer. Its methods run on the goroutine that drives the stream, or on the loop while the loop drives it.
 type pump struct {
 	Stream
-	out  *edge.Hijacked
-	keep *edge.KeepAlive  // sends comments to the client while the engine is silent; nil: no comments are sent
-	resp *engine.Response // the response from which the loop reads, or has read last
+	client    *edge.Hijacked
+	keepAlive *edge.KeepAlive  // sends comments to the client while the engine is silent; nil: no comments are sent
+	resp      *engine.Response // the response from which the loop reads, or has read last
 
-	loop  *loop.Loop
-	turns int         // how often the loop has passed the stream to a goroutine; a callback with another number is out of date
-	in    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
-	until time.Time   // until when the engine may be silent; zero: for ever
-	room  *loop.Watch // the watch of the client's socket while the client takes no bytes; nil: the client takes bytes
-	rest  []byte      // bytes that the client has not taken
+	loop           *loop.Loop
+	handovers      int         // how often the loop has passed the stream to a goroutine; a callback from an earlier handover does nothing
+	engineWatch    *loop.Watch // the watch of the engine's socket; nil: a goroutine drives the stream
+	engineDeadline time.Time   // until when the engine may be silent; zero: for ever
+	clientWatch    *loop.Watch // the watch of the client's socket while the client takes no bytes; nil: the client takes bytes
+	unsent         []byte      // bytes that the client has not taken
 }
 
 // Start takes over the client's connection from fasthttp when the handler has returned, and carries the answer. It
@@ -71,49 +72,49 @@ type pump struct {
 func Start(ctx *fasthttp.RequestCtx, log *zap.Logger, loops *loop.Set, s Stream) bool {
 	l := loops.Next()
 	return l != nil && edge.Hijack(ctx, log, func(o *edge.Hijacked) {
-		p := &pump{Stream: s, out: o, keep: o.KeepAlive(), loop: l}
-		p.guard(p.carry)
+		p := &pump{Stream: s, client: o, keepAlive: o.KeepAlive(), loop: l}
+		p.guard(p.driveBlocking)
 	})
 }
 
-// carry drives the stream with blocking calls, until its end or until the loop can take it over.
-func (p *pump) carry() {
+// driveBlocking drives the stream with blocking calls, until its end or until the loop can take it over.
+func (p *pump) driveBlocking() {
 	for {
-		events, err := p.next()
+		events, err := p.nextEvents()
 		if err == nil {
-			err = p.out.Send(events, p.Ended())
+			err = p.client.Send(events, p.Ended())
 		}
 		if err == nil && !p.Ended() {
-			if p.lift() {
+			if p.passToLoop() {
 				return // the loop drives the stream now
 			}
 			continue
 		}
 		if errors.Is(err, io.EOF) { // the answer has ended after the events that were sent last
-			err = p.out.Send(nil, true)
+			err = p.client.Send(nil, true)
 		}
 		p.Close()
-		p.out.End(err == nil)
+		p.client.End(err == nil)
 		return
 	}
 }
 
-// next waits for events. During a long wait, comments are sent to the client.
-func (p *pump) next() ([]byte, error) {
-	if p.silence() > 0 {
-		p.keep.StartTimer()
-		defer p.keep.StopTimer()
+// nextEvents waits for events. During a long wait, comments are sent to the client.
+func (p *pump) nextEvents() ([]byte, error) {
+	if p.commentAfter() > 0 {
+		p.keepAlive.StartTimer()
+		defer p.keepAlive.StopTimer()
 	}
 	return p.Next()
 }
 
-// silence is the time without an event after which the client gets a comment; 0: it gets none, for example because the comment would
+// commentAfter is the time without an event after which the client gets a comment; 0: it gets none, for example because the comment would
 // stand inside an event.
-func (p *pump) silence() time.Duration {
-	if p.keep == nil || p.Torn() {
+func (p *pump) commentAfter() time.Duration {
+	if p.keepAlive == nil || p.Torn() {
 		return 0
 	}
-	return p.keep.Interval()
+	return p.keepAlive.Interval()
 }
 
 // guard calls f, and ends the stream if f panics.
@@ -121,117 +122,119 @@ func (p *pump) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			p.Panicked(v)
-			p.out.End(false)
+			p.client.End(false)
 		}
 	}()
 	f()
 }
 
-// lift passes the stream to the loop; false: the goroutine keeps the stream.
-func (p *pump) lift() bool {
-	if p.out.ClearWriteDeadline() != nil { // the connection is closed
+// passToLoop passes the stream to the loop, and returns true. It returns false if the goroutine keeps the stream: the client's connection
+// or the stream does not allow it, or the loop is closed.
+func (p *pump) passToLoop() bool {
+	if p.client.ClearWriteDeadline() != nil { // the connection is closed
 		return false
 	}
 	resp := p.Flow()
-	if resp == nil {
+	if resp == nil { // the answer has ended, or bytes of it wait to be read
 		return false
 	}
-	turn := p.turns
+	handover := p.handovers
 	p.resp = resp
-	fd, ok := resp.Detach(func() { p.loop.Post(func() { p.touched(turn) }) })
+	fd, ok := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
 	if !ok {
 		return false
 	}
-	// From here on, the loop owns the stream, and touched may even have passed it to another goroutine.
-	if p.loop.Post(func() { p.enter(fd, turn) }) {
+	// From here on, the loop owns the stream, and interrupt may even have passed it to another goroutine.
+	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
 	p.loop.Close() // waits until the loop, which is closed already, has called what was posted before
-	if turn != p.turns {
-		return true // touched has passed the stream to another goroutine
+	if handover != p.handovers {
+		return true // interrupt has passed the stream to another goroutine
 	}
 	resp.Reattach(nil)
 	return false
 }
 
-// enter runs on the loop and begins to watch the engine's socket.
-func (p *pump) enter(fd, turn int) {
-	defer p.recovered()
-	if turn != p.turns {
-		return // touched has passed the stream to a goroutine already
+// startOnLoop runs on the loop and begins to watch the engine's socket.
+func (p *pump) startOnLoop(fd, handover int) {
+	defer p.recoverOnLoop()
+	if handover != p.handovers {
+		return // interrupt has passed the stream to a goroutine already
 	}
-	in, err := p.loop.Add(fd, p, false)
+	watch, err := p.loop.Add(fd, p, false) // false: for reading
 	if err != nil {
-		p.pass(readResult{})
+		p.passToGoroutine(readResult{})
 		return
 	}
-	p.in = in
-	p.await(time.Now())
+	p.engineWatch = watch
+	p.awaitEngine(time.Now())
 }
 
-// touched runs on the loop after an abort or a drain, or after the client has left. It passes the stream to a goroutine, which finds out
-// the cause. turn is the value of p.turns when the loop got the stream.
-func (p *pump) touched(turn int) {
-	if turn == p.turns {
-		p.pass(readResult{})
+// interrupt runs on the loop after an abort or a drain, or after the client has left. It passes the stream to a goroutine, which finds out
+// the cause. handover is the value of p.handovers when the loop got the stream.
+func (p *pump) interrupt(handover int) {
+	if handover == p.handovers {
+		p.passToGoroutine(readResult{})
 	}
 }
 
-// await begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too long.
-func (p *pump) await(now time.Time) {
+// awaitEngine begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too
+// long.
+func (p *pump) awaitEngine(now time.Time) {
 	wait := p.Wait(now)
-	p.until = time.Time{}
+	p.engineDeadline = time.Time{}
 	if wait > 0 {
-		p.until = now.Add(wait)
+		p.engineDeadline = now.Add(wait)
 	}
-	silence := p.silence()
-	if silence > 0 && (wait <= 0 || silence < wait) { // the comment is due first
-		wait = silence
+	commentAfter := p.commentAfter()
+	if commentAfter > 0 && (wait <= 0 || commentAfter < wait) { // the comment is due first
+		wait = commentAfter
 	}
 	if wait > 0 {
-		p.in.Wake(now.Add(wait))
+		p.engineWatch.WakeAt(now.Add(wait))
 	}
 }
 
 // readResult is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
 type readResult struct {
-	end    sse.End
-	frame  []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
-	failed error  // the error of the engine's socket
-	over   bool   // the body has ended, or is malformed
-	gone   bool   // nothing can be written to the client any more
+	end        sse.End
+	frame      []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
+	readErr    error  // the error of the engine's socket
+	bodyEnded  bool   // the body has ended, or is malformed
+	clientGone bool   // nothing can be written to the client any more
 }
 
-// perTurn is how many bytes the loop reads for one stream before it handles its other streams. Without this bound, an
+// maxReadPerTurn is how many bytes the loop reads for one stream before it handles its other streams. Without this bound, an
 // engine that sends faster than the loop reads would delay all other streams.
-const perTurn = 256 << 10
+const maxReadPerTurn = 256 << 10
 
 // Ready is called when one of the two sockets is ready: it reads bytes of the engine, or writes to a client that takes bytes again.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
-	defer p.recovered()
-	if w != p.in { // the client's socket
-		p.flush(now)
+	defer p.recoverOnLoop()
+	if w != p.engineWatch { // the client's socket
+		p.writeUnsent(now)
 		return
 	}
-	for read := 0; p.in != nil && p.room == nil; { // until the stream is passed on, or the client takes no more
-		if read >= perTurn {
-			p.in.Again(ended)
+	for read := 0; p.engineWatch != nil && p.clientWatch == nil; { // until the stream is passed on, or the client takes no more
+		if read >= maxReadPerTurn {
+			p.engineWatch.CallAgain(ended)
 			return
 		}
 		buf := p.loop.Buffer[:]
-		n, err := p.in.Read(buf)
+		n, err := p.engineWatch.Read(buf)
 		if err != nil {
-			r := readResult{failed: err}
+			r := readResult{readErr: err}
 			if errors.Is(err, io.EOF) {
-				r.failed = nil // the goroutine reads it again, and decides whether the answer is complete
+				r.readErr = nil // the goroutine reads it again, and decides whether the answer is complete
 			}
-			p.pass(r)
+			p.passToGoroutine(r)
 			return
 		}
 		if n == 0 { // no bytes are left in the socket
 			return
 		}
-		p.arrive(buf[:n], now)
+		p.processBytes(buf[:n], now)
 		read += n
 		if n < len(buf) && !ended { // the socket is empty; if it has ended, one more read tells how
 			return
@@ -239,40 +242,42 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	}
 }
 
-// arrive processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has ended.
-func (p *pump) arrive(b []byte, now time.Time) {
+// processBytes processes the bytes of one read. It sends the result to the client, or passes the stream to a goroutine if the answer has
+// ended.
+func (p *pump) processBytes(b []byte, now time.Time) {
 	r := p.unpack(b, now)
-	if r.end != sse.NotEnded || r.over || p.Err() != nil {
-		p.pass(r)
+	if answerEnded := r.end != sse.NotEnded; answerEnded || r.bodyEnded || p.Err() != nil {
+		p.passToGoroutine(r)
 		return
 	}
-	p.send(r.frame, now)
+	p.sendFrame(r.frame, now)
 }
 
-// send writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
-func (p *pump) send(frame []byte, now time.Time) {
-	if len(frame) > edge.ChunkRoom {
-		frame = p.out.Frame(frame)
-		n, err := p.out.TryWrite(frame, now)
+// sendFrame writes a frame to the client (see readResult.frame), and begins the wait for more bytes of the engine.
+func (p *pump) sendFrame(frame []byte, now time.Time) {
+	if len(frame) > edge.ChunkRoom { // the frame has bytes for the client
+		frame = p.client.Frame(frame)
+		n, err := p.client.TryWrite(frame, now)
 		if err != nil {
-			p.pass(readResult{gone: true})
+			p.passToGoroutine(readResult{clientGone: true})
 			return
 		}
-		if n < len(frame) {
+		if n < len(frame) { // the client's socket is full
 			p.Pause(now)
-			p.block(frame[n:])
+			p.awaitClient(frame[n:])
 			return
 		}
 	}
-	p.await(now)
+	p.awaitEngine(now)
 }
 
-// unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream.
+// unpack removes the HTTP transfer coding from the bytes of the engine, and gives the data to the stream. The result has the bytes for the
+// client in a frame, which is valid until the loop's next read.
 func (p *pump) unpack(b []byte, now time.Time) readResult {
 	var r readResult
 	out := p.loop.Out[:0]
-	out = append(out, make([]byte, edge.ChunkRoom)...)
-	for len(b) > 0 && !r.over {
+	out = append(out, make([]byte, edge.ChunkRoom)...) // Frame writes the head of the chunk there
+	for len(b) > 0 && !r.bodyEnded {
 		data, used, err := p.resp.Unframe(b)
 		b = b[used:]
 		if len(data) > 0 {
@@ -281,7 +286,7 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 				r.end = end
 			}
 		}
-		r.over = err != nil
+		r.bodyEnded = err != nil // also at the end of the body
 	}
 	r.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
@@ -290,118 +295,120 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 	return r
 }
 
-// block keeps the bytes that the client did not take. Until the client has taken them, nothing is read from the engine.
-func (p *pump) block(rest []byte) {
-	p.rest = append([]byte(nil), rest...)
-	err := p.in.Pause()
+// awaitClient keeps the bytes that the client did not take, and watches the client's socket. Until the client has taken all of them,
+// nothing is read from the engine. engineWatch wakes the loop when the client has taken nothing for too long.
+func (p *pump) awaitClient(rest []byte) {
+	p.unsent = append([]byte(nil), rest...)
+	err := p.engineWatch.Pause()
 	if err == nil {
-		err = p.out.Socket(func(fd int) { p.room, err = p.loop.Add(fd, p, true) })
+		err = p.client.Socket(func(fd int) { p.clientWatch, err = p.loop.Add(fd, p, true) })
 	}
-	if err != nil || p.room == nil { // nil: Add has failed
-		p.pass(readResult{})
+	if err != nil || p.clientWatch == nil { // nil: Add has failed
+		p.passToGoroutine(readResult{})
 		return
 	}
-	p.in.Wake(p.out.GiveUpAt()) // Expired then gives the client up
+	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired then gives the client up
 }
 
-// flush writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
-func (p *pump) flush(now time.Time) {
-	n, err := p.out.TryWrite(p.rest, now)
-	p.rest = p.rest[n:]
-	if len(p.rest) > 0 && err == nil { // the client is still blocked
+// writeUnsent writes to a client that takes bytes again. Once the client has all of them, it lets the loop read from the engine again.
+func (p *pump) writeUnsent(now time.Time) {
+	n, err := p.client.TryWrite(p.unsent, now)
+	p.unsent = p.unsent[n:]
+	if len(p.unsent) > 0 && err == nil { // the client is still blocked
 		return
 	}
-	p.unblock()
-	if err != nil || p.in.Resume() != nil {
-		p.pass(readResult{gone: err != nil})
+	p.stopClientWatch()
+	if err != nil || p.engineWatch.Resume() != nil {
+		p.passToGoroutine(readResult{clientGone: err != nil})
 		return
 	}
-	p.rest = nil
-	p.await(now)
+	p.unsent = nil
+	p.awaitEngine(now)
 }
 
-// unblock ends the watch of the client's socket.
-func (p *pump) unblock() {
-	if p.room == nil {
+// stopClientWatch ends the watch of the client's socket.
+func (p *pump) stopClientWatch() {
+	if p.clientWatch == nil {
 		return
 	}
-	room := p.room
-	p.room = nil
-	if p.out.Socket(func(int) { room.Remove() }) != nil {
-		room.Forget() // the socket is closed, so its descriptor may already belong to another socket
+	watch := p.clientWatch
+	p.clientWatch = nil
+	if p.client.Socket(func(int) { watch.Remove() }) != nil {
+		watch.Forget() // the socket is closed, so its descriptor may already belong to another socket
 	}
 }
 
 // Expired is called when a wait for the engine or for the client has lasted long. It sends a comment to the client, passes a stream whose
 // engine is silent to a goroutine, or gives up a client that does not take its answer.
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
-	defer p.recovered()
-	if p.room == nil { // the wait is for the engine
-		engineLate := !p.until.IsZero() && !now.Before(p.until)
-		if engineLate || p.silence() <= 0 { // the goroutine decides what becomes of the stream
-			p.pass(readResult{})
+	defer p.recoverOnLoop()
+	if p.clientWatch == nil { // the wait is for the engine
+		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline)
+		if engineLate || p.commentAfter() <= 0 { // the goroutine decides what becomes of the stream
+			p.passToGoroutine(readResult{})
 			return
 		}
-		p.send(append(make([]byte, edge.ChunkRoom), p.keep.Comment()...), now)
+		p.sendFrame(append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...), now)
 		return
 	}
-	if by := p.out.GiveUpAt(); by.IsZero() || by.After(now) { // the client still has time
-		p.in.Wake(by)
+	if by := p.client.GiveUpAt(); by.IsZero() || by.After(now) { // the client still has time
+		p.engineWatch.WakeAt(by)
 		return
 	}
-	p.out.GiveUp(now)
-	p.pass(readResult{gone: true})
+	p.client.GiveUp(now)
+	p.passToGoroutine(readResult{clientGone: true})
 }
 
-// pass passes the stream, with the result of the last read, to a new goroutine.
-func (p *pump) pass(r readResult) {
-	p.depart()
+// passToGoroutine passes the stream, with the result of the last read, to a new goroutine.
+func (p *pump) passToGoroutine(r readResult) {
+	p.leaveLoop()
 	if len(r.frame) > edge.ChunkRoom {
 		r.frame = append([]byte(nil), r.frame[edge.ChunkRoom:]...) // a copy, because the loop uses the frame's memory again
 	} else {
 		r.frame = nil
 	}
-	untaken := p.rest
-	p.rest = nil
-	go p.guard(func() { p.goBack(r, untaken) })
+	unsent := p.unsent
+	p.unsent = nil
+	go p.guard(func() { p.continueBlocking(r, unsent) })
 }
 
-// goBack runs in the new goroutine, and continues where the loop has stopped. untaken is what the client has not taken.
-func (p *pump) goBack(r readResult, untaken []byte) {
-	p.resp.Reattach(r.failed)
-	gone := r.gone
-	if !gone && len(untaken) > 0 {
-		gone = p.out.WriteRest(untaken) != nil
+// continueBlocking runs in the new goroutine, and continues where the loop has stopped. It first writes unsent, which the client has not
+// taken. If that fails, or the client is gone, it ends the stream.
+func (p *pump) continueBlocking(r readResult, unsent []byte) {
+	p.resp.Reattach(r.readErr)
+	clientGone := r.clientGone
+	if !clientGone && len(unsent) > 0 {
+		clientGone = p.client.WriteRest(unsent) != nil
 	}
-	if gone {
+	if clientGone {
 		p.Close()
-		p.out.End(false)
+		p.client.End(false)
 		return
 	}
 	p.GoBack(r.frame, r.end)
-	p.carry()
+	p.driveBlocking()
 }
 
-// depart ends the loop's watches of the stream's sockets.
-func (p *pump) depart() {
-	p.turns++
-	p.unblock()
-	if p.in != nil {
-		p.in.Remove()
-		p.in = nil
+// leaveLoop ends the loop's watches of the stream's sockets. Callbacks that were posted for this stream before do nothing from now on.
+func (p *pump) leaveLoop() {
+	p.handovers++
+	p.stopClientWatch()
+	if p.engineWatch != nil {
+		p.engineWatch.Remove()
+		p.engineWatch = nil
 	}
 }
 
-// recovered is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, and the loop goes on.
-func (p *pump) recovered() {
+// recoverOnLoop is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, and the loop goes on.
+func (p *pump) recoverOnLoop() {
 	v := recover()
 	if v == nil {
 		return
 	}
 	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
-	p.depart()
+	p.leaveLoop()
 	go p.guard(func() {
 		p.resp.Reattach(nil)
-		panic(v)
+		panic(v) // so that guard ends the stream, with the value and the stack of the first panic
 	})
 }

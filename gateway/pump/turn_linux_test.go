@@ -88,7 +88,7 @@ func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 	defer l.Close()
 	in, from := sockets(t)
 	beside, other := sockets(t)
-	f := &flood{engine: from, most: 10 * perTurn / len(l.Buffer)}
+	f := &flood{engine: from, most: 10 * maxReadPerTurn / len(l.Buffer)}
 	p := &pump{Stream: f, loop: l, resp: chunked(t)}
 	var waited []int // how many reads of the flood the other socket waited for, each time
 	since, ended := 0, make(chan struct{})
@@ -106,7 +106,7 @@ func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.True(t, l.Post(func() {
-		p.in, _ = l.Add(in, p, false)
+		p.engineWatch, _ = l.Add(in, p, false)
 		_, _ = l.Add(beside, told(func() {
 			if since > 0 {
 				_, _ = unix.Read(beside, make([]byte, 1))
@@ -122,7 +122,7 @@ func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 	l.Close()
 	require.NotEmpty(t, waited, "nobody else had a turn")
 	for _, reads := range waited {
-		require.Less(t, reads, perTurn/len(l.Buffer), "%v", waited)
+		require.Less(t, reads, maxReadPerTurn/len(l.Buffer), "%v", waited)
 	}
 	require.GreaterOrEqual(t, len(waited), 9)
 }

@@ -18,15 +18,15 @@ import (
 // abortWait is how long an engine may take to end an answer that it was told to end. After that, evenkeel closes the call.
 const abortWait = 5 * time.Second
 
-// aborting lets the client of a job end the request by its name. The client still gets the part of the answer that exists by then.
-type aborting struct {
-	asked      atomic.Bool // the client has ended the request by name
-	endpoint   mooncake.Endpoint
-	leave      func() // makes the job end as if its client had left
-	outputMode []byte // the request's output_mode
+// abortByName lets the client of a job end the request by its name. The client still gets the part of the answer that exists by then.
+type abortByName struct {
+	requested     atomic.Bool // the client has ended the request by name
+	endpoint      mooncake.Endpoint
+	leaveAsClient func() // makes the job end as if its client had left
+	outputMode    []byte // the request's output_mode
 
 	mu   sync.Mutex
-	rank *roster.Rank // the rank that has the request; nil: no rank has it
+	rank *roster.Rank // the rank to which the request was sent last; nil: no rank has it
 	id   string       // the engine's id of the request
 }
 
@@ -34,9 +34,9 @@ type aborting struct {
 var errNotAborted = openai.NewError(http.StatusBadGateway, "upstream_incomplete",
 	"the engine did not end the request when it was told to, so evenkeel left the engine")
 
-// sentTo notes the rank to which the request is about to be sent, and its id in the headers. If the client has ended the request in the
-// meantime, the job ends as if the client had left.
-func (a *aborting) sentTo(rank *roster.Rank, headers []engine.Header) {
+// noteSent notes the rank to which the request is about to be sent, and its id in the headers. If the client has ended the request in the
+// meantime, the job ends as if the client had left. It does nothing for a request without a name (a is nil).
+func (a *abortByName) noteSent(rank *roster.Rank, headers []engine.Header) {
 	if a == nil {
 		return
 	}
@@ -48,13 +48,13 @@ func (a *aborting) sentTo(rank *roster.Rank, headers []engine.Header) {
 		}
 	}
 	a.mu.Unlock()
-	if a.asked.Load() {
-		a.leave()
+	if a.requested.Load() {
+		a.leaveAsClient()
 	}
 }
 
-// lostRank notes that no rank has the request any more.
-func (a *aborting) lostRank() {
+// noteNoRank notes that no rank has the request any more.
+func (a *abortByName) noteNoRank() {
 	if a == nil {
 		return
 	}
@@ -64,30 +64,30 @@ func (a *aborting) lostRank() {
 }
 
 // endedByClient says whether the client has ended the request by its name.
-func (a *aborting) endedByClient() bool { return a != nil && a.asked.Load() }
+func (a *abortByName) endedByClient() bool { return a != nil && a.requested.Load() }
 
-// end ends the request because its client asked for this by name. It tells the engine that decodes the request to end it, so that the
+// abort ends the request because its client asked for this by name. It tells the engine that decodes the request to end it, so that the
 // client still gets the answer up to this point. If no rank has the request, or the engine cannot be told, the request ends as if the
 // client had left. An answer that has begun then ends with an error.
-func (a *aborting) end(srv *Server) {
-	a.asked.Store(true)
+func (a *abortByName) abort(srv *Server) {
+	a.requested.Store(true)
 	a.mu.Lock()
 	rank, id := a.rank, a.id
 	a.mu.Unlock()
 	if rank == nil {
-		a.leave()
+		a.leaveAsClient()
 		return
 	}
-	time.AfterFunc(abortWait, a.leave)
+	time.AfterFunc(abortWait, a.leaveAsClient)
 	if err := a.abortAt(srv, rank, id); err != nil {
 		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead",
 			zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
-		a.leave()
+		a.leaveAsClient()
 	}
 }
 
 // abortAt tells the engine of a rank to end the request with the given id.
-func (a *aborting) abortAt(srv *Server, rank *roster.Rank, id string) error {
+func (a *abortByName) abortAt(srv *Server, rank *roster.Rank, id string) error {
 	if a.endpoint == mooncake.Generate {
 		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)
 	}

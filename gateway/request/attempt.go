@@ -19,23 +19,25 @@ import (
 	"evenkeel/prefill"
 )
 
-// othersTake says whether the engine refused the request (fault) while another rank can take it: one that the request does not avoid, and
-// that is not around the refusing rank. It is false for a caller that named its rank, because such a request goes to no other rank.
-func othersTake(j *job, fault *failure.Fault) bool {
-	return fault.Refused() && j.avoid.othersTake && j.incoming.ToDecode == nil
+// anotherRankTakes says whether the engine refused the request (fault) while another rank can take it: one that the request does not avoid,
+// and that does not share its queue with the refusing rank. It is false for a caller that named its rank, because such a request goes to no
+// other rank.
+func anotherRankTakes(j *job, fault *failure.Fault) bool {
+	return fault.DecodeRefused() && j.avoid.othersAvailable && j.incoming.ToDecode == nil
 }
 
-// again asks the retry budget for another attempt, and waits for the pause before it. It returns false if the budget grants none, if the
-// client leaves, or if the client's own time limit would end before the attempt could begin.
-func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
-	wait, granted := j.backoff(retry, fault)
-	if !othersTake(j, fault) { // if another rank can take the request, the refusing engine's Retry-After does not matter
+// awaitRetry asks the retry budget for another attempt, and waits for the pause before it. It returns false if the budget grants none, if
+// the client leaves, or if the client's own time limit would end before the attempt could begin.
+func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
+	wait, granted := j.askRetryBudget(retry, fault)
+	if !anotherRankTakes(j, fault) { // if another rank can take the request, the refusing engine's Retry-After does not matter
 		wait = max(wait, min(fault.RetryAfter, maxRetryAfter))
 	}
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
-	// A client may have sent its own time limit (Patience). The limit no longer counts once the answer has begun.
-	late := !j.life.Resumed() && !j.incoming.ClientGivesUpAt.IsZero() && time.Now().Add(wait).After(j.incoming.ClientGivesUpAt)
-	if !granted || late {
+	// A client may have sent its own time limit (ClientGivesUpAt). The limit no longer counts once the answer has begun.
+	limit := j.incoming.ClientGivesUpAt
+	tooLate := !j.life.Resumed() && !limit.IsZero() && time.Now().Add(wait).After(limit)
+	if !granted || tooLate {
 		log.Warn("a request failed, and no retry is left")
 		return false
 	}
@@ -49,55 +51,56 @@ func (j *job) again(retry lifecycle.Retry, fault *failure.Fault) bool {
 	}
 }
 
-// backoff asks the retry budget for another attempt. again says whether the attempt may be made, and wait how long to pause before it. If
-// retry.Pause is 0, the budget also says how long the pause is.
-func (j *job) backoff(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, again bool) {
-	conf, pause := &j.srv.Settings().Prefill.Retry, retry.Pause
+// askRetryBudget asks the budget that retry names for another attempt. granted says whether the attempt may be made, and wait how long to
+// pause before it. If retry.Pause is 0, the budget also says how long the pause is.
+func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
+	conf, doublings := &j.srv.Settings().Prefill.Retry, retry.Pause // how often the base pause doubles; 0: the budget says how long
 	switch retry.Budget {
 	case lifecycle.NoMore:
 	case lifecycle.Freely:
-		again = true
+		granted = true
 	case lifecycle.OfUnsent:
-		wait, again = j.srv.Prefill.RetryUnsent(retry.N)
+		wait, granted = j.srv.Prefill.RetryUnsent(retry.N)
 	case lifecycle.Counted:
-		uncounted := pause > 0 // one of the first refusals, which are not counted as attempts
-		if uncounted && othersTake(j, fault) {
+		uncounted := doublings > 0 // one of the first refusals, which are not counted as attempts
+		if uncounted && anotherRankTakes(j, fault) {
 			// The budget keeps failures from multiplying. A refused request has run on no engine, so the budget is not asked.
-			again = retry.N < conf.Attempts
+			granted = retry.N < conf.Attempts
 			break
 		}
-		wait, again = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
+		wait, granted = j.srv.Prefill.Retry(retry.N, fault.Status, fault.Err)
 		// If no engine answered this attempt, an empty budget does not end an answer of which the client has a part.
-		if !again && retry.Despite && fault.Status == 0 && retry.N < conf.Attempts {
-			again, pause = true, retry.N
+		evenIfEmpty := retry.Despite && fault.Status == 0
+		if !granted && evenIfEmpty && retry.N < conf.Attempts {
+			granted, doublings = true, retry.N
 		}
 	}
-	if pause > 0 {
-		wait = prefill.Backoff(conf.Base, pause+1)
+	if doublings > 0 {
+		wait = prefill.Backoff(conf.Base, doublings+1)
 	}
-	return wait, again
+	return wait, granted
 }
 
 // maxRetryAfter bounds how long an engine's Retry-After delays a request, because another engine may be free earlier.
 const maxRetryAfter = 5 * time.Second
 
-// legID returns the id under which an engine gets a call. Every attempt has a new id, because the engine may still hold the call of an
-// earlier attempt. leg is a letter for the kind of the call, such as "d" for decode.
-func (j *job) legID(leg string, attempt int) string {
-	return "ek-" + j.id + "-" + leg + strconv.Itoa(attempt)
+// callID returns the id under which an engine gets a call. Every attempt has a new id, because the engine may still hold the call of an
+// earlier attempt. kind is a letter for the kind of the call, such as "d" for decode.
+func (j *job) callID(kind string, attempt int) string {
+	return "ek-" + j.id + "-" + kind + strconv.Itoa(attempt)
 }
 
-// estimate is the prompt's length in tokens: the count of an engine if one has counted it, else an estimate from the text.
-func (j *job) estimate() int {
+// estimatedTokens returns the prompt's length in tokens: the count of an engine if one has counted it, else an estimate from the text.
+func (j *job) estimatedTokens() int {
 	if j.promptTokens > 0 {
 		return j.promptTokens
 	}
 	return prompt.Tokens(j.req, j.changes)
 }
 
-// leaveAfter makes the call end once the client has left and grace has passed since then, but not before earliest. The function that it
-// returns takes this back: the call then goes on even if the client leaves.
-func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.Time) (takeBack func()) {
+// endAfterClientLeft makes the call end once the client has left and grace has passed since then, but not before earliest. The function
+// that it returns takes this back: the call then goes on even if the client leaves.
+func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earliest time.Time) (cancel func()) {
 	var timer *time.Timer // set by the callback, which does not run any more once OnGone(nil) has returned
 	c.OnGone(func() {
 		timer = time.AfterFunc(max(grace, time.Until(earliest)), func() { call.Disconnect(upstream.NoticeTimeout) })
@@ -110,17 +113,17 @@ func leaveAfter(c client, call *engine.Call, grace time.Duration, earliest time.
 	}
 }
 
-// failedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the engine
-// itself is at fault. It names the engines that went down after their connections had broken during this request.
-func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
+// callFailedEvent makes the event that reports a failed call to the request's lifecycle. Besides the failure, the event says whether the
+// engine itself is at fault. It names the engines that went down after their connections had broken during this request.
+func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	event := lifecycle.Event{Kind: lifecycle.CallFailed, End: fault.CallEnd, MostLosses: fault.MostLosses}
 	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
-	connectionBroke := fault.Status == 0 && fault.Engine != "" && prefill.Broke(fault.Err)
+	connectionBroke := fault.Status == 0 && fault.BlamedEngine != "" && prefill.Broke(fault.Err)
 	switch {
 	case fault.Status == http.StatusInternalServerError:
 		event.Faulty = kvArrived && !fault.Moved
 	case connectionBroke && kvArrived:
-		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.Engine, At: time.Now()}
+		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
 		for _, broken := range j.life.BrokenConns() {
 			if j.srv.Fleet.DownSince(broken.Engine, broken.At) {
 				event.Down = append(event.Down, broken.Engine)
@@ -130,15 +133,16 @@ func (j *job) failedEvent(fault *failure.Fault) lifecycle.Event {
 	return event
 }
 
-// judge reports to the monitor how the decode engine did with this request. It also notes a rank that failed or refused, so that the next
-// attempts avoid it.
-func (s *stream) judge(effect lifecycle.Effect) {
+// reportDecodeOutcome reports to the monitor how the decode engine did with this request. It also notes a rank that failed or refused, so
+// that the next attempts avoid it.
+func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	monitor, id, blame, fault := s.job.srv.Monitor, s.upstream.rank.Instance, effect.Blame, s.upstream.fault
-	full := s.upstream.rank.Group != "" && fault != nil && fault.Refused() // the queue of a rank that also prefills is full
+	alsoPrefills := s.upstream.rank.Group != ""
+	queueFull := alsoPrefills && fault != nil && fault.DecodeRefused()
 	switch {
 	case effect.Kind == lifecycle.Avoid:
-		s.job.avoid.failed(s.job.srv.Engines(), s.upstream.rank.Worker, fault, full)
-	case full: // the engine has not failed
+		s.job.avoid.noteFailure(s.job.srv.Engines(), s.upstream.rank.Worker, fault, queueFull)
+	case queueFull: // the engine has not failed
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.RecordOutcome(id, engine.Served, nil)
 	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
@@ -160,21 +164,21 @@ func (s *stream) judge(effect lifecycle.Effect) {
 	}
 }
 
-// failedOn is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
-func (u *upstreamCall) failedOn() string {
+// failedEngine is the name of the engine or rank that failed. It is empty if none failed, or if it is not known which one did.
+func (u *upstreamCall) failedEngine() string {
 	switch {
-	case !u.fault.OfEngine():
+	case !u.fault.EngineFailed():
 	case u.fault.Call != lifecycle.Prefill:
 		return u.rank.Target.ID
-	case u.partner != nil: // the prefill call beside this call failed
-		return u.partner.prefiller().ID
+	case u.prefillCall != nil: // the prefill call beside this call failed
+		return u.prefillCall.prefillEngine().ID
 	}
 	return ""
 }
 
-// outcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended. An answer without tokens
-// is reported as empty only if its engine ended it with stop, and if no earlier engine had sent a part of it.
-func (s *stream) outcome(kind board.Kind) board.Outcome {
+// slotOutcome returns the report that the dispatcher gets when the slot is released. kind is how the request ended. An answer without
+// tokens is reported as empty only if its engine ended it with stop, and if no earlier engine had sent a part of it.
+func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 	filter, finished := &s.upstream.answer.Filter, kind == board.Finished
 	failedBeforeFirst := s.upstream.fault != nil && s.firstAt.IsZero()
 	_, hasUsage := filter.Usage()
@@ -183,36 +187,36 @@ func (s *stream) outcome(kind board.Kind) board.Outcome {
 		Generated: filter.Tokens(),
 		Empty:     finished && filter.Empty() && filter.FinishReason() == "stop" && !s.job.life.Resumed(),
 		NoUsage:   finished && (s.upstream.noUsage || !hasUsage),
-		Refused:   failedBeforeFirst && s.upstream.fault.Refused(),
-		Lost:      failedBeforeFirst && s.upstream.fault.Unheard(),
-		Orphaned:  s.upstream.stranded,
+		Refused:   failedBeforeFirst && s.upstream.fault.DecodeRefused(),
+		Lost:      failedBeforeFirst && s.upstream.fault.LostByEngine(),
+		Orphaned:  s.upstream.blocksLeaked,
 		Kept:      finished && !s.upstream.local && filter.Kept(),
 	}
 }
 
 // avoided are the engines and ranks that a request avoids, because they failed at it or refused it.
 type avoided struct {
-	prefill     []string // ids of the prefill candidates tried since the last start
-	decode      []int32  // workers that failed, and workers that may fail with them
-	refused     []int32  // workers that refused the request; after two refusals around one worker (see refuse), all workers around it
-	lastChoice  []int32  // workers around a refusing one: the request goes there only if no other worker can take it at once
-	haltedCores int      // how often the request was taken from a rank whose core stood still
-	othersTake  bool     // some rank that is in none of these lists takes requests
+	prefill         []string // ids of the prefill candidates tried since the last start
+	decode          []int32  // workers that failed, and workers that may fail with them
+	refused         []int32  // workers that refused the request; if two of one queue did (see noteRefusal), all workers of that queue
+	lastChoice      []int32  // workers that share the queue of a refusing one: used only if no other worker takes the request at once
+	haltedCores     int      // how often the request was taken from a rank whose core stood still
+	othersAvailable bool     // some rank that is in none of these lists takes requests
 }
 
 // ranks are the workers that an attempt goes to only if there are no others.
 func (a *avoided) ranks() []int32 { return slices.Concat(a.decode, a.refused) }
 
-// failed notes that a worker did not serve the request, because of fault. full says that the queue of the worker is full, or the queue that
-// it shares with the workers around it.
-func (a *avoided) failed(engines Engines, worker int32, fault *failure.Fault, full bool) {
+// noteFailure notes that a worker did not serve the request, because of fault. queueFull says that the queue of the worker is full, or the
+// queue that it shares with other workers.
+func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Fault, queueFull bool) {
 	switch {
-	case full:
-		around, others := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
-		a.refuse(worker, around, others)
+	case queueFull:
+		sameQueue, othersExist := engines.SharingQueueWith(worker, slices.Concat(a.ranks(), a.lastChoice))
+		a.noteRefusal(worker, sameQueue, othersExist)
 	case fault.Reason == lifecycle.Stuck: // the workers that step together with this one stand still, too
-		around, _ := engines.SharingQueueWith(worker, nil)
-		a.decode = append(engines.FailingWith(worker, false, a.decode), around...)
+		sameQueue, _ := engines.SharingQueueWith(worker, nil)
+		a.decode = append(engines.FailingWith(worker, false, a.decode), sameQueue...)
 		a.haltedCores++
 	default:
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine
@@ -220,20 +224,20 @@ func (a *avoided) failed(engines Engines, worker int32, fault *failure.Fault, fu
 	}
 }
 
-// refuse notes that a worker refused the request. Either the worker's own queue is full, or a limit that it shares with the workers around
-// it. After one refusal, the next attempt goes to workers elsewhere if one of them can take it at once. If a second worker around refuses
-// too, the shared limit is to blame: the request avoids all workers around and waits for others. If there are no others (others is false),
-// the workers that refused earlier may be tried again.
-func (a *avoided) refuse(worker int32, around []int32, others bool) {
-	refusedAround := slices.ContainsFunc(around, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
-	a.othersTake = others
+// noteRefusal notes that a worker refused the request. Either the worker's own queue is full, or the queue that it shares with the workers
+// in sameQueue. After one refusal, the next attempt goes to other workers if one of them can take it at once. If a second worker of the
+// same queue refuses too, the shared queue is full: the request avoids all its workers and waits for others. If there are no others
+// (othersExist is false), workers of other queues that refused earlier may be tried again.
+func (a *avoided) noteRefusal(worker int32, sameQueue []int32, othersExist bool) {
+	secondOfQueue := slices.ContainsFunc(sameQueue, func(id int32) bool { return id != worker && slices.Contains(a.refused, id) })
+	a.othersAvailable = othersExist
 	switch {
-	case !refusedAround:
+	case !secondOfQueue:
 		a.refused = append(a.refused, worker)
-		a.lastChoice = append(a.lastChoice, around...)
-	case others:
-		a.refused = append(a.refused, around...)
+		a.lastChoice = append(a.lastChoice, sameQueue...)
+	case othersExist:
+		a.refused = append(a.refused, sameQueue...)
 	default:
-		a.refused, a.lastChoice = around, nil
+		a.refused, a.lastChoice = sameQueue, nil
 	}
 }

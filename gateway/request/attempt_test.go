@@ -31,7 +31,7 @@ func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
 	srv := newServer(t, func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 100 })
 	j := &job{srv: srv.Server, incoming: &Incoming{}}
 	fault := &failure.Fault{Err: &engine.Error{Sent: true, Aborted: true, Err: errors.New("cut")}}
-	wait, again := j.backoff(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
+	wait, again := j.askRetryBudget(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
 	require.True(t, again)
 	require.LessOrEqual(t, wait, 256*srv.Settings().Prefill.Retry.Base)
 }
@@ -49,13 +49,13 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		require.NoError(t, err)
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: kid, isLeg: true}
-		call := &probe{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, tracked: &fleet.TrackedCall{}}
-		fault := call.answered(j, call.Broke(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
+		call := &probeCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, tracked: &fleet.TrackedCall{}}
+		fault := call.reportEndBeforeDecode(j, call.FaultOf(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()
 		require.Equal(t, lifecycle.Over, v.Next, "its client has left")
 		require.Equal(t, lifecycle.Orphan, v.KV, "it may have finished the prefill")
-		handoff.Settle(lease, v.KV, nil)
+		handoff.SettleLease(lease, v.KV, nil)
 	}
 	c := srv.Prefill.Status()[0]
 	require.Zero(t, c.Failures)

@@ -32,7 +32,7 @@ func TestWhoIsAskedAfterARefusal(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			var a avoided
 			for _, r := range row.refusals {
-				a.refuse(r.by, r.around, r.others)
+				a.noteRefusal(r.by, r.around, r.others)
 			}
 			for _, id := range a.ranks() {
 				require.Contains(t, row.avoided, id)

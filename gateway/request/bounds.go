@@ -17,12 +17,12 @@ import (
 )
 
 // tokenBytes is how many bytes of a stream one token may take. A request can ask for the likeliest alternatives to each token
-// (top_logprobs), and each alternative may take likeliestBytes more, as text and as bytes. In practice, a token with twenty alternatives
+// (top_logprobs), and each alternative may take alternativeBytes more, as text and as bytes. In practice, a token with twenty alternatives
 // takes about 3 KiB.
 const (
-	tokenBytes     = 16 << 10
-	likeliestBytes = 1 << 10
-	anyVocabulary  = 512 << 10 // tokens; no model's vocabulary has as many
+	tokenBytes       = 16 << 10
+	alternativeBytes = 1 << 10
+	maxVocabulary    = 512 << 10 // tokens; no model's vocabulary has as many
 )
 
 // maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's context length in tokens.
@@ -46,18 +46,18 @@ func (j *job) maxEchoed() int {
 	return max(j.req.PromptTokens, prompt.Bytes(j.req, j.changes))
 }
 
-// maxStreamBytes is how many bytes a stream with the given number of tokens may have. likeliest is how many alternatives come with each
+// maxStreamBytes is how many bytes a stream with the given number of tokens may have. alternatives is how many alternatives come with each
 // token (top_logprobs). The alternatives of one token have at most eventBytes together, because one event may have no more.
-func maxStreamBytes(tokens, likeliest, eventBytes int) int64 {
-	if likeliest == openai.AllTokens || likeliest > anyVocabulary {
-		likeliest = anyVocabulary
+func maxStreamBytes(tokens, alternatives, eventBytes int) int64 {
+	if alternatives == openai.AllTokens || alternatives > maxVocabulary {
+		alternatives = maxVocabulary
 	}
-	return int64(eventBytes) + int64(tokens)*int64(tokenBytes+min(likeliest*likeliestBytes, eventBytes))
+	return int64(eventBytes) + int64(tokens)*int64(tokenBytes+min(alternatives*alternativeBytes, eventBytes))
 }
 
-// finishBody reads the rest of a body after [DONE], within the reader's limits, so that the connection can be used again. The client has
+// drainBody reads the rest of a body after [DONE], within the reader's limits, so that the connection can be used again. The client has
 // its whole answer by then.
-func finishBody(resp *engine.Response, b *buffers) {
+func drainBody(resp *engine.Response, b *buffers) {
 	read := readPool.Get().(*[4 << 10]byte)
 	defer readPool.Put(read)
 	for {
@@ -75,27 +75,27 @@ func finishBody(resp *engine.Response, b *buffers) {
 	resp.Close()
 }
 
-// mostTails is how many goroutines may finish requests at once after their clients have the answer. Beyond that number, detach closes the
-// connection to the engine and does not wait for the end of the body.
-const mostTails = 1024
+// maxFinishers is how many goroutines may finish requests at once after their clients have the answer. Beyond that number, detach closes
+// the connection to the engine and does not wait for the end of the body.
+const maxFinishers = 1024
 
-// limits bounds the stream of the call's engine. first is how long its first event may take.
-func (u *upstreamCall) limits(first time.Duration) sse.Limits {
+// streamLimits bounds the stream of the call's engine. first is how long its first event may take.
+func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
-	gap := l.EventTimeout
-	if u.buffered { // after its first event the engine may send nothing more until it has computed the whole answer
+	gap := l.EventTimeout // how long the engine may be silent between two events
+	if u.noEarlyText {    // after its first event the engine may send nothing more until it has computed the whole answer
 		gap = max(gap, l.ProbeTimeout)
 	}
-	likeliest := u.job.req.TopLogprobs
+	alternatives := u.job.req.TopLogprobs
 	if u.job.req.Endpoint == mooncake.Generate {
-		likeliest = openai.AllTokens // each event may have all of the answer so far
+		alternatives = openai.AllTokens // each event may have all of the answer so far, so the bytes per token have no useful bound
 	}
-	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(u.job.maxEchoed()+u.maxTokens, likeliest, l.EventBytes),
+	return sse.Limits{Event: l.EventBytes, Bytes: maxStreamBytes(u.job.maxEchoed()+u.maxTokens, alternatives, l.EventBytes),
 		First: max(1, first), Gap: gap}
 }
 
-// waitAtMost returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited.
-func waitAtMost(limit lifecycle.Timeout, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
+// timeoutOf returns the duration of a limit of the request's lifecycle. profile belongs to the engine whose answer is awaited.
+func timeoutOf(limit lifecycle.Timeout, settings *fleet.Settings, profile *mooncake.Profile) time.Duration {
 	switch limit {
 	case lifecycle.ByProbe, lifecycle.ByWhole:
 		return settings.Limits.ProbeTimeout
@@ -112,9 +112,9 @@ func waitAtMost(limit lifecycle.Timeout, settings *fleet.Settings, profile *moon
 	return handoff.Forever
 }
 
-// manyTimes bounds how long a rank that prefills and decodes may take for a prompt: manyTimes as long as predicted, plus the
+// stuckFactor bounds how long a rank that prefills and decodes may take for a prompt: stuckFactor as long as predicted, plus the
 // first_event_timeout of its profile. After that, watchCore looks for signs of life of the rank's core.
-const manyTimes = 16
+const stuckFactor = 16
 
 var errStuck = errors.New("its core gave no sign of life for first_event_timeout, and has had the prompt for many times as long as it " +
 	"takes to compute it: there was no event on any of its streams, and no gauge moved")
@@ -127,20 +127,20 @@ var errStuck = errors.New("its core gave no sign of life for first_event_timeout
 // limit has two reasons. Many requests may wait at the same core, and another group must not get all of them at one moment. And if the
 // prompt itself makes cores stand still, it reaches no more cores than it has attempts. limits.probe_timeout ends the wait in any case.
 func watchCore(s *stream) (stop func()) {
-	if s.upstream.slot.ComputeMs <= 0 || s.upstream.buffered || s.job.incoming.ToDecode != nil {
+	if s.upstream.slot.ComputeMs <= 0 || s.upstream.noEarlyText || s.job.incoming.ToDecode != nil {
 		return func() {} // no time was predicted, or no text may come before the whole answer, or the caller named the rank
 	}
 	silence := s.upstream.rank.Profile.FirstEventTimeout
-	patience := silence + time.Duration(manyTimes*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
+	patience := silence + time.Duration(stuckFactor*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
 	j, avoided := s.job, s.job.avoid.ranks()
 	retryNumber := s.job.avoid.haltedCores + 1
 	halted := &atomic.Bool{}
 	s.upstream.coreHalted = halted
-	return handoff.Watch(patience, func() (again time.Duration) {
-		if heard := s.upstream.rank.Signs.LastSign(); heard.After(s.upstream.began) && time.Since(heard) < silence {
-			return silence - time.Since(heard)
+	return handoff.Repeat(patience, func() (nextCheck time.Duration) {
+		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
+			return silence - time.Since(lastSign) // the core works
 		}
-		if _, others := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !others {
+		if _, othersExist := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !othersExist {
 			return silence
 		}
 		if !halted.Load() { // a retry that the budget has granted is not asked for again
@@ -154,43 +154,44 @@ func watchCore(s *stream) (stop func()) {
 	})
 }
 
-// stuck corrects the reason of a call that watchCore has ended. Such a call fails as Silent, but the core of the rank stands
-// still, which is the reason Stuck.
-func stuck(s *stream, fault *failure.Fault) *failure.Fault {
+// asStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the core
+// of the rank stands still, which is the reason Stuck. A nil fault stays nil.
+func asStuck(s *stream, fault *failure.Fault) *failure.Fault {
 	if fault != nil && fault.Reason == lifecycle.Silent && s.upstream.coreHalted != nil && s.upstream.coreHalted.Load() {
 		fault.Reason, fault.Err = lifecycle.Stuck, errStuck
 	}
 	return fault
 }
 
-// anyPrompt is larger than the number of tokens of any prompt.
-const anyPrompt = 1 << 40
+// unknownPromptTokens is larger than the number of tokens of any prompt.
+const unknownPromptTokens = 1 << 40
 
-// reportCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
+// announceCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
 // computes more than this, it has not pulled the KV of all tokens that were handed over.
-func (u *upstreamCall) reportCompute() {
-	if u.mayCompute = handoff.BlockTokens; u.local {
-		u.mayCompute = anyPrompt // the length of the prompt is known only from the answer
+func (u *upstreamCall) announceCompute() {
+	u.announcedTokens = handoff.BlockTokens // beside a hand-off, an engine computes less than one KV block
+	if u.local {
+		u.announcedTokens = unknownPromptTokens // the length of the prompt is known only from the answer
 	}
-	u.rank.Traffic.ExpectComputed(u.mayCompute)
+	u.rank.Traffic.ExpectComputed(u.announcedTokens)
 }
 
-// settleCompute replaces the number that reportCompute has noted by the number of tokens that the engine has computed. Only the first call
-// does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. none says that the engine
-// has computed nothing.
-func (u *upstreamCall) settleCompute(none bool) {
-	if u.mayCompute == 0 { // settled before, or nothing was noted
+// correctCompute replaces the number that announceCompute has noted by the number of tokens that the engine has computed. Only the first
+// call does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. computedNothing
+// says that the engine has computed nothing.
+func (u *upstreamCall) correctCompute(computedNothing bool) {
+	if u.announcedTokens == 0 { // corrected before, or nothing was noted
 		return
 	}
-	computed := u.mayCompute
+	computed := u.announcedTokens
 	switch usage, _ := u.answer.Filter.Usage(); {
-	case none:
+	case computedNothing:
 		computed = 0
 	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0:
 		computed = int64(usage.Prompt)
 	case u.local: // no count came; a prompt has at most a token per byte
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
-	u.rank.Traffic.SettleComputed(u.mayCompute, computed)
-	u.mayCompute = 0
+	u.rank.Traffic.SettleComputed(u.announcedTokens, computed)
+	u.announcedTokens = 0
 }

@@ -40,7 +40,7 @@ func TestALimitIsTheKeyThatTheDocsName(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Contains(t, l.String(), row.key)
-		require.Equal(t, want, waitAtMost(l, fleet.NewSettings(cfg), &p), row.key)
+		require.Equal(t, want, timeoutOf(l, fleet.NewSettings(cfg), &p), row.key)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestAStreamOfGenerateMayBeLong(t *testing.T) {
 		srv := newServer(t)
 		j := &job{srv: srv.Server, req: &openai.Request{Endpoint: mooncake.Generate, Limit: tokens, TopLogprobs: likeliest}}
 		u, reader, now := &upstreamCall{job: j, maxTokens: j.maxAnswerTokens(0)}, sse.NewReader(), time.Now()
-		reader.Reset(u.limits(time.Hour))
+		reader.Reset(u.streamLimits(time.Hour))
 		for n := range tokens {
 			event := fmt.Sprintf(`data: {"text":"%s","output_ids":[%s1],"meta_info":{"output_token_logprobs":[%snull],"completion_tokens":%d}}`,
 				strings.Repeat(" word", n+1), strings.Repeat("12345,", n), strings.Repeat(perToken, n+1), n+1)

@@ -23,50 +23,50 @@ import (
 // the client has left, that this has ended the call, and that no engine uses the slot any more.
 func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure.Fault, quit bool) {
 	j, slot, phase := s.job, s.upstream.slot, journal.Transfer
-	if h == nil {
+	if h == nil { // the rank computes the prompt itself
 		phase = journal.Prefill
 	}
-	j.enter(phase, "decode")
-	s.upstream.reportCompute()
+	j.enterPhase(phase, "decode")
+	s.upstream.announceCompute()
 	if fault := s.open(h, until); fault != nil {
-		if fault.Verdict().KV == lifecycle.MaybeRunning && s.overdue(h) { // the engine may wait for KV that is gone
-			s.upstream.stranded = handoff.LeaksBlocks(s.upstream.rank, fault)
+		if fault.Verdict().KV == lifecycle.MaybeRunning && s.noteIfOverdue(h) { // the engine may wait for KV that is gone
+			s.upstream.blocksLeaked = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
 		endsWithClient := h == nil || s.upstream.unstreamed // any other call stays open until its first event (see open)
 		return fault, endsWithClient && j.client.Left()
 	}
 	slot.ReportStarted()
-	j.kvArrived(h, s)
-	s.opened()
+	j.noteKVArrived(h, s)
+	s.noteFirstEvent()
 	return nil, false
 }
 
-// decodeBeside is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call and the
-// decode call are the two calls of the request, and the end of one ends the other. pair is their number in the request's lifecycle. quit
-// says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV blocks for it.
-func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
+// decodeDuringPrefill is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call
+// and the decode call are the two calls of the request, and the end of one ends the other. pair is their number in the request's lifecycle.
+// quit says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV blocks for it.
+func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
-	s.upstream.reportCompute()
+	s.upstream.announceCompute()
 	if fault = s.upstream.beginPrefill(lease, pair, until); fault != nil {
 		return fault, false
 	}
-	j.client.OnGone(s.upstream.partner.clientLeft)
-	if fault = s.openBeside(); fault != nil {
+	j.client.OnGone(s.upstream.prefillCall.clientLeft)
+	if fault = s.openDuringPrefill(); fault != nil {
 		s.upstream.takePrefillAnswer()
 		// After NotOurs, nothing was sent to the rank, so it has no KV blocks for the request. Otherwise the prefill call may still write to
-		// the rank's blocks although the client has left, so outlived waits for its end.
+		// the rank's blocks although the client has left, so awaitEndOrLeak waits for its end.
 		if quit = fault.Reason != lifecycle.NotOurs && j.client.Left(); quit {
-			s.upstream.stranded = s.upstream.partner.outlived() || s.upstream.stranded
+			s.upstream.blocksLeaked = s.upstream.prefillCall.awaitEndOrLeak() || s.upstream.blocksLeaked
 		}
 		return fault, quit
 	}
 	slot.ReportStarted()
-	j.kvArrived(nil, s)
+	j.noteKVArrived(nil, s)
 	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
-	s.opened()
+	s.noteFirstEvent()
 	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
-		s.upstream.partner.close(false)
+		s.upstream.prefillCall.answerEnded(false)
 	}
 	return nil, false
 }
@@ -76,7 +76,7 @@ func (s *stream) decodeBeside(lease *prefill.Lease, pair int, until lifecycle.Ti
 // KV, both engines would leak KV blocks.
 func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Fault {
 	j := s.job
-	s.upstream.pull = h.Await(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
+	s.upstream.pull = h.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	var kv json.RawMessage
 	if h == nil {
@@ -93,17 +93,17 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	}
 	silence, pullOver, stop := limitWait(s, h, until)
 	defer stop()
-	headers := h.Identify(engine.JSONHeaders(j.legID("d", j.record.Attempts)))
+	id := j.callID("d", j.record.Attempts)
 	changes := j.changes
 	if profile.Connector == mooncake.SGLang && j.req.Endpoint == mooncake.Generate { // aborts find the request by the id in its body
 		withRID := *j.changes
-		withRID.RID = j.legID("d", j.record.Attempts)
+		withRID.RID = id
 		changes = &withRID
 	}
 	body := profile.DecodeBody(&j.body, j.req.Endpoint, changes, kv, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
-	if fault := stuck(s, s.upstream.send(headers, body, silence)); fault != nil {
-		if fault.Engine != "" {
-			j.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
+	if fault := asStuck(s, s.upstream.sendDecode(h.SetRequestID(engine.JSONHeaders(id)), body, silence)); fault != nil {
+		if fault.BlamedEngine != "" {
+			j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 		}
 		leftWhileComputing := s.upstream.unstreamed && fault.Reason == lifecycle.HungUp && fault.Progress != lifecycle.Unsent
 		if leftWhileComputing && !time.Now().Before(pullOver) { // the pull of KV was over, so only the answer is lost
@@ -112,23 +112,23 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		return fault
 	}
 	if err := s.readFirst(s.upstream.began.Add(silence)); err != nil {
-		return stuck(s, s.decodeFault(err))
+		return asStuck(s, s.decodeFault(err))
 	}
-	if !s.believed(h) {
-		return disbelieved()
+	if s.noteIfLate(h) {
+		return lateKVFault()
 	}
-	return ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt()))
+	return ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt()))
 }
 
-// limitWait limits how long the rank may take for the first event, or for an answer in one piece. silence is how long the engine may send
-// nothing. It is handoff.Forever if other code limits the wait, until stop is called. pullOver is when the pull of the hand-off's KV is
-// certainly over. h and until are those of open.
+// limitWait limits how long the rank may take for the first event, or for an answer in one piece. The caller must end the call if the
+// engine sends nothing for as long as silence. silence is handoff.Forever if limitWait has started a watch that limits the wait, until stop
+// is called. pullOver is when the pull of the hand-off's KV is certainly over. h and until are those of open.
 func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence time.Duration, pullOver time.Time, stop func()) {
 	j, profile, unstreamed := s.job, s.upstream.rank.Profile, s.upstream.unstreamed
-	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitWhole bounds the call
+	if unstreamed { // the pull of KV is over when a stream's first event would come; from then on, LimitOnePiece bounds the call
 		until = lifecycle.ByFirstEvent
 	}
-	silence = waitAtMost(until, j.srv.Settings(), profile)
+	silence = timeoutOf(until, j.srv.Settings(), profile)
 	switch {
 	case h != nil && profile.Renews():
 		h.Lease.Renewed()
@@ -136,18 +136,18 @@ func limitWait(s *stream, h *handoff.Handoff, until lifecycle.Timeout) (silence 
 		if !unstreamed { // an answer in one piece has no first event, so it does not show when its pull of KV was over
 			s.upstream.pull.OnExpiry(s.upstream.call.Expire)
 		}
-	case h != nil:
+	case h != nil: // the prefill engine frees the KV at a fixed time, and a later first event would prove nothing
 		silence = min(silence, h.FirstEventBy().Sub(s.upstream.began))
 	}
 	pullOver = s.upstream.began.Add(silence)
 	switch {
 	case unstreamed: // nothing arrives before all of the answer is computed
-		stay := func() {}
+		ignoreClient := func() {}
 		if h != nil { // the pull of KV must not be cut, so the call outlives its client until the pull is over for certain
-			stay = leaveAfter(j.client, s.upstream.call, 0, pullOver)
+			ignoreClient = endAfterClientLeft(j.client, s.upstream.call, 0, pullOver)
 		}
-		limited := handoff.LimitWhole(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)
-		return handoff.Forever, pullOver, func() { limited(); stay() }
+		stopLimit := handoff.LimitOnePiece(s.upstream.rank, s.upstream.call, j.srv.Settings(), s.upstream.maxTokens)
+		return handoff.Forever, pullOver, func() { stopLimit(); ignoreClient() }
 	// A request beyond the rank's slots waits in the engine's own queue, so its time limit starts only once it has a slot. This is safe
 	// only if the hold on the KV is renewed meanwhile. Otherwise the KV must be pulled in time, even if the request waits in that queue.
 	case s.upstream.slot.InEngineQueue && h != nil && profile.Renews():
@@ -165,143 +165,147 @@ func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 		if sure {
 			why = lifecycle.Outlived
 		}
-		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},
+		return nil, failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: why},
 			failure.BadGateway("prefill", "it is gone, and the prefilled prompt with it"), handoff.ErrOutlived)
 	}
-	kv, err := h.Params(u.began)
+	kv, err := h.TakeParams(u.began)
 	if err != nil {
-		return nil, failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Expired},
+		return nil, failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Expired},
 			failure.BadGateway("decode", "its turn came after the hand-off's deadline"), err)
 	}
 	h.Lease.Dispatched()
 	return kv, nil
 }
 
-// send sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the wait.
-func (u *upstreamCall) send(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
+// sendDecode sends the decode request. silence is how long the engine may send nothing. It is handoff.Forever if other code limits the
+// wait.
+func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := u.job
 	if u.slot.InEngineQueue {
-		u.beyond = true
+		u.countedSlotless = true
 		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if u.partner == nil && (u.unstreamed || u.buffered) { // a partner does this itself, once the prompt is prefilled
+	if noEarlyEvents := u.unstreamed || u.noEarlyText; noEarlyEvents && u.prefillCall == nil { // prefillCall does this after the prefill
 		u.slot.MarkNonStreaming(u.maxTokens)
 	}
 	call := upstream.Call{
-		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(), Beyond: u.beyond,
-		Mixed:  u.rank.Group != "",
+		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
+		BeyondSlots: u.countedSlotless, Mixed: u.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
-	j.abort.sentTo(u.rank, headers)
+	j.byName.noteSent(u.rank, headers)
 	if u.resp, fault = call.Open(j.record.WithTraceHeaders(headers), body); fault != nil && fault.Status != 0 {
 		fault.Frees = j.srv.Engines().RejectionFrees(u.rank)
 	}
 	return fault
 }
 
-// disbelieved returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
-func disbelieved() *failure.Fault {
-	return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Through, Reason: lifecycle.MaybeWrongKV}, failure.Late,
-		handoff.ErrLate)
+// lateKVFault returns the fault of a decode call that began too late: by then, the KV that it read may have been another prompt's.
+func lateKVFault() *failure.Fault {
+	end := lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Through, Reason: lifecycle.MaybeWrongKV}
+	return failure.NewFault(end, failure.LateKV, handoff.ErrLate)
 }
 
-// openBeside sends the decode call of a request whose prefill call runs at the same time, and reads up to the first data event. The partner
-// limits the wait for this event, because its length depends on the prefill.
-func (s *stream) openBeside() *failure.Fault {
-	j, profile, partner := s.job, s.upstream.rank.Profile, s.upstream.partner
-	s.upstream.pull = (*handoff.Handoff)(nil).Await(s.upstream.rank, s.upstream.began, s.upstream.unstreamed) // the partner limits this wait
+// openDuringPrefill sends the decode call of a request whose prefill call runs at the same time, and reads up to the first data event. The
+// prefill call limits the wait for this event, because its length depends on the prefill.
+func (s *stream) openDuringPrefill() *failure.Fault {
+	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
+	var none *handoff.Handoff // with none, no time limit follows from when the prefill engine frees the KV
+	s.upstream.pull = none.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
-	body := profile.EarlyDecode(&j.body, j.changes, partner.rendezvous, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
-	if fault := s.upstream.send(upstream.Headers(partner.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
-		reason := lifecycle.Died
+	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
+	if fault := s.upstream.sendDecode(upstream.PairHeaders(prefillCall.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
+		reason := lifecycle.Died // the engine may have the request
 		switch {
 		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over: // no other engine would answer otherwise
 			reason = lifecycle.Declined
 		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
 			reason = lifecycle.Refused
 		}
-		return s.upstream.lostBeside(reason, fault)
+		return s.upstream.failDuringPrefill(reason, fault)
 	}
-	if err := s.firstBeside(); err != nil {
+	if err := s.readFirstDuringPrefill(); err != nil {
 		fault := s.decodeFault(err)
 		reason := lifecycle.Died
 		next := fault.Verdict().Next
 		handedBack := next == lifecycle.Over || next == lifecycle.NoRoom // refused for good, or given back for want of KV memory
-		if s.broken != nil && handedBack {                               // an event said so, and the engine itself has ended the call
+		if s.endError != nil && handedBack {                             // an event said so, and the engine itself has ended the call
 			reason = lifecycle.Declined
 		}
-		return s.upstream.lostBeside(reason, fault)
+		return s.upstream.failDuringPrefill(reason, fault)
 	}
-	if !s.believed(nil) {
-		return s.upstream.lostBeside(lifecycle.Died, disbelieved())
+	if s.noteIfLate(nil) {
+		return s.upstream.failDuringPrefill(lifecycle.Died, lateKVFault())
 	}
-	fault := s.upstream.partner.started(s.upstream.answer.Filter.Prompt())
+	counted := s.upstream.answer.Filter.Prompt()
+	fault := prefillCall.firstEventCame(counted)
 	if s.state == ended { // the whole answer came at once, so it is also checked now as at its end
-		fault = s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone())
+		fault = prefillCall.confirmKV(counted, j.client.Gone())
 	}
 	if fault != nil {
-		return s.upstream.lostBeside(lifecycle.Died, fault)
+		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
 	}
-	if fault = ignored(lifecycle.Decode, j.verify(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt())); fault != nil {
-		s.upstream.partner.close(false)
+	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeCounts, counted)); fault != nil {
+		prefillCall.answerEnded(false)
 	}
 	return fault
 }
 
-// firstBeside reads up to the first event of a decode call. With SGLang it reads on until the engine has reported how many tokens the
-// prompt has, because the first event may lack this count. A difference from the prefill engine's count shows that the transfer of KV was
-// aborted. It stops at the first event with tokens, which must not wait for the count.
-func (s *stream) firstBeside() error {
+// readFirstDuringPrefill reads up to the first event of a decode call. With SGLang it reads on until the engine has reported how many
+// tokens the prompt has, because the first event may lack this count. A difference from the prefill engine's count shows that the transfer
+// of KV was aborted. It stops at the first event with tokens, which must not wait for the count.
+func (s *stream) readFirstDuringPrefill() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
 	isSGLang := s.upstream.rank.Profile.Connector == mooncake.SGLang
-	for err == nil && isSGLang && s.state == flows && s.upstream.answer.Filter.Prompt() == 0 && s.firstTokenAt.IsZero() {
+	for err == nil && isSGLang && s.state == flowing && s.upstream.answer.Filter.Prompt() == 0 && s.firstTokenAt.IsZero() {
 		err = s.fill()
 	}
-	if err == nil && s.broken != nil { // a later event than the first one reported a failure
+	if err == nil && s.endError != nil { // a later event than the first one reported a failure
 		err = errRefusal
 	}
 	return err
 }
 
-// lostBeside returns why the decode call ended before its first event: its own fault, or the fault of the prefill call that ended it. The
-// partner is told reason, which is the way in which the decode call ended.
-func (u *upstreamCall) lostBeside(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
+// failDuringPrefill tells the prefill call that the decode call has ended before its first event, in the way that reason names. It returns
+// why the decode call ended: its own fault, or the fault of the prefill call that ended it. It reports the decode engine to the monitor if
+// that engine is at fault.
+func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *failure.Fault) *failure.Fault {
 	j := u.job
-	cause, stranded := u.partner.decodeEnded(reason)
-	u.stranded = stranded
-	if cause == nil {
-		saysState := fault.Status != 0 && fault.Engine != "" // the status tells that the engine is paused, or lacks a model
+	cause, blocksLeaked := u.prefillCall.decodeFailed(reason)
+	u.blocksLeaked = blocksLeaked
+	if cause == nil { // the decode call ended by itself
+		saysState := fault.Status != 0 && fault.BlamedEngine != "" // the status tells that the engine is paused, or lacks a model
 		if fault.Err != nil && (reason == lifecycle.Died || saysState || fault.Reason == lifecycle.Unreachable) {
 			j.srv.Monitor.ReportFailure(u.rank.Instance, fault.Err)
 		}
 		return fault
 	}
-	if errors.Is(cause.Err, errLate) {
+	if errors.Is(cause.Err, errLateFirstEvent) {
 		u.pull.MarkLost()
 		j.srv.metrics.latePulls.Inc()
 	}
-	copied := *cause // the caller changes its fault, and the partner keeps cause
+	copied := *cause // the caller changes its fault, and the prefill call keeps cause
 	return &copied
 }
 
 // takePrefillAnswer copies the prefill engine's answer, if it has come, into the request and its record. It returns how long the decode
 // engine took to call back; 0: it has not called back.
-func (u *upstreamCall) takePrefillAnswer() (called time.Duration) {
-	j, p := u.job, u.partner
+func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
+	j, p := u.job, u.prefillCall
 	j.mu.Lock()
-	answered, probed, took, prefiller := p.calls().Answered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
-	called = p.calledBackAfter
+	answered, probed, took, prefiller := p.pairState().PrefillAnswered(), p.probed, p.prefillTook, p.lastLease.Candidate.ID
+	calledBackAfter = p.calledBackAfter
 	j.mu.Unlock()
 	if !answered {
-		return called
+		return calledBackAfter
 	}
 	j.record.Report(journal.Event{Kind: journal.Probed, Took: took})
 	j.record.Prefill = prefiller
-	prefilled(j, &probed, u.rank.Profile)
+	notePrefilled(j, &probed, u.rank.Profile)
 	if !j.life.Resumed() && u.rank.Profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
 		u.answer.Filter.SetCached(j.cachedTokens)
 	}
-	return called
+	return calledBackAfter
 }
 
 // beginPrefill starts the prefill call of an attempt on a goroutine of its own. The call is sent at once, or after the decode engine's
@@ -309,66 +313,66 @@ func (u *upstreamCall) takePrefillAnswer() (called time.Duration) {
 // returned, nothing was sent.
 func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	j, candidate := u.job, lease.Candidate
-	p := &partner{
-		job: j, pair: pair, waitLimit: until, id: pairID(j.id, j.record.Attempts), traits: lifecycle.Traits[candidate.Profile.Connector],
-		decode: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes, prompt: j.estimate(), maxTokens: u.maxTokens,
-		silent: u.unstreamed || u.buffered, streamed: !u.unstreamed,
+	p := &concurrentPrefill{
+		job: j, pair: pair, waitLimit: until, id: pairRequestID(j.id, j.record.Attempts), traits: lifecycle.Traits[candidate.Profile.Connector],
+		decode: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes, prompt: j.estimatedTokens(), maxTokens: u.maxTokens,
+		noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
 		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
-	p.headers = j.record.WithTraceHeaders(upstream.Headers(p.id, j.req.Endpoint, candidate.Profile))
-	u.partner = p
+	p.headers = j.record.WithTraceHeaders(upstream.PairHeaders(p.id, j.req.Endpoint, candidate.Profile))
+	u.prefillCall = p
 	begun := false
 	defer onPanic(func() {
 		if !begun {
 			p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
 		}
 	})
-	fault := p.prepareMeeting()
+	fault := p.prepareRendezvous()
 	if fault == nil {
 		lease.DetachOwner()
-		err := j.srv.legs.Run(math.MaxInt, p.serve)
+		err := j.srv.prefillCalls.Run(math.MaxInt, p.run)
 		if begun = err == nil; !begun {
-			fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
+			fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Leaving}, failure.Leaving, err)
 		}
 	}
 	if fault != nil {
 		p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)
-		u.partner = nil
+		u.prefillCall = nil
 	}
 	return fault
 }
 
-// pairID is the X-Request-Id of both calls of an attempt. No id may be the beginning of another id, because SGLang ends every request whose
-// id begins with the one that it is told to abort. The letter at the end ensures this for the attempts 1 and 10.
-func pairID(request string, attempt int) string {
+// pairRequestID is the X-Request-Id of both calls of an attempt. No id may be the beginning of another id, because SGLang ends every
+// request whose id begins with the one that it is told to abort. The letter at the end ensures this for the attempts 1 and 10.
+func pairRequestID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareMeeting decides how the two engines find each other: by a callback of the decode engine, or by the prefill engine's address. It
+// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine, or by the prefill engine's address. It
 // fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
-func (p *partner) prepareMeeting() *failure.Fault {
+func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()
-	p.rendezvous = upstream.Meet(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
+	p.rendezvous = upstream.NewRendezvous(p.id, p.job.req.Endpoint, candidate.Profile, candidate.Target, engines.Ranks(candidate.Instance),
 		rank.Profile, rank.Target)
 	switch {
 	case p.traits.CallsBack && srv.Callbacks == nil:
-		return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unready},
-			failure.BadGateway("decode", errUnheard.Error()), errUnheard)
+		return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unready},
+			failure.BadGateway("decode", errNoListener.Error()), errNoListener)
 	case p.traits.CallsBack:
 		known := engines.HostsOf(rank.Instance)
-		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, leastBlock),
+		p.callback = srv.Callbacks.Expect(metaserver.Wanted{Rank: rank.Target.ID, Limit: mooncake.MaxCallback(longest, minBlockTokens),
 			Read: func(body []byte) (mooncake.Callback, error) {
-				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longest, leastBlock, known)
+				return rank.Profile.ReadCallback(body, p.rendezvous.RequestID, longest, minBlockTokens, known)
 			}})
 		p.rendezvous.Metaserver = p.callback.URL
 	case p.traits.Keeps:
 		if p.rendezvous.Coordinates = srv.Fleet.Coordinates(candidate); p.rendezvous.Coordinates == nil {
-			return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errUnknown)
+			return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Reason: lifecycle.Unlearned}, failure.Leaving, errAddressUnknown)
 		}
 	}
 	return nil
 }
 
-// leastBlock is the smallest number of tokens that a KV block of any engine can hold. It bounds how many blocks a prompt can have.
-const leastBlock = 1
+// minBlockTokens is the smallest number of tokens that a KV block of any engine can hold. It bounds how many blocks a prompt can have.
+const minBlockTokens = 1

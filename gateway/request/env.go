@@ -41,7 +41,7 @@ type Deps struct {
 	Buckets    []float64 // of histograms of seconds
 
 	Settings  func() *fleet.Settings // in force now
-	Serving   func() context.Context // ends when requests without an answer must end, because the proxy shuts down
+	Serving   func() context.Context // ends when the proxy, while it shuts down, ends the requests that have no answer yet
 	PromptKey func() []byte          // the key of hashes that tell prompts apart; nil: no predictor needs these hashes
 
 	Client     *engine.Client
@@ -55,7 +55,7 @@ type Deps struct {
 	Journal    *journal.Journal
 	Owner      *owner.Set // nil: this proxy is alone, and sends to every engine
 	Peers      *geo.Peers // nil: there are no other regions
-	Callbacks       *metaserver.Server
+	Callbacks  *metaserver.Server
 	Running    *abort.Running
 	Loops      *loop.Set // the loops that carry streamed answers; empty: each answer has a goroutine
 }
@@ -73,7 +73,7 @@ type Engines interface {
 	Ranks(instance string) int
 	HostsOf(instance string) func(host string) bool
 	ProcessAt(instance string) roster.ProcessID
-	SharingQueueWith(worker int32, list []int32) (around []int32, others bool)
+	SharingQueueWith(worker int32, list []int32) (sameQueue []int32, othersExist bool)
 	OwnsGroupFor(board, model string) bool
 	LongestContext(instance string) int
 	HandoffsNameRequests(candidate prefill.Candidate) bool
@@ -110,15 +110,15 @@ type Dispatcher interface {
 // A Server serves requests that were admitted, and holds the state that they share.
 type Server struct {
 	Deps
-	metrics     *metrics
-	Prompts     *prompt.Reader
-	discards    *handoff.Discarder
-	legs        service.Background // prefill calls that run at the same time as their decode call
-	tails       service.Background // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
-	open        atomic.Int64       // client requests being served
-	ids         atomic.Uint64
-	turns       handback.Turns
-	resumeBytes atomic.Int64 // bytes kept so that answers can go on at another engine
+	metrics      *metrics
+	Prompts      *prompt.Reader
+	discards     *handoff.Discarder
+	prefillCalls service.Background // prefill calls that run at the same time as their decode call
+	finishing    service.Background // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
+	openRequests atomic.Int64       // client requests being served
+	ids          atomic.Uint64
+	turns        handback.Turns
+	resumeBytes  atomic.Int64 // bytes kept so that answers can go on at another engine
 }
 
 // New makes the server of a proxy. It registers the metrics of requests.
@@ -131,19 +131,19 @@ func New(deps Deps) *Server {
 		Engines: func() handoff.Engines { return deps.Engines() }, Places: deps.Places, Dispatcher: deps.Dispatcher,
 		NextID: srv.nextID, Registerer: deps.Registerer, Log: deps.Log,
 	})
-	srv.metrics = newMetrics(deps.Registerer, deps.Buckets, &srv.open)
+	srv.metrics = newMetrics(deps.Registerer, deps.Buckets, &srv.openRequests)
 	return srv
 }
 
 // Open is how many client requests are being served.
-func (srv *Server) Open() int64 { return srv.open.Load() }
+func (srv *Server) Open() int64 { return srv.openRequests.Load() }
 
 // Finish waits until the background work of finished requests has ended, or until ctx is done. No new work of this kind begins. The
 // returned function waits for the rest of it.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
 	var all []<-chan struct{}
-	for _, g := range []*service.Background{&srv.tails, &srv.discards.Background, &srv.legs} {
-		over := g.Close()
+	for _, background := range []*service.Background{&srv.finishing, &srv.discards.Background, &srv.prefillCalls} {
+		over := background.Close()
 		select {
 		case <-over:
 		case <-ctx.Done():
@@ -159,10 +159,11 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }
 
+// metrics of requests.
 type metrics struct {
-	itl                             prometheus.Observer
-	recomputes, losses, moves       *prometheus.CounterVec // by tier
-	heedless, latePulls, miscounted prometheus.Counter
+	itl                                  prometheus.Observer    // gaps between two events with tokens
+	recomputes, losses, movedAnswers     *prometheus.CounterVec // by tier
+	ignoredCloses, latePulls, miscounted prometheus.Counter
 
 	drains, rebinds *prometheus.CounterVec // of requests that were bound before their prefill
 
@@ -199,10 +200,10 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		losses: counters("evenkeel_decode_losses_total",
 			"Answers whose decode engine died or failed after the client had a part of them, by how they went on. The tiers are those of "+
 				"evenkeel_recomputes_total.", "tier", lifecycle.Tiers),
-		moves: counters("evenkeel_drained_answers_total",
+		movedAnswers: counters("evenkeel_drained_answers_total",
 			"Answers that ran on a rank at the deadline of its drain, by how they went on. The tiers are those of evenkeel_recomputes_total.",
 			"tier", lifecycle.Tiers),
-		heedless: counter("evenkeel_heedless_engines_total",
+		ignoredCloses: counter("evenkeel_heedless_engines_total",
 			"Decode calls that the proxy closed and that the engine had not closed 250 ms later. Their slots were given to others all the same, so "+
 				"a rank may have had one request too many."),
 		latePulls: counter("evenkeel_late_pulls_total",
@@ -227,7 +228,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 		localRequests: counters("evenkeel_local_prefill_requests_total",
 			"Requests that a decode rank got without a hand-off. short: little of the prompt was new there. asked: a trusted caller wanted it. "+
 				"ended: probes return no hand-off. endpoint: an engine takes no hand-off at this endpoint.", "reason",
-			[]string{localShort, localAsked, localEnded, localWhole}),
+			[]string{localShort, localAsked, localEnded, localEndpoint}),
 		localFailures: counter("evenkeel_local_prefill_failures_total",
 			"Requests that a decode rank got without a hand-off and that failed before their first event. A prefill engine gets them then."),
 		localDeclined: counter("evenkeel_local_prefill_declined_total",
@@ -239,12 +240,12 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 const (
 	drainLeft, drainLate                                  = "client_left", "late_callback"
 	causeDecode, causePrefill, causeCallback, causeSilent = "decode", "prefill", "callback", "silent"
-	localShort, localAsked, localWhole, localEnded        = "short", "asked", "endpoint", "ended"
+	localShort, localAsked, localEndpoint, localEnded     = "short", "asked", "endpoint", "ended"
 )
 
-// rebound counts a request that lost its decode rank before the first token and is bound again. fault is why the two calls of the attempt
-// were ended together; nil: the decode call ended by itself.
-func (m *metrics) rebound(fault *failure.Fault) {
+// countRebind counts a request that lost its decode rank before the first token and is bound again. fault is why the two calls of the
+// attempt were ended together; nil: the decode call ended by itself.
+func (m *metrics) countRebind(fault *failure.Fault) {
 	cause := causePrefill
 	switch {
 	case fault == nil:

@@ -26,20 +26,20 @@ import (
 	"evenkeel/sse"
 )
 
-// A fanned is a client's request with n above 1 or with a list of prompts. It becomes several requests to engines, the legs, because an
+// A fannedOut is a client's request with n above 1 or with a list of prompts. It becomes several requests to engines, the legs, because an
 // engine's answer carries only one hand-off. The legs run side by side, and evenkeel renumbers their choices. The first failure ends all
-// legs. For a streamed answer, a fanned is the body: it passes on the events of the legs as they come, and adds one common end.
-type fanned struct {
-	srv      *Server
-	conn     client
-	req      *openai.Request
-	in       *Incoming
-	id       []byte // of the whole answer
-	mode     []byte // output_mode of /inference/v1/generate
-	legs     []branch
-	wg       sync.WaitGroup
-	stopOnce sync.Once
-	stop     chan struct{} // closed by endLegs
+// legs. For a streamed answer, a fannedOut is the body: it passes on the events of the legs as they come, and adds one common end.
+type fannedOut struct {
+	srv        *Server
+	conn       client
+	req        *openai.Request
+	in         *Incoming
+	id         []byte // name of the whole answer
+	outputMode []byte // output_mode of /inference/v1/generate
+	legs       []fanOutLeg
+	wg         sync.WaitGroup
+	stopOnce   sync.Once
+	stop       chan struct{} // closed by endLegs
 
 	pieces     chan piece    // from the legs to the client's side
 	pending    []byte        // bytes that Read can return without waiting
@@ -48,11 +48,11 @@ type fanned struct {
 	endError   *openai.Error // the error that ended the whole answer; nil: none did
 }
 
-// A branch is one leg of a fan-out: a job with one prompt and one answer.
-type branch struct {
-	job    *job
-	share  *edge.CloseNotifier // its share of the client's connection: gone when the client has left, or when another leg failed
-	prompt int                 // index of the leg's prompt in the request
+// A fanOutLeg is one leg of a fan-out: a job with one prompt and one answer.
+type fanOutLeg struct {
+	job         *job
+	clientShare *edge.CloseNotifier // its share of the client's connection: gone when the client has left, or when another leg failed
+	prompt      int                 // index of the leg's prompt in the request
 
 	// These fields are written before the leg sends its last piece.
 	answer  []byte // the whole answer, if it is not streamed
@@ -76,24 +76,16 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	if req.Endpoint == mooncake.Completions {
 		prefix = "cmpl-ek-"
 	}
-	f := &fanned{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), mode: openai.OutputMode(&whole.body),
+	f := &fannedOut{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), outputMode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
 	if whole.filterOptions.ID != nil {
 		f.id = whole.filterOptions.ID
 	}
 	for i := range legs {
-		share, name := edge.NewCloseNotifier(srv.Log), letters(i)
-		f.legs = append(f.legs, branch{share: share, prompt: legs[i].Prompt, job: &job{
-			srv: srv, req: req, body: whole.body, changes: &legs[i].Patch, client: share, isLeg: true, id: in.Record.ID + "-" + name,
-			model: whole.model, incoming: in,
-			record: in.Record.Leg(name), filterOptions: whole.filterOptions,
-		}})
-		options := &f.legs[i].job.filterOptions
-		options.ID, options.Created, options.Choice = f.nameOf(i), in.Record.Arrival.Unix(), legs[i].Choice
-		options.DropFinalUsage, options.DropDone = req.Stream, true
+		f.legs = append(f.legs, f.newLeg(whole, i, &legs[i]))
 	}
-	f.nameable(whole)
-	if answered, fail := f.goElsewhere(ctx, whole); answered || fail != nil {
+	f.allowCancelByName(whole)
+	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil {
 		return fail
 	}
 	conn.OnGone(f.endLegs)
@@ -105,49 +97,63 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	return nil
 }
 
-// goElsewhere puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
+// newLeg makes the leg with the number i. part is the part of the request that the leg serves.
+func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg {
+	share, name := edge.NewCloseNotifier(f.srv.Log), legName(i)
+	leg := fanOutLeg{clientShare: share, prompt: part.Prompt, job: &job{
+		srv: f.srv, req: f.req, body: whole.body, changes: &part.Patch, client: share, isLeg: true, id: f.in.Record.ID + "-" + name,
+		model: whole.model, incoming: f.in, record: f.in.Record.Leg(name), filterOptions: whole.filterOptions,
+	}}
+	options := &leg.job.filterOptions
+	options.ID, options.Created, options.Choice = f.answerName(i), f.in.Record.Arrival.Unix(), part.Choice
+	options.DropFinalUsage, options.DropDone = f.req.Stream, true // the whole answer has one end, which appendPiece writes
+	return leg
+}
+
+// queueOrForward puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
 // gives the request back, the legs take their old places in the queue again.
-func (f *fanned) goElsewhere(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
+func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
 			return
 		}
-		for _, l := range f.legs {
+		for _, l := range f.legs { // no leg will use the slot that it got beforehand
 			if slot := l.job.local.boundSlot; slot != nil {
 				f.srv.Dispatcher.Release(slot, board.Outcome{Kind: board.Cancelled})
 			}
 		}
 		whole.record.EndAttempt(fail)
 		edge.StopKeepAlive(ctx)
-		f.srv.markRoute(ctx, f.in)
+		f.srv.setServedByHeader(ctx, f.in)
 	}()
 	whole.record.Reached = journal.Queued // set by hand: only the legs enter phases until the whole request is sent
 	for {
 		forward, err := f.enterQueue()
-		if forward == nil && err != nil {
-			return false, whole.notChosen(err)
-		}
-		if forward == nil {
+		switch {
+		case forward == nil && err != nil:
+			return false, whole.leaseError(err)
+		case forward == nil: // the legs are served here
 			return false, nil
 		}
 		whole.record.Report(journal.Event{Kind: journal.Attempted})
-		outcome, fail := whole.send(ctx, forward)
+		outcome, fail := whole.forwardToPeer(ctx, forward)
 		if outcome == lifecycle.PeerAnswers || fail != nil {
 			return fail == nil, fail
 		}
-		whole.life.CameBack(outcome)
+		whole.life.NoteGivenBack(outcome)
 		for _, l := range f.legs {
-			l.job.life.Moved(&whole.life)
+			l.job.life.CopyRouting(&whole.life)
 		}
 	}
 }
 
 // enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
-// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here.
-func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
+// may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here. forward is the way to
+// the other dispatcher; nil: the legs that are in the queue have their tickets, or err says why they got none.
+func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
 	if !f.srv.Settings().Geo.Follows() {
-		queued = slices.DeleteFunc(slices.Clone(queued), func(l branch) bool {
+		queued = slices.DeleteFunc(slices.Clone(queued), func(l fanOutLeg) bool {
 			l.job.local.boundSlot = l.job.bindLocal()
 			return l.job.local.boundSlot != nil
 		})
@@ -155,15 +161,15 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	if len(queued) == 0 {
 		return nil, nil
 	}
-	query := f.askForAll(queued)
+	query := f.routingQuery(queued)
 	arrivals := make([]prefill.Request, len(queued))
 	for i, l := range queued {
-		arrivals[i] = l.job.arrival()
+		arrivals[i] = l.job.arrivalRequest()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
 	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // it was decided at once
 	if err == nil && query != nil {
-		goesElsewhere = f.awaitElsewhere(&tickets[0])
+		goesElsewhere = f.awaitForwarding(&tickets[0])
 	}
 	if goesElsewhere {
 		if forward = query.Forward(); forward == nil {
@@ -177,23 +183,23 @@ func (f *fanned) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// askForAll makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
-func (f *fanned) askForAll(legs []branch) (query *geo.RoutingQuery) {
+// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
+func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	first := legs[0]
-	servedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
-	if query = first.job.elsewhere(first.job.life.Stays() || servedHere); query == nil {
+	someServedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
+	if query = first.job.newRoutingQuery(first.job.life.StaysForGood() || someServedHere); query == nil {
 		return nil
 	}
 	query.SetLegs(len(legs))
 	first.job.query = query
 	for _, l := range legs[1:] {
-		l.job.query = query.NewLeg(l.job.id, l.job.recognize())
+		l.job.query = query.NewLeg(l.job.id, l.job.prefixKeys())
 	}
 	return query
 }
 
-// awaitElsewhere waits for the decision about the first leg, and says whether another dispatcher should have the request.
-func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
+// awaitForwarding waits for the decision about the first leg, and says whether another dispatcher should have the request.
+func (f *fannedOut) awaitForwarding(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()
 	f.conn.OnGone(cancel)
@@ -201,27 +207,27 @@ func (f *fanned) awaitElsewhere(first *prefill.Ticket) bool {
 	return first.AwaitRegionDecision(ctx)
 }
 
-// serve runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. serve recovers a panic in these
+// startLegs runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. serve recovers a panic in these
 // goroutines itself, so that it ends only the request: the recovery of the HTTP server does not cover them, so it would end the process.
-func (f *fanned) serve(run func(l *branch) *openai.Error) {
+func (f *fannedOut) startLegs(run func(l *fanOutLeg) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
 	for i := range f.legs {
 		f.wg.Go(func() {
 			defer func() {
 				if v := recover(); v != nil {
 					f.srv.Log.Error("a leg of a request ended with a panic, which is a bug", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
-					f.send(piece{fail: failure.Broken, done: true})
+					f.sendPiece(piece{fail: failure.InternalError, done: true})
 				}
 			}()
 			if fail := run(&f.legs[i]); fail != nil {
-				f.send(piece{fail: fail, done: true})
+				f.sendPiece(piece{fail: fail, done: true})
 			}
 		})
 	}
 }
 
-// send passes a piece on to the client's side. It returns false if the fan-out has ended, because no goroutine reads pieces then.
-func (f *fanned) send(p piece) bool {
+// sendPiece passes a piece on to the client's side. It returns false if the fan-out has ended, because no goroutine reads pieces then.
+func (f *fannedOut) sendPiece(p piece) bool {
 	select {
 	case f.pieces <- p:
 		return true
@@ -230,35 +236,35 @@ func (f *fanned) send(p piece) bool {
 	}
 }
 
-// next waits for the next piece of any leg. It returns false if the legs were ended, because the client has left.
-func (f *fanned) next() (piece, bool) {
+// nextPiece waits for the next piece of any leg. It returns false if the legs were ended, because the client has left.
+func (f *fannedOut) nextPiece() (piece, bool) {
 	select {
 	case p := <-f.pieces:
 		return p, true
 	case <-f.stop:
-		return piece{fail: failure.Gone}, false
+		return piece{fail: failure.ClientGone}, false
 	}
 }
 
 // collect answers a fan-out that is not streamed, once all legs have their answers or one leg has failed.
-func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
-	f.serve(func(l *branch) *openai.Error {
+func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
+	f.startLegs(func(l *fanOutLeg) *openai.Error {
 		s, fail := l.job.serve(nil)
 		switch {
 		case fail == nil:
 			l.answer, fail = s.collect()
-		case abortedOnly(l.job, f.conn, fail):
-			l.answer, fail = unanswered(l.job), nil
+		case failedOnlyByAbort(l.job, f.conn, fail):
+			l.answer, fail = emptyAnswer(l.job), nil
 		}
 		if fail == nil {
-			f.send(piece{done: true})
+			f.sendPiece(piece{done: true})
 		}
 		return fail
 	})
 	var answer []byte
 	var fail *openai.Error
 	for left := len(f.legs); left > 0 && fail == nil; left-- {
-		ended, _ := f.next()
+		ended, _ := f.nextPiece()
 		fail = ended.fail
 	}
 	if fail == nil {
@@ -268,41 +274,41 @@ func (f *fanned) collect(ctx *fasthttp.RequestCtx) {
 		}
 		var err error
 		if answer, err = f.merge(parts); err != nil {
-			fail = failure.Stream("upstream_broken", err)
+			fail = failure.StreamBroke("upstream_broken", err)
 		}
 	}
 	if fail != nil {
-		f.refuse(ctx, fail)
+		f.answerError(ctx, fail)
 		return
 	}
-	f.settle(nil)
-	f.srv.markRoute(ctx, f.in)
-	f.srv.markForPeer(ctx, f.in, nil)
-	Piece(ctx, "application/json", answer, nil)
+	f.endAndConclude(nil)
+	f.srv.setServedByHeader(ctx, f.in)
+	f.srv.setPeerHeaders(ctx, f.in, nil)
+	AnswerWhole(ctx, "application/json", answer, nil)
 }
 
 // stream answers a streamed fan-out. The first leg that has an event or fails decides the status.
-func (f *fanned) stream(ctx *fasthttp.RequestCtx) {
-	f.serve(f.relay)
-	first, _ := f.next()
-	edge.StopKeepAlive(ctx)
+func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
+	f.startLegs(f.relayLeg)
+	first, _ := f.nextPiece()
+	edge.StopKeepAlive(ctx) // no more comments: the answer begins
 	if first.fail != nil {
-		f.refuse(ctx, first.fail)
+		f.answerError(ctx, first.fail)
 		return
 	}
-	f.put(first)
-	f.srv.markRoute(ctx, f.in)
-	f.srv.Stream(ctx, first.contentType, f, 0)
+	f.appendPiece(first)
+	f.srv.setServedByHeader(ctx, f.in)
+	f.srv.Stream(ctx, first.contentType, f, 0) // 0: no loop can carry an answer that comes from several engines
 }
 
-// relay serves one answer of a streamed fan-out, and passes its events on as they come.
-func (f *fanned) relay(l *branch) *openai.Error {
+// relayLeg serves one answer of a streamed fan-out, and passes its events on as they come.
+func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil)
-	if fail != nil && abortedOnly(l.job, f.conn, fail) {
+	if fail != nil && failedOnlyByAbort(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
-		l.usage = sse.Usage{Prompt: l.job.estimate(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
-		f.send(piece{contentType: kind, events: unanswered(l.job)})
-		f.send(piece{contentType: kind, done: true})
+		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
+		f.sendPiece(piece{contentType: kind, events: emptyAnswer(l.job)})
+		f.sendPiece(piece{contentType: kind, done: true})
 		return nil
 	}
 	if fail != nil {
@@ -312,21 +318,21 @@ func (f *fanned) relay(l *branch) *openai.Error {
 	contentType := bytes.Clone(s.upstream.contentType())
 	for {
 		events, err := s.Next()
-		if len(events) > 0 && !f.send(piece{contentType: contentType, events: bytes.Clone(events)}) {
+		if len(events) > 0 && !f.sendPiece(piece{contentType: contentType, events: bytes.Clone(events)}) {
 			return nil
 		}
 		if err != nil {
 			l.usage, _ = s.upstream.answer.Filter.Usage()
 			l.details = s.upstream.answer.Filter.PromptDetails()
-			f.send(piece{contentType: contentType, fail: s.broken, done: true})
+			f.sendPiece(piece{contentType: contentType, fail: s.endError, done: true})
 			return nil
 		}
 	}
 }
 
-// put makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs' usage,
-// or the error, and then [DONE].
-func (f *fanned) put(p piece) {
+// appendPiece makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs'
+// usage, or the error, and then [DONE].
+func (f *fannedOut) appendPiece(p piece) {
 	f.pending = p.events
 	if !p.done {
 		return
@@ -341,7 +347,7 @@ func (f *fanned) put(p piece) {
 		f.pending = sse.ErrorEvent(f.pending, f.endError.Message, cmp.Or(f.endError.Type, "server_error"), f.endError.Code)
 	case f.req.IncludeUsage:
 		if usage, details := f.sumUsage(); f.req.Endpoint == mooncake.Tokens {
-			f.pending = sse.TokensUsage(f.pending, f.id, f.mode, usage, details)
+			f.pending = sse.TokensUsage(f.pending, f.id, f.outputMode, usage, details)
 		} else {
 			isChat, created := f.req.Endpoint == mooncake.Chat, f.in.Record.Arrival.Unix()
 			f.pending = sse.UsageEvent(f.pending, f.id, []byte(f.req.Model), created, isChat, usage, details)
@@ -351,12 +357,12 @@ func (f *fanned) put(p piece) {
 }
 
 // sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg reported it.
-func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
+func (f *fannedOut) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
-	seen := map[int]bool{}
+	counted := map[int]bool{} // by the index of a prompt
 	for _, l := range f.legs {
-		if !seen[l.prompt] {
-			seen[l.prompt] = true
+		if !counted[l.prompt] {
+			counted[l.prompt] = true
 			sum.Prompt += l.usage.Prompt
 			if l.usage.Cached >= 0 {
 				sum.Cached = max(0, sum.Cached) + l.usage.Cached
@@ -372,16 +378,16 @@ func (f *fanned) sumUsage() (sum sse.Usage, details map[string]int) {
 }
 
 // Read returns the bytes that have arrived. It waits only if there are none.
-func (f *fanned) Read(p []byte) (int, error) {
+func (f *fannedOut) Read(p []byte) (int, error) {
 	for len(f.pending) == 0 {
 		if f.allEnded {
 			return 0, io.EOF
 		}
-		next, ok := f.next()
+		next, ok := f.nextPiece()
 		if !ok {
 			return 0, io.ErrClosedPipe
 		}
-		f.put(next)
+		f.appendPiece(next)
 	}
 	n := copy(p, f.pending)
 	f.pending = f.pending[n:]
@@ -389,26 +395,26 @@ func (f *fanned) Read(p []byte) (int, error) {
 }
 
 // Pending is how many more bytes Read can return without waiting.
-func (f *fanned) Pending() int { return len(f.pending) }
+func (f *fannedOut) Pending() int { return len(f.pending) }
 
 // Close ends every leg and settles the request. If the answer is not whole yet and no leg has failed, the client has left.
-func (f *fanned) Close() {
+func (f *fannedOut) Close() {
 	if f.endError == nil && !f.allEnded {
-		f.endError = failure.Gone
+		f.endError = failure.ClientGone
 	}
-	f.settle(f.endError)
+	f.endAndConclude(f.endError)
 }
 
-// refuse answers with an error in place of the whole answer, and ends the fan-out.
-func (f *fanned) refuse(ctx *fasthttp.RequestCtx, fail *openai.Error) {
-	f.srv.markRoute(ctx, f.in)
-	f.srv.markForPeer(ctx, f.in, fail)
+// answerError answers with an error in place of the whole answer, and ends the fan-out.
+func (f *fannedOut) answerError(ctx *fasthttp.RequestCtx, fail *openai.Error) {
+	f.srv.setServedByHeader(ctx, f.in)
+	f.srv.setPeerHeaders(ctx, f.in, fail)
 	f.srv.Fail(ctx, fail)
-	f.settle(fail)
+	f.endAndConclude(fail)
 }
 
-// letters returns the letters that stand for the number of a leg in its request id: aa, ab, ..., zz, baa, ...
-func letters(i int) string {
+// legName returns the letters that stand for the number of a leg in its request id: aa, ab, ..., zz, baa, ...
+func legName(i int) string {
 	name := string(rune('a' + i%26))
 	for i /= 26; i >= 26; i /= 26 {
 		name = string(rune('a'+i%26)) + name
@@ -417,16 +423,16 @@ func letters(i int) string {
 }
 
 // endLegs ends every leg. It must not block, because the watcher of the client's connection calls it.
-func (f *fanned) endLegs() {
+func (f *fannedOut) endLegs() {
 	f.stopOnce.Do(func() { close(f.stop) })
 	for i := range f.legs { // not by value: a copy of the leg would race with its goroutine, which may write its counts now
-		f.legs[i].share.MarkGone()
+		f.legs[i].clientShare.MarkGone()
 	}
 }
 
-// settle ends the legs, and settles the request once each leg has ended its calls. After a failure, this may take until each leg has its
-// first event, so it runs in the background and the client does not wait.
-func (f *fanned) settle(fail *openai.Error) {
+// endAndConclude ends the legs, and settles the request once each leg has ended its calls. After a failure, this may take until each leg
+// has its first event, so it runs in the background and the client does not wait.
+func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	f.endLegs()
 	f.conn.OnGone(nil)
 	conclude := func() {
@@ -436,32 +442,32 @@ func (f *fanned) settle(fail *openai.Error) {
 		}
 		f.srv.Conclude(f.in, fail)
 	}
-	if fail == nil || f.srv.tails.Run(mostTails, conclude) != nil {
+	if fail == nil || f.srv.finishing.Run(maxFinishers, conclude) != nil {
 		conclude()
 	}
 }
 
-// nameable lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate, each leg's
-// answer also has its own name, by which the client can end this leg alone.
-func (f *fanned) nameable(whole *job) {
+// allowCancelByName lets the client end all legs by the name of the whole answer, if the endpoint has names of answers. With /generate,
+// each leg's answer also has its own name, by which the client can end this leg alone.
+func (f *fannedOut) allowCancelByName(whole *job) {
 	if whole.filterOptions.ID == nil {
 		return
 	}
-	key, legs := f.in.Record.Key, make([]*aborting, len(f.legs))
-	var forgets []func()
+	key, legs := f.in.Record.Key, make([]*abortByName, len(f.legs))
+	var forgets []func() // each takes back one name
 	for i, l := range f.legs {
-		own := &aborting{endpoint: f.req.Endpoint, leave: l.share.MarkGone, outputMode: f.mode}
-		legs[i], l.job.abort, l.job.filterOptions.Aborted = own, own, own.asked.Load
+		ofLeg := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
+		legs[i], l.job.byName, l.job.filterOptions.Aborted = ofLeg, ofLeg, ofLeg.requested.Load
 		if f.req.Endpoint == mooncake.Generate {
-			forgets = append(forgets, f.srv.Running.Enter(key, string(l.job.filterOptions.ID), func() { own.end(f.srv) }))
+			forgets = append(forgets, f.srv.Running.Register(key, string(l.job.filterOptions.ID), func() { ofLeg.abort(f.srv) }))
 		}
 	}
-	forgets = append(forgets, f.srv.Running.Enter(key, string(f.id), func() {
-		var told sync.WaitGroup
+	forgets = append(forgets, f.srv.Running.Register(key, string(f.id), func() {
+		var aborting sync.WaitGroup // the legs are aborted at the same time
 		for _, l := range legs {
-			told.Go(func() { l.end(f.srv) })
+			aborting.Go(func() { l.abort(f.srv) })
 		}
-		told.Wait()
+		aborting.Wait()
 	}))
 	f.in.forgetName = func() {
 		for _, forget := range forgets {
@@ -470,8 +476,8 @@ func (f *fanned) nameable(whole *job) {
 	}
 }
 
-// nameOf is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).
-func (f *fanned) nameOf(leg int) []byte {
+// answerName is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).
+func (f *fannedOut) answerName(leg int) []byte {
 	switch {
 	case f.req.Endpoint != mooncake.Generate:
 		return f.id
@@ -482,7 +488,7 @@ func (f *fanned) nameOf(leg int) []byte {
 }
 
 // merge makes one answer of the legs' answers.
-func (f *fanned) merge(parts []sse.Part) ([]byte, error) {
+func (f *fannedOut) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil
 	}

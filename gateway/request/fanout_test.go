@@ -30,16 +30,16 @@ func TestAClientThatLeavesBeforeTheLegsBegin(t *testing.T) {
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
 	whole := &job{srv: srv.Server, req: &openai.Request{}, client: kid, isLeg: true, model: roster.Route{Name: "m", Board: "m"}, incoming: in,
 		record: in.Record}
-	f := &fanned{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
+	f := &fannedOut{srv: srv.Server, conn: kid, req: whole.req, in: in, stop: make(chan struct{})}
 	for i := range 2 {
 		f.legs = append(f.legs,
-			branch{share: kid,
+			fanOutLeg{clientShare: kid,
 				job: &job{srv: srv.Server, req: whole.req, client: kid, isLeg: true, model: whole.model,
-					incoming: in, record: in.Record.Leg(letters(i))}})
+					incoming: in, record: in.Record.Leg(legName(i))}})
 	}
 	f.legs[0].job.local.boundSlot = r.Slot
 
-	answered, fail := f.goElsewhere(&fasthttp.RequestCtx{}, whole) // no engine serves the model
+	answered, fail := f.queueOrForward(&fasthttp.RequestCtx{}, whole) // no engine serves the model
 	require.False(t, answered)
 	require.Equal(t, journal.StatusClientClosed, fail.Status)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
@@ -52,11 +52,11 @@ func TestAPanicOfALegEndsTheRequestOnly(t *testing.T) {
 		kid, in := edge.NewCloseNotifier(srv.Log), srv.BeginRequest(journal.LogEntry{ID: "x", Arrival: time.Now()})
 		in.CorrectEstimate = func(int) {}
 		req := &openai.Request{Stream: stream}
-		f := &fanned{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
+		f := &fannedOut{srv: srv.Server, conn: kid, req: req, in: in, stop: make(chan struct{})}
 		for i := range 3 { // a leg without a body, which serve does not expect
 			f.legs = append(f.legs,
-				branch{share: edge.NewCloseNotifier(srv.Log),
-					job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(letters(i))}})
+				fanOutLeg{clientShare: edge.NewCloseNotifier(srv.Log),
+					job: &job{srv: srv.Server, req: req, incoming: in, record: in.Record.Leg(legName(i))}})
 		}
 		var ctx fasthttp.RequestCtx
 		if stream {

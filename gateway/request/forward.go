@@ -23,49 +23,49 @@ import (
 	"evenkeel/mooncake"
 )
 
-// send forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the client has
-// anything, send returns no error. The request then takes its old place in the queue. It is served here, or evenkeel decides again where
-// it goes.
-func (j *job) send(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
+// forwardToPeer forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the
+// client has anything, send returns no error. The request then takes its old place in the queue. It is served here, or evenkeel decides
+// again where it goes.
+func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
-	if j.client.Left() {
+	if j.client.Left() { // nothing is sent
 		peer.DropUnsent()
-		j.freed()
-		return lifecycle.PeerRefuses, failure.Gone
+		j.noteFreed()
+		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
 	j.client.OnGone(peer.AbortByClient)
-	var heldBack time.Duration
+	var heldBack time.Duration // for which the peer may hold a batch request back, beside its other waits
 	if j.incoming.Batch {
 		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
 	whole, returned := peer.Send(&geo.Request{
-		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.passedOn(ctx)),
+		Method: http.MethodPost, Target: string(ctx.RequestURI()), Headers: j.record.WithTraceHeaders(j.forwardedHeaders(ctx)),
 		Body:   j.body.Splice(nil, mooncake.Reserved, nil),
-		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: peer.mostAnswerBytes(),
+		Stream: j.req.Stream, Deadline: j.incoming.ClientGivesUpAt, ExtraHold: heldBack, MaxBytes: peer.maxRelayBytes(),
 		NewConnection: j.ranElsewhere > 0, // after a lost peer, a kept-alive connection may be dead as well
 	})
-	if returned == nil {
+	if returned == nil { // the peer's answer begins, so the client gets no more comments
 		edge.StopKeepAlive(ctx)
 	}
 	switch {
 	case returned != nil:
 		j.client.OnGone(nil)
-		return j.cameBack(returned)
+		return j.handleReturned(returned)
 	case whole != nil:
 		j.client.OnGone(nil)
-		peer.inOnePiece(ctx, whole)
+		peer.answerInOnePiece(ctx, whole)
 	default:
-		peer.started(ctx)
+		peer.noteAnswerStarted(ctx)
 		j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	}
 	return lifecycle.PeerAnswers, nil
 }
 
-// passedOn returns the headers of the client's request that the other dispatcher needs, too. The deadline header has the milliseconds that
-// are left.
-func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
+// forwardedHeaders returns the headers of the client's request that the other dispatcher needs, too. The deadline header has the
+// milliseconds that are left.
+func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
 		if s := ctx.Request.Header.Peek(name); len(s) > 0 {
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
@@ -81,15 +81,15 @@ func (j *job) passedOn(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	return headers
 }
 
-// cameBack handles a forward that ended before the client had anything. If it returns no error, the request is served here, or evenkeel
-// decides again where it goes.
-func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
+// handleReturned handles a forward that ended before the client had anything. If it returns no error, the request is served here, or
+// evenkeel decides again where it goes.
+func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *openai.Error) {
 	if returned.ClientLeft || j.client.Left() {
-		j.freed()
-		return lifecycle.PeerRefuses, failure.Gone
+		j.noteFreed()
+		return lifecycle.PeerRefuses, failure.ClientGone
 	}
 	if returned.Relay != nil { // the other dispatcher answered with an error that the client gets
-		j.incoming.way = wayForwarded
+		j.incoming.servedBy = servedByPeer
 		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
 			ContentType: returned.Relay.ContentType}
 		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
@@ -97,8 +97,8 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 		}
 		return lifecycle.PeerRefuses, e
 	}
-	j.incoming.way = wayFallback
-	what := lifecycle.SiblingReturns
+	j.incoming.servedBy = servedAfterReturn
+	outcome := lifecycle.SiblingReturns
 	log := j.srv.Log.With(zap.Inline(j), zap.String("peer", j.record.Peer), zap.String("cause", returned.Reason), zap.Error(returned.Err))
 	if returned.Sibling {
 		if returned.MayHaveRun && j.ranElsewhere > 0 { // two peers that ran the request were lost; a third one does not get it
@@ -111,34 +111,35 @@ func (j *job) cameBack(returned *geo.Failure) (lifecycle.EventKind, *openai.Erro
 		log.Info("another proxy gave a request back, and the owner of its decode group is looked up again")
 	} else {
 		log.Info("another region gave a request back, and it is served here")
-		what = lifecycle.RegionReturns
-		j.query = j.elsewhere(true)
+		outcome = lifecycle.RegionReturns
+		j.query = j.newRoutingQuery(true)
 	}
 	j.record.Report(journal.Event{Kind: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
 	j.record.Report(journal.Event{Kind: journal.Retried})
-	return what, nil
+	return outcome, nil
 }
 
-// elsewhere returns the question whether another dispatcher should serve the request. The question enters the arrival queue together with
-// the request. It is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are always served
-// here. stay is true if this request must be served here.
-func (j *job) elsewhere(stay bool) *geo.RoutingQuery {
+// newRoutingQuery returns the question whether another dispatcher should serve the request. The question enters the arrival queue together
+// with the request. It is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are always served
+// here. mustStay says that this request must be served here.
+func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	groupsHaveOwners := j.srv.Owner.Has(owner.Groups) // then a request that stays in this region may still go to another proxy of it
+	// If the proxies of this region share the decode groups, NeverForward only forbids other regions (Home). Otherwise the request stays here.
+	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
 	ask := geo.Ask{
-		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.Tried(),
-		LocalOnly:  stay || j.incoming.NeverForward && !groupsHaveOwners,
-		RegionOnly: j.incoming.NeverForward, RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
+		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.TriedHere(),
+		LocalOnly: mustStay || j.incoming.NeverForward && !groupsHaveOwners, RegionOnly: j.incoming.NeverForward,
+		RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
-	if from := j.incoming.From; from != nil {
+	if from := j.incoming.From; from != nil { // another dispatcher sent the request
 		ask.InboundHop = from
 		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // it was forwarded as often as it may be
 		ask.ID = cmp.Or(from.RID, ask.ID)
 	}
 	if !ask.LocalOnly {
-		ask.Prompt = j.recognize()
+		ask.Prompt = j.prefixKeys()
 	}
 	return j.srv.Peers.NewQuery(ask)
 }
@@ -151,23 +152,23 @@ type forwarded struct {
 	job *job
 }
 
-// started notes that the other dispatcher's answer has begun, and frees the request's body, which is not needed here any more.
-func (f *forwarded) started(ctx *fasthttp.RequestCtx) {
+// noteAnswerStarted notes that the other dispatcher's answer has begun, and frees the request's body, which is not needed here any more.
+func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j := f.job
-	j.enter(journal.Streaming, "")
+	j.enterPhase(journal.Streaming, "")
 	j.record.Report(journal.Event{Kind: journal.First, At: f.FirstAt()})
-	j.incoming.way = wayForwarded
-	j.record.PromptTokens = j.estimate()
+	j.incoming.servedBy = servedByPeer
+	j.record.PromptTokens = j.estimatedTokens()
 	j.record.CachedTokens = min(max(0, f.Cached()), j.record.PromptTokens) // no more than the prompt can be cached
 	j.body = mooncake.Body{}
 	j.incoming.Body.Release()
-	j.srv.markRoute(ctx, j.incoming)
+	j.srv.setServedByHeader(ctx, j.incoming)
 }
 
-// inOnePiece gives the client the other dispatcher's answer, which came in one piece, and settles the request.
-func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
+// answerInOnePiece gives the client the other dispatcher's answer, which came in one piece, and settles the request.
+func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
-	f.started(ctx)
+	f.noteAnswerStarted(ctx)
 	f.Forward.Close()
 	var answer struct {
 		Usage struct {
@@ -176,14 +177,14 @@ func (f *forwarded) inOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 		} `json:"usage"`
 	}
 	usage := &answer.Usage
-	if json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0 && f.believes(usage.Prompt, usage.Completion) {
+	if json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0 && f.countsPossible(usage.Prompt, usage.Completion) {
 		j.record.PromptTokens, j.record.OutputTokens = usage.Prompt, usage.Completion
 		j.record.CachedTokens = min(max(0, f.Cached()), usage.Prompt)
 	}
 	j.record.EndAttempt(nil)
 	j.srv.Conclude(j.incoming, nil)
 	ctx.SetStatusCode(whole.Status)
-	Piece(ctx, whole.ContentType, whole.Body, nil)
+	AnswerWhole(ctx, whole.ContentType, whole.Body, nil)
 }
 
 // Close settles a request whose answer a peer has streamed.
@@ -195,12 +196,12 @@ func (f *forwarded) Close() {
 	case f.Lost():
 		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
 	case !f.Whole():
-		fail = failure.Gone
+		fail = failure.ClientGone
 	}
 	tokens := f.Events()
 	f.Forward.Close()
 	if !f.Whole() {
-		j.freed()
+		j.noteFreed()
 	}
 	j.record.Report(journal.Event{Kind: journal.Relayed, Took: time.Since(f.FirstAt()), Tokens: tokens})
 	j.record.EndAttempt(fail)
@@ -208,24 +209,24 @@ func (f *forwarded) Close() {
 }
 
 // Panicked closes the answer after the code that streamed it has panicked with v.
-func (f *forwarded) Panicked(v any) { f.job.panicked(v, f.Close) }
+func (f *forwarded) Panicked(v any) { f.job.closeAfterPanic(v, f.Close) }
 
-// mostAnswerBytes is how many bytes the other dispatcher's answer may have.
-func (f *forwarded) mostAnswerBytes() int64 {
+// maxRelayBytes is how many bytes the other dispatcher's answer may have.
+func (f *forwarded) maxRelayBytes() int64 {
 	j := f.job
 	answers := 1
 	if j.changes == nil { // the request asks for several answers: a leg of a fan-out would have changes
 		answers = j.srv.Settings().Limits.Answers
 	}
-	each := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
-	if each > math.MaxInt64/int64(answers) { // the product would overflow
+	bytesPerAnswer := maxStreamBytes(j.maxEchoed()+j.maxAnswerTokens(j.model.MaxLen), j.req.TopLogprobs, j.srv.Settings().Limits.EventBytes)
+	if bytesPerAnswer > math.MaxInt64/int64(answers) { // the product would overflow
 		return math.MaxInt64
 	}
-	return int64(answers) * each
+	return int64(answers) * bytesPerAnswer
 }
 
-// believes says whether the token counts in another dispatcher's answer are possible. Impossible counts do not enter the record.
-func (f *forwarded) believes(prompted, completion int) bool {
+// countsPossible says whether the token counts in another dispatcher's answer are possible. Impossible counts do not enter the record.
+func (f *forwarded) countsPossible(prompted, completion int) bool {
 	j := f.job
 	if j.changes == nil { // the counts are sums over several answers, maybe of several prompts
 		return prompt.PlausibleCounts(prompted, completion, 0)

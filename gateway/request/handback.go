@@ -20,10 +20,10 @@ import (
 // With hand_back: fetched in its profile, a decode engine keeps the KV of an answer. The prefill engine of the conversation's next turn
 // fetches this KV, and does not compute it again. This file has the proxy's part of that.
 
-// ownTurns returns the token ids of a request's prompt, and the scope of the earlier turns whose KV it may use: turns of the same caller,
+// turnScope returns the token ids of a request's prompt, and the scope of the earlier turns whose KV it may use: turns of the same caller,
 // model and cache_salt. ok is false if the request does not give token ids, if the engine changes the prompt, or if the engine must
 // compute the whole prompt.
-func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
+func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
 	if prompt == nil || truncated != nil || j.req.PromptLogprobs || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
@@ -34,20 +34,20 @@ func ownTurns(j *job) (scope string, prompt []int32, ok bool) {
 }
 
 // fetchTurn makes the prefill engine of a lease fetch the KV of the conversation's earlier turn from the decode engine that kept it. It
-// returns the changes to the probe's body, and the turn, which no other request can take any more; nil: no turn is known. Only the first
+// returns the patch for the probe's body, and the turn, which no other request can take any more; nil: no turn is known. Only the first
 // attempt fetches, so that later attempts do not depend on a further engine.
-func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Patch, turn *handback.Turn) {
+func (j *job) fetchTurn(lease *prefill.Lease) (patch *mooncake.Patch, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
 	}
-	scope, prompt, ok := ownTurns(j)
+	scope, prompt, ok := turnScope(j)
 	if !ok {
 		return j.changes, nil
 	}
 	engines := j.srv.Engines()
 	turn = j.srv.turns.Take(scope, prompt, time.Now(), func(turn *handback.Turn) bool {
-		gone, _ := engines.ProcessGone(turn.Made)
-		return !gone && !j.srv.Fleet.DownSince(turn.Made.Key, turn.Came)
+		restarted, _ := engines.ProcessGone(turn.Process) // or may have restarted: then the KV is gone
+		return !restarted && !j.srv.Fleet.DownSince(turn.Process.Key, turn.KeptSince)
 	})
 	if turn == nil {
 		j.srv.metrics.handBacks.WithLabelValues("none").Inc()
@@ -58,9 +58,10 @@ func (j *job) fetchTurn(lease *prefill.Lease) (probe *mooncake.Patch, turn *hand
 	return &changes, turn
 }
 
-// fetchEnded notes how a prefill that was to fetch the KV of a turn has ended. turn is nil if there was nothing to fetch. If the fetch
-// fails, the engine answers 500 (vLLM 0.33.0, kv_load_failure_policy fail). Neither this engine nor the request is to blame for it.
-func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
+// recordFetch counts how a prefill that was to fetch the KV of a turn has ended. turn is nil if there was nothing to fetch. If the fetch
+// fails, the engine answers 500 (vLLM 0.33.0, kv_load_failure_policy fail). Neither this engine nor the request is to blame for it, so
+// recordFetch changes the reason of the fault to Expired. It leaves every other fault as it is.
+func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 	switch {
 	case turn == nil:
 	case fault == nil:
@@ -70,7 +71,7 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 		j.srv.metrics.handBacks.WithLabelValues("failed").Inc()
 		j.srv.Log.Warn("a prefill engine could not fetch the KV of the turn before, and the prompt is computed; "+
 			"if this repeats, compare decoder_kv_blocks_ttl of the profile with that of the decode engine",
-			zap.Inline(j), zap.String("kept_by", turn.Made.Key), zap.Int("tokens", len(turn.IDs)))
+			zap.Inline(j), zap.String("kept_by", turn.Process.Key), zap.Int("tokens", len(turn.IDs)))
 	}
 }
 
@@ -78,12 +79,12 @@ func (j *job) fetchEnded(turn *handback.Turn, fault *failure.Fault) {
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
 	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
-	afterHandoff := !s.upstream.local && s.upstream.partner == nil
+	afterHandoff := !s.upstream.local && s.upstream.prefillCall == nil
 	tokensKnown := transcript.Exact() && !j.life.Resumed() // of a resumed answer, the transcript lacks what earlier engines sent
 	if !offersKV || !afterHandoff || !tokensKnown {
 		return
 	}
-	scope, prompt, ok := ownTurns(j)
+	scope, prompt, ok := turnScope(j)
 	engines := j.srv.Engines()
 	process := engines.ProcessAt(s.upstream.rank.Instance)
 	if !ok || process.Process != j.decodeProcess { // the KV is of an engine process, or of weights, that are gone
@@ -99,7 +100,7 @@ func keepTurn(s *stream) {
 	}
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
-		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Made: process, Came: now,
-		Until: now.Add(profile.Keeps() - profile.Keeps()/4), // the rest of the time is for the fetch
+		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Process: process, KeptSince: now,
+		OfferUntil: now.Add(profile.Keeps() - profile.Keeps()/4), // the rest of the time is for the fetch
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

@@ -47,7 +47,7 @@ func TestASlotThatComesAsTheClientLeavesIsGivenBack(t *testing.T) {
 			record: srv.Journal.Begin(journal.LogEntry{}), promptTokens: 7}
 		h := &handoff.Handoff{Handoff: mooncake.NewHandoff(nil, time.Now().Add(time.Minute), time.Now().Add(2*time.Minute)), Lease: lease,
 			Request: j, Prompt: 7}
-		slot, f := j.wait(h)
+		slot, f := j.placeHandoff(h)
 		if f == nil {
 			srv.Dispatcher.Release(slot, board.Outcome{})
 		} else {

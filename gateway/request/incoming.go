@@ -23,9 +23,9 @@ import (
 	"evenkeel/sse"
 )
 
-// Incoming begins the record of a request. The request counts as open until Refuse, or until its answer ends.
+// BeginRequest begins the record of a request. The request counts as open until Refuse, or until its answer ends.
 func (srv *Server) BeginRequest(facts journal.LogEntry) *Incoming {
-	srv.open.Add(1)
+	srv.openRequests.Add(1)
 	return &Incoming{Record: srv.Journal.Begin(facts)}
 }
 
@@ -45,27 +45,18 @@ func (srv *Server) Serve(
 	if !ok {
 		return &openai.Error{Status: http.StatusInternalServerError, Code: "internal_error", Message: "the connection is not watched"}
 	}
-	in.way = wayLocal
-	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
-	req.Body, req.Prompts = mooncake.Body{}, nil // from here on only the jobs hold the body, and drop it when they no longer need it
+	in.servedBy = servedLocally
+	j := srv.newJob(in, req, model, conn)
 	// While the client waits for the first event of its answer, it gets comments, which end with Stream or Fail. Another dispatcher gets
 	// none: it needs the final status, and sends comments to its client itself.
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
 		edge.StartKeepAlive(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
-	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
-		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
-	switch req.Endpoint {
-	case mooncake.Tokens:
-		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
-	case mooncake.Generate:
-		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
-	}
 	if len(legs) > 1 || req.AnswerIsList {
 		return srv.fanOut(ctx, conn, j, legs)
 	}
 	j.changes = &legs[0].Patch
-	makeNameable(j, conn)
+	allowCancelByName(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
 		return nil // another dispatcher answers
@@ -74,35 +65,57 @@ func (srv *Server) Serve(
 		return nil
 	}
 	edge.StopKeepAlive(ctx) // if the client has the head of the answer already, the headers set below do not reach it
-	srv.exposeRoute(ctx, in)
-	srv.markRoute(ctx, in)
+	srv.setRouteHeaders(ctx, in)
+	srv.setServedByHeader(ctx, in)
 	in.Body.Release() // bytes kept to continue the answer at another engine are counted separately (resumeBytes)
 	if fail != nil {
 		return fail
 	}
-	srv.markForPeer(ctx, in, nil)
-	if req.Stream {
+	srv.setPeerHeaders(ctx, in, nil)
+	s.answerClient(ctx)
+	return nil
+}
+
+// newJob makes the job of a client's request. From then on only jobs hold the request's body, and drop it when they no longer need it.
+func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route, conn *edge.Conn) *job {
+	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
+	req.Body, req.Prompts = mooncake.Body{}, nil
+	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
+		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
+	switch req.Endpoint { // answers of these endpoints have names
+	case mooncake.Tokens:
+		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
+	case mooncake.Generate:
+		j.filterOptions.ID = openai.NameGenerate(&j.body, j.id)
+	}
+	return j
+}
+
+// answerClient gives the client the answer that s has begun: as a stream, or collected into one piece. If the answer cannot be collected,
+// the client gets an error.
+func (s *stream) answerClient(ctx *fasthttp.RequestCtx) {
+	srv := s.job.srv
+	if s.job.req.Stream {
 		tokens := s.upstream.maxTokens
-		if s.state == ended { // all of the answer has come
+		if s.state == ended { // the whole answer came at once
 			tokens = 0
 		}
 		srv.Stream(ctx, s.upstream.contentType(), s, tokens)
-		return nil
+		return
 	}
 	answer, fail := s.collect()
 	if fail != nil {
 		srv.Fail(ctx, fail)
-		return nil
+		return
 	}
-	Piece(ctx, "application/json", answer, nil)
-	return nil
+	AnswerWhole(ctx, "application/json", answer, nil)
 }
 
-// Pass has an engine answer a request that is passed through. If it returns an error, the client has no answer yet.
-func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passthrough) *openai.Error {
+// ServePassthrough has an engine answer a request that is passed through. If it returns an error, the client has no answer yet.
+func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passthrough) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		p.Seat.Release()
+		p.Seat.Release() // no lifecycle gives it back
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
 	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passthrough: p}
@@ -123,7 +136,7 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
 		h.SetBytesV(metadataHeader, meta)
 	}
-	Piece(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory)
+	AnswerWhole(ctx, string(s.upstream.resp.ContentType()), p.answer, p.Memory)
 	s.Close()
 	return nil
 }
@@ -132,16 +145,16 @@ func (srv *Server) Pass(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Requ
 func (srv *Server) Refuse(ctx *fasthttp.RequestCtx, in *Incoming, e *openai.Error) {
 	edge.StopKeepAlive(ctx)
 	if in.Explain {
-		markReason(ctx, e)
+		setReasonHeader(ctx, e)
 	}
-	srv.markForPeer(ctx, in, e)
+	srv.setPeerHeaders(ctx, in, e)
 	srv.Conclude(in, e)
 	srv.Fail(ctx, e)
 }
 
-// Broken concludes a request whose handler panicked. The code that recovers the panic writes the answer.
+// ConcludePanicked concludes a request whose handler panicked. The code that recovers the panic writes the answer.
 func (srv *Server) ConcludePanicked(in *Incoming) {
-	srv.Conclude(in, failure.Broken)
+	srv.Conclude(in, failure.InternalError)
 }
 
 // Score asks every prefill policy where a request would go, without sending it.
@@ -149,7 +162,7 @@ func (srv *Server) Score(req *openai.Request, model roster.Route) ([]prefill.Sco
 	legs := req.Parts()
 	j := &job{srv: srv, req: req, body: req.Body, changes: &legs[0].Patch, model: model, id: NewID(), incoming: &Incoming{},
 		record: srv.Journal.Begin(journal.LogEntry{})}
-	return srv.Prefill.Score(j.arrival())
+	return srv.Prefill.Score(j.arrivalRequest())
 }
 
 // Headers of a request and of its answer.
@@ -177,14 +190,14 @@ const metadataHeader = "Metadata"
 
 // Ways of a request, as x-evenkeel-route names them.
 const (
-	wayLocal     = "local"
-	wayForwarded = "forwarded"
-	wayFallback  = "fallback"
+	servedLocally     = "local"
+	servedByPeer      = "forwarded"
+	servedAfterReturn = "fallback"
 )
 
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) {
+	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) { // the client has the head of a stream
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
 		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
@@ -195,20 +208,21 @@ func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
 	if srv.Settings().ExposeRoute {
-		markReason(ctx, e)
+		setReasonHeader(ctx, e)
 	}
-	Piece(ctx, contentType, body, nil)
+	AnswerWhole(ctx, contentType, body, nil)
 }
 
-func markReason(ctx *fasthttp.RequestCtx, e *openai.Error) {
+// setReasonHeader names the error's code in a header, if the error has one.
+func setReasonHeader(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	if e.Code != "" {
 		ctx.Response.Header.Set(reasonHeader, e.Code)
 	}
 }
 
-// exposeRoute sets the headers that name the engines of the request, and its waits up to the first event in the form of a Server-Timing
+// setRouteHeaders sets the headers that name the engines of the request, and its waits up to the first event in the form of a Server-Timing
 // header. Only some callers may see them, because the names of engines are network addresses.
-func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
+func (srv *Server) setRouteHeaders(ctx *fasthttp.RequestCtx, in *Incoming) {
 	record := in.Record
 	mayName := srv.Settings().ExposeRoute || in.Explain
 	if !mayName || record.Route == "" { // no route: no engine was chosen
@@ -227,16 +241,17 @@ func (srv *Server) exposeRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
 	h.Set(routeHeader, record.Route)
 }
 
-// markRoute says in a header whether the request was served here or by another dispatcher. Without other regions there is no such header.
-func (srv *Server) markRoute(ctx *fasthttp.RequestCtx, in *Incoming) {
-	if srv.Peers != nil && in.From == nil && in.way != "" {
-		ctx.Response.Header.Set(routeHeader, in.way)
+// setServedByHeader says in a header whether the request was served here or by another dispatcher. Without other regions there is no such
+// header.
+func (srv *Server) setServedByHeader(ctx *fasthttp.RequestCtx, in *Incoming) {
+	if srv.Peers != nil && in.From == nil && in.servedBy != "" {
+		ctx.Response.Header.Set(routeHeader, in.servedBy)
 	}
 }
 
-// markForPeer adds headers for the dispatcher that forwarded the request, if one did: the number of cached tokens, or, after a refusal, a
-// code by which that dispatcher decides where the request goes next. fail is the request's error; nil: it has an answer.
-func (srv *Server) markForPeer(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
+// setPeerHeaders adds headers for the dispatcher that forwarded the request, if one did: the number of cached tokens, or, after a refusal,
+// a code by which that dispatcher decides where the request goes next. fail is the request's error; nil: it has an answer.
+func (srv *Server) setPeerHeaders(ctx *fasthttp.RequestCtx, in *Incoming, fail *openai.Error) {
 	if in.From == nil {
 		return
 	}
@@ -265,52 +280,55 @@ type Events interface {
 	Close()
 }
 
-// Stream answers the client of ctx event by event. tokens is how many tokens may still come. If they are more than shortAnswer and a loop
-// can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the handler has returned, so
-// that a slow client slows its engine down.
+// Stream answers the client of ctx event by event. tokens is how many tokens may still come. If they are more than shortAnswerTokens and a
+// loop can carry the answer, a loop does. Otherwise the goroutine of the client's connection reads the events once the handler has
+// returned, so that a slow client slows its engine down.
 func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer Events, tokens int) {
 	if !edge.StopKeepAlive(ctx) {
 		ctx.SetStatusCode(http.StatusOK)
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}
-	if flow, ok := answer.(pump.Stream); !ok || tokens <= shortAnswer || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
+	flow, fitsLoop := answer.(pump.Stream)
+	if !fitsLoop || tokens <= shortAnswerTokens || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
 		edge.NewBodyStream(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
 	}
 }
 
-// Piece answers the client of ctx in one piece. room is the memory charged for the body, given back after the write; nil: none is charged.
-func Piece(ctx *fasthttp.RequestCtx, contentType string, body []byte, room *edge.Reservation) {
+// AnswerWhole answers the client of ctx in one piece. memory is what the caller was charged for the body. It is given back after the write;
+// nil: nothing was charged.
+func AnswerWhole(ctx *fasthttp.RequestCtx, contentType string, body []byte, memory *edge.Reservation) {
 	ctx.SetContentType(contentType)
-	if room == nil {
+	if memory == nil {
 		ctx.SetBody(body)
 		return
 	}
-	ctx.SetBodyStream(&charged{bytes.NewReader(body), room}, len(body))
+	ctx.SetBodyStream(&chargedBody{bytes.NewReader(body), memory}, len(body))
 }
 
-// charged is the body of an answer in one piece. Its Close gives back the memory that is charged for it.
-type charged struct {
+// chargedBody is the body of an answer in one piece, whose memory is charged to the client's caller.
+type chargedBody struct {
 	*bytes.Reader
-	room *edge.Reservation
+	memory *edge.Reservation
 }
 
-func (c *charged) Close() error {
-	c.room.Release()
+// Close gives the memory back to the quota that it was charged to. fasthttp calls it once the body is written.
+func (c *chargedBody) Close() error {
+	c.memory.Release()
 	return nil
 }
 
-// makeNameable lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out, fanned.nameable does
-// the same.
-func makeNameable(j *job, conn *edge.Conn) {
+// allowCancelByName lets the client end the job by the name of its answer, if the endpoint has such names. For a fan-out,
+// fannedOut.allowCancelByName does the same.
+func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
 	}
 	share := edge.NewCloseNotifier(j.srv.Log)
 	conn.OnGone(share.MarkGone)
 	j.client = share
-	j.abort = &aborting{endpoint: j.req.Endpoint, leave: share.MarkGone, outputMode: openai.OutputMode(&j.body)}
-	j.filterOptions.Aborted = j.abort.asked.Load
-	forget := j.srv.Running.Enter(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.abort.end(j.srv) })
+	j.byName = &abortByName{endpoint: j.req.Endpoint, leaveAsClient: share.MarkGone, outputMode: openai.OutputMode(&j.body)}
+	j.filterOptions.Aborted = j.byName.requested.Load
+	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.byName.abort(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
 		conn.OnGone(nil) // the job removes only the callback that it set on share
@@ -320,15 +338,15 @@ func makeNameable(j *job, conn *edge.Conn) {
 // answerAborted gives an answer without tokens to a client that has ended its request by name before a rank began the answer. For any
 // other request it does nothing and returns false.
 func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.Error) bool {
-	if !abortedOnly(j, conn, fail) {
+	if !failedOnlyByAbort(j, conn, fail) {
 		return false
 	}
 	if j.req.Stream {
-		j.srv.Stream(ctx, []byte("text/event-stream"), &readyEvents{bytes.NewReader(unanswered(j)),
+		j.srv.Stream(ctx, []byte("text/event-stream"), &readyEvents{bytes.NewReader(emptyAnswer(j)),
 			func() { j.srv.Conclude(j.incoming, fail) }}, 0)
 		return true
 	}
-	Piece(ctx, "application/json", unanswered(j), nil)
+	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil)
 	j.srv.Conclude(j.incoming, fail)
 	return true
 }
@@ -336,8 +354,8 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 // readyEvents is a stream whose events are all known when it begins.
 type readyEvents struct {
 	*bytes.Reader
-	over func()
+	settle func()
 }
 
 // Close settles the request.
-func (r *readyEvents) Close() { r.over() }
+func (r *readyEvents) Close() { r.settle() }

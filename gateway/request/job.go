@@ -46,12 +46,12 @@ type job struct {
 	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
 	incoming      *Incoming       // the client's request as it was admitted
 	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	abort         *aborting       // nil: the client gave the request no name by which it can end it
+	byName        *abortByName    // nil: the client gave the request no name by which it can end it
 
 	decodeProcess int                 // the decode engine's process when the decode call was made
 	promptTokens  int                 // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
 	cachedTokens  int                 // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket     // the place of a leg that entered the arrival queue with its siblings; nil: the job enters alone
+	ticket        *prefill.Ticket     // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
 	leaseOwner    *prefill.LeaseOwner // of the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet
 
 	mu           sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
@@ -91,15 +91,15 @@ func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 // Passthrough is a request that goes to one engine unchanged. It takes no slot of a rank. Instead it takes a seat: the number of seats
 // bounds how many such requests run at once.
 type Passthrough struct {
-	Engines  Choice
-	Path     string
-	Kind     string   // Content-Type of the body
-	Body     [][]byte // nil once no engine will be sent the request again
-	Most     int64    // tokens that the engine computes at most; 0: the endpoint does not run the model
-	Estimate int      // tokens that the request costs if no engine counts them
-	Seat     *edge.Reservation
-	Memory   *edge.Reservation // for the bytes of an answer in one piece
-	Took     prometheus.Observer
+	Engines         EngineChooser
+	Path            string
+	ContentType     string   // Content-Type of the body
+	Body            [][]byte // nil once no engine will be sent the request again
+	MaxTokens       int64    // tokens that the engine computes at most; 0: the endpoint does not run the model
+	EstimatedTokens int      // tokens that the request costs if no engine counts them
+	Seat            *edge.Reservation
+	Memory          *edge.Reservation // for the bytes of an answer in one piece
+	Duration        prometheus.Observer
 
 	triedEngines []string          // names of the engines that had the request
 	chosen       roster.SoleEngine // the engine that was chosen last
@@ -108,14 +108,14 @@ type Passthrough struct {
 	answer       []byte            // the whole answer, if it comes in one piece
 }
 
-// Choice chooses the engine for a request that is passed through.
-type Choice interface {
+// EngineChooser chooses the engine for a request that is passed through.
+type EngineChooser interface {
 	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It adds a call to the engine that it chose.
 	Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error)
-	// Count adds to the number of calls that run on an engine.
-	Count(instance string, calls int)
-	// Without notes that an engine does not have an endpoint.
-	Without(instance, path string)
+	// AddRunning adds to the number of calls that run on an engine.
+	AddRunning(instance string, calls int)
+	// NoteMissingEndpoint notes that an engine does not have an endpoint.
+	NoteMissingEndpoint(instance, path string)
 }
 
 // parts returns the parts of the request that make its prompt.
@@ -139,16 +139,16 @@ func (j *job) promptHash() uint64 {
 
 // localDecode is the state of a job that a decode rank may serve without a prefill engine.
 type localDecode struct {
-	decided     bool             // a decision was made, so that a failed attempt is not repeated
-	endedTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: no such case
-	boundSlot   *dispatcher.Slot // the slot that a leg got beforehand, together with its sibling legs; nil: it got none
-	knownPrompt *prefill.Prompt  // the prompt's hashes, with which prefix caches are asked, until its KV is on a rank; nil: none are needed
+	decided           bool             // a decision was made, so that a failed attempt is not repeated
+	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: no such case
+	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with its sibling legs; nil: it got none
+	knownPrompt       *prefill.Prompt  // hashes with which prefix caches are asked, until the KV is on a rank; nil: none are needed
 }
 
 // resumption is what a job keeps so that another engine can continue an answer that its engine lost.
 type resumption struct {
 	retention    lifecycle.Retention // which parts of the request stay in memory
-	how          string              // how the answer can continue, as howToResume returns it; empty: it can only begin anew
+	method       string              // how the answer can continue, as resumeMethod returns it; empty: it can only begin anew
 	promptIDs    json.RawMessage     // token ids of the prompt, as an engine reported them
 	chargedBytes int64               // bytes that the job has charged to Server.resumeBytes
 
@@ -162,19 +162,19 @@ type resumption struct {
 type Incoming struct {
 	Record *journal.Record
 	Options
-	// GiveBack corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
+	// CorrectEstimate corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
 	// really had. If tokens is negative, their number is not known, and the estimate stays.
-	CorrectEstimate   func(tokens int)
-	Priority   int               // in the arrival queue
-	Batch      bool              // it runs only on capacity that online requests leave free
-	Deadline   time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
-	Flow       string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
-	Body       *edge.Reservation // the bytes of memory that the body is charged for
-	Address    string            // of the client
-	From       *geo.Hop          // how it came from another dispatcher; nil: it came from a client
-	way        string            // where the request was served, as routeHeader names it; empty: not served yet
-	concluded  atomic.Bool       // set by Conclude, which acts only once
-	forgetName func()            // after it, the client can no longer end the request by name; nil: the request has no name
+	CorrectEstimate func(tokens int)
+	Priority        int               // in the arrival queue
+	Batch           bool              // it runs only on capacity that online requests leave free
+	Deadline        time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
+	Flow            string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
+	Body            *edge.Reservation // the bytes of memory that the body is charged for
+	Address         string            // of the client
+	From            *geo.Hop          // how it came from another dispatcher; nil: it came from a client
+	servedBy        string            // where the request was served, as routeHeader names it; empty: not served yet
+	concluded       atomic.Bool       // set by Conclude, which acts only once
+	forgetName      func()            // after it, the client can no longer end the request by name; nil: the request has no name
 }
 
 // Classes of requests, as ClassHeader names them.
@@ -184,25 +184,25 @@ const (
 )
 
 // Options are what a request asks for outside its body. Of a caller that is not trusted,
-// only Session, Ends, Patience and Stays are accepted.
+// only Session, EndsSession, ClientGivesUpAt and NeverForward are accepted.
 type Options struct {
-	Explain       bool      // answer headers name engine, policy and reason
-	NeverForward         bool      // the request is never forwarded
-	Session       uint64    // hash of the session's name; 0: no session
-	EndsSession          bool      // this is the session's last turn, so the session can be forgotten
-	ClientGivesUpAt      time.Time // when the client gives up if the answer has not begun by then; zero: unknown
-	PrefillPolicy string    // the policy that chooses its prefill engine; empty: the default
-	NoHandOff     bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
-	Disaggregate  string    // DisaggregateAuto, Always or Never; empty: as configured
-	ToPrefill     string    // the candidate that must prefill; empty: any
-	ToDecode      []int32   // the decode ranks of which one must decode; nil: any
+	Explain         bool      // answer headers name engine, policy and reason
+	NeverForward    bool      // the request is never forwarded
+	Session         uint64    // hash of the session's name; 0: no session
+	EndsSession     bool      // this is the session's last turn, so the session can be forgotten
+	ClientGivesUpAt time.Time // when the client gives up if the answer has not begun by then; zero: unknown
+	PrefillPolicy   string    // the policy that chooses its prefill engine; empty: the default
+	NoHandOff       bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
+	Disaggregate    string    // DisaggregateAuto, Always or Never; empty: as configured
+	ToPrefill       string    // the candidate that must prefill; empty: any
+	ToDecode        []int32   // the decode ranks of which one must decode; nil: any
 }
 
-// aimed says whether a trusted caller named the prefill engine or the decode ranks to use.
-func (o *Options) aimed() bool { return o.ToPrefill != "" || o.ToDecode != nil }
+// namesEngines says whether a trusted caller named the prefill engine or the decode ranks to use.
+func (o *Options) namesEngines() bool { return o.ToPrefill != "" || o.ToDecode != nil }
 
-// onPanic is deferred by code that holds a resource which no other code would give back yet. If the code panics, onPanic calls giveBack
-// and panics again with the same value. Package edge recovers from that panic.
+// onPanic must be deferred directly, by code that holds a resource which no other code would give back yet. If the code panics, onPanic
+// calls giveBack and panics again with the same value. Package edge recovers from that panic. Without a panic it does nothing.
 func onPanic(giveBack func()) {
 	if v := recover(); v != nil {
 		giveBack()
@@ -225,29 +225,30 @@ func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []li
 	return effects
 }
 
-// enter notes in the record that the request enters a phase. call names the call to an engine that begins with the phase; empty: no call
-// begins.
-func (j *job) enter(phase journal.Phase, call string) {
+// enterPhase notes in the record that the request enters a phase. call names the call to an engine that begins with the phase; empty: no
+// call begins.
+func (j *job) enterPhase(phase journal.Phase, call string) {
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: phase, Left: j.client.Left(), Call: call})
 }
 
-// freed notes in the record, if the client has left, that the request holds nothing on engines any more.
-func (j *job) freed() {
+// noteFreed notes in the record, if the client has left, that the request holds nothing on engines any more.
+func (j *job) noteFreed() {
 	if j.client.Left() {
 		j.record.Report(journal.Event{Kind: journal.Freed, At: j.client.GoneAt()})
 	}
 }
 
-// abortedOnly says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by name.
-func abortedOnly(j *job, conn client, fail *openai.Error) bool {
-	return j.abort.endedByClient() && !conn.Left() && fail.Status == failure.Gone.Status
+// failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
+// name.
+func failedOnlyByAbort(j *job, conn client, fail *openai.Error) bool {
+	return j.byName.endedByClient() && !conn.Left() && fail.Status == failure.ClientGone.Status
 }
 
 // leftError returns the error that ends the answer of a client that has left. A client that ended its request by name counts as one that
 // has left, but its connection is open, so it gets an error of its own.
 func leftError(j *job) *openai.Error {
-	if j.abort.endedByClient() {
+	if j.byName.endedByClient() {
 		return errNotAborted
 	}
-	return failure.Gone
+	return failure.ClientGone
 }

@@ -26,9 +26,9 @@ const (
 	DisaggregateNever  = "never"
 )
 
-// recognize hashes the prompt for lookups in prefix caches. If evenkeel remembers which prompts the model's decode ranks hold, the job
+// prefixKeys hashes the prompt for lookups in prefix caches. If evenkeel remembers which prompts the model's decode ranks hold, the job
 // keeps the hashes, so that the prompt is hashed only once.
-func (j *job) recognize() prefill.Prompt {
+func (j *job) prefixKeys() prefill.Prompt {
 	if j.life.Resumed() {
 		return j.srv.Prompts.CacheKeys(j.parts()) // the answer so far is a part of the prompt now
 	}
@@ -52,24 +52,18 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with its siblings
 	// One dispatcher decides for all others, or every attempt here has failed: first ask which dispatcher gets the request.
-	asksFirst := j.query != nil && j.life.Open() && (j.srv.Settings().Geo.Follows() || j.life.Tried())
+	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
-	why := j.local.reason(conf, j.incoming, j.life.Resumed())
+	why := j.local.whyLocal(conf, j.incoming, j.life.Resumed())
 	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		return nil
 	}
-	sought := local.Prompt{Prompt: j.recognize(), Model: j.model.Board, Tokens: j.local.endedTokens}
-	j.local.endedTokens = 0
-	if sought.Tokens == 0 {
-		if sought.Media {
-			return nil // the length of a prompt with images or sound is not known in tokens
-		}
-		if sought.Bytes == 0 || j.req.PromptTokens > 0 { // otherwise Length computes the length from the bytes
-			sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
-		}
+	sought, known := j.localPrompt()
+	if !known {
+		return nil
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)
 	rule := j.srv.localRule(conf, &sought, why, tokens)
@@ -80,13 +74,13 @@ func (j *job) bindLocal() *dispatcher.Slot {
 			hits[offer.Rank] = offer.Hit
 		}
 	}
-	if len(rule.Ranks) == 0 {
+	if len(rule.Ranks) == 0 { // too much of the prompt is new to every rank
 		return nil
 	}
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
-	if result.Err != nil {
+	if result.Err != nil { // no rank has room, so a prefill engine gets the prompt
 		j.srv.metrics.localDeclined.Inc()
 		return nil
 	}
@@ -96,9 +90,24 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	return result.Slot
 }
 
-// nearRanks returns the ranks of a board that hold the beginning of the prompt, with how many tokens of KV each need not pull. tokens is
-// the length of the prompt.
-func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
+// localPrompt describes the prompt for the search of a decode rank that computes it. known is false if its length in tokens is not known,
+// because it has images or sound.
+func (j *job) localPrompt() (sought local.Prompt, known bool) {
+	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.emptyAnswerTokens}
+	j.local.emptyAnswerTokens = 0
+	switch {
+	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted them
+	case sought.Media:
+		return sought, false
+	case sought.Bytes == 0 || j.req.PromptTokens > 0: // otherwise LocalRanks.Length estimates the length from the bytes
+		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
+	}
+	return sought, true
+}
+
+// ranksWithPrefix returns the ranks of a board that hold the beginning of the prompt, with how many tokens of KV each need not pull. tokens
+// is the length of the prompt.
+func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
 	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
 	}
@@ -108,21 +117,21 @@ func (j *job) nearRanks(boardName string, tokens int) (hits []board.Hit) {
 	return hits
 }
 
-// reason returns why a decode rank may compute the prompt now; empty: no decode rank may. The reasons localShort and localAsked are
+// whyLocal returns why a decode rank may compute the prompt now; empty: no decode rank may. The reasons localShort and localAsked are
 // returned only at the first call. Later calls follow a failed attempt. Then a decode rank may compute the prompt only if the endpoint
 // takes no hand-off, or if the prefill engine handed nothing off because the answer is empty.
-func (l *localDecode) reason(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
+func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resumed bool) string {
 	switch {
-	case resumed, in.aimed(): // aimed: the caller has chosen the engines
+	case resumed, in.namesEngines(): // namesEngines: the caller has chosen the engines
 		return ""
-	case l.endedTokens > 0:
+	case l.emptyAnswerTokens > 0:
 		return localEnded
 	case in.NoHandOff:
-		return localWhole
+		return localEndpoint
 	case l.decided:
 		return ""
 	}
-	l.decided = true
+	l.decided = true // later attempts return above
 	switch {
 	case in.Batch: // all ranks of the group would wait for this prompt, and a batch request must not delay other requests
 	case in.Disaggregate == DisaggregateNever:
@@ -150,16 +159,16 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 	return rule
 }
 
-// kvArrived notes, when the first event has come, that the rank holds the prompt's KV. h is the hand-off that brought the KV; nil: the
+// noteKVArrived notes, when the first event has come, that the rank holds the prompt's KV. h is the hand-off that brought the KV; nil: the
 // rank computed it, or fetched it during the prefill. The answer's KV is not noted. The next turn contains the answer as text, and that
 // text may get other token ids than the answer had. If a rank then lacked KV that evenkeel expected, it would have to compute the prompt
 // while all other ranks of its group wait.
-func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
+func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
 		return // the KV also has a part of the answer
 	}
 	if h == nil {
-		j.countLocal(s)
+		j.takeDecodeCounts(s)
 	}
 	known := j.local.knownPrompt
 	if known == nil {
@@ -170,7 +179,7 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
-	if !s.upstream.local { // a long prompt has thousands of keys, and only reportLocal needs them once more
+	if !s.upstream.local { // a long prompt has thousands of keys, and only checkPrefixCache needs them once more
 		j.local.knownPrompt = nil
 	}
 	if h != nil && !s.upstream.unstreamed { // an answer in one piece does not show when the KV was there
@@ -178,9 +187,9 @@ func (j *job) kvArrived(h *handoff.Handoff, s *stream) {
 	}
 }
 
-// countLocal takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported them:
-// the rank computes the prompt itself, or the prefill runs beside the decode call.
-func (j *job) countLocal(s *stream) {
+// takeDecodeCounts takes the prompt's length and its token ids from the decode engine. It is called if no earlier prefill has reported
+// them: the rank computes the prompt itself, or the prefill runs beside the decode call.
+func (j *job) takeDecodeCounts(s *stream) {
 	j.promptTokens = cmp.Or(s.upstream.answer.Filter.Prompt(), prompt.Tokens(j.req, j.changes))
 	if s.upstream.slot != nil { // nil: all of the answer came at once, and the slot is released
 		j.srv.Dispatcher.CorrectPrompt(s.upstream.slot, j.promptTokens)
@@ -188,18 +197,18 @@ func (j *job) countLocal(s *stream) {
 	j.resume.promptTokens, j.cachedTokens = j.promptTokens, -1
 	j.record.PromptTokens = j.promptTokens
 	if !s.upstream.unstreamed {
-		if wantsIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
+		if needsPromptIDs(j.req, s.upstream.rank.Profile) && len(s.upstream.answer.Transcript.PromptIDs) > 0 {
 			j.resume.promptIDs = slices.Clone(s.upstream.answer.Transcript.PromptIDs)
 		}
-		j.keep(s.upstream.rank) // decide again, because the prompt's length and token ids are known now
+		j.keepForResume(s.upstream.rank) // decide again, because the prompt's length and token ids are known now
 	}
 }
 
-// reportLocal notes how many prompt tokens the engine found in its prefix cache, which its final usage says, and compares them with the
-// hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
-func (s *stream) reportLocal() {
+// checkPrefixCache notes how many prompt tokens the engine found in its prefix cache, which its final usage says, and compares them with
+// the hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
+func (s *stream) checkPrefixCache() {
 	j := s.job
-	if !s.upstream.local || s.broken != nil {
+	if !s.upstream.local || s.endError != nil {
 		return
 	}
 	usage, reported := s.upstream.answer.Filter.Usage()

@@ -16,19 +16,20 @@ import (
 // much of the prompt each rank holds in its prefix cache. The lease counts as sent from the binding on, although the caller sends the
 // request only after that.
 func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
-	sought := local.Prompt{Prompt: j.recognize(), Model: lease.Candidate.Board}
+	sought := local.Prompt{Prompt: j.prefixKeys(), Model: lease.Candidate.Board}
 	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
-	if counted || j.life.Resumed() || sought.Media || sought.Bytes == 0 { // otherwise Length computes the length from the bytes
-		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimate())
+	lengthFromBytes := !counted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
+	if !lengthFromBytes { // otherwise LocalRanks.Length estimates the length from the bytes
+		sought.Tokens = cmp.Or(sought.Prompt.Tokens, j.estimatedTokens())
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)
-	if guessed := sought.Prompt.Tokens == 0 && !counted; guessed && j.model.MaxLen > 0 {
-		tokens = min(tokens, j.model.MaxLen) // no rank would take a longer prompt, although an engine may count fewer tokens than the guess
+	if estimated := sought.Prompt.Tokens == 0 && !counted; estimated && j.model.MaxLen > 0 {
+		tokens = min(tokens, j.model.MaxLen) // no rank would take a longer prompt, although an engine may count fewer tokens than the estimate
 	}
 	var hits []board.Hit
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
-		if held := tokens - offer.New; held > 0 {
-			hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: held})
+		if cached := tokens - offer.New; cached > 0 {
+			hits = append(hits, board.Hit{Worker: offer.Rank, Tokens: cached})
 		}
 	}
 	j.local.knownPrompt = &sought.Prompt
@@ -39,7 +40,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 				entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			}
 		}
-		if deadline := j.wanted(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {
+		if deadline := j.firstTokenDeadline(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {
 			entry.Deadline = deadline
 		}
 		return j.srv.Dispatcher.EnqueueMixed(entry, hits)

@@ -130,7 +130,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 			}
 			srv.Places.Reserve()
 			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
-			require.Equal(t, row.want, f.Answer.Code)
+			require.Equal(t, row.want, f.ClientError.Code)
 		})
 	}
 }

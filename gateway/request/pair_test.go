@@ -42,7 +42,7 @@ type pair struct {
 	answer chan func(http.ResponseWriter) // the prefill engine's, to its next request
 	gone   chan struct{}                  // closed at the end of the test
 
-	*partner
+	*concurrentPrefill
 	ended chan struct{} // closed when the call of the decode call has ended
 
 	mu      sync.Mutex
@@ -112,7 +112,7 @@ func newPair(t *testing.T, connector string, change func(*config.Config)) *pair 
 		rank: &roster.Rank{Instance: "decode d", Target: d, Profile: &profile},
 		call: c.srv.Client.NewCall(d)}}
 	require.Nil(t, s.upstream.beginPrefill(lease, 1, until))
-	c.partner = s.upstream.partner
+	c.concurrentPrefill = s.upstream.prefillCall
 	go func() {
 		defer close(c.ended)
 		resp, err := s.upstream.call.Do(http.MethodPost, "/v1/chat/completions", engine.JSONHeaders("d"), nil, engine.Deadlines{})
@@ -216,6 +216,6 @@ func (c *pair) isEnded() *failure.Fault {
 	case <-time.After(time.Minute):
 		c.t.Fatal("the decode leg goes on")
 	}
-	f, _ := c.decodeEnded(lifecycle.Died)
+	f, _ := c.decodeFailed(lifecycle.Died)
 	return f
 }

@@ -80,7 +80,7 @@ func TestAPanicOnASlotGivesItBack(t *testing.T) {
 		&board.Local{Threshold: 100, InFlight: 100, Ranks: []board.LocalRank{{Worker: 0, Tokens: 7}}})
 	require.NoError(t, bound.Err)
 	srv.engines.ranks = nil // its rank is not known
-	require.Panics(t, (&executor{job: j, slot: bound.Slot}).begin)
+	require.Panics(t, (&executor{job: j, slot: bound.Slot}).prepareStream)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 }
 
@@ -179,7 +179,7 @@ func TestAPanicLeavesThePrefillLegToItself(t *testing.T) {
 	for range 20 {
 		srv, r := early(t, breaks{edge.NewCloseNotifier(zap.NewNop())})
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = r.run(lifecycle.Event{Kind: lifecycle.Bound}) })
-		<-srv.legs.Close()
+		<-srv.prefillCalls.Close()
 		require.Zero(t, srv.Prefill.Status()[0].Inflight)
 		require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 	}
@@ -196,29 +196,29 @@ func TestAPanicBeforeThePrefillLegGivesTheLeaseBack(t *testing.T) {
 
 // What cleans up after a panic must tell the life of it, and so the panic may not keep the life for itself.
 func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
-	for name, told := range map[string]func(*partner){
-		"the first event came":     func(p *partner) { p.started(0) },
-		"the decode leg ended":     func(p *partner) { p.decodeEnded(lifecycle.Died) },
-		"the client left":          (*partner).clientLeft,
-		"the prefill leg is begun": func(p *partner) { p.probe() },
+	for name, told := range map[string]func(*concurrentPrefill){
+		"the first event came":     func(p *concurrentPrefill) { p.firstEventCame(0) },
+		"the decode leg ended":     func(p *concurrentPrefill) { p.decodeFailed(lifecycle.Died) },
+		"the client left":          (*concurrentPrefill).clientLeft,
+		"the prefill leg is begun": func(p *concurrentPrefill) { p.runProbe() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
 			j, s := r.job, r.stream
 			j.step(lifecycle.Event{Kind: lifecycle.Bound}, nil)
-			p := &partner{job: j, pair: 9, rank: s.upstream.rank, slot: s.upstream.slot, lastLease: r.lease} // no such pair
+			p := &concurrentPrefill{job: j, pair: 9, rank: s.upstream.rank, slot: s.upstream.slot, lastLease: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
 			j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()
-			s.settle(board.Failed)
+			s.giveBackAll(board.Failed)
 		})
 	}
 }
 
 // miscounts cannot count calls.
-type miscounts struct{ Choice }
+type miscounts struct{ EngineChooser }
 
-func (miscounts) Count(string, int) { panic("on purpose") }
+func (miscounts) AddRunning(string, int) { panic("on purpose") }
 
 // What stands behind the effect that panics is given back all the same, at the end of an answer, too.
 func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
@@ -227,18 +227,18 @@ func TestAPanicAtTheEndOfAnAnswerGivesTheSeatBack(t *testing.T) {
 	seat := seats.For(nil)
 	require.True(t, seat.Acquire(1))
 	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"}), CorrectEstimate: func(int) {}}
-	srv.open.Add(1)
+	srv.openRequests.Add(1)
 	p := &Passthrough{Engines: miscounts{}, Seat: seat, Memory: edge.NewBodies(0).For(nil),
-		Took: prometheus.NewHistogram(prometheus.HistogramOpts{})}
+		Duration: prometheus.NewHistogram(prometheus.HistogramOpts{})}
 	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()), isLeg: true,
 		incoming: in, record: in.Record, passthrough: p}
 	for _, e := range []lifecycle.Event{{Kind: lifecycle.Begun, Bind: lifecycle.Passthrough}, {Kind: lifecycle.Chosen},
 		{Kind: lifecycle.First}} {
 		j.step(e, nil)
 	}
-	s := slotless(j, &roster.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Options{Form: sse.Verbatim})
+	s := newSlotlessStream(j, &roster.Rank{Target: &engine.Target{}, Traffic: &engine.Traffic{}}, sse.Options{Form: sse.Verbatim})
 	s.firstAt = s.upstream.began
-	require.PanicsWithValue(t, "on purpose", s.ends)
+	require.PanicsWithValue(t, "on purpose", s.endWhole)
 	s.Panicked("on purpose")
 	require.Zero(t, seats.Held())
 }

@@ -22,82 +22,82 @@ import (
 	"evenkeel/prefill"
 )
 
-// A partner is the prefill call of an attempt whose decode call runs at the same time. It has a goroutine of its own, which may outlive the
-// attempt. The request's lifecycle decides when each call ends.
-type partner struct {
-	job         *job
-	pair        int    // the number of the pair in the request's life, from 1
-	id          string // X-Request-Id of both calls, never used before
-	traits      lifecycle.ConnectorTraits
-	decode      *engine.Call // the decode call
-	rank        *roster.Rank // the rank that decodes
-	slot        *dispatcher.Slot
-	rendezvous  *mooncake.Rendezvous // how the two engines find each other
-	headers     []engine.Header      // of the prefill call
-	body        mooncake.Body
-	changes     *mooncake.Patch
-	prompt      int                         // estimated tokens of the prompt
-	maxTokens   int                         // tokens that the answer may have
-	silent      bool                        // the engine may send nothing before the whole answer is computed
-	streamed    bool                        // the answer comes event by event
-	callback    *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
-	decodeOver  chan struct{}               // closed when the decode call has ended
-	prefillOver chan struct{}               // closed when the prefill call has ended
-	process     roster.ProcessID            // which process and weights the prefill engine had when it was asked
-	tried       []string                    // ids of the prefill engines that were asked
-	waitLimit   lifecycle.Timeout           // how long the prefill call's present wait may last
+// A concurrentPrefill is the prefill call of an attempt whose decode call runs at the same time. It has a goroutine of its own, which may
+// outlive the attempt. The request's lifecycle decides when each call ends.
+type concurrentPrefill struct {
+	job           *job
+	pair          int    // the number of the pair in the request's life, from 1
+	id            string // X-Request-Id of both calls, never used before
+	traits        lifecycle.ConnectorTraits
+	decode        *engine.Call // the decode call
+	rank          *roster.Rank // the rank that decodes
+	slot          *dispatcher.Slot
+	rendezvous    *mooncake.Rendezvous // how the two engines find each other
+	headers       []engine.Header      // of the prefill call
+	body          mooncake.Body
+	changes       *mooncake.Patch
+	prompt        int                         // estimated tokens of the prompt
+	maxTokens     int                         // tokens that the answer may have
+	noEarlyEvents bool                        // the engine may send nothing before the whole answer is computed
+	streamed      bool                        // the answer comes event by event
+	callback      *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
+	decodeOver    chan struct{}               // closed when the decode call has ended
+	prefillOver   chan struct{}               // closed when the prefill call has ended
+	process       roster.ProcessID            // which process and weights the prefill engine had when it was asked
+	tried         []string                    // ids of the prefill engines that were asked
+	waitLimit     lifecycle.Timeout           // how long the prefill call's present wait may last
 
 	// These are guarded by the job's mutex.
-	lease           *prefill.Lease       // nil once it is settled
-	lastLease       *prefill.Lease       // the lease of the engine asked last, settled or not
-	refusal         *failure.Fault       // the fault of the last engine that did not take the prompt
-	failed          *failure.Fault       // why one call has ended the other
-	call            *engine.Call         // the prefill call; nil: none is under way
-	closed          bool                 // decodeOver is closed
-	stranded        bool                 // the decode engine may keep KV blocks for ever
-	answeredAt      time.Time            // when the prefill engine has answered
-	probed          mooncake.ProbeAnswer // that answer
-	calledBackAfter time.Duration        // from the start of the wait to the decode engine's callback
-	prefillTook     time.Duration        // how long the prefill call took
-	firstTimer      *time.Timer          // ends the wait for the first event
+	lease            *prefill.Lease       // nil once it is settled
+	lastLease        *prefill.Lease       // the lease of the engine asked last, settled or not
+	lastRefusal      *failure.Fault       // the fault of the last engine that did not take the prompt
+	endFault         *failure.Fault       // why one call has ended the other
+	call             *engine.Call         // the prefill call; nil: none is under way
+	decodeOverClosed bool                 // decodeOver is closed
+	blocksLeaked     bool                 // the decode engine may keep KV blocks for ever
+	answeredAt       time.Time            // when the prefill engine has answered
+	probed           mooncake.ProbeAnswer // that answer
+	calledBackAfter  time.Duration        // from the start of the wait to the decode engine's callback
+	prefillTook      time.Duration        // how long the prefill call took
+	firstTimer       *time.Timer          // ends the wait for the first event
 
 	// how long the decode call's goroutine must now wait for the end of the prefill call; 0: it need not wait
-	firstWait time.Duration
+	prefillWait time.Duration
 }
 
 // Why a prefill call and its decode call failed to transfer the KV.
 var (
-	errUnknown    = errors.New("it is not known yet at which address decode engines reach the prefill engine")
-	errUnheard    = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
-	errNoCallback = errors.New("the decode engine did not say in time where the KV goes")
-	errRestarted  = errors.New("the prefill engine restarted after the decode engine had got its address")
-	errSilent     = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
-	errLate       = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; a later answer " +
-		"could be made of another prompt's KV")
-	errUnconfirmed = errors.New("the prefill engine did not say in time whether the KV is complete")
-	errBroken      = errors.New("the prefill engine broke off while it handed the KV over")
-	errLeft        = errors.New("the client left")
+	errAddressUnknown = errors.New("it is not known yet at which address decode engines reach the prefill engine")
+	errNoListener     = errors.New("evenkeel does not listen for callbacks of decode engines yet; bind.listen takes effect with a restart")
+	errNoCallback     = errors.New("the decode engine did not say in time where the KV goes")
+	errRestarted      = errors.New("the prefill engine restarted after the decode engine had got its address")
+	errNoFirstEvent   = errors.New("the prompt was prefilled, but the decode engine did not begin its answer")
+	errLateFirstEvent = errors.New("the decode engine did not begin its answer while the prefill engine certainly kept the KV; " +
+		"a later answer could be made of another prompt's KV")
+	errUnconfirmed  = errors.New("the prefill engine did not say in time whether the KV is complete")
+	errPrefillBroke = errors.New("the prefill engine broke off while it handed the KV over")
+	errLeft         = errors.New("the client left")
 )
 
-// awaitCallback waits until the decode engine calls back to say where the KV goes. It returns whether a prefill must run.
-func (p *partner) awaitCallback() bool {
+// awaitCallback waits until the decode engine calls back to say where the KV goes. If the decode call ends before that, or the time is
+// over, it waits for a late callback.
+func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 	began := time.Now()
 	select {
 	case callback := <-p.callback.Received():
 		return p.calledBack(callback, time.Since(began))
-	case <-time.After(p.limit(p.waitLimit)):
-		uncalled := failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
-			failure.Transport("decode", errNoCallback), errNoCallback)
+	case <-time.After(p.timeout(p.waitLimit)):
+		uncalled := failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Uncalled},
+			failure.NoAnswer("decode", errNoCallback), errNoCallback)
 		p.report(lifecycle.Event{Kind: lifecycle.Overdue}, uncalled)
 		<-p.decodeOver // Overdue ends the decode call, unless its answer has begun without a callback
 	case <-p.decodeOver:
 	}
-	return p.lateCallback()
+	return p.awaitLateCallback()
 }
 
-// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. It returns
-// whether a prefill must run.
-func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) bool {
+// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back.
+func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.Duration) (prefillNeeded bool) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	p.calledBackAfter, p.rendezvous.Callback = took, callback.KV
@@ -107,9 +107,9 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 	event := lifecycle.Event{Kind: lifecycle.CalledBack}
 	var fault *failure.Fault
 	switch {
-	case callback.Err != nil:
+	case callback.Err != nil: // the callback is not usable
 		event.Kind = lifecycle.Miscalled
-		fault = failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
+		fault = failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Garbled},
 			failure.BadGateway("decode", "it named no place for the KV"), callback.Err)
 		if errors.Is(callback.Err, mooncake.ErrUnknownHost) { // KV is sent only to hosts of known engines
 			fault.Reason = lifecycle.Misplaced
@@ -118,14 +118,14 @@ func (p *partner) calledBack(callback metaserver.Callback, took time.Duration) b
 		event.Kind = lifecycle.NeedsNothing
 	}
 	p.step(event, fault)
-	return p.calls().Due()
+	return p.pairState().PrefillDue()
 }
 
-// lateCallback waits a little longer for the callback after the decode call has ended. A decode engine that calls back has allocated KV
-// blocks, and it frees them only when a prefill has ended. So lateCallback returns true if the callback comes: a prefill must run.
-func (p *partner) lateCallback() bool {
-	grace := p.limit(lifecycle.ByGrace)
-	p.forget(grace)
+// awaitLateCallback waits a little longer for the callback after the decode call has ended. A decode engine that calls back has allocated
+// KV blocks, and it frees them only when a prefill has ended. So a prefill is needed if the callback comes.
+func (p *concurrentPrefill) awaitLateCallback() (prefillNeeded bool) {
+	grace := p.timeout(lifecycle.ByGrace)
+	p.stopListening(grace)
 	event := lifecycle.Event{Kind: lifecycle.Uncallable}
 	select {
 	case callback := <-p.callback.Received():
@@ -139,17 +139,17 @@ func (p *partner) lateCallback() bool {
 	return p.report(event, nil)
 }
 
-// tryAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It returns
-// false if no engine is left.
-func (p *partner) tryAnother() bool {
+// moveToAnother looks for another prefill engine after the last one did not take the prompt, and moves the prefill to that engine. It
+// returns false if no engine is left.
+func (p *concurrentPrefill) moveToAnother() bool {
 	srv := p.job.srv
-	ctx, cancel := context.WithTimeout(srv.Serving(), p.limit(p.waitLimit))
+	ctx, cancel := context.WithTimeout(srv.Serving(), p.timeout(p.waitLimit))
 	defer cancel()
 	lease, err := p.lastLease.AcquireAnother(ctx, p.tried)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if err != nil {
-		return p.step(lifecycle.Event{Kind: lifecycle.NotFound}, p.refusal)
+		return p.step(lifecycle.Event{Kind: lifecycle.NotFound}, p.lastRefusal)
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
 	p.step(lifecycle.Event{Kind: lifecycle.Found}, nil)
@@ -157,87 +157,88 @@ func (p *partner) tryAnother() bool {
 	return true
 }
 
-// lookForSooner moves the prefill to another engine if the prefill would end at least one decode step sooner on that engine. It runs once
+// moveToSooner moves the prefill to another engine if the prefill would end at least one decode step sooner on that engine. It runs once
 // the decode engine has room. During the wait for room, other prefills may have ended earlier or later than predicted.
-func (p *partner) lookForSooner() {
-	shunned := p.job.srv.Dispatcher.Quarantined(p.slot)
+func (p *concurrentPrefill) moveToSooner() {
+	quarantined := p.job.srv.Dispatcher.Quarantined(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	if p.lease == nil { // it is settled, so nothing is prefilled
 		return
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
-	if lease := p.lease.MoveIfSooner(step, shunned); lease != nil {
+	if lease := p.lease.MoveIfSooner(step, quarantined); lease != nil {
 		p.tried[len(p.tried)-1] = lease.Candidate.ID // replaces the last engine, which was sent nothing
 		p.moveTo(lease)
 	}
 }
 
 // moveTo moves the prefill to the engine of lease. It is called with the job's mutex held.
-func (p *partner) moveTo(lease *prefill.Lease) {
+func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
 	lease.DetachOwner()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
 	p.lease, p.lastLease = lease, lease
 }
 
-// calls returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
-func (p *partner) calls() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
+// pairState returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
+func (p *concurrentPrefill) pairState() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
 // report is step for callers that do not hold the job's mutex.
-func (p *partner) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
-	p.locked(func() { goesOn = p.step(event, fault) })
+func (p *concurrentPrefill) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
+	p.withLock(func() { goesOn = p.step(event, fault) })
 	return goesOn
 }
 
-// locked calls f with the job's mutex held. It releases the mutex even if f panics, because the cleanup after a panic locks it again.
-func (p *partner) locked(f func()) {
+// withLock calls f with the job's mutex held. It releases the mutex even if f panics, because the cleanup after a panic locks it again.
+func (p *concurrentPrefill) withLock(f func()) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	f()
 }
 
-// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. If the event makes
-// one call end the other, fault is the reason. step is called with the job's mutex held, and returns whether the prefill call goes on.
-func (p *partner) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
+// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. fault is how a call
+// has failed; nil: none has. If the event makes one call end the other, fault is the reason. step is called with the job's mutex held.
+// goesOn says that the effects make the prefill call go on: it is sent, or another prefill engine is looked for.
+func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.CallEnd
 	}
 	event.Pair = p.pair
-	hadFailed := p.calls().Failed
+	hadFailed := p.pairState().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
-	if !hadFailed && p.calls().Failed {
-		if p.failed = fault; fault == nil { // the lifecycle compared the prompt's length at both engines, and saw that KV is missing
-			p.failed = failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
-				failure.BadGateway("prefill", errBroken.Error()), errBroken)
+	if !hadFailed && p.pairState().Failed { // the event has ended the decode call
+		if p.endFault = fault; fault == nil { // the lifecycle compared the prompt's length at both engines, and saw that KV is missing
+			p.endFault = failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.Incomplete},
+				failure.BadGateway("prefill", errPrefillBroke.Error()), errPrefillBroke)
 		}
 	}
 	for _, effect := range effects {
 		goesOn = p.do(effect, fault) || goesOn
 	}
-	p.notice()
+	p.closeIfDecodeEnded()
 	return goesOn
 }
 
-// notice closes decodeOver if the decode call has ended. It is called with the job's mutex held.
-func (p *partner) notice() {
-	if p.calls().Closed() && !p.closed {
-		p.closed = true
+// closeIfDecodeEnded closes decodeOver if the decode call has ended. It is called with the job's mutex held.
+func (p *concurrentPrefill) closeIfDecodeEnded() {
+	if p.pairState().DecodeEnded() && !p.decodeOverClosed {
+		p.decodeOverClosed = true
 		close(p.decodeOver)
 	}
 }
 
-// carryOut carries out an effect of a pair after a panic.
-func (p *partner) carryOut(effect lifecycle.Effect) {
-	p.locked(func() {
+// doAfterPanic carries out an effect of the lifecycle's event Panicked for this pair.
+func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
+	p.withLock(func() {
 		p.do(effect, nil)
-		p.notice()
+		p.closeIfDecodeEnded()
 	})
 }
 
 // do carries out an effect without blocking, and says whether the effect makes the prefill call go on. If the effect gives the prefill
 // lease back, fault is the reason.
-func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
+func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
 	case lifecycle.EndDecode:
 		p.decode.Disconnect(upstream.NoticeTimeout)
@@ -246,40 +247,40 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	case lifecycle.AbortPrefill:
 		p.abort(p.lastLease.Candidate.Target)
 		if p.call != nil {
-			p.insist(p.lastLease.Candidate.Target, p.limit(effect.Until))
+			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
 		}
 	case lifecycle.HangUp:
 		if p.call != nil {
 			p.call.Disconnect(upstream.NoticeTimeout)
 		}
 	case lifecycle.Settle:
-		handoff.Settle(p.lease, effect.Disposition, fault)
+		handoff.SettleLease(p.lease, effect.Disposition, fault)
 		p.lease = nil
 	case lifecycle.AwaitFirst:
-		p.awaitFirst(effect.Until)
+		p.startFirstTimer(effect.Until)
 	case lifecycle.AwaitPrefill:
-		p.firstWait = p.limit(effect.Until)
+		p.prefillWait = p.timeout(effect.Until)
 	case lifecycle.StopWaiting:
 		if p.firstTimer != nil {
 			p.firstTimer.Stop()
 			p.firstTimer = nil
 		}
 	case lifecycle.Forget:
-		p.forget(0)
-	case lifecycle.DrainBeside:
+		p.stopListening(0)
+	case lifecycle.DrainBeside: // a prefill that no client waits for
 		cause := drainLate
-		if p.calls().Left {
+		if p.pairState().ClientLeft {
 			cause = drainLeft
 		}
 		p.job.srv.metrics.drains.WithLabelValues(cause).Inc()
 		p.waitLimit = effect.Until
 		return true
 	case lifecycle.CountLoss:
-		p.job.srv.metrics.rebound(p.failed)
+		p.job.srv.metrics.countRebind(p.endFault)
 	case lifecycle.LeakBlocks:
-		p.stranded = true
+		p.blocksLeaked = true
 	case lifecycle.WaitGone:
-		time.AfterFunc(p.limit(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, left()) })
+		time.AfterFunc(p.timeout(effect.Until), func() { p.report(lifecycle.Event{Kind: lifecycle.ClientWaited}, clientLeftFault()) })
 	case lifecycle.SendBeside, lifecycle.Seek:
 		p.waitLimit = effect.Until
 		return true
@@ -288,27 +289,27 @@ func (p *partner) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool
 	return false
 }
 
-// limit converts a limit of the request's lifecycle to a duration, for this pair of engines.
-func (p *partner) limit(limit lifecycle.Timeout) time.Duration {
-	wait := waitAtMost(limit, p.job.srv.Settings(), p.rank.Profile)
+// timeout converts a limit of the request's lifecycle to a duration, for this pair of engines.
+func (p *concurrentPrefill) timeout(limit lifecycle.Timeout) time.Duration {
+	wait := timeoutOf(limit, p.job.srv.Settings(), p.rank.Profile)
 	if limit == lifecycle.ByHold {
-		wait = min(wait, p.pulledWithin())
+		wait = min(wait, p.kvValidFor())
 	}
 	return wait
 }
 
-// forget stops listening for the decode engine's callback after grace. Without a callback it does nothing.
-func (p *partner) forget(grace time.Duration) {
+// stopListening stops listening for the decode engine's callback after grace. Without a callback it does nothing.
+func (p *concurrentPrefill) stopListening(grace time.Duration) {
 	if p.callback != nil {
 		p.callback.StopWaiting(grace)
 	}
 }
 
-// insist repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
+// repeatAbort repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
 // itself. When limit is over, insist ends the call. It is called with the job's mutex held.
-func (p *partner) insist(target *engine.Target, limit time.Duration) {
+func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Duration) {
 	call, until := p.call, time.Now().Add(limit)
-	handoff.Watch(min(abortEvery, limit), func() time.Duration {
+	handoff.Repeat(min(abortEvery, limit), func() time.Duration {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
 		switch left := time.Until(until); {
@@ -328,9 +329,10 @@ func (p *partner) insist(target *engine.Target, limit time.Duration) {
 const abortEvery = 250 * time.Millisecond
 
 // abort asks an SGLang engine to end its call, and does not wait for the engine's answer.
-func (p *partner) abort(target *engine.Target) {
+func (p *concurrentPrefill) abort(target *engine.Target) {
 	srv := p.job.srv
-	_ = srv.legs.Run(math.MaxInt, func() { // Run fails only while the proxy shuts down: then its connections close, and engines notice that
+	// Run fails only while the proxy shuts down: then its connections close, and engines notice that
+	_ = srv.prefillCalls.Run(math.MaxInt, func() {
 		if err := upstream.Abort(srv.Client, target, p.id, srv.Log); err != nil {
 			srv.Log.Warn("an engine did not accept an abort, so it ends the request at its own timeout", zap.Inline(p.job),
 				zap.String("engine", target.ID), zap.Error(err))
@@ -338,12 +340,12 @@ func (p *partner) abort(target *engine.Target) {
 	})
 }
 
-// awaitFirst starts the timer that ends the decode call if its first event does not come in time. It is called with the job's mutex
+// startFirstTimer starts the timer that ends the decode call if its first event does not come in time. It is called with the job's mutex
 // held.
-func (p *partner) awaitFirst(limit lifecycle.Timeout) {
-	wait, cause := p.limit(limit), errSilent
+func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
+	wait, cause := p.timeout(limit), errNoFirstEvent
 	if limit == lifecycle.ByHold && wait < p.rank.Profile.FirstEventTimeout { // the hold on the KV ends before the engine counts as silent
-		cause = errLate
+		cause = errLateFirstEvent
 	}
 	p.firstTimer = time.AfterFunc(wait, func() {
 		p.job.mu.Lock()
@@ -352,60 +354,61 @@ func (p *partner) awaitFirst(limit lifecycle.Timeout) {
 			return // the wait ended while this goroutine waited for the mutex
 		}
 		if limit == lifecycle.ByWhole { // wait as long as the rank shows that it is working
-			if rest := handoff.Patience(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
+			if rest := handoff.RemainingWait(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
 				p.firstTimer.Reset(rest)
 				return
 			}
 		}
-		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegun(cause))
+		p.step(lifecycle.Event{Kind: lifecycle.Quiet}, unbegunFault(cause))
 	})
 }
 
-// pulledWithin returns the time after the prefill engine's answer within which the first event proves that the right KV was read. There is
+// kvValidFor returns the time after the prefill engine's answer within which the first event proves that the right KV was read. There is
 // no limit if the prefill engine does not keep KV until it is pulled, because then no hold can run out, or if the decode engine's answer
 // does not show when the KV was read. Heartbeats of the decode engine do not extend this time: a heartbeat has to contain the prefill
 // engine's id of the request, which was not known when the decode call was sent.
-func (p *partner) pulledWithin() time.Duration {
-	if !p.traits.Keeps || p.silent {
+func (p *concurrentPrefill) kvValidFor() time.Duration {
+	if !p.traits.Keeps || p.noEarlyEvents {
 		return math.MaxInt64
 	}
 	return p.lastLease.Candidate.Profile.PulledWithin()
 }
 
-// unbegun returns the fault of a decode call whose first event did not come in time.
-func unbegun(why error) *failure.Fault {
-	return failure.Of(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
+// unbegunFault returns the fault of a decode call whose first event did not come in time.
+func unbegunFault(why error) *failure.Fault {
+	return failure.NewFault(lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Sent, Reason: lifecycle.Unbegun},
 		openai.NewError(http.StatusGatewayTimeout, "decode_timeout", why.Error()), why)
 }
 
-// left returns the fault of a call that ends because the client has left.
-func left() *failure.Fault {
-	return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, errLeft)
+// clientLeftFault returns the fault of a call that ends because the client has left.
+func clientLeftFault() *failure.Fault {
+	return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.ClientGone, errLeft)
 }
 
-// started reports the decode call's first event. prompt is how many prompt tokens the decode engine has counted; 0: it has not said. With
-// some connectors the KV may still be incomplete at the first event. Then started waits a moment for the prefill engine's answer. It
-// returns why the decode engine's answer may be wrong; nil: nothing says so.
-func (p *partner) started(prompt int) *failure.Fault {
-	p.locked(func() {
-		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLate.
-		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: prompt, Expired: time.Since(p.answeredAt) > p.pulledWithin()}, unbegun(errLate))
+// firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has not
+// said. With some connectors the KV may still be incomplete at the first event. Then started waits a moment for the prefill engine's
+// answer. It returns why the decode engine's answer may be wrong; nil: nothing says so.
+func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
+	p.withLock(func() {
+		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
+		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
+		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
 	})
 	p.awaitPrefill()
 	p.report(lifecycle.Event{Kind: lifecycle.Confirmed}, nil)
-	return p.lost()
+	return p.pairFault()
 }
 
 // awaitPrefill waits for the end of the prefill call if the effects of the last step asked for this wait.
-func (p *partner) awaitPrefill() {
-	if p.firstWait > 0 {
-		p.awaitOver(p.firstWait)
+func (p *concurrentPrefill) awaitPrefill() {
+	if p.prefillWait > 0 {
+		p.awaitEnd(p.prefillWait)
 	}
-	p.firstWait = 0
+	p.prefillWait = 0
 }
 
-// awaitOver waits at most limit for the end of the prefill call, and says whether the call has ended.
-func (p *partner) awaitOver(limit time.Duration) (ended bool) {
+// awaitEnd waits at most limit for the end of the prefill call, and says whether the call has ended.
+func (p *concurrentPrefill) awaitEnd(limit time.Duration) (ended bool) {
 	select {
 	case <-p.prefillOver:
 		return true
@@ -414,84 +417,90 @@ func (p *partner) awaitOver(limit time.Duration) (ended bool) {
 	}
 }
 
-// believe is called when the decode engine's answer has ended. It returns why the client must not get the answer's end; nil: it may get
-// it. With some connectors the KV may be broken without any sign on the decode side. Then believe waits for the prefill engine's
-// answer until a limit, or until the client leaves. Without this wait a wrong answer would look complete to the client. The decode call
-// needs no slot during the wait. prompt is the number of prompt tokens that the decode engine has counted.
-func (p *partner) believe(prompt int, gone <-chan struct{}) *failure.Fault {
+// confirmKV is called when the decode engine's answer has ended. It returns why the client must not get the answer's end; nil: the client
+// may get it, or no prefill ran beside the decode call (p is nil). With some connectors the KV may be broken without any sign on the decode
+// side. Then confirmKV waits for the prefill engine's answer until a limit, or until the client leaves. Without this wait a wrong answer
+// would look complete to the client. The decode call needs no slot during the wait. counted is the number of prompt tokens that the decode
+// engine has counted.
+func (p *concurrentPrefill) confirmKV(counted int, clientGone <-chan struct{}) *failure.Fault {
 	if p == nil {
 		return nil
 	}
 	var until lifecycle.Timeout
-	p.locked(func() { until = p.calls().Confirms() })
-	if until != lifecycle.NoTimeout {
+	p.withLock(func() { until = p.pairState().ConfirmTimeout() })
+	if until != lifecycle.NoTimeout { // the answer itself does not prove that its KV is complete
 		select {
 		case <-p.prefillOver:
-		case <-gone:
-			p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())
-		case <-time.After(p.limit(until)):
+		case <-clientGone:
+			p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, clientLeftFault())
+		case <-time.After(p.timeout(until)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
 			p.report(lifecycle.Event{Kind: lifecycle.Unwanted},
-				failure.Of(lifecycle.CallEnd{Progress: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
+				failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))
 		}
 	}
-	p.report(lifecycle.Event{Kind: lifecycle.Confirmed, Prompt: prompt}, nil)
-	return p.lost()
+	p.report(lifecycle.Event{Kind: lifecycle.Confirmed, Prompt: counted}, nil)
+	return p.pairFault()
 }
 
-// decodeEnded reports that the decode call has ended without a first event. The lifecycle may end the prefill call, too. decodeEnded
-// returns why the prefill call has ended the decode call; nil: the decode call ended by itself. stranded says that the decode engine may
-// keep KV blocks for ever.
-func (p *partner) decodeEnded(reason lifecycle.DecodeFailure) (fault *failure.Fault, stranded bool) {
-	p.locked(func() {
+// decodeFailed reports that the decode call has ended without a first event. The lifecycle may end the prefill call, too. decodeFailed
+// returns why the prefill call has ended the decode call; nil: the decode call ended by itself. blocksLeaked says that the decode engine
+// may keep KV blocks for ever.
+func (p *concurrentPrefill) decodeFailed(reason lifecycle.DecodeFailure) (fault *failure.Fault, blocksLeaked bool) {
+	p.withLock(func() {
 		p.step(lifecycle.Event{Kind: lifecycle.DecodeFailed, Reason: reason}, nil)
-		fault, stranded = p.failed, p.stranded
+		fault, blocksLeaked = p.endFault, p.blocksLeaked
 	})
 	p.awaitPrefill()
-	return fault, stranded
+	return fault, blocksLeaked
 }
 
 // clientLeft reports that the client has left. After the decode call's first event it does nothing. It does not block, and any goroutine
 // may call it.
-func (p *partner) clientLeft() { p.report(lifecycle.Event{Kind: lifecycle.ClientGone}, left()) }
+func (p *concurrentPrefill) clientLeft() {
+	p.report(lifecycle.Event{Kind: lifecycle.ClientGone}, clientLeftFault())
+}
 
-// outlived is called after the client has left. It waits a limited time for the end of the prefill call, and says whether the call may
-// still write to KV blocks that the decode engine keeps for it. SGLang keeps no such blocks: it ends a call that was aborted.
-func (p *partner) outlived() bool {
-	if p.awaitOver(p.limit(lifecycle.ByGrace)) {
+// awaitEndOrLeak is called after the client has left. It waits a limited time for the end of the prefill call. If the call has not ended by
+// then, the decode engine may keep KV blocks to which the prefill engine still writes. SGLang keeps no such blocks: it ends a call that was
+// aborted.
+func (p *concurrentPrefill) awaitEndOrLeak() (mayLeak bool) {
+	if p.awaitEnd(p.timeout(lifecycle.ByGrace)) {
 		return false
 	}
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	return p.calls().Stranded()
+	return p.pairState().MayLeakBlocks()
 }
 
-// prefiller returns the prefill engine that was asked last.
-func (p *partner) prefiller() prefill.Candidate {
+// prefillEngine returns the prefill engine that was asked last.
+func (p *concurrentPrefill) prefillEngine() prefill.Candidate {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
 	return p.lastLease.Candidate
 }
 
-// lost returns why the prefill call has made the answer unusable; nil: it has not.
-func (p *partner) lost() *failure.Fault {
+// pairFault returns why the prefill call has made the answer unusable; nil: it has not, or there is no such call (p is nil).
+func (p *concurrentPrefill) pairFault() *failure.Fault {
 	if p == nil {
 		return nil
 	}
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	return p.failed
+	return p.endFault
 }
 
-// close reports that the decode call has ended after its first event. abandoned says that the client does not wait for the answer any more.
-// Then the prefill engine is told to end its call, too, if it supports aborts.
-func (p *partner) close(abandoned bool) {
+// answerEnded reports that the decode call has ended after its first event. It closes nothing itself. abandoned says that the client does
+// not wait for the answer any more. Then the prefill engine is told to end its call, too, if it supports aborts.
+func (p *concurrentPrefill) answerEnded(abandoned bool) {
 	if abandoned && p.traits.Aborts {
-		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, left())
+		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, clientLeftFault())
 	}
 	p.report(lifecycle.Event{Kind: lifecycle.DecodeOver}, nil)
 }
 
-// deaf says that an engine may ignore an abort, and may take seconds to notice that the proxy has closed the connection: for an answer in
-// one piece, SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
-func deaf(whole bool, p *mooncake.Profile, e mooncake.Endpoint) bool { return whole && p.Nameless(e) }
+// mayIgnoreAbort says whether an engine may ignore an abort, and may take seconds to notice that the proxy has closed the connection: for
+// an answer in one piece, SGLang checks every 4 s whether the client still waits (0.5.23, SGLANG_REQUEST_STATE_WAIT_TIMEOUT in environ.py).
+func mayIgnoreAbort(noEarlyEvents bool, p *mooncake.Profile, e mooncake.Endpoint) bool {
+	return noEarlyEvents && p.Nameless(e)
+}

@@ -43,9 +43,9 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
-				f := c.believe(7, nil)
-				c.close(false)
+				require.Nil(c.t, c.firstEventCame(7))
+				f := c.confirmKV(7, nil)
+				c.answerEnded(false)
 				return f
 			},
 		},
@@ -55,29 +55,29 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(5)
 				<-c.prefillOver
-				f := c.started(7)
-				_, _ = c.decodeEnded(lifecycle.Died)
+				f := c.firstEventCame(7)
+				_, _ = c.decodeFailed(lifecycle.Died)
 				return f
 			},
 		},
 		{
 			name: "it says so after the first event", connector: sglang, why: lifecycle.Incomplete, aborted: "decode",
 			do: func(c *pair) *failure.Fault {
-				require.Nil(c.t, c.started(7), "the first event is held back for a moment only")
+				require.Nil(c.t, c.firstEventCame(7), "the first event is held back for a moment only")
 				c.answer <- says(5)
 				<-c.prefillOver
-				require.NotNil(c.t, c.lost())
-				defer c.close(false)
-				return c.believe(7, nil)
+				require.NotNil(c.t, c.pairFault())
+				defer c.answerEnded(false)
+				return c.confirmKV(7, nil)
 			},
 		},
 		{
 			name: "it never says so", connector: sglang, why: lifecycle.Unconfirmed, aborted: "prefill",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				require.Nil(c.t, c.started(7))
-				c.close(false)
-				f := c.believe(7, nil)
+				require.Nil(c.t, c.firstEventCame(7))
+				c.answerEnded(false)
+				f := c.confirmKV(7, nil)
 				<-c.prefillOver
 				return f
 			},
@@ -87,11 +87,11 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			why: lifecycle.Left, aborted: "prefill", change: func(c *config.Config) { c.Bind.Grace = time.Hour },
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				require.Nil(c.t, c.started(7))
-				c.close(false)
+				require.Nil(c.t, c.firstEventCame(7))
+				c.answerEnded(false)
 				gone := make(chan struct{})
 				close(gone)
-				f := c.believe(7, gone)
+				f := c.confirmKV(7, gone)
 				<-c.prefillOver
 				return f
 			},
@@ -118,7 +118,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies", connector: sglang, fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.decodeEnded(lifecycle.Died)
+				f, stranded := c.decodeFailed(lifecycle.Died)
 				require.False(c.t, stranded, "it gives blocks of what was aborted away at once")
 				<-c.prefillOver
 				return f
@@ -129,7 +129,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			fine: true, aborted: "prefill", rebind: "decode",
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, _ := c.decodeEnded(lifecycle.Died)
+				f, _ := c.decodeFailed(lifecycle.Died)
 				c.answer <- saysAborted
 				<-c.prefillOver
 				require.EqualValues(c.t, 1, c.attempts("dropped"))
@@ -153,11 +153,11 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.calls()
 				c.answer <- says(7)
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
+				require.Nil(c.t, c.firstEventCame(7))
 				require.Equal(c.t, 7, c.probed.PromptTokens)
 				require.Positive(c.t, c.calledBackAfter)
-				c.close(false)
-				return c.believe(7, nil)
+				c.answerEnded(false)
+				return c.confirmKV(7, nil)
 			},
 		},
 		{
@@ -197,8 +197,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls("[[7,8,9]]", "[]")
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
-				c.close(false)
+				require.Nil(c.t, c.firstEventCame(7))
+				c.answerEnded(false)
 				require.Zero(c.t, c.requests(), "nothing is prefilled")
 				return nil
 			},
@@ -210,10 +210,10 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.answer <- says(7)
 				c.calls()
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
+				require.Nil(c.t, c.firstEventCame(7))
 				require.Equal(c.t, 2, c.requests())
-				require.Equal(c.t, c.tried[1], c.prefiller().ID)
-				c.close(false)
+				require.Equal(c.t, c.tried[1], c.prefillEngine().ID)
+				c.answerEnded(false)
 				return nil
 			},
 		},
@@ -230,7 +230,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 		{
 			name: "the decode engine refuses before it calls back", connector: layerwise, fine: true, rebind: "decode",
 			do: func(c *pair) *failure.Fault {
-				f, stranded := c.decodeEnded(lifecycle.Refused)
+				f, stranded := c.decodeFailed(lifecycle.Refused)
 				require.False(c.t, stranded)
 				<-c.prefillOver
 				return f
@@ -241,7 +241,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.calls()
 				c.sent()
-				f, stranded := c.decodeEnded(lifecycle.Died)
+				f, stranded := c.decodeFailed(lifecycle.Died)
 				require.True(c.t, stranded)
 				<-c.prefillOver
 				return f
@@ -259,8 +259,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 				c.sent()
 				c.clientLeft()
 				c.answer <- says(7)
-				require.False(c.t, c.outlived(), "the prefill has ended, and nothing writes any more")
-				f, _ := c.decodeEnded(lifecycle.Died)
+				require.False(c.t, c.awaitEndOrLeak(), "the prefill has ended, and nothing writes any more")
+				f, _ := c.decodeFailed(lifecycle.Died)
 				return f
 			},
 		},
@@ -269,8 +269,8 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			do: func(c *pair) *failure.Fault {
 				c.answer <- says(7)
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
-				c.close(false)
+				require.Nil(c.t, c.firstEventCame(7))
+				c.answerEnded(false)
 				return nil
 			},
 		},
@@ -302,9 +302,9 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 					_, _ = io.WriteString(w, handOff("7", `,"prompt_tokens_details":{"cached_tokens":8}`))
 				}
 				<-c.prefillOver
-				require.Nil(c.t, c.started(7))
+				require.Nil(c.t, c.firstEventCame(7))
 				require.Equal(c.t, -1, c.probed.CachedTokens, "it is not known")
-				c.close(false)
+				c.answerEnded(false)
 				return nil
 			},
 		},
@@ -312,7 +312,7 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			name: "the decode engine dies before it has the KV", connector: push, fine: true, rebind: "decode", orphan: true,
 			do: func(c *pair) *failure.Fault {
 				c.sent()
-				f, stranded := c.decodeEnded(lifecycle.Died)
+				f, stranded := c.decodeFailed(lifecycle.Died)
 				require.True(c.t, stranded)
 				c.answer <- says(7)
 				<-c.prefillOver
@@ -327,12 +327,12 @@ func TestWhatOneLegDoesToTheOther(t *testing.T) {
 			if f != nil {
 				require.Equal(t, row.why, f.Reason)
 				require.Equal(t, row.leg, f.Call)
-				require.NotNil(t, f.Answer)
+				require.NotNil(t, f.ClientError)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			select {
-			case <-c.srv.legs.Close():
+			case <-c.srv.prefillCalls.Close():
 			case <-ctx.Done():
 				t.Fatal("a leg goes on")
 			}
@@ -369,18 +369,18 @@ func TestALostAnswerIsNotBelievedEither(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			c := newPair(t, mooncake.SGLang, nil)
 			c.sent()
-			require.Nil(t, c.started(0))
+			require.Nil(t, c.firstEventCame(0))
 			c.answer <- says(row.prefilled)
 			<-c.prefillOver
 			if row.lost {
-				c.close(false)
+				c.answerEnded(false)
 			}
-			f := c.believe(10, nil)
+			f := c.confirmKV(10, nil)
 			require.Equal(t, row.wrong, f != nil)
 			if f != nil {
-				require.ErrorIs(t, f.Err, errBroken)
+				require.ErrorIs(t, f.Err, errPrefillBroke)
 			}
-			c.close(false)
+			c.answerEnded(false)
 		})
 	}
 }
@@ -390,12 +390,12 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 	for name, late := range map[string]bool{"the callback first": false, "the end first": true} {
 		t.Run(name, func(t *testing.T) {
 			c := newPair(t, mooncake.AscendLayerwise, nil)
-			require.Nil(t, c.started(7))
+			require.Nil(t, c.firstEventCame(7))
 			if late {
-				c.close(false)
+				c.answerEnded(false)
 			}
 			require.False(t, c.calledBack(metaserver.Callback{Err: errors.New("bad")}, 0))
-			c.close(false)
+			c.answerEnded(false)
 			<-c.prefillOver
 			require.Zero(t, c.srv.Callbacks.Expected())
 		})
@@ -406,7 +406,7 @@ func TestACallbackAtTheEndIsForgotten(t *testing.T) {
 func TestNoIDBeginsAnotherOne(t *testing.T) {
 	var all []string
 	for attempt := 1; attempt <= 120; attempt++ {
-		all = append(all, pairID("r", attempt), pairID("r-1", attempt))
+		all = append(all, pairRequestID("r", attempt), pairRequestID("r-1", attempt))
 	}
 	for i, id := range all {
 		for k, other := range all {
@@ -421,7 +421,7 @@ func TestACallbackThatComesWhileTheDecodeLegEndsGetsItsPrefill(t *testing.T) {
 		c := newPair(t, mooncake.AscendLayerwise, func(c *config.Config) {
 			c.Bind.CallbackTimeout, c.Bind.Grace = 5*time.Millisecond, time.Minute
 		})
-		require.Eventually(t, func() bool { return c.lost() != nil }, time.Minute, time.Millisecond, "it is overdue")
+		require.Eventually(t, func() bool { return c.pairFault() != nil }, time.Minute, time.Millisecond, "it is overdue")
 		c.calls()
 		c.answer <- says(7)
 		_ = c.isEnded()
@@ -436,9 +436,9 @@ func TestAWaitThatHasEndedIsNotMadeLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		settings := fleet.NewSettings(config.Default())
 		j := &job{srv: &Server{Deps: Deps{Settings: func() *fleet.Settings { return settings }}}}
-		p := &partner{job: j, rank: &roster.Rank{Signs: engine.NewLiveness()}, maxTokens: 1000}
+		p := &concurrentPrefill{job: j, rank: &roster.Rank{Signs: engine.NewLiveness()}, maxTokens: 1000}
 		j.mu.Lock()
-		p.awaitFirst(lifecycle.ByWhole)
+		p.startFirstTimer(lifecycle.ByWhole)
 		timer := p.firstTimer
 		time.Sleep(settings.Limits.ProbeTimeout) // the timer's goroutine waits for the mutex now
 		p.answeredAt = time.Now()
@@ -474,7 +474,7 @@ func TestAnAbortIsRepeatedUntilThePrefillHasEnded(t *testing.T) {
 func TestAPrefillEndsAtOnceIfItsDecodeIsRefused(t *testing.T) {
 	c := newPair(t, mooncake.SGLang, func(c *config.Config) { c.Bind.Grace = time.Hour })
 	c.sent()
-	_, stranded := c.decodeEnded(lifecycle.Refused)
+	_, stranded := c.decodeFailed(lifecycle.Refused)
 	require.False(t, stranded)
 	<-c.prefillOver
 }

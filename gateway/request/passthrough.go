@@ -23,19 +23,19 @@ import (
 
 // Why an answer that is passed through cannot be used.
 var (
-	errNoRoom = errors.New("the caller's requests and answers take all the memory that it may use")
-	errTold   = errors.New("the engine sent an event that says it failed")
+	errNoRoom         = errors.New("the caller's requests and answers take all the memory that it may use")
+	errEngineReported = errors.New("the engine sent an event that says it failed")
 )
 
-// doPassed carries out the effects that the lifecycle has only for a request that is passed through to one engine.
-func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
+// doPassthrough carries out the effects that the lifecycle has only for a request that is passed through to one engine.
+func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passthrough
 	switch effect.Kind {
 	case lifecycle.Remember:
-		p.Engines.Without(p.chosen.Instance, p.Path)
+		p.Engines.NoteMissingEndpoint(p.chosen.Instance, p.Path)
 	case lifecycle.Recall:
-		if r.fault = p.earlierFault; r.fault != nil {
-			r.lastError = r.fault.Answer
+		if r.fault = p.earlierFault; r.fault != nil { // nil: no engine failed before
+			r.lastError = r.fault.ClientError
 		}
 	case lifecycle.Complain:
 		r.job.srv.Log.Warn("an engine did not answer a request that was passed through to it", zap.String("request_id", r.job.id),
@@ -46,18 +46,19 @@ func (r *executor) doPassed(effect lifecycle.Effect) (event lifecycle.Event) {
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
 	default:
-		return r.sendOver(effect.Kind == lifecycle.SendAnew, effect.Until) // SendOver or SendAnew
+		redial := effect.Kind == lifecycle.SendAnew // the other kind is SendOver
+		return r.sendOver(redial, effect.Until)
 	}
 	return event
 }
 
-// sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. anew says that the request
-// is sent to the same engine a second time, over a new connection.
-func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event {
+// sendOver sends the request to the chosen engine, and returns the event that says whether an answer has begun. redial says that the
+// request is sent to the same engine a second time, over a new connection.
+func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Event {
 	j, p := r.job, r.job.passthrough
 	r.stream = nil
-	if anew { // Choose has counted only the first call
-		p.Engines.Count(p.chosen.Instance, 1)
+	if redial { // Choose has counted only the first call
+		p.Engines.AddRunning(p.chosen.Instance, 1)
 	}
 	if j.record.Attempts > 0 {
 		j.record.Report(journal.Event{Kind: journal.Retried})
@@ -65,102 +66,105 @@ func (r *executor) sendOver(anew bool, until lifecycle.Timeout) lifecycle.Event 
 	j.record.Report(journal.Event{Kind: journal.Attempted})
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "pass", Engine: p.chosen.ID})
 	rank := &roster.Rank{Instance: p.chosen.Instance, Target: p.chosen.Target, Traffic: p.chosen.Traffic}
-	r.stream = slotless(j, rank, sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
-	fault := openPassed(r.stream, anew, until)
+	r.stream = newSlotlessStream(j, rank, sse.Options{Form: sse.Verbatim, Choice: -1, Cached: sse.OwnCached})
+	fault := callPassthrough(r.stream, redial, until)
 	if fault == nil {
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
 	if r.stream.upstream.tracked.MustMove() && !j.client.Left() { // a drain has ended the call
-		fault = failure.Of(fault.CallEnd, j.srv.drained(notAnswered), failure.ErrMoved)
+		fault = failure.NewFault(fault.CallEnd, j.srv.drainedError(drainedMessage), failure.ErrMoved)
 		fault.Moved = true
 	}
 	p.earlierFault = r.fault
 	return r.callFailed(fault)
 }
 
-// openPassed sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. anew: see sendOver.
-func openPassed(s *stream, anew bool, until lifecycle.Timeout) (fault *failure.Fault) {
+// callPassthrough sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. redial: see
+// sendOver.
+func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
 		Call: j.srv.Client.NewCall(p.chosen.Target), Kind: lifecycle.Sole, Engine: p.chosen.Instance, Path: p.Path,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, j.srv.Settings(), nil),
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, j.srv.Settings(), nil),
 			Idle: limits.EventTimeout}, Log: j.srv.Log,
 	}
-	if s.upstream.call = call.Call; anew {
+	if s.upstream.call = call.Call; redial {
 		call.Fresh()
 	}
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
-	if p.Most > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
-		s.upstream.mayCompute, s.upstream.beyond = p.Most, true
+	if p.MaxTokens > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
+		s.upstream.announcedTokens, s.upstream.countedSlotless = p.MaxTokens, true
 		s.upstream.rank.Traffic.AddSentWithoutSlot(1)
-		s.upstream.rank.Traffic.ExpectComputed(s.upstream.mayCompute)
+		s.upstream.rank.Traffic.ExpectComputed(s.upstream.announcedTokens)
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
-	headers := engine.JSONHeaders(j.legID("x", j.record.Attempts))
-	headers[0].Value = p.Kind
+	headers := engine.JSONHeaders(j.callID("x", j.record.Attempts))
+	headers[0].Value = p.ContentType
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
-	if refused := fault != nil && fault.Status > 0 && fault.Engine == ""; refused { // an error status of an engine that works
-		return p.refused(s.upstream.resp, call, fault)
+	if refused := fault != nil && fault.Status > 0 && fault.BlamedEngine == ""; refused { // an error status of an engine that works
+		return p.classifyRefusal(s.upstream.resp, call, fault)
 	}
 	if fault == nil {
-		fault = beginsPassed(s, call)
+		fault = readPassthroughStart(s, call)
 	}
 	switch {
 	case fault == nil:
 		j.srv.Monitor.Answered(call.Engine)
-	case fault.Engine != "" && !j.client.Left(): // if the client has left, this may be why the call ended
-		j.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
+	case fault.BlamedEngine != "" && !j.client.Left(): // if the client has left, this may be why the call ended
+		j.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	return fault
 }
 
-// refused sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the request
-// asks for, or it refuses this one request.
-func (p *Passthrough) refused(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
-	fault.Reason = lifecycle.ByStatus(fault.Answer.Status) // not fault.Status: if the engine refuses the proxy's credential, the two differ
+// classifyRefusal sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the
+// request asks for, or it refuses this one request.
+func (p *Passthrough) classifyRefusal(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
+	// not fault.Status: the two differ if the engine refuses the proxy's credential
+	fault.Reason = lifecycle.ReasonOfStatus(fault.ClientError.Status)
 	switch {
-	case lacksRoute(fault.Status, call.Refusal):
+	case lacksEndpoint(fault.Status, call.RefusalBody):
 		fault.Reason = lifecycle.Lacks
 	case fault.Status == http.StatusNotImplemented:
-		fault.Reason, fault.Answer = lifecycle.Unable, failure.Relayed(fault.Status, resp, call.Refusal)
+		fault.Reason, fault.ClientError = lifecycle.Unable, failure.RelayedRefusal(fault.Status, resp, call.RefusalBody)
 	}
 	return fault
 }
 
-// lacksRoute says whether the engine does not have the endpoint. Then its HTTP router answers with one
+// lacksEndpoint says whether the engine does not have the endpoint. Then its HTTP router answers with one
 // of these two bodies. A 404 with another body concerns the request, for example an unknown model.
-func lacksRoute(status int, body []byte) bool {
+func lacksEndpoint(status int, body []byte) bool {
 	return status == http.StatusNotFound && string(body) == `{"detail":"Not Found"}` ||
 		status == http.StatusMethodNotAllowed && string(body) == `{"detail":"Method Not Allowed"}`
 }
 
-// beginsPassed reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it returns.
-func beginsPassed(s *stream, call *upstream.Call) *failure.Fault {
+// readPassthroughStart reads an answer that comes in one piece, or a stream up to its first event. The client gets nothing until it
+// returns.
+func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 	limits := &s.job.srv.Settings().Limits
 	if !bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("text/event-stream")) {
 		s.upstream.unstreamed = true
 		s.upstream.resp.SetDeadline(s.upstream.began.Add(call.Limits.FirstByte))
-		return takePiece(s, call, limits.AnswerBytes)
+		return readOnePiece(s, call, limits.AnswerBytes)
 	}
 	s.upstream.answer.Reader.Reset(sse.Limits{Event: limits.EventBytes, Bytes: int64(limits.AnswerBytes), First: call.Limits.FirstByte,
 		Gap: limits.EventTimeout})
-	for !s.upstream.answer.Filter.Started() && s.state == flows {
+	for !s.upstream.answer.Filter.Started() && s.state == flowing {
 		_ = s.fill() // s.upstream.fault has the error, too, and is read below
 	}
 	switch {
 	case s.upstream.answer.Filter.Started():
 		s.firstAt = time.Now()
-		s.job.enter(journal.Streaming, "")
+		s.job.enterPhase(journal.Streaming, "")
 		return nil
 	case s.upstream.answer.Filter.Failure().Status > 0:
-		return failure.Useless(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.Answer, errTold)
+		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
-	return call.Broke(s.upstream.fault.Err)
+	return call.FaultOf(s.upstream.fault.Err)
 }
 
-// takePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or its
-// metadata has any.
-func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
+// readOnePiece reads an answer in one piece, of any content type and at most limit bytes. It also takes the token counts, if the answer or
+// its metadata has any.
+func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	p := s.job.passthrough
 	isJSON := bytes.HasPrefix(s.upstream.resp.ContentType(), []byte("application/json"))
 	whole, err := p.readAll(s.upstream.resp, limit)
@@ -168,13 +172,13 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	case errors.Is(err, errNoRoom):
 		full := openai.Unavailable("overloaded",
 			"requests and answers, of all callers or of you alone, take all the memory that they may use; retry later", 1)
-		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, full, err)
+		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.TooLarge, full, err)
 	case errors.Is(err, engine.ErrTooLarge):
 		tooLarge := failure.BadGateway(failure.Engine,
 			"its answer is larger than limits.answer_bytes, or than the room in limits.bodies_bytes; ask for less at once")
-		return failure.Useless(lifecycle.Sole, lifecycle.TooLarge, tooLarge, err)
+		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.TooLarge, tooLarge, err)
 	case err != nil:
-		return call.Broke(err)
+		return call.FaultOf(err)
 	}
 	usageJSON := whole // the JSON that has the token counts
 	if !isJSON {
@@ -184,14 +188,14 @@ func takePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	case err == nil:
 		s.upstream.answer.Filter.ReadUsage(usageJSON)
 	case isJSON && !json.Valid(whole): // valid JSON of another form, such as a list, has no counts but is an answer
-		return failure.Useless(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
+		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Garbled, failure.BadGateway(failure.Engine, "its answer is not JSON"), err)
 	}
 	p.answer, s.state, s.firstAt = whole, ended, time.Now()
 	return nil
 }
 
-// firstRoom is the first size of the buffer in bytes. A reservation may take this much even if its quota is full.
-const firstRoom = 4 << 10
+// firstBufferBytes is the first size of the buffer in bytes. A reservation may take this much even if its quota is full.
+const firstBufferBytes = 4 << 10
 
 // readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
 // the caller may have no more memory.
@@ -199,7 +203,7 @@ func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, e
 	limit = p.Memory.Most(limit+1) - 1 // the buffer holds one byte more than limit, so that a longer answer is noticed
 	for {
 		if len(whole) == cap(whole) {
-			more := min(max(firstRoom, cap(whole)), limit+1-cap(whole))
+			more := min(max(firstBufferBytes, cap(whole)), limit+1-cap(whole))
 			if !p.Memory.Acquire(more) {
 				return nil, errNoRoom
 			}
@@ -219,8 +223,10 @@ func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, e
 	}
 }
 
-// giveUp gives back one of the resources that only requests that are passed through hold: a seat, the body, or the memory of the answer.
-func (r *executor) giveUp(resource lifecycle.Resource, disposition lifecycle.Disposition) {
+// givePassthroughBack settles one of the resources that only requests that are passed through hold: a seat, the body, or the memory of the
+// answer. A seat is always given back. If the body or the memory is passed on (Pass), the code that writes the client's answer gives it
+// back.
+func (r *executor) givePassthroughBack(resource lifecycle.Resource, disposition lifecycle.Disposition) {
 	j, p := r.job, r.job.passthrough
 	switch {
 	case resource == lifecycle.Seat:
@@ -233,11 +239,11 @@ func (r *executor) giveUp(resource lifecycle.Resource, disposition lifecycle.Dis
 	}
 }
 
-// countCall subtracts a call that has ended from the engine's calls, and notes how many tokens the engine has computed. If the engine
-// reported no count but may have computed tokens (Spent), the estimate is noted.
-func (r *executor) countCall(disposition lifecycle.Disposition) {
+// endPassthroughCall subtracts a call that has ended from the engine's calls, and writes into the record how many tokens the engine has
+// computed. If the engine reported no count but may have computed tokens (Spent), the record gets the estimate.
+func (r *executor) endPassthroughCall(disposition lifecycle.Disposition) {
 	p, record := r.job.passthrough, r.job.record
-	p.Engines.Count(p.chosen.Instance, -1)
+	p.Engines.AddRunning(p.chosen.Instance, -1)
 	if r.stream == nil { // a panic came before the stream was made
 		return
 	}
@@ -245,6 +251,6 @@ func (r *executor) countCall(disposition lifecycle.Disposition) {
 		record.PromptTokens, record.OutputTokens = usage.Prompt, usage.Completion
 	}
 	if disposition == lifecycle.Spent && record.PromptTokens+record.OutputTokens == 0 {
-		record.PromptTokens = p.Estimate
+		record.PromptTokens = p.EstimatedTokens
 	}
 }

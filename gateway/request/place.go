@@ -20,14 +20,14 @@ import (
 	"evenkeel/prefill"
 )
 
-// wait leaves the hand-off in the pool until the dispatcher binds it to a decode rank. If no rank is found, the fault says that the
+// placeHandoff leaves the hand-off in the pool until the dispatcher binds it to a decode rank. If no rank is found, the fault says that the
 // prefill engine still keeps the KV.
-func (j *job) wait(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
+func (j *job) placeHandoff(h *handoff.Handoff) (*dispatcher.Slot, *failure.Fault) {
 	slot, fault := j.place(h.Lease.Candidate, j.promptTokens, func(entry *pool.Entry) <-chan dispatcher.Result {
 		entry.Deadline = h.BindBy()
-		return j.srv.Dispatcher.Enqueue(entry, j.nearRanks(entry.Model, j.promptTokens)...)
+		return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, j.promptTokens)...)
 	})
-	if fault != nil {
+	if fault != nil { // the prefill call itself has succeeded
 		fault.Progress, fault.Kept = lifecycle.Through, true
 	}
 	return slot, fault
@@ -41,11 +41,11 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	*failure.Fault) {
 	queued := false
 	defer onPanic(func() {
-		if !queued {
+		if !queued { // no entry holds the place in the pool yet
 			j.srv.Places.Release()
 		}
 	})
-	j.enter(journal.Pooled, "")
+	j.enterPhase(journal.Pooled, "")
 	entry, region := poolEntry(j, candidate, tokens)
 	ownedBoard := entry.Model
 	if !candidate.Aggregated {
@@ -54,7 +54,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
 	queued = true // from now on the entry holds the place in the pool
 	var result dispatcher.Result
-	waiting, unowned := true, false // unowned: another proxy owns the decode group now
+	waiting, ownerChanged := true, false // ownerChanged: another proxy owns the decode group now
 	// withdraw ends the wait if it is not over, gives back a slot that has come by then, and returns the fault.
 	withdraw := func(why lifecycle.Reason, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waiting {
@@ -64,13 +64,13 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		if result.Err == nil { // the dispatcher had bound the entry before the withdrawal
 			j.srv.Dispatcher.Release(result.Slot, board.Outcome{Kind: board.Cancelled})
 		}
-		return nil, failure.Of(lifecycle.CallEnd{Reason: why}, answer, nil)
+		return nil, failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, nil)
 	}
 	defer onPanic(func() { withdraw(lifecycle.Leaving, nil) })
 	for waiting {
-		unowned = !j.srv.Engines().OwnsGroupFor(ownedBoard, j.model.Name)
-		regionUnowned := region != "" && !j.srv.Owner.Admits(region)
-		if unowned || regionUnowned {
+		ownerChanged = !j.srv.Engines().OwnsGroupFor(ownedBoard, j.model.Name)
+		regionLost := region != "" && !j.srv.Owner.Admits(region)
+		if ownerChanged || regionLost {
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false // may hold a slot; the decode call checks the ownership again before it is sent
 			continue
@@ -81,17 +81,18 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		case <-losses: // this proxy has lost a group or region, so look again whether it is the request's
 			losses = j.srv.Owner.Losses()
 		case <-j.client.Gone():
-			return withdraw(lifecycle.Left, failure.Gone)
+			return withdraw(lifecycle.Left, failure.ClientGone)
 		case <-j.srv.Serving().Done():
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	unprefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
-	if deadline := j.wanted(); unprefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
-		return nil, failure.Of(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
+	notPrefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
+	deadline := j.firstTokenDeadline()
+	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
+		return nil, failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)
 	}
 	if result.Err != nil {
-		return nil, j.unplaced(result.Err, tokens, region, unowned)
+		return nil, j.unplacedFault(result.Err, tokens, region, ownerChanged)
 	}
 	j.record.Report(journal.Event{Kind: journal.Placed, Slot: result.Slot, Took: time.Since(entry.Entered)})
 	return result.Slot, nil
@@ -118,23 +119,23 @@ func poolEntry(j *job, candidate prefill.Candidate, tokens int) (entry *pool.Ent
 	return entry, region
 }
 
-// wanted returns the deadline for the first token of the answer. It is zero if the client gave no deadline, if the client has a part of the
-// answer already, or if the job is a leg of a fan-out.
-func (j *job) wanted() time.Time {
+// firstTokenDeadline returns the deadline for the first token of the answer. It is zero if the client gave no deadline, or has a part of
+// the answer already. It is also zero for a leg of a fan-out, because another leg may have given the client its first token.
+func (j *job) firstTokenDeadline() time.Time {
 	if j.life.Resumed() || j.isLeg {
 		return time.Time{}
 	}
 	return j.incoming.Deadline
 }
 
-// unplaced returns the fault of a request that got no decode rank. unowned says that another proxy owns the decode group now. The KV of a
-// hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
-func (j *job) unplaced(err error, tokens int, region string, unowned bool) *failure.Fault {
-	unlisted := errors.Is(err, board.ErrNotListed)
-	if unowned && !unlisted { // OwnsGroupFor is also false for a model that no engine lists
-		return failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
+// unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now. The
+// KV of a hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
+func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
+	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
+	if ownerChanged && !unlisted {                 // OwnsGroupFor is also false for a model that no engine lists
+		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
-	answer := failure.Unplaced("decode", err, tokens, j.model.Name, j.model.AllAggregated)
+	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)
 	if unlisted { // an engine's own words are better, if one has said so
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
@@ -144,5 +145,5 @@ func (j *job) unplaced(err error, tokens int, region string, unowned bool) *fail
 	if region != "" && ranksGone {
 		why = lifecycle.RanksLost
 	}
-	return failure.Of(lifecycle.CallEnd{Reason: why}, answer, err)
+	return failure.NewFault(lifecycle.CallEnd{Reason: why}, answer, err)
 }

@@ -26,8 +26,8 @@ import (
 	"evenkeel/sse"
 )
 
-// A probe is a call by which an engine computes a prompt.
-type probe struct {
+// A probeCall is a call by which an engine computes a prompt.
+type probeCall struct {
 	upstream.Call
 	srv     *Server
 	tracked *fleet.TrackedCall // lists the call as one that a drain may end
@@ -35,18 +35,18 @@ type probe struct {
 	began   time.Time
 }
 
-// toPrefill prepares the call to the prefill engine of a lease. until limits the wait for the answer. A drain may end the call at any time
-// before untrack is called.
-func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probe {
+// newProbeCall prepares the call to the prefill engine of a lease. until limits the wait for the answer. A drain may end the call at any
+// time before untrack is called.
+func newProbeCall(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probeCall {
 	srv, candidate := j.srv, lease.Candidate
 	limits := &srv.Settings().Limits
-	c := &probe{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now(), Call: upstream.Call{
-		Call: upstream.New(srv.Client, candidate.Profile, candidate.Target), Engine: candidate.Instance, Path: j.req.Endpoint.Path(),
+	c := &probeCall{srv: srv, process: srv.Engines().ProcessAt(candidate.Instance), began: time.Now(), Call: upstream.Call{
+		Call: upstream.NewCall(srv.Client, candidate.Profile, candidate.Target), Engine: candidate.Instance, Path: j.req.Endpoint.Path(),
 		Log: srv.Log,
-		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: waitAtMost(until, srv.Settings(), candidate.Profile),
+		Limits: engine.Deadlines{Connect: limits.ConnectTimeout, FirstByte: timeoutOf(until, srv.Settings(), candidate.Profile),
 			Idle: limits.EventTimeout},
 	}}
-	if j.life.Dials() {
+	if j.life.NeedsNewConnections() {
 		c.Fresh()
 	}
 	c.tracked = srv.Fleet.TrackProbe(&lease.Candidate, c.Call.Call)
@@ -54,55 +54,56 @@ func toPrefill(j *job, lease *prefill.Lease, until lifecycle.Timeout) *probe {
 	return c
 }
 
-func (c *probe) untrack() { c.srv.Fleet.Untrack(c.tracked) }
+func (c *probeCall) untrack() { c.srv.Fleet.Untrack(c.tracked) }
 
 // answerBy returns the time by which the engine must have answered.
-func (c *probe) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
+func (c *probeCall) answerBy() time.Time { return c.began.Add(c.Limits.FirstByte) }
 
-// ended tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine has
-// answered. stopped says that the proxy ended the call, or never sent it. left says that the client had left. If the proxy closes the
-// connection before the answer begins, the engine aborts the request.
-func (c *probe) ended(fault *failure.Fault, stopped, left bool) *failure.Fault {
+// reportEnd tells the engine's monitor how the call has ended, and returns the fault with its reason set. A nil fault means that the engine
+// has answered. stopped says that the proxy ended the call, or never sent it. clientLeft says that the client had left. If the proxy closes
+// the connection before the answer begins, the engine aborts the request.
+func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *failure.Fault {
 	switch {
 	case fault == nil || fault.Status != 0: // the engine has answered
 		c.srv.Monitor.Answered(c.Engine)
-		if fault != nil && fault.Engine != "" {
-			c.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
+		if fault != nil && fault.BlamedEngine != "" {
+			c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 		}
 		return fault
-	case stopped && left:
-		fault.Reason, fault.Answer, fault.Err = lifecycle.Left, failure.Gone, nil
+	case stopped && clientLeft:
+		fault.Reason, fault.ClientError, fault.Err = lifecycle.Left, failure.ClientGone, nil
 	case stopped && c.tracked.MustMove():
 		fault.Reason = lifecycle.Moved
 	case fault.Reason != lifecycle.HungUp: // the proxy did not end the call, so its end says something about the engine
-		c.srv.Monitor.ReportFailure(fault.Engine, fault.Err)
+		c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 	}
 	if fault.Reason == lifecycle.Moved || fault.Reason == lifecycle.HungUp { // the proxy ended the call: the engine has not failed
-		fault.Answer, fault.Err, fault.Engine = c.srv.movedOut(), failure.ErrMoved, ""
+		fault.ClientError, fault.Err, fault.BlamedEngine = c.srv.movedOutError(), failure.ErrMoved, ""
 	}
 	return fault
 }
 
-// answered is ended for a call that ends before the decode call is made. It also notes in the record how long the engine took.
-func (c *probe) answered(j *job, fault *failure.Fault) *failure.Fault {
-	if fault == nil || fault.Status != 0 {
+// reportEndBeforeDecode does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
+// record how long the engine took.
+func (c *probeCall) reportEndBeforeDecode(j *job, fault *failure.Fault) *failure.Fault {
+	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		j.record.Report(journal.Event{Kind: journal.Probed, Took: time.Since(c.began)})
 	}
 	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Progress == lifecycle.Unsent)
-	return c.ended(fault, stopped, j.client.Left())
+	return c.reportEnd(fault, stopped, j.client.Left())
 }
 
 // answerPool has the buffers into which the answers of probes are read. Data that is needed after a probe is copied.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
-// probe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has answered
-// holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off that is
-// returned together with a fault must only be discarded.
-func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
+// runProbe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has
+// answered holds the prompt's KV blocks. So the hand-off is read even if the client has left: it is needed to free the blocks. A hand-off
+// that is returned together with a fault must only be discarded.
+func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Handoff, *failure.Fault) {
 	candidate, began := lease.Candidate, time.Now()
 	info, err := j.srv.Fleet.BootstrapInfo(candidate)
 	if err != nil {
-		fault := failure.Of(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
+		fault := failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unnamed},
 			failure.BadGateway("prefill", "its bootstrap server does not answer"), err)
 		if prefill.Unsent(err) {
 			fault.Reason = lifecycle.Unreachable
@@ -110,12 +111,12 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 		return nil, fault
 	}
 	if info != nil {
-		info.TransferID = j.legID("t", j.record.Attempts)
+		info.TransferID = j.callID("t", j.record.Attempts)
 	}
-	call := toPrefill(j, lease, until)
+	call := newProbeCall(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if candidate.Profile.Early() { // its address for decode engines is not known yet (see bindOf); other leases were marked as sent before
+	if candidate.Profile.Early() { // its address for decode engines is not known yet (see bindOrder); other leases were marked as sent before
 		lease.MarkSent()
 	}
 	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
@@ -123,37 +124,40 @@ func (j *job) probe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.Han
 	// run for limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at
 	// once. If the prefill ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not
 	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
-	stay := leaveAfter(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
-	leg, turn := j.fetchTurn(lease)
-	resp, fault := call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.legID("p", j.record.Attempts))),
-		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, leg, info, nil))
-	stay()
+	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	patch, turn := j.fetchTurn(lease)
+	resp, fault := call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))),
+		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, patch, info, nil))
+	ignoreClient()
 	answered := time.Now() // the hold timeout runs from the response headers on
 	if resp != nil {
 		defer resp.Close()
 	}
 	var answer []byte
 	if fault == nil {
-		room := answerPool.Get().(*[]byte)
+		buffer := answerPool.Get().(*[]byte)
 		defer func() {
-			if *room = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
-				answerPool.Put(room)
+			if *buffer = answer; cap(answer) <= 64<<10 { // one huge answer must not stay in the pool
+				answerPool.Put(buffer)
 			}
 		}()
-		answer, fault = call.Read(resp, *room, mooncake.MaxProbeAnswer, call.answerBy())
+		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
-	fault = call.answered(j, fault)
-	if j.fetchEnded(turn, fault); fault != nil {
+	fault = call.reportEndBeforeDecode(j, fault)
+	j.recordFetch(turn, fault)
+	if fault != nil {
 		return nil, fault
 	}
-	return j.accept(lease, call.process, info, answer, answered)
+	return j.acceptAnswer(lease, call.process, info, answer, answered)
 }
 
-// accept turns a probe's answer into a hand-off, or returns why it cannot. answered is when the head of the answer came. The engine's hold
-// timeout runs from then on. info has the names that the probe gave the engine for the transfer; nil: this engine needs no names.
-func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
+// acceptAnswer turns a probe's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the lease what
+// the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. info has the names
+// that the probe gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a fault must only be
+// discarded.
+func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
-	candidate, estimate := lease.Candidate, j.estimate()
+	candidate, estimate := lease.Candidate, j.estimatedTokens()
 	probed, err := candidate.Profile.ReadProbe(answer, info, j.srv.Fleet.KnownHost)
 	if err == nil {
 		err = j.srv.checkCounts(candidate, &probed, estimate)
@@ -164,9 +168,9 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
 	budget, budgetErr := candidate.Profile.HoldBudget()
 	if err = errors.Join(err, budgetErr); err != nil {
-		return nil, noHandoff(j, candidate, &probed, err)
+		return nil, noHandoffFault(j, candidate, &probed, err)
 	}
-	prefilled(j, &probed, candidate.Profile)
+	notePrefilled(j, &probed, candidate.Profile)
 	expires := answered.Add(candidate.Profile.KVHoldTimeout)
 	lease.Answered(prefill.Usage{PromptTokens: probed.PromptTokens, CachedTokens: probed.CachedTokens}, expires)
 	h := &handoff.Handoff{
@@ -175,37 +179,37 @@ func (j *job) accept(lease *prefill.Lease, process roster.ProcessID, info *moonc
 		Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Changes: j.changes,
 		Prompt: j.promptTokens, Attempt: j.record.Attempts,
 	}
-	if probed.Coordinates != nil {
+	if probed.Coordinates != nil { // the address at which decode engines reach this one
 		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
 	}
 	if probed.ReusesRequestID {
-		h.ReusedRequestID = j.legID("p", j.record.Attempts)
+		h.ReusedRequestID = j.callID("p", j.record.Attempts)
 	}
 	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
-		return h, failure.Of(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
+		return h, failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
-	return h, ignored(lifecycle.Prefill, j.verify(j.resume.prefillCounts, probed.PromptTokens))
+	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// noHandoff returns the fault of a probe whose answer has no usable hand-off, because of err. If the first token ended the answer, it also
-// changes how the next attempt computes the prompt (see endsAtOnce).
-func noHandoff(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
+// noHandoffFault returns the fault of a probe whose answer has no usable hand-off. err says why. If the engine handed nothing off because
+// its first token ended the answer, the job remembers this for the next attempt (see noteEmptyAnswer).
+func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
 	why := lifecycle.Garbled
 	switch {
 	case errors.Is(err, mooncake.ErrNoHandoff) && probed.FinishReason == "stop": // the first token ended the answer
 		why = lifecycle.Empty
-		j.endsAtOnce(probed.PromptTokens)
+		j.noteEmptyAnswer(probed.PromptTokens)
 	case errors.Is(err, mooncake.ErrNoHandoff):
 		why = lifecycle.Bare
 	}
 	err = fmt.Errorf("prefill %s answered without a usable hand-off: %w", candidate.ID, err)
-	if fault := failure.Said(lifecycle.Prefill, err); fault != nil { // the answer is a refusal of the request
+	if fault := failure.RefusedInAnswer(lifecycle.Prefill, err); fault != nil { // the answer is a refusal of the request
 		return fault
 	}
 	if why == lifecycle.Garbled { // the profile has the wrong connector, or the hand-off names an unknown host
 		j.srv.Log.Error("a prefill engine's answer has no usable hand-off, and is refused", zap.Inline(j), zap.Error(err))
 	}
-	return failure.Useless(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
+	return failure.UnusableAnswer(lifecycle.Prefill, why, failure.BadGateway("prefill", "it gave no usable hand-off"), err)
 }
 
 // checkCounts returns an error if a prefill engine counts more tokens in a prompt than the context of its model has. It drops a wrong count
@@ -220,9 +224,9 @@ func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer
 	return nil
 }
 
-// prefilled stores what the prefill engine reported about the prompt: its length, its cached tokens and, if profile says that a lost answer
-// could go on from them, its token ids. profile is the profile of an engine of the attempt.
-func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
+// notePrefilled stores what the prefill engine reported about the prompt: its length, its cached tokens and, if profile says that a lost
+// answer could go on from them, its token ids. profile is the profile of an engine of the attempt.
+func notePrefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) {
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
 		Resumed: j.life.Resumed()})
@@ -233,25 +237,26 @@ func prefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profile) 
 	if profile.Connector != mooncake.SGLang { // an SGLang decode engine reports its cached tokens itself
 		j.cachedTokens = probed.CachedTokens
 	}
-	if wantsIDs(j.req, profile) && probed.PromptTokenIDs != nil {
+	if needsPromptIDs(j.req, profile) && probed.PromptTokenIDs != nil {
 		j.resume.promptIDs = bytes.Clone(probed.PromptTokenIDs)
 	}
 }
 
-// ignored returns the fault of an engine that did not continue the answer so far. It returns nil if fail is nil.
-func ignored(kind lifecycle.CallKind, fail *openai.Error) *failure.Fault {
+// ignoredAnswerFault returns the fault of an engine that did not continue the answer so far. fail is what checkPromptCount returned; nil:
+// the engine did continue it, so there is no fault.
+func ignoredAnswerFault(kind lifecycle.CallKind, fail *openai.Error) *failure.Fault {
 	if fail == nil {
 		return nil
 	}
-	return failure.Of(lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
+	return failure.NewFault(lifecycle.CallEnd{Call: kind, Progress: lifecycle.Through, Reason: lifecycle.Ignored}, fail, nil)
 }
 
-// endsAtOnce notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later probes ask
-// the engine to ignore the end-of-sequence token. If this probe asked for that already, a decode rank may compute the prompt without a
-// hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
-func (j *job) endsAtOnce(tokens int) {
+// noteEmptyAnswer notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later
+// probes ask the engine to ignore the end-of-sequence token. If this probe asked for that already, a decode rank may compute the prompt
+// without a hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
+func (j *job) noteEmptyAnswer(tokens int) {
 	if j.changes.IgnoreEOS {
-		j.local.endedTokens = cmp.Or(tokens, j.estimate())
+		j.local.emptyAnswerTokens = cmp.Or(tokens, j.estimatedTokens())
 		return
 	}
 	changes := *j.changes
@@ -259,108 +264,109 @@ func (j *job) endsAtOnce(tokens int) {
 	j.changes = &changes
 }
 
-// serve runs the prefill call on a goroutine of its own. If the decode engine calls back, serve waits for the callback. Then it asks one
-// prefill engine after the other, until one takes the prompt.
-func (p *partner) serve() {
+// run makes the prefill call. It is the body of the goroutine that beginPrefill starts. If the decode engine calls back, run waits for the
+// callback. Then it asks one prefill engine after the other, until one takes the prompt.
+func (p *concurrentPrefill) run() {
 	defer close(p.prefillOver)
 	if p.traits.CallsBack {
 		if !p.awaitCallback() {
 			return
 		}
-		p.lookForSooner()
+		p.moveToSooner()
 	}
-	for p.probe() && p.tryAnother() { // probe returns true if another engine should be tried
+	for p.runProbe() && p.moveToAnother() { // runProbe returns true if another engine should be tried
 	}
 }
 
-// probe asks a prefill engine for the prefill that runs beside the decode call, and reads its answer. It returns whether another engine
+// runProbe asks a prefill engine for the prefill that runs beside the decode call, and reads its answer. It returns whether another engine
 // should be tried.
-func (p *partner) probe() (again bool) {
+func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	j, lease := p.job, p.lastLease // not p.lease: the goroutine of the decode call may have given it back
 	candidate := lease.Candidate
-	var call *probe
-	p.locked(func() {
+	var call *probeCall
+	p.withLock(func() {
 		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
-			call = toPrefill(j, lease, p.waitLimit)
+			call = newProbeCall(j, lease, p.waitLimit)
 			p.call = call.Call.Call
 		}
 	})
-	if call == nil {
+	if call == nil { // the prefill is not needed any more
 		return false
 	}
 	defer call.untrack()
 	p.process = call.process
 	lease.MarkSent()
-	answer, fault := call.Whole(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
+	answer, fault := call.SendAndRead(p.headers, candidate.Profile.EarlyProbe(&p.body, p.changes, p.rendezvous, p.streamed, nil),
 		mooncake.MaxProbeAnswer, call.answerBy())
 	answered := time.Now()
 	hungUp := fault != nil && fault.Reason == lifecycle.HungUp
 	// The engine may still write KV into blocks of the decode engine. The end of this call also ends the decode call, which frees the blocks.
-	if hungUp && deaf(p.silent, p.rank.Profile, j.req.Endpoint) {
+	if hungUp && mayIgnoreAbort(p.noEarlyEvents, p.rank.Profile, j.req.Endpoint) {
 		select {
-		case <-time.After(p.limit(lifecycle.ByGrace)):
+		case <-time.After(p.timeout(lifecycle.ByGrace)):
 		case <-j.srv.Serving().Done():
 		}
 	}
-	fault = call.ended(fault, hungUp, false)
+	fault = call.reportEnd(fault, hungUp, false)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	p.call = nil
 	p.prefillTook = answered.Sub(call.began)
 	switch {
 	case fault == nil:
-		fault = p.accept(answer, answered)
-	case fault.Status != 0 && p.calls().Aborting(): // evenkeel had asked the engine to abort, so that this is no failure of the engine
-		fault = p.aborted()
+		fault = p.acceptAnswer(answer, answered)
+	case fault.Status != 0 && p.pairState().PrefillAborting(): // evenkeel asked the engine to abort, so the engine has not failed
+		fault = p.abortedFault()
 	}
 	if fault == nil {
 		return false
 	}
 	fault.Kept = p.traits.Keeps
-	p.refusal = fault // tryAnother reports it if no other engine takes the prompt
+	p.lastRefusal = fault // reported if no other engine takes the prompt
 	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
-// aborted returns the fault of a prefill that its engine has ended because evenkeel told it to.
-func (p *partner) aborted() *failure.Fault {
+// abortedFault returns the fault of a prefill that its engine has ended because evenkeel told it to.
+func (p *concurrentPrefill) abortedFault() *failure.Fault {
 	end := lifecycle.CallEnd{Call: lifecycle.Prefill, Progress: lifecycle.Sent, Reason: lifecycle.HungUp}
-	return failure.Of(end, p.job.srv.movedOut(), failure.ErrMoved)
+	return failure.NewFault(end, p.job.srv.movedOutError(), failure.ErrMoved)
 }
 
-// accept reads the prefill engine's answer, which has status 200; at is when it came. It is called with the job's mutex held.
-func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
+// acceptAnswer reads the prefill engine's answer, which has status 200; at is when it came. If the answer is usable, acceptAnswer reports
+// to the lifecycle that the prefill is done. Otherwise it returns the fault. It is called with the job's mutex held.
+func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// evenkeel had asked the engine to abort, so that this is no failure of the engine
-	if errors.Is(err, mooncake.ErrPrefillFailed) && p.calls().Aborting() {
-		return p.aborted()
+	// evenkeel asked the engine to abort, so the engine has not failed
+	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() {
+		return p.abortedFault()
 	}
 	if err == nil {
 		err = srv.checkCounts(candidate, &probed, p.prompt)
 	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
-		if fault := failure.Said(lifecycle.Prefill, err); fault != nil {
+		if fault := failure.RefusedInAnswer(lifecycle.Prefill, err); fault != nil {
 			return fault
 		}
 		srv.Log.Warn("a prefill failed after its request had got its decode rank", zap.Inline(p.job), zap.Error(err))
-		return failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
+		return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "it did not hand the prompt over"), err)
 	}
 	if coordinates := probed.Coordinates; coordinates != nil {
 		srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
 		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID { // the decode engine asks the process before for the KV
-			return failure.Useless(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
+			return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
 	}
 	p.probed, p.answeredAt = probed, at
-	if p.silent {
+	if p.noEarlyEvents {
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
 	var why *failure.Fault // why the decode call must end
-	if p.calls().Left {
-		why = left()
+	if p.pairState().ClientLeft {
+		why = clientLeftFault()
 	}
 	p.step(lifecycle.Event{Kind: lifecycle.PrefillDone, Prompt: probed.PromptTokens}, why)
 	return nil
@@ -369,16 +375,16 @@ func (p *partner) accept(answer []byte, at time.Time) *failure.Fault {
 // prefillOnly lets a prefill engine answer a request for the logprobs of its prompt and for at most one token. Only the engine that
 // computes the prompt knows these logprobs, and nothing is left to decode. So the request needs no hand-off and no slot.
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
-	candidate, call := lease.Candidate, toPrefill(j, lease, until)
+	candidate, call := lease.Candidate, newProbeCall(j, lease, until)
 	defer call.untrack()
 	if candidate.Profile.Early() { // other leases were marked as sent before
 		lease.MarkSent()
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
-	answer, fault := call.Whole(j.record.WithTraceHeaders(engine.JSONHeaders(j.legID("p", j.record.Attempts))), body,
+	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
-	if fault = call.answered(j, fault); fault != nil {
+	if fault = call.reportEndBeforeDecode(j, fault); fault != nil {
 		return nil, fault
 	}
 	filterOptions := j.filterOptions
@@ -387,16 +393,16 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	if !j.req.Stream {
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}
-	s := slotless(j,
+	s := newSlotlessStream(j,
 		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
 			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, filterOptions)
-	if err := takeAll(s, answer); err != nil {
+	if err := processAll(s, answer); err != nil {
 		said := s.upstream.answer.Filter.Failure()
-		s.settle(board.Failed)
-		if fault := failure.RefusedIn(said, lifecycle.Prefill, err); fault != nil {
+		s.giveBackAll(board.Failed)
+		if fault := failure.FaultOfRefusal(said, lifecycle.Prefill, err); fault != nil {
 			return nil, fault
 		}
-		return nil, failure.Useless(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
+		return nil, failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
 			fmt.Errorf("prefill %s: %w", candidate.ID, err))
 	}
 	usage, _ := s.upstream.answer.Filter.Usage()
@@ -405,22 +411,22 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	lease.Answered(prefill.Usage{PromptTokens: usage.Prompt, CachedTokens: usage.Cached}, time.Time{})
 	s.firstAt = time.Now()
 	j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt})
-	j.enter(journal.Streaming, "")
+	j.enterPhase(journal.Streaming, "")
 	return s, nil
 }
 
-// takeAll processes an answer that was read to its end: a stream of events, or an answer in one piece.
-func takeAll(s *stream, answer []byte) error {
+// processAll processes an answer that was read to its end: a stream of events, or an answer in one piece.
+func processAll(s *stream, answer []byte) error {
 	if s.upstream.unstreamed {
-		return takeWhole(s, answer)
+		return processWhole(s, answer)
 	}
 	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
 		return errNotJSON
 	}
-	s.upstream.answer.Reader.Reset(s.upstream.limits(time.Hour)) // any time will do, because nothing more is waited for
+	s.upstream.answer.Reader.Reset(s.upstream.streamLimits(time.Hour)) // the answer is in memory, so the time limit does not matter
 	var effects sse.Effects
 	s.now = time.Now()
 	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.now)
-	s.effect(effects)
-	return complete(s)
+	s.applyEffects(effects)
+	return requireComplete(s)
 }

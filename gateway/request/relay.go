@@ -22,11 +22,12 @@ import (
 	"evenkeel/sse"
 )
 
-// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet.
+// newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. It decides which parts of the
+// request stay in memory so that a lost answer can go on, and registers the call with the drains.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
-	call := upstream.New(j.srv.Client, rank.Profile, rank.Target)
-	if j.life.Dials() {
+	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
+	if j.life.NeedsNewConnections() {
 		call.Fresh()
 	}
 	s := &stream{job: j, upstream: upstreamCall{job: j,
@@ -35,7 +36,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}}
 	resumed := j.life.Resumed()
 	s.upstream.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
-	s.upstream.buffered = j.muffled(rank.Profile)
+	s.upstream.noEarlyText = j.buffersText(rank.Profile)
 	filterOptions := j.filterOptions
 	filterOptions.TokensPerChunk = rank.Traffic.TokensPerChunk()
 	// a beam search answers with several texts, each of which may be as long as the context
@@ -48,8 +49,8 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	if s.upstream.unstreamed { // the answer comes as if it were one event that has the choices and the usage
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	} else {
-		j.keep(rank)
-		if !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see adopt)
+		j.keepForResume(rank)
+		if !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see takeOver)
 			assembler = newAssembler(j)
 		}
 	}
@@ -57,7 +58,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	// before its end that the pull is over, so a drain does not wait for it.
 	abortable := s.upstream.unstreamed || s.upstream.local
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
-	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.how))
+	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.method))
 	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
 		noIDsKnown := s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
 		s.upstream.answer.Transcript.KeepPrompt = noIDsKnown
@@ -69,10 +70,10 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
-// muffled says whether an engine may send no text before the whole answer is computed. SGLang does that for the Responses API if the
+// buffersText says whether an engine may send no text before the whole answer is computed. SGLang does that for the Responses API if the
 // request has tools: until the end, the text may turn out to be a tool call (0.5.23, responses_stream_generator_non_harmony in
 // entrypoints/openai/serving_responses.py).
-func (j *job) muffled(profile *mooncake.Profile) bool {
+func (j *job) buffersText(profile *mooncake.Profile) bool {
 	if profile.Connector != mooncake.SGLang || j.req.Endpoint != mooncake.Responses {
 		return false
 	}
@@ -80,12 +81,13 @@ func (j *job) muffled(profile *mooncake.Profile) bool {
 	return len(tools) > 0 && tools[0] == '[' && len(bytes.TrimSpace(tools[1:len(tools)-1])) > 0 // a list that is not empty
 }
 
-// opened notes that the first data event has come. From now on the client may have a part of the answer.
-func (s *stream) opened() {
+// noteFirstEvent notes that the first data event has come. From now on the client may have a part of the answer, the engine's traffic
+// counts the answer as running, and the engine has computed the prompt.
+func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
-	s.upstream.settleCompute(false)
+	s.upstream.correctCompute(false)
 	if s.upstream.slot != nil { // nil: the whole answer came at once, and its slot is free
-		s.upstream.heard = true
+		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
 	}
 	j := s.job
@@ -95,15 +97,15 @@ func (s *stream) opened() {
 			j.srv.Peers.ObserveLocalTTFT(s.firstAt.Sub(j.record.Arrival))
 		}
 	}
-	s.upstream.tracked.AllowAbort()
-	j.enter(journal.Streaming, "")
+	s.upstream.tracked.AllowAbort() // a drain may end the call at any time from now on: no KV is pulled any more
+	j.enterPhase(journal.Streaming, "")
 }
 
 // fill waits for the engine's next bytes, and turns the events that these bytes complete into bytes for the client. It returns an error
 // only before the first data event. A later error becomes the last event that the client gets.
 func (s *stream) fill() error {
 	if s.state == lost {
-		s.goOn()
+		s.continueAnswer()
 		return nil
 	}
 	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle {
@@ -117,10 +119,10 @@ func (s *stream) fill() error {
 	if err == nil {
 		err = s.upstream.answer.Err()
 	}
-	if err == nil || s.state != flows { // the events before err may have ended the answer
+	if err == nil || s.state != flowing { // the events before err may have ended the answer
 		return nil //nolint:nilerr // the end of the stream is not part of the answer
 	}
-	s.broke(err)
+	s.bodyEnded(err)
 	fault := s.upstream.fault // nil: the answer was whole
 	if fault == nil || fault.Reason == lifecycle.Unusable || s.upstream.answer.Filter.Started() {
 		return nil // the error, if there is one, is in s.upstream.fault
@@ -134,63 +136,64 @@ func (s *stream) feed(p []byte, now time.Time) {
 	s.now = now
 	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, p, now)
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(p), s.upstream.resp.Arrived(), effects.Events > 0, now)
-	s.effect(effects)
+	s.applyEffects(effects)
 }
 
-// broke ends the call after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
+// bodyEnded ends the call after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
 // it is not, broke decides who caused that.
-func (s *stream) broke(err error) {
+func (s *stream) bodyEnded(err error) {
 	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
-	switch disbelief := s.upstream.partner.lost(); {
+	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
-		cutPassed(s, err)
+		passthroughBodyEnded(s, err)
 	case s.upstream.answer.TooMuch():
-		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
+		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
 	case whole:
 		head := s.upstream.answer.Transcript.Head
 		promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
 		if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted { // then evenkeel can write the usage itself
 			s.writeEnding(head, "")
 		}
-		s.ends()
-	case disbelief != nil:
-		s.fails(lifecycle.Unusable, disbelief.Answer, errors.New(disbelief.Answer.Code))
-	case s.upstream.tracked.MustMove():
-		s.fails(lifecycle.Moved, s.job.srv.movedOut(), failure.ErrMoved)
-	case errors.Is(err, io.EOF):
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.endWhole()
+	case kvFault != nil: // the prefill call has ended this call, because the KV is not complete
+		s.endFailed(lifecycle.Unusable, kvFault.ClientError, errors.New(kvFault.ClientError.Code))
+	case s.upstream.tracked.MustMove(): // a drain has ended the call
+		s.endFailed(lifecycle.Moved, s.job.srv.movedOutError(), failure.ErrMoved)
+	case errors.Is(err, io.EOF): // the body ended, but the answer lacks its end
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	default:
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
-		why := (&upstream.Call{Kind: lifecycle.Decode}).Broke(err).Reason
+		why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
 		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
 			why = lifecycle.Broke
 		}
-		s.fails(why, failure.Stream("upstream_broken", err), err)
+		s.endFailed(why, failure.StreamBroke("upstream_broken", err), err)
 	}
 }
 
-// cutPassed is broke for a request that is passed through. If no event has come yet, beginsPassed decides what the client gets.
-func cutPassed(s *stream, err error) {
+// passthroughBodyEnded is broke for a request that is passed through. If no event has come yet, readPassthroughStart decides what the
+// client gets.
+func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
-	begun, over := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
+	begun, bodyComplete := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
 	switch {
-	case over && s.upstream.answer.Closed() == sse.Complete: // a [DONE] is not required, because some engines send none
-		s.ends()
+	case bodyComplete && s.upstream.answer.Closed() == sse.Complete: // a [DONE] is not required, because some engines send none
+		s.endWhole()
 		return
-	case over && s.upstream.answer.Reader.Buffered() > 0:
+	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0:
 		err = errCut
-	case over:
+	case bodyComplete:
 		err = errNoData
 	}
-	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.Transport(failure.Engine, err).Message)
+	answer := openai.NewError(http.StatusBadGateway, "upstream_broken", failure.NoAnswer(failure.Engine, err).Message)
 	switch {
-	case begun && s.upstream.tracked.MustMove():
-		answer = s.job.srv.drained(notAnswered)
+	case begun && s.upstream.tracked.MustMove(): // a drain has ended the call
+		answer = s.job.srv.drainedError(drainedMessage)
 	case begun && !s.job.client.Left():
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 	}
-	s.fails(lifecycle.Broke, answer, err)
+	s.endFailed(lifecycle.Broke, answer, err)
 }
 
 // Why an answer that is passed through is not complete.
@@ -199,39 +202,42 @@ var (
 	errNoData = errors.New("the engine's stream ended without an event")
 )
 
-// notAnswered is the message to a client whose engine was taken out of service before the end of the answer.
-const notAnswered = "its engine was taken out of service; send the request again"
+// drainedMessage is the message to a client whose engine was taken out of service before the end of the answer.
+const drainedMessage = "its engine was taken out of service; send the request again"
 
-// event processes an event that no engine streamed: an answer in one piece in the form of an event, or the end that evenkeel writes itself.
-func (s *stream) event(e sse.Event) {
+// processEvent processes an event that no engine streamed: an answer in one piece in the form of an event, or the end that evenkeel writes
+// itself.
+func (s *stream) processEvent(e sse.Event) {
 	var effects sse.Effects
 	s.upstream.answer.out, effects = s.upstream.answer.Event(s.upstream.answer.out, e)
-	s.effect(effects)
+	s.applyEffects(effects)
 }
 
-// effect counts the events that were processed, and ends the call if the last event ended the answer.
-func (s *stream) effect(effects sse.Effects) {
+// applyEffects counts the events that were processed. If the last one ended the answer (effects.End), it ends the call, as a whole answer
+// or with the failure that the engine reported.
+func (s *stream) applyEffects(effects sse.Effects) {
 	if effects.Events > 0 {
-		s.progress(effects.Tokens, effects.Events)
+		s.countProgress(effects.Tokens, effects.Events)
 	}
 	switch effects.End {
 	case sse.NotEnded:
 	case sse.Complete:
-		s.ends()
+		s.endWhole()
 	case sse.Short:
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_incomplete", errNotWhole), errNotWhole)
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	case sse.Garbled:
-		s.fails(lifecycle.Garbled, failure.Stream("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
+		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Broken:
-		s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
+		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Refused:
 		said := s.upstream.answer.Filter.Failure()
 		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
 			s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
-			s.fails(lifecycle.Paused, failure.Paused(s.upstream.side(), engine.ErrPaused), engine.ErrPaused)
+			s.endFailed(lifecycle.Paused, failure.PausedError(s.upstream.sideName(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}
-		s.fails(lifecycle.ByStatus(said.Status), failure.FromStream(said), fmt.Errorf("its event was an error of status %d", said.Status))
+		err := fmt.Errorf("its event was an error of status %d", said.Status)
+		s.endFailed(lifecycle.ReasonOfStatus(said.Status), failure.FromStream(said), err)
 	case sse.Preempted:
 		if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
@@ -242,26 +248,26 @@ func (s *stream) effect(effects sse.Effects) {
 		s.job.srv.Fleet.GaveBack(s.upstream.rank.Instance)
 		answer := openai.NewError(http.StatusBadGateway, "recompute_unresumable",
 			"the engine ran out of KV memory and gave the request back; it cannot be resumed")
-		s.fails(lifecycle.Preempted, answer, errRefusal)
+		s.endFailed(lifecycle.Preempted, answer, errRefusal)
 	}
 }
 
-// progress adds tokens that came in a number of events to the slot, to the engine's traffic and to the metrics. The dispatcher's next round
-// reads the slot.
-func (s *stream) progress(tokens, events int) {
+// countProgress adds tokens that came in a number of events to the slot, to the engine's traffic and to the metrics. The dispatcher's next
+// round reads the slot.
+func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: a prefill engine answers
-		if s.upstream.unstreamed { // a partner also reports this, but perhaps later, when the prefill engine has answered
+		if s.upstream.unstreamed { // prefillCall also reports this, but perhaps later, when the prefill engine has answered
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}
 		s.upstream.slot.Progress(tokens)
 	}
-	if s.upstream.heard {
+	if s.upstream.countedRunning { // not before noteFirstEvent
 		s.upstream.rank.Traffic.OnEvent()
 	}
-	s.shed()
+	s.dropRequestBody()
 	if s.firstTokenAt.IsZero() {
 		s.firstTokenAt, s.lastTokenAt = s.now, s.now
-		events--
+		events-- // no gap comes before the first event
 	}
 	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
@@ -297,7 +303,7 @@ func (s *stream) Torn() bool { return s.upstream.answer.Reader.Torn() }
 // of the answer, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
 	// While more bytes have arrived that can go out in the same write, Next goes on.
-	for len(s.upstream.answer.out) == 0 || s.state == flows && len(s.upstream.answer.out) < mostAtOnce && s.upstream.resp.Arrived() {
+	for len(s.upstream.answer.out) == 0 || s.state == flowing && len(s.upstream.answer.out) < maxBatchBytes && s.upstream.resp.Arrived() {
 		if s.state >= ended {
 			return nil, io.EOF
 		}
@@ -310,4 +316,4 @@ func (s *stream) Next() ([]byte, error) {
 	return events, nil
 }
 
-const mostAtOnce = 64 << 10 // bytes; once this many wait for the client, Next collects no more
+const maxBatchBytes = 64 << 10 // bytes; once this many wait for the client, Next collects no more

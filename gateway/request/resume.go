@@ -20,69 +20,77 @@ import (
 var errIgnoredResume = errors.New("the engine did not go on with the answer so far; set the chat_resume that check --probe names in its " +
 	"profile, or upgrade the engine")
 
-// goOn continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is appended
-// to the prompt, and the client gets the new part as if one engine had sent the whole answer.
-func (s *stream) goOn() {
+// continueAnswer continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is
+// appended to the prompt, and the client gets the new part as if one engine had sent the whole answer.
+func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove()
 	if !j.client.Left() {
 		// text that was computed from broken KV must not be continued
-		if wrong := s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone()); wrong != nil {
-			s.upstream.fault, fault = wrong, nil
+		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
+			s.upstream.fault, fault = kvFault, nil
 		}
 	}
-	if fault == nil || j.client.Left() {
+	if wrongKV := fault == nil; wrongKV || j.client.Left() {
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
-	lost := "lost in the middle: " + fault.Answer.Code
-	j.record.Report(journal.Event{Kind: journal.Failed, Cause: lost, On: s.upstream.failedOn(), Answer: fault.Answer})
-	tier := s.plan()
-	var cause *openai.Error // why the next attempt failed
+	cause := "lost in the middle: " + fault.ClientError.Code
+	j.record.Report(journal.Event{Kind: journal.Failed, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
+	tier := s.planContinuation()
+	var attemptError *openai.Error // how the next attempt failed
 	switch tier {
 	case lifecycle.Broken:
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
-	case lifecycle.Concluding: // plan has written the end
+	case lifecycle.Concluding: // planContinuation has written the end
 	default:
 		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
-		if next, cause = j.serve(nil); cause == nil {
-			s.adopt(next)
+		if next, attemptError = j.serve(nil); attemptError == nil {
+			s.takeOver(next)
 		} else {
 			tier = lifecycle.Broken
 		}
 	}
-	reportLoss(s, fault, moved, tier, cause)
+	j.srv.metrics.countLoss(fault, moved, tier)
+	endLoss(s, fault, tier, attemptError)
 }
 
-// reportLoss counts and logs a lost answer, and ends the stream if the answer does not go on. cause is why the next attempt failed; nil:
-// it did not fail, or there was none.
-func reportLoss(s *stream, fault *failure.Fault, moved bool, tier lifecycle.Tier, cause *openai.Error) {
-	j := s.job
-	counter := j.srv.metrics.losses
+// countLoss counts a lost answer by its tier, which says how it went on (lifecycle.Broken: not at all). The counter depends on why the
+// engine lost it: it ran out of KV memory, a drain ended the call (moved), or it failed.
+func (m *metrics) countLoss(fault *failure.Fault, moved bool, tier lifecycle.Tier) {
+	counter := m.losses
 	switch {
 	case fault.Reason == lifecycle.Preempted:
-		counter = j.srv.metrics.recomputes
+		counter = m.recomputes
 	case moved:
-		counter = j.srv.metrics.moves
+		counter = m.movedAnswers
 	}
 	counter.WithLabelValues(tier).Inc()
+}
+
+// endLoss logs whether a lost answer goes on. If the next attempt has failed, it ends the stream: with the error that the client would have
+// got without that attempt. attemptError is how the next attempt failed; nil: it did not fail, or there was none, and then the lifecycle
+// has ended the stream.
+func endLoss(s *stream, fault *failure.Fault, tier lifecycle.Tier, attemptError *openai.Error) {
+	j := s.job
 	switch {
 	case tier != lifecycle.Broken:
-		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.Answer.Code),
+		j.srv.Log.Info("an answer goes on after its decode engine lost it", zap.Inline(j), zap.String("lost", fault.ClientError.Code),
 			zap.String("tier", tier),
 			zap.Bool("token_exact", tier != lifecycle.ByText), zap.Int("tokens", s.tokens()), zap.String("engine", s.upstream.rank.Target.ID))
-	case cause == nil: // goOn has ended the stream already
-	case cause.Status == journal.StatusClientClosed:
-		s.finish(failure.Gone)
+	case attemptError == nil: // continueAnswer has ended the stream already
+	case attemptError.Status == journal.StatusClientClosed:
+		s.finishAnswer(failure.ClientGone)
 	default:
-		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", cause.Message))
-		s.finish(fault.Answer)
+		j.srv.Log.Warn("an answer could not go on after its decode engine lost it", zap.Inline(j), zap.String("cause", attemptError.Message))
+		s.finishAnswer(fault.ClientError)
 	}
 }
 
-// plan decides how the lost answer goes on, and prepares the job for its next attempt. It returns lifecycle.Concluding if no token is left
-// to compute: then it has written the end of the answer into the stream. It returns lifecycle.Broken if the answer cannot go on.
-func (s *stream) plan() lifecycle.Tier {
+// planContinuation decides how the lost answer goes on, and prepares the job for its next attempt. It returns lifecycle.Concluding if no
+// token is left to compute: then it has written the end of the answer into the stream. It returns lifecycle.Broken if the answer cannot go
+// on.
+func (s *stream) planContinuation() lifecycle.Tier {
 	j, resume := s.job, &s.job.resume
 	if s.earlierTranscript == nil {
 		s.earlierTranscript = &sse.Transcript{}
@@ -97,21 +105,21 @@ func (s *stream) plan() lifecycle.Tier {
 		return p.Tier
 	}
 	if p.Tier == lifecycle.Concluding && loss.Finished { // the engine has sent a finish_reason
-		s.writeEnding(p.Said.Head, "")
+		s.writeEnding(p.AnswerSoFar.Head, "")
 		return p.Tier
 	}
-	if p.Unseen { // the answer is assembled from its start
+	if p.ClientHasNothing { // the answer is assembled from its start
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
-	s.earlierTranscript, j.filterOptions.Continuation = p.Said, p.Continuation
-	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.Said.Completed, p.AtP, p.AtD
+	s.earlierTranscript, j.filterOptions.Continuation = p.AnswerSoFar, p.Continuation
+	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.AnswerSoFar.Completed, p.PrefillCount, p.DecodeCount
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
 	changes := *j.changes
 	changes.Resume, j.changes = p.Resume, &changes
 	if p.Tier == lifecycle.Concluding {
 		s.resetForEnd(resume.answerTokens)
-		s.writeEnding(p.Said.Head, "length")
+		s.writeEnding(p.AnswerSoFar.Head, "length")
 	}
 	return p.Tier
 }
@@ -121,21 +129,21 @@ func (s *stream) plan() lifecycle.Tier {
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
-		Said: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
-		May: j.life.Losses() < recomputeMax(s.upstream.rank.Profile) && j.req.Endpoint.CanResume(),
-		How: resume.how, IDs: resume.promptIDs, Alone: resume.promptTokens, Most: j.maxWholeAnswer(), Limit: j.req.Limit,
-		LimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
+		AnswerSoFar: s.earlierTranscript, Finished: s.upstream.answer.Filter.Finished(), Retention: resume.retention, Streamed: j.req.Stream,
+		MayResume: j.life.Losses() < maxRecomputes(s.upstream.rank.Profile) && j.req.Endpoint.CanResume(),
+		Method:    resume.method, PromptIDs: resume.promptIDs, PromptTokens: resume.promptTokens, MaxAnswerTokens: j.maxWholeAnswer(),
+		TokenLimit: j.req.Limit, TokenLimitKey: cmp.Or(j.req.MaxTokensKey, "max_tokens"),
 	}
 	if resume.retention == lifecycle.KeepAll {
-		loss.Plain, loss.Tools = !openai.CannotResume(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
-		if resume.how == mooncake.ResumeText {
-			if loss.Text = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
-				loss.Text = []byte(`""`)
+		loss.MayExtendPrompt, loss.HasTools = !openai.CannotResume(&j.body, j.req.Endpoint), openai.HasTools(&j.body)
+		if resume.method == mooncake.ResumeText {
+			if loss.PromptText = j.parts().Text(); openai.Echoes(&j.body) { // with echo, the answer itself begins with the prompt's text
+				loss.PromptText = []byte(`""`)
 			}
 		}
 	}
 	if resume.retention != lifecycle.KeepNothing {
-		loss.Seen = j.seesTokens()
+		loss.TokensVisible = j.tokensVisible()
 	}
 	return loss
 }
@@ -152,14 +160,14 @@ func (j *job) maxWholeAnswer() int {
 	return most
 }
 
-// adopt lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its first
-// events already.
-func (s *stream) adopt(next *stream) {
+// takeOver lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its
+// first events already.
+func (s *stream) takeOver(next *stream) {
 	assembler := s.upstream.answer.Assembler
 	s.detach()
 	s.upstream = next.upstream
 	s.upstream.answer.Assembler = assembler
-	s.state, s.broken, next.state = next.state, next.broken, settled // now s must give back what next held
+	s.state, s.endError, next.state = next.state, next.endError, givenBack // now s must give back what next held
 	s.earlierTokens = s.job.resume.answerTokens
 	if !next.lastTokenAt.IsZero() {
 		s.lastTokenAt = next.lastTokenAt
@@ -173,9 +181,9 @@ func (s *stream) adopt(next *stream) {
 		}
 		if err := s.upstream.answer.Assembler.Add(e.Raw); err != nil {
 			if s.state == ended { // the rest of the answer came at once, so fails does not set the error
-				s.broken = cmp.Or(s.broken, failure.Stream("upstream_broken", err))
+				s.endError = cmp.Or(s.endError, failure.StreamBroke("upstream_broken", err))
 			}
-			s.fails(lifecycle.Unusable, failure.Stream("upstream_broken", err), err)
+			s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
 			break
 		}
 	}
@@ -209,20 +217,21 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	s.upstream.noUsage = !reported
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
 		if s.state < ended {
-			s.event(e)
+			s.processEvent(e)
 		}
 	}
 }
 
-// verify checks the prompt length that the engine of a resumed request has counted. An engine that ignored the answer so far counts too
-// few tokens, and would begin the answer again. want is the right count; 0: it is not known, and only has to exceed the length of the
-// client's prompt. counted is 0 if the engine reported no count.
-func (j *job) verify(want, counted int) *openai.Error {
+// checkPromptCount checks the prompt length that the engine of a resumed request has counted. It returns nil if the length is right, or if
+// there is nothing to check. An engine that ignored the answer so far
+// counts too few tokens, and would begin the answer again. want is the right count; 0: it is not known, and only has to exceed the length
+// of the client's prompt. counted is 0 if the engine reported no count.
+func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	if !j.life.Resumed() || counted == 0 {
 		return nil
 	}
 	resume := &j.resume
-	ignored := counted != want
+	ignored := counted != want // the engine ignored the answer so far
 	if want == 0 {
 		ignored = resume.answerTokens > 0 && counted <= resume.promptTokens
 	}
@@ -234,18 +243,21 @@ func (j *job) verify(want, counted int) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, "recompute_unresumable", errIgnoredResume.Error())
 }
 
-// keep decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to Server.resumeBytes.
-func (j *job) keep(rank *roster.Rank) {
+// keepForResume decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to
+// Server.resumeBytes.
+func (j *job) keepForResume(rank *roster.Rank) {
 	if j.life.Resumed() { // what was kept for the first part of the answer still serves
 		return
 	}
-	j.forget()
+	j.releaseResumeBytes()
 	resume := &j.resume
-	resume.retention, resume.how = lifecycle.KeepStart, j.howToResume(rank.Profile)
+	resume.retention, resume.method = lifecycle.KeepStart, j.resumeMethod(rank.Profile)
+	neverGoesOn := maxRecomputes(rank.Profile) == 0
+	mayBeginAnew := !j.req.Stream // the client has nothing before the end, so the answer may begin anew at any time
 	switch {
-	case recomputeMax(rank.Profile) == 0:
+	case neverGoesOn:
 		resume.retention = lifecycle.KeepNothing
-	case resume.how != "" || !j.req.Stream:
+	case resume.method != "" || mayBeginAnew:
 		size := int64(len(j.body.Raw()) + len(resume.promptIDs))
 		if j.srv.resumeBytes.Add(size) > int64(j.srv.Settings().Limits.ResumeBytes) {
 			j.srv.resumeBytes.Add(-size)
@@ -255,17 +267,17 @@ func (j *job) keep(rank *roster.Rank) {
 	}
 }
 
-// forget subtracts the bytes that keep charged to Server.resumeBytes.
-func (j *job) forget() {
+// releaseResumeBytes subtracts the bytes that keep charged to Server.resumeBytes.
+func (j *job) releaseResumeBytes() {
 	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
 	j.resume.chargedBytes = 0
 }
 
-// shed drops the body of the request, and what was kept for a resume, once the answer needs them no more. So a long prompt does not stay in
-// memory during a long answer.
-func (s *stream) shed() {
+// dropRequestBody drops the body of the request, and what was kept for a resume, as soon as the answer needs neither any more. Before that
+// it does nothing. So a long prompt does not stay in memory during a long answer.
+func (s *stream) dropRequestBody() {
 	j, retention := s.job, s.job.resume.retention
-	if s.firstAt.IsZero() || retention == lifecycle.KeepAll {
+	if s.firstAt.IsZero() || retention == lifecycle.KeepAll { // another attempt may still need all of it
 		return
 	}
 	if retention == lifecycle.KeepStart && s.upstream.answer.Filter.Tokens() == 0 { // the answer could still begin anew
@@ -275,51 +287,51 @@ func (s *stream) shed() {
 	j.body, j.changes, j.resume.promptIDs, j.resume.retention = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 
-// howToResume returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
+// resumeMethod returns how a lost answer of this request can be continued: a value of chat_resume, mooncake.ResumePrompt or
 // mooncake.ResumeText. Empty means that it cannot. If the endpoint is one of token ids (Tokens, Generate), it also stores the ids of the
 // prompt in j.resume.
-func (j *job) howToResume(profile *mooncake.Profile) string {
-	how := profile.ChatResume
-	byText := mooncake.ChatResumeContinue
+func (j *job) resumeMethod(profile *mooncake.Profile) string {
+	method := profile.ChatResume
+	byText := mooncake.ChatResumeContinue // used instead if the token ids of the prompt are not known
 	switch j.req.Endpoint {
 	case mooncake.Completions:
-		how, byText = mooncake.ResumePrompt, mooncake.ResumeText
+		method, byText = mooncake.ResumePrompt, mooncake.ResumeText
 	case mooncake.Tokens:
-		how, byText = mooncake.ResumePrompt, ""
+		method, byText = mooncake.ResumePrompt, ""
 		j.resume.promptIDs, _ = j.body.Get(openai.PromptKey(mooncake.Tokens))
 	case mooncake.Generate:
-		how, byText = mooncake.ResumePrompt, ""
+		method, byText = mooncake.ResumePrompt, ""
 		_, j.resume.promptIDs = j.parts().IDs()
 	}
 	switch {
-	case how == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
+	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
 		return ""
-	case mooncake.ByText(how): // needs no token ids
+	case mooncake.ByText(method): // needs no token ids
 	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
-		how = byText
+		method = byText
 	}
-	if how == mooncake.ResumeText && j.parts().Text() == nil {
+	if method == mooncake.ResumeText && j.parts().Text() == nil {
 		return ""
 	}
-	return how
+	return method
 }
 
-// recomputeMax returns how often the profile allows one answer to go on after a loss; 0: never.
-func recomputeMax(profile *mooncake.Profile) int {
+// maxRecomputes returns how often the profile allows one answer to go on after a loss; 0: never.
+func maxRecomputes(profile *mooncake.Profile) int {
 	if profile.RecomputeMax == nil {
 		return 0
 	}
 	return *profile.RecomputeMax
 }
 
-// wantsIDs says whether a lost answer could only continue exactly with the token ids of its prompt.
-func wantsIDs(req *openai.Request, profile *mooncake.Profile) bool {
+// needsPromptIDs says whether a lost answer could only continue exactly with the token ids of its prompt.
+func needsPromptIDs(req *openai.Request, profile *mooncake.Profile) bool {
 	return req.Endpoint == mooncake.Completions || profile.ChatResume == mooncake.ChatResumeVLLM ||
 		profile.ChatResume == mooncake.ChatResumeAscend
 }
 
-// seesTokens says whether the client gets more of each token than its text, for example its id. Then no token that the client has may be
+// tokensVisible says whether the client gets more of each token than its text, for example its id. Then no token that the client has may be
 // computed a second time: the new tokens could differ although their text is the same.
-func (j *job) seesTokens() bool {
+func (j *job) tokensVisible() bool {
 	return j.filterOptions.TokenIDs || j.req.Endpoint == mooncake.Generate || j.filterOptions.ContinuousUsage || openai.HasLogprobs(&j.body)
 }

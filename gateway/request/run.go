@@ -27,12 +27,12 @@ import (
 // an error, another dispatcher answers the request, through ctx.
 //
 // Before the first event nothing has reached the client, so a failed attempt may be repeated.
-// If an answer is lost later, goOn calls serve again, with a prompt that also has
+// If an answer is lost later, continueAnswer calls serve again, with a prompt that also has
 // the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.MustServeHere = ctx == nil
+	j.life.MustServeHere = ctx == nil // ctx is needed to let another dispatcher answer
 	j.life.NoHandOff = j.incoming.NoHandOff
-	j.abort.lostRank()
+	j.byName.noteNoRank()
 	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
@@ -73,38 +73,20 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
 	effects := buffer[:0]
-	defer onPanic(func() { // give back all that the remaining effects would have given back, and all that is still held
-		j.client.OnGone(nil)
-		if r.stream != nil { // the stream has the slot
-			defer r.stream.settle(board.Failed)
-		}
-		if !j.life.Resumed() { // keep may have charged bytes that the lifecycle does not know of yet
-			j.forget()
-		}
-		hasPartner := r.stream != nil && r.stream.upstream.partner != nil
-		for _, effect := range slices.Concat(effects, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPartner}, nil)) {
-			switch {
-			case effect.Kind == lifecycle.SendBoth: // nothing new is sent
-			case effect.Pair > 0 && hasPartner:
-				r.stream.upstream.partner.carryOut(effect)
-			case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
-				r.do(effect)
-			}
-		}
-	})
+	defer onPanic(func() { r.giveBackAfterPanic(effects) })
 	for {
 		event.Left = j.client.Left()
 		if effects = j.step(event, buffer[:0]); len(effects) == 0 {
 			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
-			return nil, failure.Broken
+			return nil, failure.InternalError
 		}
 		for len(effects) > 0 {
 			effect := effects[0]
 			switch effects = effects[1:]; effect.Kind {
 			case lifecycle.AnswerIt:
-				return r.answer(), nil
+				return r.beginAnswer(), nil
 			case lifecycle.Fail:
-				return nil, r.error(effect.Error)
+				return nil, r.clientError(effect.Error)
 			}
 			event = r.do(effect)
 			// The effect's call or wait is over, so a client that leaves now need not end it. The effects up to Forward see to this themselves,
@@ -116,14 +98,36 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	}
 }
 
+// giveBackAfterPanic gives back, after a panic, all that the remaining effects would have given back, and all that the request still holds.
+func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
+	j := r.job
+	j.client.OnGone(nil)
+	if r.stream != nil { // the stream has the slot
+		defer r.stream.giveBackAll(board.Failed)
+	}
+	if !j.life.Resumed() { // keepForResume may have charged bytes that the lifecycle does not know of yet
+		j.releaseResumeBytes()
+	}
+	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
+	for _, effect := range slices.Concat(remaining, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}, nil)) {
+		switch {
+		case effect.Kind == lifecycle.SendBoth: // nothing new is sent
+		case effect.Pair > 0 && hasPrefillCall:
+			r.stream.upstream.prefillCall.doAfterPanic(effect)
+		case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
+			r.do(effect)
+		}
+	}
+}
+
 // do carries out one effect. For most effects it does not wait, and returns the zero event. If it must wait for the end of an effect, it
 // returns the event that says how the effect ended.
 func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
 	case lifecycle.Question: // asks which dispatcher should serve the request
-		if j.query == nil { // not nil: offer, cameBack or askForAll has made the question already
-			j.query = j.elsewhere(false)
+		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made the question already
+			j.query = j.newRoutingQuery(false)
 		}
 	case lifecycle.Attempt:
 		j.record.Report(journal.Event{Kind: journal.Attempted})
@@ -135,7 +139,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Drop:
 		r.forward.DropUnsent()
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
-		r.judge(effect)
+		r.reportOutcome(effect)
 	case lifecycle.Resolve:
 		for _, settle := range j.unexplained500s {
 			settle(effect.Blame)
@@ -145,13 +149,13 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		if r.slot = j.bindLocal(); r.slot == nil {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}
 		}
-		r.begin()
+		r.prepareStream()
 		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Unstreamed: r.stream.upstream.unstreamed}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
 		var event lifecycle.Event
-		event.Kind, r.lastError = j.send(r.ctx, r.forward)
+		event.Kind, r.lastError = j.forwardToPeer(r.ctx, r.forward)
 		return event
 	case lifecycle.SendProbe:
 		return r.sendProbe(effect.Until)
@@ -159,24 +163,24 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.enqueue(effect)
 	case lifecycle.SendDecode:
 		fault, quit := r.stream.decode(r.handoff, effect.Until)
-		if fault == nil && r.mixed() {
+		if fault == nil && r.isMixed() {
 			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: -1}, time.Time{}) // no KV is kept for a hand-off
 		}
-		return r.began(fault, quit)
+		return r.beganEvent(fault, quit)
 	case lifecycle.SendBoth:
-		return r.began(r.stream.decodeBeside(r.lease, effect.Pair, effect.Until))
+		return r.beganEvent(r.stream.decodeDuringPrefill(r.lease, effect.Pair, effect.Until))
 	case lifecycle.Pause:
-		if j.again(effect.Retry, r.fault) {
+		if j.awaitRetry(effect.Retry, r.fault) {
 			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
 		return lifecycle.Event{Kind: lifecycle.GivenUp}
 	case lifecycle.Offer:
-		return r.offer(effect.Group)
+		return r.offerElsewhere(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
-		return r.doPassed(effect)
+		return r.doPassthrough(effect)
 	case lifecycle.Confirm: // the decode engine has ended the answer; was the KV complete?
 		s := r.stream
-		if fault := s.upstream.partner.believe(s.upstream.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
+		if fault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
 			s.upstream.fault = fault
 			return lifecycle.Event{Kind: lifecycle.CallFailed}
 		}
@@ -184,9 +188,9 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.GoOn: // the next fill continues the answer, after the client has got all earlier events
 		r.stream.state = lost
 	case lifecycle.EndWhole:
-		r.stream.finish(nil)
+		r.stream.finishAnswer(nil)
 	case lifecycle.BreakOff:
-		r.stream.finish(r.stream.upstream.fault.Answer)
+		r.stream.finishAnswer(r.stream.upstream.fault.ClientError)
 	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
 	}
 	return lifecycle.Event{}
@@ -196,18 +200,18 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 // serve the request (Directed), or that the request got no lease (NoTurn). Later attempts avoid the engine of the lease.
 func (r *executor) queue() lifecycle.Event {
 	j := r.job
-	lease, away, err := j.choose()
+	lease, forward, err := j.awaitLease()
 	switch {
-	case away != nil:
-		r.forward = away
+	case forward != nil: // another dispatcher should serve the request
+		r.forward = forward
 		return lifecycle.Event{Kind: lifecycle.Directed}
 	case err != nil:
-		r.lastError = j.notChosen(err)
+		r.lastError = j.leaseError(err)
 		return lifecycle.Event{Kind: lifecycle.NoTurn, Open: errors.Is(err, prefill.ErrUnavailable)}
 	}
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
-	bind := j.srv.bindOf(lease.Candidate)
+	bind := j.srv.bindOrder(lease.Candidate)
 	if j.req.PrefillOnly && bind == lifecycle.Early {
 		bind = lifecycle.Late // no decode rank is needed
 	}
@@ -218,9 +222,9 @@ func (r *executor) queue() lifecycle.Event {
 func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	j := r.job
 	if j.client.Left() { // then no engine is sent anything
-		return r.callFailed(failure.Of(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.Gone, nil))
+		return r.callFailed(failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.ClientGone, nil))
 	}
-	j.enter(journal.Prefill, "")
+	j.enterPhase(journal.Prefill, "")
 	var fault *failure.Fault
 	if j.req.PrefillOnly {
 		if r.stream, fault = j.prefillOnly(r.lease, until); fault != nil {
@@ -228,7 +232,7 @@ func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 		}
 		return lifecycle.Event{Kind: lifecycle.First}
 	}
-	if r.handoff, fault = j.probe(r.lease, until); fault != nil {
+	if r.handoff, fault = j.runProbe(r.lease, until); fault != nil {
 		fault.Kept = true // the prefill engine may hold the KV until its hold timeout
 		return r.callFailed(fault)
 	}
@@ -247,46 +251,47 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.Mixed:
 		r.slot, fault = j.placeMixed(r.lease)
 	case lifecycle.Early:
-		r.slot, fault = j.place(r.lease.Candidate, j.estimate(), func(entry *pool.Entry) <-chan dispatcher.Result {
-			entry.Early, entry.Deadline = true, j.wanted()
-			return j.srv.Dispatcher.Enqueue(entry, j.nearRanks(entry.Model, entry.Prompt)...)
+		r.slot, fault = j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
+			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
+			return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, entry.Prompt)...)
 		})
 	case lifecycle.Late:
-		r.slot, fault = j.wait(r.handoff)
+		r.slot, fault = j.placeHandoff(r.handoff)
 	}
 	if fault != nil {
 		return r.callFailed(fault)
 	}
-	r.begin()
+	r.prepareStream()
 	s := r.stream
-	silent := s.upstream.unstreamed || s.upstream.buffered // the answer may have no event before its end
+	noEarlyEvents := s.upstream.unstreamed || s.upstream.noEarlyText // the answer may have no event before its end
 	unstreamed := s.upstream.unstreamed
 	if effect.Bind == lifecycle.Early { // a pair waits for an answer without early events as for an answer in one piece
-		unstreamed = silent
+		unstreamed = noEarlyEvents
 	}
 	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, Unstreamed: unstreamed,
-		Deaf: deaf(silent, s.upstream.rank.Profile, j.req.Endpoint)}
+		Deaf: mayIgnoreAbort(noEarlyEvents, s.upstream.rank.Profile, j.req.Endpoint)}
 }
 
-// begin prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it back.
-func (r *executor) begin() {
+// prepareStream prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it
+// back.
+func (r *executor) prepareStream() {
 	// if newStream panics, the lifecycle does not know of the slot yet, so the slot is given back here
 	defer onPanic(func() { r.job.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: board.Cancelled}) })
 	r.stream = r.job.newStream(r.slot)
 }
 
-// mixed says whether the attempt goes to a rank that prefills and decodes.
-func (r *executor) mixed() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
+// isMixed says whether the attempt goes to a rank that prefills and decodes.
+func (r *executor) isMixed() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
-// began returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that the
-// call ended because the client left, and that no engine uses the slot any more.
-func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
+// beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that
+// the call ended because the client left, and that no engine uses the slot any more.
+func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
 	if fault != nil {
 		fault.Moved = r.stream.upstream.tracked.MustMove()
 		event := r.callFailed(fault)
 		event.Quit = quit
 		if r.stream.upstream.slot == nil { // the whole answer had come, so its slot is free already
-			r.stream.settle(board.Failed)
+			r.stream.giveBackAll(board.Failed)
 		}
 		return event
 	}
@@ -296,49 +301,51 @@ func (r *executor) began(fault *failure.Fault, quit bool) lifecycle.Event {
 // callFailed keeps the fault of a failed call for the effects that follow, and writes the fault and the name of its engine into the record.
 // It returns the event that reports the fault to the request's lifecycle.
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
-	r.fault, r.lastError = fault, fault.Answer
-	r.job.abort.lostRank()
+	r.fault, r.lastError = fault, fault.ClientError
+	r.job.byName.noteNoRank()
 	if fault.Reason == lifecycle.Unlisted {
-		r.job.unlistedAnswer = fault.Answer
+		r.job.unlistedAnswer = fault.ClientError
 	}
 	failedOn := ""
 	switch {
 	case r.stream != nil:
 		r.stream.upstream.fault = fault
-		failedOn = r.stream.upstream.failedOn()
-	case r.lease != nil && fault.OfEngine():
+		failedOn = r.stream.upstream.failedEngine()
+	case r.lease != nil && fault.EngineFailed():
 		failedOn = r.lease.Candidate.ID
 	}
 	if fault.Reason == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status, Answer: fault.Answer})
-	event := r.job.failedEvent(fault)
+	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status,
+		Answer: fault.ClientError})
+	event := r.job.callFailedEvent(fault)
 	if r.stream != nil {
 		event.Engine = r.stream.upstream.rank.Instance
 	}
 	if fault.Call == lifecycle.Prefill && r.lease != nil {
-		event.Engine = r.prefiller().Instance
+		event.Engine = r.prefillEngine().Instance
 	}
 	return event
 }
 
-// prefiller returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if the partner tried another one.
-func (r *executor) prefiller() prefill.Candidate {
-	if r.stream != nil && r.stream.upstream.partner != nil {
-		return r.stream.upstream.partner.prefiller()
+// prefillEngine returns the prefill engine that the attempt asked last. It differs from the engine of r.lease if prefillCall tried another
+// one.
+func (r *executor) prefillEngine() prefill.Candidate {
+	if r.stream != nil && r.stream.upstream.prefillCall != nil {
+		return r.stream.upstream.prefillCall.prefillEngine()
 	}
 	return r.lease.Candidate
 }
 
-// judge notes that an engine failed or served the request, or that the next attempts avoid a rank. If another engine fails at the same
-// request later, the request is the likely cause. Then a status 500 does not count against the prefill engine or the group of ranks that
-// gave it.
-func (r *executor) judge(effect lifecycle.Effect) {
+// reportOutcome notes that an engine failed or served the request, or that the next attempts avoid a rank. If another engine fails at the
+// same request later, the request is the likely cause. Then a status 500 does not count against the prefill engine or the group of ranks
+// that gave it.
+func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
-	ofMixed := r.mixed() && effect.Blame == lifecycle.Disputed
+	ofMixed := r.isMixed() && effect.Blame == lifecycle.Disputed
 	if ofPrefill || ofMixed { // the 500 was counted when the lease was settled, so it has to be forgiven if the request is the cause
-		scheduler, id := r.job.srv.Prefill, r.prefiller().ID
+		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody {
 				scheduler.Forgive(id)
@@ -346,27 +353,27 @@ func (r *executor) judge(effect lifecycle.Effect) {
 		})
 	}
 	if !ofPrefill {
-		r.stream.judge(effect)
+		r.stream.reportDecodeOutcome(effect)
 	}
 }
 
-// offer asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is true,
-// else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
-func (r *executor) offer(group bool) lifecycle.Event {
+// offerElsewhere asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is
+// true, else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
+func (r *executor) offerElsewhere(group bool) lifecycle.Event {
 	j, peers := r.job, r.job.srv.Peers
-	no := lifecycle.Event{Kind: lifecycle.NotOffered}
+	notOffered := lifecycle.Event{Kind: lifecycle.NotOffered}
 	if peers == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
-		return no
+		return notOffered
 	}
 	switch {
-	case group && j.incoming.aimed(): // a request that names its engines goes to no other dispatcher
-		return no
+	case group && j.incoming.namesEngines(): // a request that names its engines goes to no other dispatcher
+		return notOffered
 	case !group && !peers.Offered(j.model.Name): // no region has the model, so the prompt need not be hashed for the question
-		return no
+		return notOffered
 	}
-	query := j.elsewhere(false)
+	query := j.newRoutingQuery(false)
 	if !group && !query.Offered() { // the request may not leave, or not for a region that has the model
-		return no
+		return notOffered
 	}
 	r.nextQuery = query
 	if r.fault == nil { // no call failed, so callFailed has not ended the attempt in the record
@@ -375,18 +382,19 @@ func (r *executor) offer(group bool) lifecycle.Event {
 	return lifecycle.Event{Kind: lifecycle.Offered}
 }
 
-// answer returns the stream of an answer whose first event has come. It returns nil if another dispatcher has answered.
-func (r *executor) answer() *stream {
+// beginAnswer returns the stream of an answer whose first event has come; nil: another dispatcher has answered. If the whole answer has
+// come, it reports the end to the request's lifecycle. Otherwise a client that leaves ends the call from now on.
+func (r *executor) beginAnswer() *stream {
 	s := r.stream
 	if s == nil {
 		return nil
 	}
-	s.shed()
+	s.dropRequestBody()
 	switch {
 	case s.state == ended: // the whole answer came at once
 		event := lifecycle.Event{Kind: lifecycle.Ends}
 		if s.upstream.fault != nil {
-			event = r.job.failedEvent(s.upstream.fault)
+			event = r.job.callFailedEvent(s.upstream.fault)
 		}
 		s.step(event)
 	case s.upstream.call != nil: // from now on, if the client leaves, the connection is closed, and the engine aborts the request
@@ -395,20 +403,20 @@ func (r *executor) answer() *stream {
 	return s
 }
 
-// error returns the error that the client gets.
-func (r *executor) error(which lifecycle.Error) *openai.Error {
+// clientError returns the error that the client gets. which says what it is about.
+func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
-		return failure.Gone
-	case lifecycle.OfRanks:
+		return failure.ClientGone
+	case lifecycle.OfRanks: // no engine or rank can serve the request
 		if r.job.passthrough != nil {
-			return cmp.Or(r.job.passthrough.noEngine, failure.NoRoute) // noEngine is nil if the most attempts were made
+			return cmp.Or(r.job.passthrough.noEngine, failure.NoRoute) // noEngine is nil if all attempts that a request may make were made
 		}
-		return failure.NoLocal(r.job.client.Left(), r.lastError)
-	case lifecycle.OfOwner:
+		return failure.NoLocalRank(r.job.client.Left(), r.lastError)
+	case lifecycle.OfOwner: // another proxy owns the decode group, and the request cannot be sent there
 		return failure.NotOurs
 	}
-	return r.lastError
+	return r.lastError // of the last attempt, of the wait in the queue, or of the other dispatcher
 }
 
 // settle gives back something that the request holds, or passes it on. disposition says what happens to it.
@@ -421,14 +429,14 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 		}
 	case lifecycle.Lease:
 		switch disposition {
-		case lifecycle.Pass: // the lease is given back later, with the hand-off or by the partner
+		case lifecycle.Pass: // the lease is given back later, with the hand-off or by prefillCall
 		case lifecycle.Discard: // the probe returned a hand-off together with a fault
 			j.discard(r.handoff)
 		default:
-			handoff.Settle(r.lease, disposition, r.fault)
+			handoff.SettleLease(r.lease, disposition, r.fault)
 			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
 			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the probe, and keeps nothing
-				j.freed()
+				j.noteFreed()
 			}
 		}
 	case lifecycle.KV:
@@ -438,11 +446,11 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 		case lifecycle.MaybeRead, lifecycle.MaybeRunning:
 			j.maybeRead = append(j.maybeRead, r.handoff)
 		default:
-			handoff.Settle(r.handoff.Lease, disposition, nil)
+			handoff.SettleLease(r.handoff.Lease, disposition, nil)
 		}
 		r.handoff = nil
 	case lifecycle.MaybeReadKV:
-		r.settleDoubted(disposition)
+		r.settleMaybeRead(disposition)
 	case lifecycle.Slot:
 		r.settleSlot(disposition)
 	case lifecycle.Call:
@@ -453,26 +461,26 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 			j.leaseOwner = nil
 		}
 	case lifecycle.Copy:
-		j.forget()
+		j.releaseResumeBytes()
 	case lifecycle.Seat, lifecycle.Body, lifecycle.Memory:
-		r.giveUp(resource, disposition)
+		r.givePassthroughBack(resource, disposition)
 	}
 }
 
-// settleDoubted discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
-func (r *executor) settleDoubted(disposition lifecycle.Disposition) {
+// settleMaybeRead discards or gives back the oldest hand-off of which it was not known whether an engine has read it.
+func (r *executor) settleMaybeRead(disposition lifecycle.Disposition) {
 	j := r.job
 	if len(j.maybeRead) == 0 { // a panic came before the hand-off was added to maybeRead
 		return
 	}
-	doubted := j.maybeRead[0]
+	oldest := j.maybeRead[0]
 	j.maybeRead = j.maybeRead[1:]
 	if disposition == lifecycle.Discard {
-		doubted.Avoid = j.avoid.ranks()
-		j.discard(doubted)
+		oldest.Avoid = j.avoid.ranks()
+		j.discard(oldest)
 		return
 	}
-	handoff.Settle(doubted.Lease, disposition, nil)
+	handoff.SettleLease(oldest.Lease, disposition, nil)
 }
 
 // settleCall takes a call that is over out of the counts of its engine. Before the answer has begun, it also gives back what the stream of
@@ -480,16 +488,16 @@ func (r *executor) settleDoubted(disposition lifecycle.Disposition) {
 func (r *executor) settleCall(disposition lifecycle.Disposition) {
 	j := r.job
 	if j.passthrough != nil {
-		r.countCall(disposition)
+		r.endPassthroughCall(disposition)
 	}
 	if r.stream != nil { // nil: a panic came before the stream was made
-		r.stream.upstream.hangUp(disposition)
+		r.stream.upstream.endAccounting(disposition)
 	}
 	if disposition == lifecycle.Cancelled || j.passthrough != nil { // the call may have ended because the client left
-		j.freed()
+		j.noteFreed()
 	}
 	if r.stream != nil && !r.answerBegun {
-		r.stream.settle(outcomeKinds[disposition])
+		r.stream.giveBackAll(boardKinds[disposition])
 	}
 }
 
@@ -497,15 +505,15 @@ func (r *executor) settleCall(disposition lifecycle.Disposition) {
 func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 	j, s := r.job, r.stream
 	if s == nil { // a panic came before the stream was made
-		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: outcomeKinds[disposition]})
+		j.srv.Dispatcher.Release(r.slot, board.Outcome{Kind: boardKinds[disposition]})
 		return
 	}
 	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.local && !r.mixed() { // mixed: the rank computes every prompt itself
+	if failedAtPrompt && s.upstream.local && !r.isMixed() { // mixed: the rank computes every prompt itself
 		j.srv.metrics.localFailures.Inc()
 		j.record.Route = "" // the next attempt may go to a prefill engine
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),
 			zap.String("engine", s.upstream.rank.Target.ID), zap.Error(r.fault.Err))
 	}
-	s.release(outcomeKinds[disposition])
+	s.releaseSlot(boardKinds[disposition])
 }

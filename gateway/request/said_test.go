@@ -232,7 +232,7 @@ func TestARequestGoesWholeToAnEngineThatTakesNoHandOffForIt(t *testing.T) {
 			b.over()
 			require.Equal(t, journal.Local, b.asked[i].Record.Route)
 		}
-		require.EqualValues(t, 2, b.metric(t, "evenkeel_local_prefill_requests_total", localWhole))
+		require.EqualValues(t, 2, b.metric(t, "evenkeel_local_prefill_requests_total", localEndpoint))
 		require.Zero(t, b.probes())
 		b.options.NoHandOff = false
 		require.Equal(t, "right", b.judge("a", ""))

@@ -34,17 +34,17 @@ type stream struct {
 	earlierTranscript *sse.Transcript // the part of the answer that earlier calls sent; nil: there was no earlier call
 	earlierTokens     int             // tokens in that part
 	state             streamState     // how far the answer has come
-	broken            *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
+	endError          *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
 }
 
 // streamState says how far an answer has come.
 type streamState uint8
 
 const (
-	flows   streamState = iota // the call may bring more
-	lost                       // the call failed, and another engine may continue the answer
-	ended                      // no engine sends anything more
-	settled                    // ended, and all that the answer held was given back
+	flowing   streamState = iota // the call may bring more
+	lost                         // the call failed, and another engine may continue the answer
+	ended                        // no engine sends anything more
+	givenBack                    // ended, and all that the answer held was given back
 )
 
 // upstreamCall is the call to an engine from which the answer comes at present. If the call breaks
@@ -54,29 +54,29 @@ type upstreamCall struct {
 	slot    *dispatcher.Slot // nil once released
 	rank    *roster.Rank
 	call    *engine.Call
-	tracked *fleet.TrackedCall // lists the call as one that a drain may end, until hangUp; nil: a prefill engine has answered
+	tracked *fleet.TrackedCall // lists the call as one that a drain may end, until endAccounting; nil: a prefill engine has answered
 	resp    *engine.Response
 	began   time.Time // when the upstreamCall was made
 
-	partner *partner // the prefill that runs at the same time; nil: none does
+	prefillCall *concurrentPrefill // the prefill that runs at the same time; nil: none does
 
 	pull     *engine.PendingPull // the wait for the first event
 	lastRead engine.LastRead     // the last arrival of bytes
 
-	maxTokens  int            // tokens that the rest of the answer may have
-	idle       time.Duration  // how long the engine may be silent: the value that the connection has now
-	coreHalted *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
-	mayCompute int64          // what reportCompute has announced: the most prompt tokens that the engine may compute; 0: corrected since
-	fault      *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
-	answer     *buffers
+	maxTokens       int            // tokens that the rest of the answer may have
+	idle            time.Duration  // how long the engine may be silent: the value that the connection has now
+	coreHalted      *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
+	announcedTokens int64          // the most prompt tokens that the engine may compute (announceCompute); 0: corrected since
+	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
+	answer          *buffers
 
-	unstreamed bool // the engine sends its answer in one piece, not as events
-	local      bool // the rank computes the prompt itself
-	stranded   bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	buffered   bool // the engine may send no text before the whole answer is computed
-	beyond     bool // the engine's traffic counts the request as one without a slot, until hangUp
-	noUsage    bool // the engine sent no usage, so evenkeel writes the usage
-	heard      bool // the first event has come, and the engine's traffic counts the answer as running until hangUp
+	unstreamed      bool // the engine sends its answer in one piece, not as events
+	local           bool // the rank computes the prompt itself
+	blocksLeaked    bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
+	noEarlyText     bool // the engine may send no text before the whole answer is computed
+	countedSlotless bool // the engine's traffic counts the request as one without a slot, until endAccounting
+	noUsage         bool // the engine sent no usage, so evenkeel writes the usage
+	countedRunning  bool // the first event has come, and the engine's traffic counts the answer as running until endAccounting
 }
 
 // buffers are the memory of a stream. Later streams use it again.
@@ -107,15 +107,15 @@ func (b *buffers) putBack() {
 
 // contentType returns the Content-Type of the engine's answer.
 func (u *upstreamCall) contentType() []byte {
-	if u.resp == nil { // takeAll has read all events of a prefill engine's answer
+	if u.resp == nil { // processAll has read all events of a prefill engine's answer
 		return []byte("text/event-stream")
 	}
 	return u.resp.ContentType()
 }
 
-// slotless prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is passed
-// through.
-func slotless(j *job, rank *roster.Rank, options sse.Options) *stream {
+// newSlotlessStream prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is
+// passed through.
+func newSlotlessStream(j *job, rank *roster.Rank, options sse.Options) *stream {
 	rank.Worker = -1
 	s := &stream{job: j, upstream: upstreamCall{job: j, unstreamed: options.Unstreamed, rank: rank, began: time.Now(),
 		maxTokens: options.MaxTokens, answer: buffersPool.Get().(*buffers)}}
@@ -125,9 +125,9 @@ func slotless(j *job, rank *roster.Rank, options sse.Options) *stream {
 	return s
 }
 
-// shortAnswer bounds the answers, in tokens, that fasthttp writes as ordinary bodies. Longer answers are carried by an event loop (see
-// package pump). To pass the sockets to a loop and back costs as much as a few reads.
-const shortAnswer = 8
+// shortAnswerTokens bounds the answers, in tokens, that fasthttp writes as ordinary bodies. Longer answers are carried by an event loop
+// (see package pump). To pass the sockets to a loop and back costs as much as a few reads.
+const shortAnswerTokens = 8
 
 var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
@@ -142,7 +142,7 @@ func (s *stream) Err() error { return s.upstream.answer.Err() }
 // Flow returns the response from which an event loop may read the rest of the answer. It returns nil if no loop may: the answer has ended,
 // is not streamed, or has bytes that have arrived but were not read.
 func (s *stream) Flow() *engine.Response {
-	if s.state != flows || s.upstream.slot == nil || s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
+	if s.state != flowing || s.upstream.slot == nil || s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
 		return nil
 	}
 	s.upstream.answer.out = nil
@@ -156,7 +156,7 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
 	if effects.Events > 0 {
-		s.progress(effects.Tokens, effects.Events)
+		s.countProgress(effects.Tokens, effects.Events)
 	}
 	return dst, effects.End
 }
@@ -166,17 +166,17 @@ func (s *stream) GoBack(events []byte, end sse.End) {
 	s.upstream.answer.out = events
 	switch err := s.upstream.answer.Err(); {
 	case end != sse.NotEnded:
-		s.effect(sse.Effects{End: end})
+		s.applyEffects(sse.Effects{End: end})
 	case err != nil:
-		s.broke(err)
+		s.bodyEnded(err)
 	}
 }
 
 // Panicked closes the stream after the code that streams the answer has panicked with v.
-func (s *stream) Panicked(v any) { s.job.panicked(v, s.Close) }
+func (s *stream) Panicked(v any) { s.job.closeAfterPanic(v, s.Close) }
 
-// panicked logs the panic of a stream, and calls settle, which gives back what the request holds. It also logs a panic of settle.
-func (j *job) panicked(v any, settle func()) {
+// closeAfterPanic logs the panic of a stream, and calls settle, which gives back what the request holds. It also logs a panic of settle.
+func (j *job) closeAfterPanic(v any, settle func()) {
 	log := func(doing string, v any) {
 		j.srv.Log.Error("panic while "+doing, zap.Inline(j), zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}

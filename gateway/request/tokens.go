@@ -29,13 +29,14 @@ func ending(endpoint mooncake.Endpoint, head sse.Head, finish string, usage sse.
 	return sse.Ending(nil, endpoint == mooncake.Chat, head, finish, usage)
 }
 
-// unanswered returns the answer to a request that ended before any rank began its answer: a stream of events, or one piece.
-func unanswered(j *job) []byte {
-	head, options := sse.Head{ID: []byte(`""`), Mode: j.abort.outputMode}, j.filterOptions // the filter replaces the empty id
+// emptyAnswer returns an answer without tokens, for a request that its client has ended by name before any rank began the answer: a stream
+// of events, or one piece.
+func emptyAnswer(j *job) []byte {
+	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions // the filter replaces the empty id
 	options.Continuation, options.Transcript = nil, nil
 	options.Cached = sse.OwnCached
 	options.MaxTokens, options.Context = 0, 0
-	usage := sse.Usage{Prompt: j.estimate(), Total: j.estimate(), Cached: -1}
+	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: -1}
 	filter, framer := sse.NewFilter(options), sse.NewFramer(0)
 	var assembler *sse.Assembler
 	options.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
@@ -46,7 +47,8 @@ func unanswered(j *job) []byte {
 	var answer []byte
 	for e, ok := framer.Next(); ok; e, ok = framer.Next() {
 		out, _ := filter.Event(e, nil)
-		if answer = append(answer, out...); assembler != nil {
+		answer = append(answer, out...)
+		if assembler != nil {
 			_ = assembler.Add(out) // cannot fail, because evenkeel itself wrote the event
 		}
 	}

@@ -17,18 +17,19 @@ import (
 	"evenkeel/prefill"
 )
 
-// choose waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to another
-// dispatcher that should serve the request, or why it got neither. In each case the question in j.query is answered, and dropped.
-func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
+// awaitLease waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to
+// another dispatcher that should serve the request, or why the request got neither. In each case the question in j.query is answered, and
+// dropped.
+func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
-	j.enter(journal.Queued, "")
+	j.enterPhase(journal.Queued, "")
 	lease, err := j.awaitTurn()
 	j.record.Report(journal.Event{Kind: journal.Waited, Took: time.Since(began)})
 	query := j.query
 	j.query = nil
 	if err != nil {
 		switch {
-		case query == nil || query.Forward() == nil:
+		case query == nil || query.Forward() == nil: // no other dispatcher was chosen
 			return nil, nil, err
 		case errors.Is(err, prefill.ErrElsewhere):
 			return nil, query.Forward(), nil
@@ -38,20 +39,13 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
 		lease.Orphan()
-		if !j.life.Reserved() {
+		if !j.life.HasPoolPlace() {
 			j.srv.Places.Release()
 		}
 	})
-	// the best decode rank may belong to an engine that lately got no KV from the chosen prefill engine
-	if candidate := lease.Candidate; candidate.Profile.Early() {
-		blocked := j.srv.Dispatcher.Blocked(candidate.Board)
-		if slices.Contains(blocked, candidate.Instance) {
-			// take another prefill engine, but only if it ends the prefill at most bind.lead later
-			lease = cmp.Or(lease.MoveIfSooner(-j.srv.Settings().Bind.Lead, blocked), lease)
-		}
-	}
+	lease = j.avoidBlocked(lease)
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
-	if j.life.Open() {
+	if j.life.MayAsk() {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
 	if query != nil {
@@ -60,17 +54,32 @@ func (j *job) choose() (*prefill.Lease, *geo.Forward, error) {
 	return lease, nil, nil
 }
 
-// notChosen returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
-// notes that the request holds nothing.
-func (j *job) notChosen(err error) *openai.Error {
+// avoidBlocked exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen one,
+// and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is. It matters only if the request
+// is bound to a decode rank before its prefill: the best rank may belong to that decode engine.
+func (j *job) avoidBlocked(lease *prefill.Lease) *prefill.Lease {
+	candidate := lease.Candidate
+	if !candidate.Profile.Early() {
+		return lease
+	}
+	blocked := j.srv.Dispatcher.Blocked(candidate.Board)
+	if !slices.Contains(blocked, candidate.Instance) {
+		return lease
+	}
+	return cmp.Or(lease.MoveIfSooner(-j.srv.Settings().Bind.Lead, blocked), lease)
+}
+
+// leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it
+// also notes that the request holds nothing.
+func (j *job) leaseError(err error) *openai.Error {
 	if j.client.Left() {
-		j.freed()
-		return failure.Gone
+		j.noteFreed()
+		return failure.ClientGone
 	}
 	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) { // an engine has said so in its own words
 		return j.unlistedAnswer
 	}
-	return failure.Unplaced("prefill", err, j.promptTokens, j.model.Name, j.model.AllAggregated)
+	return failure.UnplacedError("prefill", err, j.promptTokens, j.model.Name, j.model.AllAggregated)
 }
 
 // awaitTurn waits until the arrival queue grants the request a lease. The wait ends with an error if the client leaves, or if requests
@@ -85,7 +94,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		if j.client.Left() {
 			return nil, context.Canceled
 		}
-		arrival := j.arrival()
+		arrival := j.arrivalRequest()
 		// A leg that enters alone makes a further attempt. The client may have the first token of another leg by now, so no deadline holds.
 		if j.isLeg {
 			arrival.Deadline = time.Time{}
@@ -96,26 +105,26 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		}
 		ticket = &entered
 	}
-	if lease := ticket.ImmediateLease(); lease != nil {
+	if lease := ticket.ImmediateLease(); lease != nil { // granted at once
 		return lease, nil
 	}
-	ctx, cancel := context.WithCancel(j.srv.Serving())
+	ctx, cancel := context.WithCancel(j.srv.Serving()) // ends when the proxy ends requests that have no answer yet
 	defer cancel()
 	j.client.OnGone(cancel)
 	defer j.client.OnGone(nil)
 	return ticket.Wait(ctx)
 }
 
-// arrival describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
-func (j *job) arrival() prefill.Request {
-	isOnePrompt := j.changes == nil || j.changes.Prompt == nil // else req.PromptTokens counts the prompts of all legs
+// arrivalRequest describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
+func (j *job) arrivalRequest() prefill.Request {
+	onePrompt := j.changes == nil || j.changes.Prompt == nil // otherwise req.PromptTokens counts the prompts of all legs
 	arrival := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimate(),
-		Counted:     j.promptTokens > 0 || isOnePrompt && j.req.PromptTokens > 0,
-		PromptBytes: prompt.Bytes(j.req, j.changes), Arrival: j.record.Arrival,
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimatedTokens(),
+		Counted: j.promptTokens > 0 || onePrompt && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes),
+		Arrival: j.record.Arrival,
 		Session: j.incoming.Session, EndsSession: j.incoming.EndsSession, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
-		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.Reserved(),
-		Exclude: j.avoid.prefill, Returned: j.life.Waited(),
+		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.HasPoolPlace(),
+		Exclude: j.avoid.prefill, Returned: j.life.HasWaited(),
 	}
 	if !j.life.Resumed() { // resumed: the client has its first token already
 		arrival.Deadline = j.incoming.Deadline
@@ -125,11 +134,11 @@ func (j *job) arrival() prefill.Request {
 	}
 	arrival.LeaseOwner = j.leaseOwner
 	// A request that has a place in the pool, or that names its engines, does not go to another dispatcher.
-	if j.query != nil && !j.life.Reserved() && !j.incoming.aimed() {
+	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
 		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
 	if arrival.Prompt.Keys == nil { // no question has hashed the prompt
-		arrival.Prompt = j.recognize()
+		arrival.Prompt = j.prefixKeys()
 	}
 	if peers := j.srv.Peers; peers != nil {
 		arrival.MayGoTo = peers.RegionFilter(j.record.Key, j.model.Name)
@@ -137,10 +146,10 @@ func (j *job) arrival() prefill.Request {
 	return arrival
 }
 
-// bindOf returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
+// bindOrder returns the order of the next steps for a request that has a lease on the candidate. If the connector allows it, the request is
 // bound to a decode rank before its prefill (Early). With NIXLPush, a decode engine then needs the prefill engine's address. As long as the
 // address is unknown, requests are bound after their prefill (Late): the prefill engine's answer has the address.
-func (srv *Server) bindOf(candidate prefill.Candidate) lifecycle.Bind {
+func (srv *Server) bindOrder(candidate prefill.Candidate) lifecycle.Bind {
 	switch {
 	case candidate.Aggregated:
 		return lifecycle.Mixed

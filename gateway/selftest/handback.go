@@ -23,8 +23,8 @@ const (
 		"hand_back from the profile"
 )
 
-// reportKeeps reports whether a decode engine keeps the KV of answers, unless its profile expects neither.
-func (t *tester) reportKeeps(d testedRank, keeps bool) {
+// reportKVKept reports whether a decode engine keeps the KV of answers, unless its profile expects neither.
+func (t *tester) reportKVKept(d testedRank, keeps bool) {
 	switch counted := d.profile.Keeps(); {
 	case keeps && counted > 0:
 		t.report(d.name, OK, handBackCounts, counted, d.profile.HandBack)
@@ -35,35 +35,35 @@ func (t *tester) reportKeeps(d testedRank, keeps bool) {
 	}
 }
 
-// handBacks finds the decode engines that keep the KV of answers. From 0.33 on vLLM shows this in streams, before only in an answer in one
-// piece. So handBacks asks each engine for such an answer, unless a stream has already shown it.
-func (t *tester) handBacks(ctx context.Context, prefills, decodes []testedRank) {
-	known := func(d testedRank) bool {
+// findKVKeepers finds the decode engines that keep the KV of answers. From 0.33 on vLLM shows this in streams, before only in an answer in
+// one piece. So findKVKeepers asks each engine for such an answer, unless a stream has already shown it.
+func (t *tester) findKVKeepers(ctx context.Context, prefills, decodes []testedRank) {
+	alreadyReported := func(d testedRank) bool {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return t.said[[2]string{d.name, handsBack}] || t.said[[2]string{d.name, handBackCounts}]
+		return t.reported[[2]string{d.name, handsBack}] || t.reported[[2]string{d.name, handBackCounts}]
 	}
-	for id, p := range t.sound(ctx, prefills, decodes, "h") {
-		if p.decode.profile.Connector != mooncake.NIXLPull || known(p.decode) {
+	for id, p := range t.healthyPairs(ctx, prefills, decodes, "h") {
+		if p.decode.profile.Connector != mooncake.NIXLPull || alreadyReported(p.decode) {
 			continue
 		}
-		keeps, err := t.handsBack(ctx, p.prefill, p.decode, id)
+		keeps, err := t.keepsKV(ctx, p.prefill, p.decode, id)
 		if err == nil { // a failure would have been found and reported by the tests before
-			t.reportKeeps(p.decode, keeps)
+			t.reportKVKept(p.decode, keeps)
 		}
 	}
 }
 
-// handsBack asks for an answer in one piece, and returns whether the answer says that the engine keeps its KV.
-func (t *tester) handsBack(ctx context.Context, p, d testedRank, id string) (keeps bool, err error) {
-	model, _ := common(p, d)
-	q := ask(mooncake.Completions, model, id)
+// keepsKV asks for an answer in one piece, and returns whether the answer says that the engine keeps its KV.
+func (t *tester) keepsKV(ctx context.Context, p, d testedRank, id string) (keeps bool, err error) {
+	model, _ := commonModel(p, d)
+	q := newQuery(mooncake.Completions, model, id)
 	a, err := t.prefill(ctx, p, q, id)
 	if err != nil {
 		return false, err
 	}
 	body := d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", false, nil)
-	text, err := t.send(ctx, d, q, lifecycle.Decode, id+decodeLeg(a), body)
+	text, err := t.send(ctx, d, q, lifecycle.Decode, id+decodeIDSuffix(a), body)
 	if err != nil {
 		return false, err
 	}

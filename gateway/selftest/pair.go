@@ -23,7 +23,7 @@ import (
 	"evenkeel/sse"
 )
 
-const tokens = 4 // number of answer tokens that a test asks for
+const answerTokens = 4 // number of answer tokens that a test asks for
 
 // A query is the request that a test sends through a pair of engines.
 type query struct {
@@ -32,10 +32,10 @@ type query struct {
 	changes  *mooncake.Patch // how the request continues an answer; nil: it begins an answer
 }
 
-// ask makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
-func ask(e mooncake.Endpoint, model, id string) *query {
+// newQuery makes the request of a test: a prompt that fills several KV blocks and has no text of any client.
+func newQuery(e mooncake.Endpoint, model, id string) *query {
 	prompt := id + strings.Repeat(" evenkeel self test", 16)
-	members := map[string]any{"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+	members := map[string]any{"model": model, "prompt": prompt, "max_tokens": answerTokens, "temperature": 0}
 	if e == mooncake.Chat {
 		delete(members, "prompt")
 		members["messages"] = []map[string]string{{"role": "user", "content": prompt}}
@@ -49,7 +49,7 @@ func ask(e mooncake.Endpoint, model, id string) *query {
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
 	var info *mooncake.BootstrapInfo
 	if p.profile.Connector == mooncake.VLLMMooncake {
-		limited, cancel := context.WithTimeout(ctx, stepTimeout)
+		limited, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
 		named, err := engine.Bootstrap(limited, t.client, p.target, p.profile.BootstrapPort)
 		if err != nil {
@@ -80,32 +80,33 @@ func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string)
 
 // send sends a request to an engine and reads the answer to its end. The error says, in words for the operator, why
 // it failed.
-func (t *tester) send(ctx context.Context, s testedRank, q *query, leg lifecycle.CallKind, id string, body [][]byte) ([]byte, error) {
+func (t *tester) send(ctx context.Context, s testedRank, q *query, kind lifecycle.CallKind, id string, body [][]byte) ([]byte, error) {
 	call := &upstream.Call{
-		Call: upstream.New(t.client, s.profile, s.target).Fresh(), Kind: leg, Scope: s.seat.Scope, Path: q.endpoint.Path(), Log: zap.NewNop(),
-		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: stepTimeout, Idle: stepTimeout},
+		Call: upstream.NewCall(t.client, s.profile, s.target).Fresh(), Kind: kind, Scope: s.slot.Scope, Path: q.endpoint.Path(),
+		Log:    zap.NewNop(),
+		Limits: engine.Deadlines{Connect: t.cfg.Limits.ConnectTimeout, FirstByte: requestTimeout, Idle: requestTimeout},
 	}
 	defer context.AfterFunc(ctx, call.Abort)()
-	text, f := call.Whole(engine.JSONHeaders(id), body, answerBytes, time.Now().Add(2*stepTimeout))
+	text, fault := call.SendAndRead(engine.JSONHeaders(id), body, answerBytes, time.Now().Add(2*requestTimeout))
 	switch {
-	case f == nil:
+	case fault == nil:
 		return text, nil
-	case ctx.Err() != nil:
+	case ctx.Err() != nil: // the test has ended the call
 		return nil, context.Cause(ctx)
-	case f.Status == 0:
-		return nil, f.Err
+	case fault.Status == 0: // the engine gave no answer
+		return nil, fault.Err
 	}
-	refusal := string(call.Refusal)
+	refusal := string(call.RefusalBody)
 	if len(refusal) > 200 {
 		refusal = refusal[:200] + "..."
 	}
-	what := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[leg]
-	return nil, fmt.Errorf("%s was answered with %d: %s", what, f.Status, refusal)
+	what := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[kind]
+	return nil, fmt.Errorf("%s was answered with %d: %s", what, fault.Status, refusal)
 }
 
-// decodeLeg is the suffix of a decode request's id. It is that of the probe if the prefill engine only recognises by the probe's id which
-// blocks were fetched.
-func decodeLeg(a mooncake.ProbeAnswer) string {
+// decodeIDSuffix is the suffix of a decode request's id. It is that of the probe if the prefill engine only recognises by the probe's id
+// which blocks were fetched.
+func decodeIDSuffix(a mooncake.ProbeAnswer) string {
 	if a.ReusesRequestID {
 		return "-p"
 	}
@@ -114,23 +115,23 @@ func decodeLeg(a mooncake.ProbeAnswer) string {
 
 // decode makes a decode engine decode a hand-off. It returns the number of prompt tokens that the decode engine counted.
 func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.ProbeAnswer, id string) (prompt int, err error) {
-	return t.answer(ctx, d, q, id+decodeLeg(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
+	return t.answer(ctx, d, q, id+decodeIDSuffix(a), d.profile.DecodeBody(&q.body, q.endpoint, q.changes, a.KV, "", true, nil))
 }
 
 // answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns the number of
 // prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
-	leg, cached := lifecycle.Decode, -1
-	if d.profile.Aggregated() {
-		leg, cached = lifecycle.Sole, sse.OwnCached
+	kind, cached := lifecycle.Decode, -1
+	if d.profile.Aggregated() { // the engine knows its cached tokens itself
+		kind, cached = lifecycle.Sole, sse.OwnCached
 	}
-	text, err := t.send(ctx, d, q, leg, id, body)
+	text, err := t.send(ctx, d, q, kind, id, body)
 	if err != nil {
 		return 0, err
 	}
 	s := stream{filter: sse.NewFilter(sse.Options{Usage: true, ContinuousUsage: true, TokenIDs: true, Choice: -1, Cached: cached})}
 	if err = s.read(text); err == nil && q.endpoint == mooncake.Completions { // a chat would show nothing that a completion does not show
-		err = t.judge(d, &s)
+		err = t.checkAnswer(d, &s)
 	}
 	return s.filter.Prompt(), err
 }
@@ -139,7 +140,7 @@ func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, 
 type stream struct {
 	filter                     *sse.Filter
 	events, withUsage, withIDs int
-	handsBack                  bool // the engine keeps the KV of the answer for a later request
+	keepsKV                    bool // the engine keeps the KV of the answer for a later request
 }
 
 // read reads the events of an answer. The error says that the events are malformed, or that the engine reported a failure.
@@ -155,7 +156,7 @@ func (s *stream) read(text []byte) error {
 			continue
 		}
 		s.events++
-		s.handsBack = s.handsBack || bytes.Contains(e.Data, []byte(`"do_remote_decode":true`))
+		s.keepsKV = s.keepsKV || bytes.Contains(e.Data, []byte(`"do_remote_decode":true`))
 		if bytes.Contains(e.Data, []byte(`"completion_tokens":`)) {
 			s.withUsage++
 		}
@@ -166,16 +167,17 @@ func (s *stream) read(text []byte) error {
 	return errors.New("the stream ended without [DONE]")
 }
 
-// judge checks what an answer says about itself. An error means that the answer is useless; smaller findings are only reported.
-func (t *tester) judge(d testedRank, s *stream) error {
+// checkAnswer checks what an answer says about itself: its end, its usage, its token ids. An error means that the answer is useless.
+// Smaller findings are only reported.
+func (t *tester) checkAnswer(d testedRank, s *stream) error {
 	usage, ok := s.filter.Usage()
 	switch {
 	case !s.filter.Finished():
 		return errors.New("the stream ended without a finish_reason")
 	case !ok:
 		return errors.New("the stream has no usage although the request asked for it, so tokens cannot be counted exactly")
-	case usage.Completion != tokens && s.filter.FinishReason() == "length":
-		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, tokens)
+	case usage.Completion != answerTokens && s.filter.FinishReason() == "length":
+		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, answerTokens)
 	}
 	if d.profile.Aggregated() {
 		t.report(d.name, OK, "computed a prompt of %d tokens and answered with %d", usage.Prompt, usage.Completion)
@@ -183,10 +185,10 @@ func (t *tester) judge(d testedRank, s *stream) error {
 	} else {
 		t.report(d.name, OK, "decoded %d tokens of a hand-off", usage.Completion)
 	}
-	if s.handsBack { // streams of vLLM 0.33 and later show this
-		t.reportKeeps(d, true)
+	if s.keepsKV { // streams of vLLM 0.33 and later show this
+		t.reportKVKept(d, true)
 	}
-	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 { // one event may lack the usage
+	if isOn(d.profile.ContinuousUsage) && s.withUsage < s.events-1 { // one event may have no tokens, and so no usage
 		t.report(d.name, Warn,
 			"only %d of %d events carry usage; set continuous_usage: false in its profile, tokens are counted by their ids then", s.withUsage,
 			s.events)
@@ -211,17 +213,18 @@ func (t *tester) checkCached(p testedRank, cached int) {
 	}
 }
 
+// isOn says whether a setting is set to true; nil: it is not set.
 func isOn(b *bool) bool { return b != nil && *b }
 
 var (
-	errCallback = errors.New("its callback")
-	errLeg      = errors.New("the other engine failed")
+	errCallback    = errors.New("its callback")
+	errOtherEngine = errors.New("the other engine failed")
 )
 
-// throughAtOnce sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that failed
-// first, because the failure stops the other engine.
-func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
-	rendezvous := upstream.Meet(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
+// sendConcurrently sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that
+// failed first, because the failure stops the other engine.
+func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
+	rendezvous := upstream.NewRendezvous(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback
 	if p.profile.Connector != mooncake.SGLang {
 		pending := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
@@ -235,33 +238,34 @@ func (t *tester) throughAtOnce(ctx context.Context, p, d testedRank, q *query, i
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if got.ProbeAnswer, prefill = t.prefillAtOnce(ctx, p, d, q, rendezvous, callback); prefill != nil {
-			cancel(errLeg)
+		if got.ProbeAnswer, prefillErr = t.prefillConcurrently(ctx, p, d, q, rendezvous, callback); prefillErr != nil {
+			cancel(errOtherEngine)
 		}
 	}()
-	got.decoded, decode = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, rendezvous, "", true, nil))
-	if decode != nil {
-		cancel(errLeg)
+	got.decodeCount, decodeErr = t.answer(ctx, d, q, id, d.profile.EarlyDecode(&q.body, q.changes, rendezvous, "", true, nil))
+	if decodeErr != nil {
+		cancel(errOtherEngine)
 	}
 	<-ended
 	switch {
-	case errors.Is(prefill, errCallback): // the decode engine makes the callback, so the error is the decode engine's
-		prefill, decode = nil, prefill
-	case errors.Is(decode, errLeg):
-		decode = nil
-	case errors.Is(prefill, errLeg):
-		prefill = nil
+	case errors.Is(prefillErr, errCallback): // the decode engine makes the callback, so the error is the decode engine's
+		prefillErr, decodeErr = nil, prefillErr
+	case errors.Is(decodeErr, errOtherEngine): // only a consequence of the prefill engine's error
+		decodeErr = nil
+	case errors.Is(prefillErr, errOtherEngine): // only a consequence of the decode engine's error
+		prefillErr = nil
 	}
-	if (prefill != nil || decode != nil) && p.profile.Connector == mooncake.SGLang { // SGLang engines may not notice closed connections
+	failed := prefillErr != nil || decodeErr != nil
+	if failed && p.profile.Connector == mooncake.SGLang { // SGLang engines may not notice closed connections
 		_ = upstream.Abort(t.client, p.target, id, zap.NewNop())
 		_ = upstream.Abort(t.client, d.target, id, zap.NewNop())
 	}
-	return got, prefill, decode
+	return got, prefillErr, decodeErr
 }
 
-// prefillAtOnce sends the prefill request of throughAtOnce and reads its answer to the end. If the connector has callbacks, it waits for
-// the callback of the decode engine first. callback is nil if the connector has none.
-func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r *mooncake.Rendezvous,
+// prefillConcurrently sends the prefill request of sendConcurrently and reads its answer to the end. If the connector has callbacks, it
+// waits for the callback of the decode engine first. callback is nil if the connector has none.
+func (t *tester) prefillConcurrently(ctx context.Context, p, d testedRank, q *query, r *mooncake.Rendezvous,
 	callback <-chan metaserver.Callback) (answer mooncake.ProbeAnswer, err error) {
 	if callback != nil {
 		select {
@@ -290,42 +294,43 @@ func (t *tester) prefillAtOnce(ctx context.Context, p, d testedRank, q *query, r
 
 // listen starts a listener for the callbacks of decode engines, if the config has an address for it and the caller has passed no listener
 // of its own.
-func (t *tester) listen(ctx context.Context) (end func()) {
-	layerwise := func(name string) bool {
+func (t *tester) listen(ctx context.Context) (stop func()) {
+	callsBack := func(name string) bool { // the connector with that profile's name
 		p := t.cfg.Profiles[name]
 		return p.Connector == mooncake.AscendLayerwise
 	}
-	if t.callbacks != nil || t.cfg.Bind.Listen == "" || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), layerwise) {
+	if t.callbacks != nil || t.cfg.Bind.Listen == "" || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), callsBack) {
 		return func() {}
 	}
-	allowed := map[netip.Addr]bool{}
+	callers := map[netip.Addr]bool{} // addresses of decode engines, which may call back if bind.allow is empty
 	for _, host := range t.cfg.CallbackHosts() {
 		addrs, _ := net.DefaultResolver.LookupNetIP(ctx, "ip", host) // a host that does not resolve cannot make callbacks
 		for _, a := range addrs {
-			allowed[a.Unmap()] = true
+			callers[a.Unmap()] = true
 		}
 	}
 	s := metaserver.New(metaserver.Config{
 		Listen: t.cfg.Bind.Listen, Advertise: func() string { return t.cfg.Bind.Advertise }, Connections: t.cfg.Limits.Connections,
-		Allowed:    func(a netip.Addr) bool { return t.cfg.Bind.Allows(a) || len(t.cfg.Bind.Allow) == 0 && allowed[a] },
+		Allowed:    func(a netip.Addr) bool { return t.cfg.Bind.Allows(a) || len(t.cfg.Bind.Allow) == 0 && callers[a] },
 		Registerer: prometheus.NewRegistry(), Log: zap.NewNop(),
 	})
 	if err := s.Start(); err != nil {
-		t.deaf = err
+		t.listenErr = err
 		return func() {}
 	}
 	t.callbacks = s
 	return s.Close
 }
 
-// unpaired says whether an engine cannot be tested with a prompt, because nothing would receive the callback. It reports such an engine.
-func (t *tester) unpaired(s testedRank) bool {
+// skipUntestable says whether an engine cannot be tested with a prompt, because nothing would receive the callback. It reports such an
+// engine.
+func (t *tester) skipUntestable(s testedRank) bool {
 	if s.profile.Connector != mooncake.AscendLayerwise || t.callbacks != nil {
 		return false
 	}
 	why := "nothing listens at bind.listen for a test"
-	if t.deaf != nil {
-		why = fmt.Sprintf("callbacks cannot be heard (%v); a proxy that runs there tests its engines itself when it starts", t.deaf)
+	if t.listenErr != nil {
+		why = fmt.Sprintf("callbacks cannot be heard (%v); a proxy that runs there tests its engines itself when it starts", t.listenErr)
 	}
 	t.report(s.name, OK, "answers; no prompt was sent, because its decode rank would call back, and %s", why)
 	return true

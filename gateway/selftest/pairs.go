@@ -11,30 +11,30 @@ import (
 )
 
 const (
-	mostPairs = 4096 // limit of the pairs that are tried
-	pairsOnce = 16   // pairs that are tried at the same time; no engine is in two of them
-	mostFails = 3    // failed pairs after which an engine is not tried any more, if no pair of it has passed
+	maxPairs    = 4096 // limit of the pairs that are tried
+	pairsAtOnce = 16   // pairs that are tried at the same time; no engine is in two of them
+	maxFailures = 3    // failed pairs after which an engine is not tried any more, if no pair of it has passed
 )
 
 // partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
 func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
 		for k := range others { // rank i begins at i, so that not all ranks get the same partner
-			if other := others[(i+k)%len(others)]; fits(s, other) {
+			if other := others[(i+k)%len(others)]; canPair(s, other) {
 				return other, true
 			}
 		}
 		return testedRank{}, false
 	}
-	met := map[string]bool{}
+	hasPartner := map[string]bool{} // names of decode ranks
 	for i, p := range prefills {
 		if d, ok := partner(p, decodes, i); ok {
-			met[d.name] = true
+			hasPartner[d.name] = true
 			rounds = append(rounds, []pair{{p, d}})
 		}
 	}
 	for i, d := range decodes {
-		if p, ok := partner(d, prefills, i); ok && !met[d.name] {
+		if p, ok := partner(d, prefills, i); ok && !hasPartner[d.name] {
 			rounds = append(rounds, []pair{{p, d}})
 		}
 	}
@@ -42,9 +42,9 @@ func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 }
 
 // everyPair pairs each engine of one side with each engine of the other side that it can work with. In a round, each engine is in at most
-// one pair. The ranks of an engine take turns from pair to pair, and a rank that got no turn gets a partner in an extra round. left is how
-// many pairs are left out because there are more than mostPairs.
-func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
+// one pair. The ranks of an engine take turns from pair to pair, and a rank that got no turn gets a partner in an extra round. leftOut is
+// how many pairs are left out because there are more than maxPairs.
+func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	sides := [2][][]testedRank{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1 // indexes of the side with fewer engines and of the other side
 	if len(sides[0]) > len(sides[1]) {
@@ -60,15 +60,15 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 		paired[s.name] = true
 		return s
 	}
-	for r := range sides[many] {
+	for r := range sides[many] { // in each round, every engine of the smaller side moves on by one engine of the other side
 		var round []pair
 		for i, engine := range sides[few] {
 			other := sides[many][(i+r)%len(sides[many])] // another one for each i, so that no engine is in two pairs of the round
 			switch {
-			case !fits(engine[0], other[0]):
+			case !canPair(engine[0], other[0]):
 				continue
-			case tried == mostPairs:
-				left++
+			case tried == maxPairs:
+				leftOut++
 				continue
 			}
 			tried++
@@ -78,12 +78,12 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, left int) {
 		}
 		rounds = append(rounds, round)
 	}
-	for _, round := range partners(prefills, decodes) {
+	for _, round := range partners(prefills, decodes) { // for the ranks that got no turn
 		if p := round[0]; !paired[p.prefill.name] || !paired[p.decode.name] {
 			rounds = append(rounds, round)
 		}
 	}
-	return rounds, left
+	return rounds, leftOut
 }
 
 // ofEngines groups ranks by their engines. The ranks of an engine must stand together, in the order of their numbers.
@@ -97,11 +97,11 @@ func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	return engines
 }
 
-// fits says whether a request could go through both engines, whichever of them prefills.
-func fits(a, b testedRank) bool {
-	_, sameModel := common(a, b)
-	_, possible := meets(a, b)
-	return sameModel && possible
+// canPair says whether a request could go through both engines, whichever of them prefills.
+func canPair(a, b testedRank) bool {
+	_, sameModel := commonModel(a, b)
+	_, compatible := compatibility(a, b)
+	return sameModel && compatible
 }
 
 // eachAlone returns rounds in which every rank that prefills and decodes answers alone. In a round, each engine is in at most one pair.
@@ -117,18 +117,18 @@ func eachAlone(ranks []testedRank) (rounds [][]pair) {
 	return rounds
 }
 
-// try sends one request through each pair, one round after the other, and up to pairsOnce pairs of a round at the same time. It leaves out
-// pairs with a rank that has only failed so far.
-func (t *tester) try(ctx context.Context, rounds [][]pair) {
+// tryRounds sends one request through each pair, one round after the other, and up to pairsAtOnce pairs of a round at the same time. It
+// leaves out pairs with a rank that has only failed so far.
+func (t *tester) tryRounds(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
-		free := make(chan struct{}, pairsOnce)
+		free := make(chan struct{}, pairsAtOnce)
 		for _, p := range round {
 			if ctx.Err() != nil {
 				t.leftOut++
 				continue
 			}
-			if t.givenUp(p.prefill) || t.givenUp(p.decode) {
+			if t.skipFailing(p.prefill) || t.skipFailing(p.decode) {
 				continue
 			}
 			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // part of the prompt and of the hand-off's id, so that no two tests share these
@@ -136,19 +136,19 @@ func (t *tester) try(ctx context.Context, rounds [][]pair) {
 			free <- struct{}{}
 			all.Go(func() {
 				defer func() { <-free }()
-				t.pair(ctx, p, id)
+				t.tryPair(ctx, p, id)
 			})
 		}
 		all.Wait()
 	}
 }
 
-// pair sends one request through a pair.
-func (t *tester) pair(ctx context.Context, pair pair, id string) {
+// tryPair sends one request through a pair.
+func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 	p, d := &pair.prefill, &pair.decode
-	if t.seat != nil {
+	if t.takeSlot != nil {
 		var err error
-		d.seat, err = t.seat(ctx, d.fleet, promptTokens)
+		d.slot, err = t.takeSlot(ctx, d.rosterName, promptTokens)
 		switch {
 		case errors.Is(err, ErrNotOwned): // another proxy sends requests to the rank, not this one
 			return
@@ -156,89 +156,90 @@ func (t *tester) pair(ctx context.Context, pair pair, id string) {
 			t.report(d.name, OK, "was not tried: %v", err)
 			return
 		}
-		defer d.seat.Release()
+		defer d.slot.Release()
 	}
 	if p.profile == nil { // a rank that prefills and decodes has no partner
-		t.recordResult(t.alone(ctx, *d, id), d)
+		t.recordResult(t.tryAlone(ctx, *d, id), d)
 		return
 	}
-	model, _ := common(*p, *d)
-	q := ask(mooncake.Completions, model, id)
-	got, prefill, decode := t.through(ctx, *p, *d, q, id)
-	together, _ := meets(*p, *d)
+	model, _ := commonModel(*p, *d)
+	q := newQuery(mooncake.Completions, model, id)
+	got, prefillErr, decodeErr := t.sendThroughPair(ctx, *p, *d, q, id)
+	concurrent, _ := compatibility(*p, *d)
 	received := "hand-off"
 	switch {
-	case together:
+	case concurrent:
 		received = "KV"
-		if prefill == nil && decode == nil {
+		if prefillErr == nil && decodeErr == nil {
 			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
 			t.checkCached(*p, got.CachedTokens)
 		}
-	case prefill == nil:
+	case prefillErr == nil:
 		t.report(p.name, OK, "a probe of %d tokens returned a usable hand-off", got.PromptTokens)
 		t.checkCached(*p, got.CachedTokens)
 	}
-	if prefill == nil && decode != nil { // the failure is reported as the decode engine's, and counts for both
-		t.recordResult(fmt.Errorf("with the %s of %s: %w", received, p.name, decode), d, p)
+	if prefillErr == nil && decodeErr != nil { // the failure is reported as the decode engine's, and counts for both
+		t.recordResult(fmt.Errorf("with the %s of %s: %w", received, p.name, decodeErr), d, p)
 		return
 	}
-	t.recordResult(prefill, p, d)
+	t.recordResult(prefillErr, p, d) // after an error of the prefill engine, the decode engine is not to blame
 }
 
 // promptTokens is more than the tokens of prompt and answer of a test together.
 const promptTokens = 512
 
 // recordResult records the result of a pair. err is the error of the first rank in sides; nil: the pair passed. It reports the first
-// mostFails failures of a rank one by one, and only counts the rest.
+// maxFailures failures of a rank one by one, and only counts the rest.
 func (t *tester) recordResult(err error, sides ...*testedRank) {
 	t.mu.Lock()
 	for _, s := range sides {
-		r := t.recordOf(*s)
+		r := t.resultsOf(*s)
 		r.passed = r.passed || err == nil
 		if err != nil {
 			r.failed++
 		}
 	}
-	record := t.recordOf(*sides[0])
+	first := t.resultsOf(*sides[0])
 	if err != nil {
-		record.blamed++
+		first.blamed++
 	}
-	reportIt := record.blamed <= mostFails
+	reportIt := first.blamed <= maxFailures
 	t.mu.Unlock()
 	if err != nil && reportIt {
 		t.report(sides[0].name, Bad, "%v", err)
 	}
 }
 
-// recordOf returns the record of a rank, and creates it if there is none. It is called with t.mu held.
-func (t *tester) recordOf(s testedRank) *record {
-	r := t.records[s.name]
+// resultsOf returns the record of a rank, and creates it if there is none. It is called with t.mu held.
+func (t *tester) resultsOf(s testedRank) *pairResults {
+	r := t.results[s.name]
 	if r == nil {
-		r = &record{}
-		t.records[s.name] = r
+		r = &pairResults{}
+		t.results[s.name] = r
 	}
 	return r
 }
 
-// givenUp says whether a rank has failed mostFails times and never passed, so that it is not tried again.
-func (t *tester) givenUp(s testedRank) bool {
+// skipFailing says whether a rank has failed maxFailures times and never passed, so that it is not tried again. If so, it counts a pair
+// that is left out for this reason.
+func (t *tester) skipFailing(s testedRank) (skip bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.recordOf(s)
-	if r.passed || r.failed < mostFails {
+	r := t.resultsOf(s)
+	if r.passed || r.failed < maxFailures {
 		return false
 	}
 	r.skipped++
 	return true
 }
 
-// sound gives each engine a partner, and yields the pairs in which no rank has failed so far. Each pair comes with an id for its requests,
-// which begins with kind.
-func (t *tester) sound(ctx context.Context, prefills, decodes []testedRank, kind string) iter.Seq2[string, pair] {
+// healthyPairs gives each engine a partner, and yields the pairs in which no rank has failed so far. Each pair comes with an id for its
+// requests, which begins with kind.
+func (t *tester) healthyPairs(ctx context.Context, prefills, decodes []testedRank, kind string) iter.Seq2[string, pair] {
 	return func(yield func(id string, p pair) bool) {
-		for i, round := range partners(engines(prefills), engines(decodes)) {
+		for i, round := range partners(firstRanks(prefills), firstRanks(decodes)) {
 			p := round[0]
-			failed := t.recordOf(p.prefill).failed+t.recordOf(p.decode).failed > 0
+			failed := t.resultsOf(p.prefill).failed+t.resultsOf(p.decode).failed > 0
 			if ctx.Err() == nil && !failed && !yield(fmt.Sprintf("%s-%s%d", t.id(), kind, i), p) {
 				return
 			}
@@ -248,8 +249,8 @@ func (t *tester) sound(ctx context.Context, prefills, decodes []testedRank, kind
 
 // reportUnreported reports the failures of a rank that were not reported pair by pair, and the pairs that were not tried.
 func (t *tester) reportUnreported(s testedRank) {
-	r := t.recordOf(s)
-	if more := r.blamed - mostFails; more > 0 {
+	r := t.resultsOf(s)
+	if more := r.blamed - maxFailures; more > 0 {
 		t.report(s.name, Bad, "it fails with %d more engines of the other side", more)
 	}
 	if r.skipped > 0 {
@@ -257,21 +258,21 @@ func (t *tester) reportUnreported(s testedRank) {
 	}
 }
 
-// through sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at the same
-// time if their connector needs it. It returns the error of each side.
-func (t *tester) through(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefill, decode error) {
-	if together, _ := meets(p, d); together {
-		return t.throughAtOnce(ctx, p, d, q, id)
+// sendThroughPair sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at
+// the same time if their connector needs it. It returns the error of each side.
+func (t *tester) sendThroughPair(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
+	if concurrent, _ := compatibility(p, d); concurrent {
+		return t.sendConcurrently(ctx, p, d, q, id)
 	}
-	if got.ProbeAnswer, prefill = t.prefill(ctx, p, q, id); prefill == nil {
-		got.decoded, decode = t.decode(ctx, d, q, got.ProbeAnswer, id)
+	if got.ProbeAnswer, prefillErr = t.prefill(ctx, p, q, id); prefillErr == nil {
+		got.decodeCount, decodeErr = t.decode(ctx, d, q, got.ProbeAnswer, id)
 	}
-	return got, prefill, decode
+	return got, prefillErr, decodeErr
 }
 
-// alone makes one rank compute a prompt and answer it.
-func (t *tester) alone(ctx context.Context, s testedRank, id string) error {
-	q := ask(mooncake.Completions, s.models[0], id)
+// tryAlone makes one rank compute a prompt and answer it.
+func (t *tester) tryAlone(ctx context.Context, s testedRank, id string) error {
+	q := newQuery(mooncake.Completions, s.models[0], id)
 	_, err := t.answer(ctx, s, q, id, s.profile.DecodeBody(&q.body, q.endpoint, nil, nil, "", true, nil))
 	return err
 }

@@ -26,7 +26,7 @@ type Options struct {
 	// Resumes also finds out how engines can continue a chat whose answer broke off, and which decode engines keep the KV of answers. The
 	// requests for this take no slots.
 	Resumes bool
-	// Seat takes a slot of a decode rank before a request of the test is sent there. Without Seat, no slots are taken.
+	// TakeSlot takes a slot of a decode rank before a request of the test is sent there. Without TakeSlot, no slots are taken.
 	TakeSlot func(ctx context.Context, rank string, tokens int) (Slot, error)
 }
 
@@ -34,34 +34,34 @@ type Options struct {
 // its findings. It ends when ctx does, and then reports how much it has left out. The config must be valid.
 func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	t := newTester(cfg, o.Callbacks)
-	t.seat = o.TakeSlot
+	t.takeSlot = o.TakeSlot
 	defer t.client.Close()
 	defer t.listen(ctx)()
 	prefills := t.testedRanks(ctx, "prefill", cfg.Engines.Prefill)
 	decodes := t.testedRanks(ctx, "decode", cfg.Engines.Decode)
 	aggregatedRanks := t.testedRanks(ctx, aggregated, cfg.Engines.Aggregated)
-	t.compareModels(engines(prefills), engines(decodes))
-	t.compareModels(engines(decodes), engines(prefills))
-	for _, s := range append(engines(prefills), engines(decodes)...) {
+	t.compareModels(firstRanks(prefills), firstRanks(decodes))
+	t.compareModels(firstRanks(decodes), firstRanks(prefills))
+	for _, s := range append(firstRanks(prefills), firstRanks(decodes)...) {
 		t.learnHosts(ctx, s)
 	}
 	reported := len(t.findings) // later findings are sorted by engine, because the pairs are tried in another order
-	prefills, decodes = slices.DeleteFunc(prefills, t.unpaired), slices.DeleteFunc(decodes, t.unpaired)
+	prefills, decodes = slices.DeleteFunc(prefills, t.skipUntestable), slices.DeleteFunc(decodes, t.skipUntestable)
 	if o.EveryPair {
-		rounds, left := everyPair(prefills, decodes)
-		t.try(ctx, rounds)
-		if left > 0 {
-			t.report("engines", Warn, "%d pairs are tried at most; %d others were not", mostPairs, left)
+		rounds, leftOut := everyPair(prefills, decodes)
+		t.tryRounds(ctx, rounds)
+		if leftOut > 0 {
+			t.report("engines", Warn, "%d pairs are tried at most; %d others were not", maxPairs, leftOut)
 		}
 	} else {
-		t.try(ctx, partners(prefills, decodes))
+		t.tryRounds(ctx, partners(prefills, decodes))
 	}
 	if o.Resumes {
-		t.resumes(ctx, prefills, decodes)
-		t.handBacks(ctx, prefills, decodes)
+		t.tryResumes(ctx, prefills, decodes)
+		t.findKVKeepers(ctx, prefills, decodes)
 	}
-	t.try(ctx, eachAlone(aggregatedRanks))
-	place := map[string]int{}
+	t.tryRounds(ctx, eachAlone(aggregatedRanks))
+	place := map[string]int{} // findings are sorted by the order of the ranks in the config
 	for i, s := range slices.Concat(prefills, decodes, aggregatedRanks) {
 		place[s.name] = i
 		t.reportUnreported(s)
@@ -87,9 +87,9 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		// numbering sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots
-		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.seat == nil {
-			t.numbering(ctx, &s, e, sample)
+		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots
+		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.takeSlot == nil {
+			t.fixRankNumber(ctx, &s, e, sample)
 		}
 		t.compareSettings(ctx, role, s, e)
 		ranks = append(ranks, s)
@@ -117,18 +117,18 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake { // with it, a prefill engine needs the rank header even for its only rank
 		s.target.Rank = 0
 	}
-	s.fleet = id
+	s.rosterName = id
 	if e.Ranks > 0 {
-		s.fleet += "/0"
+		s.rosterName += "/0"
 	}
 	if e.Ranks > 1 {
 		s.name += "/0"
 	}
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	models, err := engine.Models(ctx, t.client, s.target)
-	if odd, ok := errors.AsType[*engine.PageError](err); ok { // only the context lengths are unknown
-		t.report(s.name, Warn, "does not tell how long a context its models take: %v", odd)
+	if pageErr, ok := errors.AsType[*engine.PageError](err); ok { // only the context lengths are unknown
+		t.report(s.name, Warn, "does not tell how long a context its models take: %v", pageErr)
 		err = nil
 	}
 	for _, m := range models {
@@ -142,7 +142,7 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 
 // metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are missing; nil: there are none.
 func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s testedRank) *engine.Sample {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	sample, err := engine.MetricNames(s.profile.Metrics).Scrape(ctx, t.client, s.target)
 	if err != nil {
@@ -165,15 +165,15 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
 		shared := false
-		var lacks []string
+		var missing []string // models of the other side
 		for _, other := range others {
-			if _, ok := common(s, other); !ok {
+			if _, ok := commonModel(s, other); !ok {
 				continue
 			}
 			shared = true
 			for _, m := range other.models {
-				if !slices.Contains(s.models, m) && !slices.Contains(lacks, m) {
-					lacks = append(lacks, m)
+				if !slices.Contains(s.models, m) && !slices.Contains(missing, m) {
+					missing = append(missing, m)
 					t.report(s.name, Warn, "does not serve %q, which %s does; requests for it will fail here", m, other.name)
 				}
 			}
@@ -186,7 +186,7 @@ func (t *tester) compareModels(side, others []testedRank) {
 
 // learnHosts finds the hosts that hand-offs may name. Like serve, the test refuses a hand-off that names any other host.
 func (t *tester) learnHosts(ctx context.Context, p testedRank) {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	for _, h := range append([]string{p.target.URL.Hostname()}, p.profile.KVHosts...) {
 		t.hosts[h] = true
@@ -203,8 +203,8 @@ func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 // partnersTried is with how many engines of the other side a new engine is tried at most.
 const partnersTried = 2
 
-// One tries an engine before its first request. The error says why the engine cannot serve; findings are smaller observations. partners are
-// engines of the other side that serve already: a failure of a partner does not count against the engine.
+// TryEngine tries an engine before its first request. The error says why the engine cannot serve; findings are smaller observations.
+// partners are engines of the other side that serve already: a failure of a partner does not count against the engine.
 //
 // A prefill engine must return a hand-off as its profile says; a partner decodes the hand-off, which frees the KV. A decode engine must
 // decode a partner's hand-off, or a short prompt by itself if there is no partner. An engine whose connector runs prefill and decode at the
@@ -219,17 +219,18 @@ func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.En
 	case err != nil:
 		return nil, err
 	case role == aggregated:
-		err = t.alone(ctx, s, t.id())
-	case !t.unpaired(s):
-		err = t.oneWith(ctx, role, s, partners)
+		err = t.tryAlone(ctx, s, t.id())
+	case !t.skipUntestable(s):
+		err = t.tryWithPartners(ctx, role, s, partners)
 	}
 	return t.findings, err
 }
 
-// oneWith tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of the engine
-// itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the same. A
-// decode engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches it.
-func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
+// tryWithPartners tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of
+// the engine itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the
+// same. A decode engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches
+// it.
+func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
 		partner, model, rest, ok := t.partner(ctx, other, s, partners)
@@ -238,35 +239,35 @@ func (t *tester) oneWith(ctx context.Context, role string, s testedRank, partner
 		}
 		partners = rest
 		id := fmt.Sprintf("%s-%d", t.id(), n)
-		q := ask(mooncake.Completions, model, id)
+		q := newQuery(mooncake.Completions, model, id)
 		p, d := s, partner
 		if role == "decode" {
 			p, d = partner, s
 		}
-		together, possible := meets(p, d)
-		if !possible {
+		concurrent, compatible := compatibility(p, d)
+		if !compatible {
 			continue
 		}
 		t.learnHosts(ctx, p)
 		received := "hand-off"
-		if together {
+		if concurrent {
 			received = "KV"
 			t.learnHosts(ctx, d)
 		}
-		_, prefill, decode := t.through(ctx, p, d, q, id)
+		_, prefillErr, decodeErr := t.sendThroughPair(ctx, p, d, q, id)
 		switch {
-		case role == "prefill" && prefill != nil:
-			return prefill
-		case role == "decode" && decode != nil:
-			return fmt.Errorf("with the %s of %s: %w", received, p.name, decode)
-		case prefill == nil && (decode == nil || !together): // a hand-off shows that a prefill engine works, whoever decodes it
+		case role == "prefill" && prefillErr != nil:
+			return prefillErr
+		case role == "decode" && decodeErr != nil:
+			return fmt.Errorf("with the %s of %s: %w", received, p.name, decodeErr)
+		case prefillErr == nil && (decodeErr == nil || !concurrent): // a hand-off shows that a prefill engine works, whoever decodes it
 			return nil
 		}
 	}
-	if !s.profile.HasHandoff() {
+	if !s.profile.HasHandoff() { // alone it cannot serve a request, but it has answered
 		return nil
 	}
-	q := ask(mooncake.Completions, s.models[0], t.id())
+	q := newQuery(mooncake.Completions, s.models[0], t.id())
 	if role == "decode" {
 		_, err := t.decode(ctx, s, q, mooncake.ProbeAnswer{}, t.id())
 		return err
@@ -283,7 +284,7 @@ func (t *tester) partner(ctx context.Context, role string, s testedRank, engines
 	for i, e := range engines {
 		var err error
 		if o, err = t.firstRank(ctx, role, e); err == nil {
-			if model, ok = common(o, s); ok {
+			if model, ok = commonModel(o, s); ok {
 				return o, model, engines[i+1:], true
 			}
 		}

@@ -442,7 +442,7 @@ func TestTooManyPairsAreNotTried(t *testing.T) {
 		return list
 	}
 	for _, tc := range []struct{ prefills, decodes, rounds, left int }{{1, 1, 1, 0}, {8, 144, 144, 0}, {144, 8, 144, 0}, {65, 64, 65, 64},
-		{20, 1000, 1000, 20*1000 - mostPairs}, {0, 3, 3, 0}, {3, 0, 3, 0}} {
+		{20, 1000, 1000, 20*1000 - maxPairs}, {0, 3, 3, 0}, {3, 0, 3, 0}} {
 		rounds, left := everyPair(ranks("p", tc.prefills), ranks("d", tc.decodes))
 		require.Equal(t, tc.left, left)
 		met, tried := map[string]bool{}, 0
@@ -473,10 +473,10 @@ func TestAnEngineThatFailsIsLeftAlone(t *testing.T) {
 	bad := start(t, refengine.Config{Role: refengine.Decode,
 		Faults: []refengine.Rule{{Fault: refengine.Reject, Leg: refengine.LegDecode, Cleanup: true}}})
 	found := Run(t.Context(), cluster(t, mooncake.Profile{}, prefills, []string{good.URLs()[0], bad.URLs()[0]}), Options{EveryPair: true})
-	require.Len(t, pick(found, Bad), mostFails, "%v", found)
+	require.Len(t, pick(found, Bad), maxFailures, "%v", found)
 	require.Equal(t, []string{"decode: its first 3 pairs failed, so 3 others were not tried; mend it, and run the check again"},
 		pick(found, Warn))
-	require.EqualValues(t, mostFails, bad.Stats().Requests)
+	require.EqualValues(t, maxFailures, bad.Stats().Requests)
 	require.EqualValues(t, 6, good.Stats().Requests)
 }
 
@@ -520,7 +520,7 @@ func TestAWrongConnectorIsNamed(t *testing.T) {
 			p, d := start(t, refengine.Config{Role: refengine.Prefill, Connector: tc.engines}),
 				start(t, refengine.Config{Role: refengine.Decode, Connector: tc.engines, DPSize: 5})
 			found := Run(t.Context(), cluster(t, mooncake.Profile{Connector: tc.profile}, p.URLs(), d.URLs()), Options{EveryPair: true})
-			require.Len(t, pick(found, Bad), mostFails, "%v", found)
+			require.Len(t, pick(found, Bad), maxFailures, "%v", found)
 			require.Contains(t, pick(found, Bad)[0], tc.want)
 			require.Zero(t, d.Stats().Requests, "no decode engine waits for KV that does not come")
 		})
@@ -574,7 +574,7 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 func TestARequestNamesItsModelWhateverItsName(t *testing.T) {
 	const name = "a\x7f\"b\""
 	for _, endpoint := range []mooncake.Endpoint{mooncake.Completions, mooncake.Chat} {
-		q := ask(endpoint, name, "id")
+		q := newQuery(endpoint, name, "id")
 		model, ok := q.body.Get("model")
 		require.True(t, ok)
 		require.JSONEq(t, "\"a\x7f\\\"b\\\"\"", string(model))

@@ -29,7 +29,7 @@ func (t *tester) compareSettings(ctx context.Context, role string, s testedRank,
 
 // serverInfo reads the settings that an engine reports, and stores them in into. It returns false if the engine reports none.
 func (t *tester) serverInfo(ctx context.Context, s testedRank, into any) bool {
-	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	// Without this query vLLM would answer with plain text.
 	status, body, err := t.client.Get(ctx, s.target, "/server_info?config_format=json", answerBytes)
@@ -43,18 +43,19 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	if s.target.Rank < 0 && !s.profile.Aggregated() { // the engine has only one rank
 		return
 	}
-	named := s.profile.NamedRank(s.target.Rank) >= 0
+	namesRanks := s.profile.NamedRank(s.target.Rank) >= 0
 	var reported struct {
 		Backend string `json:"elastic_ep_backend"`
 		Balance string `json:"load_balance_method"`
 		engine.Holds
 	}
 	answered := t.serverInfo(ctx, s, &reported)
-	if reported.Backend != "" && named {
+	elasticEP := reported.Backend != ""
+	if elasticEP && namesRanks {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank "+
 			"ends the whole server; set name_ranks: false in its profile")
 	}
-	if reported.Backend != "" && !named && reported.Balance != "" && reported.Balance != "round_robin" {
+	if elasticEP && !namesRanks && reported.Balance != "" && reported.Balance != "round_robin" {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, "+
 			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", reported.Balance)
 	}
@@ -71,9 +72,9 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	}
 }
 
-// wholeNumber returns a number that an engine reports about itself; 0: the number is not known or cannot be right. It reports a number that
-// cannot be right.
-func (t *tester) wholeNumber(s testedRank, n engine.Number, name string, most int64) int {
+// reportedNumber returns a number that an engine reports about itself; 0: the engine does not report it, or it cannot be right. It reports
+// a number that cannot be right. most is the largest number that can be.
+func (t *tester) reportedNumber(s testedRank, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
 		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // a format of its own, so that report takes no name for a repetition
@@ -115,8 +116,8 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	}
 	if role == "decode" {
 		if extra := &reported.Config.Transfer.Extra; extra.HandsBack == "true" {
-			t.reportKeeps(s, true)
-			ttl, counted := t.wholeNumber(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
+			t.reportKVKept(s, true)
+			ttl, counted := t.reportedNumber(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
 			if ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
 				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
 					counted)
@@ -129,8 +130,8 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 // compareSlots compares a decode engine's max_num_seqs, how many requests it runs at once, with its slots in the config. vLLM looks at
 // waiting requests, to fetch their KV, only while it runs fewer than max_num_seqs.
 func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
-	switch runs := t.wholeNumber(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
-	case runs == 0 || e.Slots == 0:
+	switch runs := t.reportedNumber(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
+	case runs == 0 || e.Slots == 0: // one of the two is not known
 	case runs < e.Slots:
 		t.report(s.name, Warn, "was started with --max-num-seqs %d, and the config says slots: %d, so that requests wait inside the engine; "+
 			"write at most %[1]d", runs, e.Slots)
@@ -154,10 +155,10 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 		name, flag           string
 		reported, configured int
 	}{
-		{"slots", "max-num-seqs", t.wholeNumber(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
-		{"token_budget", "max-num-batched-tokens", t.wholeNumber(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
+		{"slots", "max-num-seqs", t.reportedNumber(s, scheduler.Slots, "max_num_seqs", engine.MostRequests), e.Slots},
+		{"token_budget", "max-num-batched-tokens", t.reportedNumber(s, scheduler.Budget, "max_num_batched_tokens", engine.MostStep), e.Budget},
 		{"prefill_schedule_interval", "prefill-schedule-interval",
-			cmp.Or(t.wholeNumber(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
+			cmp.Or(t.reportedNumber(s, scheduler.Interval, "prefill_schedule_interval", engine.MostStep), 1), cmp.Or(e.Interval, 1)},
 	} {
 		if key.reported > 0 && key.reported != key.configured {
 			but := ""
@@ -170,23 +171,23 @@ func (t *tester) compareVLLM(ctx context.Context, s testedRank, e config.Engine)
 	}
 }
 
-// numbering finds out which number the header X-data-parallel-rank must have for the first rank of a node under hybrid load balancing. The
-// node's metrics show the rank's number in the whole deployment. Rust front ends of vLLM expect this number. Python front ends count the
-// ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, numbering reports it, and the test
-// goes on with the number that the engine accepts.
-func (t *tester) numbering(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
+// fixRankNumber finds out which number the header X-data-parallel-rank must have for the first rank of a node under hybrid load balancing.
+// The node's metrics show the rank's number in the whole deployment. Rust front ends of vLLM expect this number. Python front ends count
+// the ranks of each node from 0. Each answers 400 to the other number. If the number in the config is wrong, fixRankNumber reports it, and
+// the test goes on with the number that the engine accepts.
+func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engine, sample *engine.Sample) {
 	if sample == nil || sample.FirstRank == 0 { // unknown, or the first node, whose ranks have the same numbers in both ways
 		return
 	}
 	if e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
 		return
 	}
-	local, global := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)
-	if local == global { // both fail for another reason, or both pass because the engine ignores the header
+	acceptsLocal, acceptsGlobal := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)
+	if acceptsLocal == acceptsGlobal { // both fail for another reason, or both pass because the engine ignores the header
 		return
 	}
 	first := 0
-	if global {
+	if acceptsGlobal {
 		first = sample.FirstRank
 	}
 	if first != e.First {

@@ -36,8 +36,8 @@ type Finding struct {
 	Msg    string `json:"message"`
 }
 
-// stepTimeout bounds each request to an engine.
-const stepTimeout = 30 * time.Second
+// requestTimeout bounds each request to an engine.
+const requestTimeout = 30 * time.Second
 
 const answerBytes = 1 << 20 // limit of an answer's size
 
@@ -46,74 +46,75 @@ type tester struct {
 	cfg       *config.Config
 	client    *engine.Client
 	callbacks *metaserver.Server                                               // nil: nothing receives callbacks of decode engines
-	deaf      error                                                            // why listening for callbacks failed; nil: it did not fail
+	listenErr error                                                            // why listening for callbacks failed; nil: it did not fail
 	hosts     map[string]bool                                                  // hosts that hand-offs and callbacks may name
 	run       string                                                           // unique, so that no prefix cache has the prompts
-	seat      func(ctx context.Context, rank string, tokens int) (Slot, error) // nil: no slots are taken
+	takeSlot  func(ctx context.Context, rank string, tokens int) (Slot, error) // nil: no slots are taken
 
 	mu       sync.Mutex // guards the fields below while pairs are tried
 	findings []Finding
-	said     map[[2]string]bool // reported kinds of findings: the rank's name and the format of the message
-	records  map[string]*record // by rank name
-	pairs    int                // number of pairs that were tried so far
-	leftOut  int                // number of pairs that were not tried, because the test had to end
+	reported map[[2]string]bool      // reported kinds of findings: the rank's name and the format of the message
+	results  map[string]*pairResults // by rank name
+	pairs    int                     // number of pairs that were tried so far
+	leftOut  int                     // number of pairs that were not tried, because the test had to end
 }
 
 // testedRank is a rank to which the test sends requests.
 type testedRank struct {
-	name    string
-	fleet   string // the rank's name in the roster of a running proxy
-	seat    Slot   // the slot of the request
-	target  *engine.Target
-	ranks   int // ranks behind the engine's URL; 0: one rank without a number
-	profile *mooncake.Profile
-	models  []string
+	name       string
+	rosterName string // the rank's name in the roster of a running proxy
+	slot       Slot   // the slot of the request
+	target     *engine.Target
+	ranks      int // ranks behind the engine's URL; 0: one rank without a number
+	profile    *mooncake.Profile
+	models     []string
 }
 
-// Seat is a slot of a decode rank.
+// Slot is a slot of a decode rank.
 type Slot struct {
-	Scope *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
+	Scope   *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
 	Release func()       // gives the slot back
 }
 
-// ErrNotOurs says that another proxy sends requests to a rank.
+// ErrNotOwned says that another proxy sends requests to a rank.
 var ErrNotOwned = errors.New("selftest: the rank is another proxy's")
 
 // newTester returns a tester for one test. callbacks may be nil.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
-		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, said: map[[2]string]bool{},
-		records: map[string]*record{},
+		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, reported: map[[2]string]bool{},
+		results: map[string]*pairResults{},
 		run:     fmt.Sprintf("selftest-%x", time.Now().UnixNano()),
 	}
 }
 
 // report adds a finding about a rank, a role or all engines. It adds a finding of level OK or Warn only once per subject, because the same
-// finding may come up with several partners.
+// finding may come up with several partners. Findings with the same format count as the same, unless the format quotes a value (%q).
 func (t *tester) report(subject string, level Level, format string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	kind := [2]string{subject, format}
 	differsByValue := strings.Contains(format, "%q") // it quotes a value, such as a model
-	if level != Bad && t.said[kind] && !differsByValue {
+	if level != Bad && t.reported[kind] && !differsByValue {
 		return
 	}
-	t.said[kind] = true
+	t.reported[kind] = true
 	t.findings = append(t.findings, Finding{subject, level, fmt.Sprintf(format, args...)})
 }
 
-// record counts the results of the pairs of a rank.
-type record struct {
+// pairResults counts the results of the pairs of a rank.
+type pairResults struct {
 	passed  bool
 	failed  int // pairs that failed, with any partner
 	blamed  int // of the failed pairs, those in which this rank itself failed
 	skipped int // pairs that were not tried, because the rank had failed too often
 }
 
+// id is the beginning of the ids of all requests of this run.
 func (t *tester) id() string { return "ek-" + t.run }
 
-// common returns a model that both ranks serve. ok is false if there is none.
-func common(a, b testedRank) (model string, ok bool) {
+// commonModel returns a model that both ranks serve. ok is false if there is none.
+func commonModel(a, b testedRank) (model string, ok bool) {
 	for _, m := range a.models {
 		if slices.Contains(b.models, m) {
 			return m, true
@@ -128,12 +129,12 @@ func (s testedRank) otherRank(n int) testedRank {
 	target.Rank = n
 	s.target = &target
 	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), n)
-	s.fleet = fmt.Sprintf("%s/%d", target.ID, n)
+	s.rosterName = fmt.Sprintf("%s/%d", target.ID, n)
 	return s
 }
 
-// engines returns the first rank of each engine, for findings about a whole engine.
-func engines(ranks []testedRank) (list []testedRank) {
+// firstRanks returns the first rank of each engine, for findings about a whole engine.
+func firstRanks(ranks []testedRank) (list []testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
 			list = append(list, s)
@@ -145,9 +146,10 @@ func engines(ranks []testedRank) (list []testedRank) {
 // pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode testedRank }
 
-// meets says how a prefill engine p and a decode engine d work together. together: they work on a request at the same time. possible: they
-// can serve a request together at all, because both use hand-offs or both use the same connector without hand-offs.
-func meets(p, d testedRank) (together, possible bool) {
+// compatibility says how a prefill engine p and a decode engine d work together. concurrent says that they work on a request at the same
+// time. compatible says that they can serve a request together at all, because both use hand-offs, or both use the same connector without
+// hand-offs.
+func compatibility(p, d testedRank) (concurrent, compatible bool) {
 	if p.profile.HasHandoff() {
 		return false, d.profile.HasHandoff()
 	}
@@ -157,5 +159,5 @@ func meets(p, d testedRank) (together, possible bool) {
 // pairAnswer is what the engines of a pair report of a request.
 type pairAnswer struct {
 	mooncake.ProbeAnswer
-	decoded int // prompt tokens as the decode engine counts them; 0: it reports no count
+	decodeCount int // prompt tokens as the decode engine counts them; 0: it reports no count
 }

@@ -20,13 +20,13 @@ import (
 	"evenkeel/sse"
 )
 
-// Notice is how long an engine may take to notice that the proxy has ended a call. After that, the proxy cuts the connection if the engine
-// has not closed it.
+// NoticeTimeout is how long an engine may take to notice that the proxy has ended a call. After that, the proxy cuts the connection if the
+// engine has not closed it.
 const NoticeTimeout = 250 * time.Millisecond
 
-// New prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang engine
-// that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
-func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
+// NewCall prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang
+// engine that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
+func NewCall(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang {
 		if rankInBody := !profile.Aggregated(); rankInBody || profile.NamedRank(target.Rank) < 0 {
 			target = target.Unranked()
@@ -35,9 +35,9 @@ func New(client *engine.Client, profile *mooncake.Profile, target *engine.Target
 	return client.NewCall(target)
 }
 
-// Meet returns the data by which the prefill engine and the decode engine of a request find each other, if both calls run at the same time.
-// id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
-func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
+// NewRendezvous returns the data by which the prefill engine and the decode engine of a request find each other, if both calls run at the
+// same time. id is the X-Request-Id of both calls. ranks is how many ranks the prefill engine has.
+func NewRendezvous(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile, prefill *engine.Target, ranks int,
 	decodeProfile *mooncake.Profile, decode *engine.Target) *mooncake.Rendezvous {
 	rendezvous := &mooncake.Rendezvous{Endpoint: endpoint, RID: id, PrefillRank: prefillProfile.NamedRank(prefill.Rank),
 		DecodeRank: decodeProfile.NamedRank(decode.Rank),
@@ -53,8 +53,8 @@ func Meet(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profil
 	return rendezvous
 }
 
-// Headers returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill.
-func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
+// PairHeaders returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill.
+func PairHeaders(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if prefillProfile.Nameless(endpoint) {
 		headers = append(headers, engine.Header{Name: mooncake.RIDHeader, Value: id})
@@ -62,23 +62,24 @@ func Headers(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Pro
 	return headers
 }
 
-// A Call is a request to an engine. Open or Whole sends it, once. Any goroutine may end it at any time with the methods of engine.Call.
+// A Call is a request to an engine. Open or SendAndRead sends it, once. Any goroutine may end it at any time with the methods of
+// engine.Call.
 type Call struct {
 	*engine.Call
-	Kind   lifecycle.CallKind
-	Engine string       // the id of the engine in engine.Monitor
-	Scope  *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
-	Path   string
-	Mixed  bool // the engine both prefills and decodes
-	Beyond bool // the request is sent although the rank has no slot or no KV room for it
-	Limits engine.Deadlines
-	Log    *zap.Logger
+	Kind        lifecycle.CallKind
+	Engine      string       // the id of the engine in engine.Monitor
+	Scope       *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
+	Path        string
+	Mixed       bool // the engine both prefills and decodes
+	BeyondSlots bool // the request is sent although the rank has no slot or no KV room for it
+	Limits      engine.Deadlines
+	Log         *zap.Logger
 
 	// Tracked finds out whether the call was ended because its engine is down, and returns the error of a broken connection in this case.
 	// It returns any other error unchanged. nil: the call is not ended for this reason.
 	Tracked interface{ Cause(err error) error }
 
-	Refusal []byte // the beginning of the body that came with an error status
+	RefusalBody []byte // the beginning of the body that came with an error status
 }
 
 // BeyondHeader tells an engine that the request was sent on purpose although the rank has no slot
@@ -89,31 +90,31 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 // returns both the response and a fault.
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
 	scope := c.Scope // the closure below uses scope instead of c, so that c stays on its caller's stack
-	markSent, ours := scope.Enter()
+	markSent, owned := scope.Enter()
 	defer markSent() // has no effect if OnWritten has called it already
-	if !ours {
-		return nil, c.Broke(owner.ErrNotOwner)
+	if !owned {
+		return nil, c.FaultOf(owner.ErrNotOwner)
 	}
-	if scope != nil {
+	if scope != nil { // the ownership is checked once more when the request is written
 		c.OnWritten(markSent)
 		epoch := scope.Epoch()
 		c.Guard(func() error { return scope.CheckEpoch(epoch) })
 	}
-	if c.Beyond {
+	if c.BeyondSlots {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
 	resp, err := c.Do(http.MethodPost, c.Path, scope.AppendEpochHeader(headers), body, c.Limits)
 	if err != nil {
-		return nil, c.Broke(err)
+		return nil, c.FaultOf(err)
 	}
 	if resp.StatusCode() != http.StatusOK {
-		return resp, c.refused(resp)
+		return resp, c.refusalFault(resp)
 	}
 	return resp, nil
 }
 
-// Whole sends the request and reads the whole answer, which must have come by the deadline and may have at most maxBytes bytes.
-func (c *Call) Whole(headers []engine.Header, body [][]byte, maxBytes int, deadline time.Time) (answer []byte, fault *failure.Fault) {
+// SendAndRead sends the request and reads the whole answer, which must have come by the deadline and may have at most maxBytes bytes.
+func (c *Call) SendAndRead(headers []engine.Header, body [][]byte, maxBytes int, deadline time.Time) (answer []byte, fault *failure.Fault) {
 	resp, fault := c.Open(headers, body)
 	if fault == nil {
 		answer, fault = c.Read(resp, nil, maxBytes, deadline)
@@ -124,31 +125,31 @@ func (c *Call) Whole(headers []engine.Header, body [][]byte, maxBytes int, deadl
 	return answer, fault
 }
 
-// Read reads the answer of an open call to its end, as Whole does, into buffer if buffer is large enough.
+// Read reads the answer of an open call to its end, as SendAndRead does, into buffer if buffer is large enough.
 func (c *Call) Read(resp *engine.Response, buffer []byte, maxBytes int, deadline time.Time) ([]byte, *failure.Fault) {
 	resp.SetDeadline(deadline)
 	answer, err := resp.ReadInto(buffer, maxBytes)
 	if err != nil {
-		return buffer, c.Broke(err)
+		return buffer, c.FaultOf(err)
 	}
 	return answer, nil
 }
 
-// Broke returns the fault of a call that failed with err, before its answer or in the middle of it.
-func (c *Call) Broke(err error) *failure.Fault {
+// FaultOf returns the fault of a call that failed with err, before its answer or in the middle of it.
+func (c *Call) FaultOf(err error) *failure.Fault {
 	if errors.Is(err, owner.ErrNotOwner) { // nothing was sent, so the engine has not failed
-		return failure.Of(lifecycle.CallEnd{Call: c.Kind, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
+		return failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Reason: lifecycle.NotOurs}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	if c.Tracked != nil {
 		err = c.Tracked.Cause(err)
 	}
-	return &failure.Fault{CallEnd: endOf(c.Kind, err), Answer: failure.Transport(c.side(), err), Err: err, Engine: c.Engine}
+	return &failure.Fault{CallEnd: callEndOf(c.Kind, err), ClientError: failure.NoAnswer(c.sideName(), err), Err: err, BlamedEngine: c.Engine}
 }
 
-// endOf returns how far a call had come when it failed with err, and why it failed.
-func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
+// callEndOf returns how far a call had come when it failed with err, and why it failed. kind is the kind of the call.
+func callEndOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.Broke}
-	call, isCall := errors.AsType[*engine.Error](err)
+	callErr, isCall := errors.AsType[*engine.Error](err)
 	switch {
 	case errors.Is(err, sse.ErrSilent):
 		end.Reason = lifecycle.Silent
@@ -156,17 +157,17 @@ func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	case !isCall: // the connection works, but the answer is malformed
 		end.Reason = lifecycle.Garbled
 		return end
-	case !call.Sent:
+	case !callErr.Sent:
 		end.Progress = lifecycle.Unsent
-	case !call.Answered:
+	case !callErr.Answered:
 		end.Progress = lifecycle.Sent
 	}
 	switch {
-	case call.Aborted || errors.Is(err, engine.ErrClosed):
+	case callErr.Aborted || errors.Is(err, engine.ErrClosed): // the proxy ended the call
 		end.Reason = lifecycle.HungUp
-	case call.Stale():
+	case callErr.Stale():
 		end.Reason = lifecycle.Stale
-	case end.Progress == lifecycle.Unsent && call.Phase == engine.PhaseConnect:
+	case end.Progress == lifecycle.Unsent && callErr.Phase == engine.PhaseConnect:
 		end.Reason = lifecycle.Unreachable
 	case engine.WasSilent(err):
 		end.Reason = lifecycle.Silent
@@ -174,35 +175,36 @@ func endOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	return end
 }
 
-// refused returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answer unchanged, but not
-// a 5xx answer or an answer that refuses the proxy's own credential.
-func (c *Call) refused(resp *engine.Response) *failure.Fault {
+// refusalFault returns the fault of a call whose engine answered with an error status. The client gets an engine's 4xx answer unchanged,
+// but not a 5xx answer or an answer that refuses the proxy's own credential.
+func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	c.Scope.RecordRefusal(string(resp.Header(owner.EpochHeader)))
-	c.Refusal = failure.Body(resp)
-	status, side, id := failure.StatusOf(c.Path, resp.StatusCode(), c.Refusal), c.side(), c.Target().ID
+	c.RefusalBody = failure.RefusalBody(resp)
+	status, side, id := failure.CorrectStatus(c.Path, resp.StatusCode(), c.RefusalBody), c.sideName(), c.Target().ID
 	who := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself
-	fault := failure.Of(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, fmt.Errorf("%s %s answered %d", who, id, status))
+	err := fmt.Errorf("%s %s answered %d", who, id, status)
+	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
-	if paused := engine.EngineRefusal(resp.StatusCode(), c.Refusal, c.Target()); paused != nil {
-		fault.Reason, fault.Answer, fault.Engine = lifecycle.Paused, failure.Paused(side, paused), c.Engine
+	if paused := engine.EngineRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil { // the engine takes no requests for a while
+		fault.Reason, fault.ClientError, fault.BlamedEngine = lifecycle.Paused, failure.PausedError(side, paused), c.Engine
 		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
 		return fault
 	}
-	fault.Answer = failure.Refused(c.Log, side, id, status, resp, c.Refusal)
-	if unlisted := engine.Unlisted(status, c.Refusal); unlisted != nil {
-		fault.Reason, fault.Engine, fault.Err = lifecycle.Unlisted, c.Engine, fmt.Errorf("%w: %w", fault.Err, unlisted)
-		// With this code, a request that came from another region goes back to that region (see markForPeer), whose engines may have the
+	fault.ClientError = failure.RefusalError(c.Log, side, id, status, resp, c.RefusalBody)
+	if unlisted := engine.Unlisted(status, c.RefusalBody); unlisted != nil { // the engine does not serve the model any more
+		fault.Reason, fault.BlamedEngine, fault.Err = lifecycle.Unlisted, c.Engine, fmt.Errorf("%w: %w", fault.Err, unlisted)
+		// With this code, a request that came from another region goes back to that region (see setPeerHeaders), whose engines may have the
 		// model.
-		fault.Answer.Code = failure.NoSuchModel("").Code
+		fault.ClientError.Code = failure.NoSuchModel("").Code
 		return fault
 	}
-	fault.Reason, fault.Err = lifecycle.ByStatus(status), failure.Undelivered(fault.Err, string(c.Refusal))
+	fault.Reason, fault.Err = lifecycle.ReasonOfStatus(status), failure.MarkUndelivered(fault.Err, string(c.RefusalBody))
 	fault.RetryAfter = time.Duration(failure.RetryAfter(resp)) * time.Second
 	return fault
 }
 
-// side returns the word for the call's engine in errors: prefill, decode, or engine.
-func (c *Call) side() string {
+// sideName returns the word for the call's engine in errors: prefill, decode, or engine.
+func (c *Call) sideName() string {
 	if c.Mixed {
 		return failure.Engine
 	}
@@ -213,7 +215,7 @@ func (c *Call) side() string {
 // requests whose ids begin with this id (SGLang pull request 25561).
 func Abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger) error {
 	fault := abort(client, target, id, log, "/abort_request", fmt.Appendf(nil, `{"rid":%q}`, id))
-	if fault == nil || fault.Status != 0 {
+	if fault == nil || fault.Status != 0 { // any answer shows that the engine got the abort
 		return nil
 	}
 	return fault.Err
@@ -233,9 +235,9 @@ func AbortTokens(client *engine.Client, target *engine.Target, id string, log *z
 // abort sends body, which tells an engine to end the request with this id.
 func abort(client *engine.Client, target *engine.Target, id string, log *zap.Logger, path string, body []byte) *failure.Fault {
 	c := Call{Call: client.NewCall(target.Unranked()).Repeat(), Path: path,
-		Limits: engine.Deadlines{Connect: abortTime, FirstByte: abortTime}, Log: log}
-	_, fault := c.Whole(engine.JSONHeaders(id+"-abort"), [][]byte{body}, 1<<10, time.Now().Add(2*abortTime))
+		Limits: engine.Deadlines{Connect: abortTimeout, FirstByte: abortTimeout}, Log: log}
+	_, fault := c.SendAndRead(engine.JSONHeaders(id+"-abort"), [][]byte{body}, 1<<10, time.Now().Add(2*abortTimeout))
 	return fault
 }
 
-const abortTime = 2 * time.Second // for the connection, and again for the answer
+const abortTimeout = 2 * time.Second // for the connection, and again for the answer

@@ -38,7 +38,7 @@ func TestTheHeadersOfALeg(t *testing.T) {
 	} {
 		p := mooncake.Profile{Connector: connector}
 		for ep, named := range want {
-			headers := Headers("ek-1", ep, &p)
+			headers := PairHeaders("ek-1", ep, &p)
 			require.Equal(t, named, slices.Contains(headers, engine.Header{Name: "X-Override-Rid", Value: "ek-1"}), "%s %s", connector, ep.Path())
 			require.Equal(t, engine.JSONHeaders("ek-1"), headers[:len(engine.JSONHeaders("ek-1"))])
 		}
@@ -247,7 +247,7 @@ func TestHowALegEnds(t *testing.T) {
 						tc.set(call, f)
 					}
 					began := time.Now()
-					_, got := call.Whole(engine.JSONHeaders("id"), [][]byte{[]byte("{}")}, most, began.Add(whole))
+					_, got := call.SendAndRead(engine.JSONHeaders("id"), [][]byte{[]byte("{}")}, most, began.Add(whole))
 					require.NotNil(t, got)
 					want := tc.want
 					want.Call = leg
@@ -256,7 +256,7 @@ func TestHowALegEnds(t *testing.T) {
 					if strings.HasPrefix(code, "_") {
 						code = side + code
 					}
-					require.Equal(t, code, got.Answer.Code)
+					require.Equal(t, code, got.ClientError.Code)
 					require.Equal(t, tc.status, got.Status)
 					if tc.fails != nil {
 						require.ErrorIs(t, got.Err, tc.fails)
@@ -269,13 +269,13 @@ func TestHowALegEnds(t *testing.T) {
 					case tc.want.Reason == lifecycle.NotOurs:
 						require.Nil(t, f.got, "nothing is sent")
 						require.True(t, tc.dial != nil || f.Conn == nil, "no connection is made")
-						require.Empty(t, got.Engine, "the engine is not to blame")
+						require.Empty(t, got.BlamedEngine, "the engine is not to blame")
 					case tc.status > 0:
-						require.True(t, errors.Is(tc.fails, engine.ErrUnlisted) || strings.HasPrefix(string(call.Refusal), "no"))
-						require.Equal(t, errors.Is(tc.fails, engine.ErrUnlisted), got.Engine != "", "a status says that it lives")
+						require.True(t, errors.Is(tc.fails, engine.ErrUnlisted) || strings.HasPrefix(string(call.RefusalBody), "no"))
+						require.Equal(t, errors.Is(tc.fails, engine.ErrUnlisted), got.BlamedEngine != "", "a status says that it lives")
 						require.ErrorContains(t, got.Err, side+" engine e answered ")
 					default:
-						require.Equal(t, side+" e", got.Engine)
+						require.Equal(t, side+" e", got.BlamedEngine)
 					}
 					require.Equal(t, tc.status == http.StatusTooManyRequests, got.RetryAfter == 7*time.Second)
 				})
@@ -299,10 +299,10 @@ func TestHowAStreamEnds(t *testing.T) {
 		{&engine.Error{Sent: true, Answered: true, Phase: engine.PhaseBody, Err: io.ErrUnexpectedEOF}, lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Headed, Reason: lifecycle.Broke}, "decode_failed"},
 		{&engine.Error{Phase: engine.PhaseConnect, Err: engine.ErrClosed}, lifecycle.CallEnd{Call: lifecycle.Decode, Progress: lifecycle.Unsent, Reason: lifecycle.HungUp}, "decode_unavailable"},
 	} {
-		got := (&Call{Kind: lifecycle.Decode, Engine: "decode e"}).Broke(tc.err)
+		got := (&Call{Kind: lifecycle.Decode, Engine: "decode e"}).FaultOf(tc.err)
 		require.Equal(t, tc.want, got.CallEnd, "%v", tc.err)
-		require.Equal(t, tc.code, got.Answer.Code)
-		require.Equal(t, "decode e", got.Engine)
+		require.Equal(t, tc.code, got.ClientError.Code)
+		require.Equal(t, "decode e", got.BlamedEngine)
 		require.Equal(t, tc.err, got.Err)
 	}
 }
@@ -318,7 +318,7 @@ func TestWhatIsSent(t *testing.T) {
 			f.says(begun + "    ")
 		})
 		defer f.end()
-		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", Beyond: true, Log: zap.NewNop()}
+		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", BeyondSlots: true, Log: zap.NewNop()}
 		f.call.Scope, f.claim = ownertest.Owned(t, 2)
 		room := make([]byte, 0, 64)
 		resp, fault := f.call.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{"), []byte("}")})
@@ -360,8 +360,8 @@ func TestWhatSGLangWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := start(nil, answers("200 OK", "Content-Length: 0\r\n\r\n"))
 		defer f.end()
-		require.Equal(t, -1, New(f.client, &mooncake.Profile{Connector: mooncake.SGLang}, target()).Target().Rank)
-		require.Equal(t, 1, New(f.client, &mooncake.Profile{Connector: mooncake.NIXLPull}, target()).Target().Rank)
+		require.Equal(t, -1, NewCall(f.client, &mooncake.Profile{Connector: mooncake.SGLang}, target()).Target().Rank)
+		require.Equal(t, 1, NewCall(f.client, &mooncake.Profile{Connector: mooncake.NIXLPull}, target()).Target().Rank)
 		require.NoError(t, Abort(f.client, target(), "id", zap.NewNop()))
 		require.Equal(t, "/abort_request", f.got.URL.Path)
 		require.Empty(t, f.got.Header.Get("X-Data-Parallel-Rank"))
@@ -371,7 +371,7 @@ func TestWhatSGLangWants(t *testing.T) {
 		defer f.end()
 		began := time.Now()
 		require.Error(t, Abort(f.client, target(), "id", zap.NewNop()))
-		require.Equal(t, abortTime, time.Since(began), "an engine that stands still is not waited for any longer")
+		require.Equal(t, abortTimeout, time.Since(began), "an engine that stands still is not waited for any longer")
 	})
 }
 
@@ -382,7 +382,7 @@ func TestRooms(t *testing.T) {
 		for rank := range max(1, ranks) {
 			target := &engine.Target{URL: &url.URL{Host: "p:8000"}, Rank: rank}
 			for range 50 {
-				room := Meet("r", mooncake.Completions, p, target, ranks, p, target).Room
+				room := NewRendezvous("r", mooncake.Completions, p, target, ranks, p, target).Room
 				require.Positive(t, room+1, "0 to 2^63-1")
 				require.EqualValues(t, rank, room%int64(max(1, ranks)))
 				require.False(t, seen[room])
@@ -407,7 +407,7 @@ func TestWhereARankIsNamed(t *testing.T) {
 	} {
 		f := start(nil, answers("400 Bad Request", "Content-Length: 0\r\n\r\n"))
 		p := row.profile.WithDefaults()
-		c := Call{Call: New(f.client, &p, target()), Kind: lifecycle.Decode, Engine: "e", Path: "/v1/completions",
+		c := Call{Call: NewCall(f.client, &p, target()), Kind: lifecycle.Decode, Engine: "e", Path: "/v1/completions",
 			Limits: engine.Deadlines{Connect: limit, FirstByte: limit, Idle: limit}, Log: zap.NewNop()}
 		resp, fault := c.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{}")})
 		require.NotNil(t, fault)
