@@ -74,7 +74,7 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 		running := workers[g].Running
 		for i := range running {
 			request := &running[i]
-			if inSample := request.Slot%scoreEvery == 0; f.policyReads || inSample {
+			if f.policyReads || request.Slot%scoreEvery == 0 { // or it is in the sample whose predictions are scored
 				f.advance(request)
 			} else {
 				request.Rhat = 0

@@ -100,7 +100,7 @@ func (l *loads) changeLoad(g int, change int64) {
 			l.rescan()
 			return
 		}
-		copy(l.top[i:], l.top[i+1:]) // take the rank out of top, for offer to put it in at its new place
+		copy(l.top[i:], l.top[i+1:]) // take the rank out of top, for offerToTop to put it in at its new place
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.offerToTop(e)

@@ -67,10 +67,10 @@ func (e *Engines) Due() (next float64, busy bool) {
 // which a request waits for KV room; Never: there is none. It is needed only if no step is in progress, because ranks otherwise free such
 // KV at each step.
 func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
+	waitsForRoom := func(q Request) bool { return !q.Reserved }
 	next := Never
 	for _, r := range g.Ranks {
-		waitsForRoom := slices.ContainsFunc(r.Requests, func(q Request) bool { return !q.Reserved })
-		if at := r.EndedKV.Next(); !at.IsZero() && waitsForRoom {
+		if at := r.EndedKV.Next(); !at.IsZero() && slices.ContainsFunc(r.Requests, waitsForRoom) {
 			next = min(next, float64(at.Sub(e.Began))/float64(time.Millisecond))
 		}
 	}

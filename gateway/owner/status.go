@@ -79,8 +79,8 @@ func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil
 	}
-	engines, all := s.deps.Engines(), *s.all.Load()
-	siblings := s.succession.(*siblings) // because the scopes are decode groups
+	all, engines := *s.all.Load(), s.deps.Engines() // in this order, so that the counts know each group of all
+	siblings := s.succession.(*siblings)            // because the scopes are decode groups
 	status := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: siblings.liveMembers(), Groups: []GroupStatus{}}
 	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {

@@ -306,7 +306,7 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	s, fail := l.job.serve(nil)
 	if fail != nil && failedOnlyByAbort(l.job, f.conn, fail) {
 		kind := []byte("text/event-stream")
-		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in unanswered, for the sum of all legs
+		l.usage = sse.Usage{Prompt: l.job.estimatedTokens(), Cached: -1} // the same usage as in emptyAnswer, for the sum of all legs
 		f.sendPiece(piece{contentType: kind, events: emptyAnswer(l.job)})
 		f.sendPiece(piece{contentType: kind, done: true})
 		return nil

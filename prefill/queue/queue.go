@@ -219,7 +219,7 @@ func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
 	}
-	if i.Target == "" || i.modelQueue.deferredIn != round { // closed does not concern this request, or is of an earlier round
+	if i.Target == "" || i.modelQueue.deferredIn != round { // deferredTargets does not concern this request, or is of an earlier round
 		return false
 	}
 	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})

@@ -167,14 +167,13 @@ func (d *deriving) newRank(e *Engine, number int, id int32, state RankState) *Ra
 // newWorker describes a rank for the dispatcher. number is the number of the rank in its engine; NoRank: the only rank.
 func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 	isWedged := e.Status.Wedged && !e.Status.Halted() // a halted engine need not compute anything
-	hasLeftGroup := e.Status.Lost[max(0, number)] != ""
 	w := board.Worker{
 		ID: rank.Worker, Name: rank.Target.ID, Model: e.board, Group: e.Conf.Group, Barrier: e.Conf.Barrier == config.BarrierDP,
 		Engine: e.ID, Lists: e.lists, Slots: e.Slots(), Limit: e.limitOf(e.Conf.Slots), Capacity: cmp.Or(e.Conf.KV, e.Capacity(number)),
 		Cost: e.Conf.Cost, KeepsKVFor: e.Profile.Keeps(),
 		Up: rank.State == Up, Awaited: rank.State == Halted,
 		Unpinned: !rank.EngineHonoursRank(mooncake.Responses),
-		Down:     !e.Status.Up || isWedged || hasLeftGroup,
+		Down:     !e.Status.Up || isWedged || e.Status.Lost[max(0, number)] != "", // a lost rank has left its group
 		Process:  math.Float64bits(e.Status.StartTime), Early: e.Profile.Early(),
 		AtOnce: e.Profile.Early() && e.Profile.Connector == mooncake.NIXLPush,
 	}

@@ -99,8 +99,10 @@ func markOneSided(routes map[string]Route, engines []*Engine) {
 	for name, r := range routes {
 		baseModel := r.Board // the board of a route has the name of its base model
 		for side, isListed := range r.listed {
-			couldList := hasBase[baseModel][side] && !unknown[side] // engines of the side have the base model, and all lists are known
-			r.OneSided = r.OneSided || couldList && !isListed
+			if isListed || r.OneSided {
+				continue
+			}
+			r.OneSided = hasBase[baseModel][side] && !unknown[side] // engines of the side have the base model, and all lists are known
 		}
 		routes[name] = r
 	}
