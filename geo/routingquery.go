@@ -251,8 +251,9 @@ func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Lo
 // without waiting requests, and f.Answered: the requests that were answered since, less those that were sent since.
 func policyReplica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
 	return policy.Replica{
-		Healthy: f.Live, GateOpen: f.Open, GateWillOpen: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held, ForeignWaiting: f.OthersWaiting,
-		Pending: f.WaitingAtScrape, Credit: min(set.Credit(f.Ran, f.WaitingAtScrape, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
+		Healthy: f.Live, GateOpen: f.Open, GateWillOpen: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held,
+		ForeignWaiting: f.OthersWaiting, Pending: f.WaitingAtScrape,
+		Credit: min(set.Credit(f.Ran, f.WaitingAtScrape, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
 	}
 }
 

@@ -91,8 +91,8 @@ func FuzzVerbatim(f *testing.F) {
 		out, end := f.Event(e, nil)
 		require.Equal(t, string(e.Raw), string(out))
 		if usage, told := f.Usage(); told {
-			require.True(t, usage.Prompt >= 0 && usage.Prompt <= maxPlausibleTokens && usage.Completion >= 0 && usage.Completion <= maxPlausibleTokens, "%+v",
-				usage)
+			plausible := func(tokens int) bool { return tokens >= 0 && tokens <= maxPlausibleTokens }
+			require.True(t, plausible(usage.Prompt) && plausible(usage.Completion), "%+v", usage)
 		}
 		var says map[string]json.RawMessage
 		if json.Unmarshal(e.Data, &says) != nil || odd(e.Data) {

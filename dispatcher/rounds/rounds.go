@@ -217,7 +217,8 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	if holdBudget <= 0 {
 		return now
 	}
-	// The rest of the budget is divided equally among the n placed candidates. MaxHold and Until bound it for each of them, and the first bound counts.
+	// The rest of the budget is divided equally among the n placed candidates. MaxHold and Until bound it for each of them, and the first
+	// bound counts.
 	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
 		if r >= 0 {

@@ -58,8 +58,8 @@ func (f *prefillFit) setShare(ownShare float64) {
 	}
 }
 
-// setCosts writes the learned times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet. The model's
-// C0Ms must be the time of a step without any load.
+// setCosts writes the learned times that a prefill takes into the model. It returns false, and changes nothing, if they are not known yet.
+// The model's C0Ms must be the time of a step without any load.
 func (f *prefillFit) setCosts(m *Model) bool {
 	if f.line.n < fitPrefills {
 		return false

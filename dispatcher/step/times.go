@@ -298,8 +298,8 @@ func (s *Times) Line() Line {
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
 // ThroughStepsSince returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned
-// since the sums of learned steps were as in before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at most the
-// fixed part of a step with a prefill, because some of these steps may have had a prefill that was not noticed.
+// since the sums of learned steps were as in before. Steps with a prefill keep their learned length. If there are few steps without a
+// prefill, C0Ms is at most the fixed part of a step with a prefill, because some of these steps may have had an unnoticed prefill.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned
 	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old

@@ -65,7 +65,8 @@ func TestWhatTheQueueAndThePoolSayIsTranslated(t *testing.T) {
 			require.Equal(t, c.want, seen(c.of(fmt.Errorf("request 7: %w", c.err))))
 		})
 	}
-	require.Equal(t, UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false), UnplacedError("decode", board.ErrNotListed, 7, "m", false))
+	require.Equal(t, UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false),
+		UnplacedError("decode", board.ErrNotListed, 7, "m", false))
 	require.Equal(t, "model", UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false).Param)
 	require.Contains(t, UnplacedError("prefill", prefill.ErrModelNotFound, 0, "m", false).Message, `"m"`)
 	require.Contains(t, UnplacedError("decode", board.ErrTooLarge, 4711, "m", false).Message, "4711 tokens")
@@ -266,7 +267,8 @@ func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
 		`{"error":{"message":"it failed","code":500}}`:                                                 0,
 		`{"error":"boom"}`: 0,
 	} {
-		f := RefusedInAnswer(lifecycle.Prefill, fmt.Errorf("prefill a: %w: %w", mooncake.ErrPrefillFailed, &mooncake.SaidError{Answer: []byte(answer)}))
+		f := RefusedInAnswer(lifecycle.Prefill,
+			fmt.Errorf("prefill a: %w: %w", mooncake.ErrPrefillFailed, &mooncake.SaidError{Answer: []byte(answer)}))
 		if status == 0 {
 			require.Nil(t, f, answer)
 			continue

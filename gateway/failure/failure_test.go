@@ -11,7 +11,8 @@ import (
 
 // Operators are told which queue is full, and clients are not.
 func TestAFullQueueIsNamedToOperators(t *testing.T) {
-	e := UnplacedError("prefill", fmt.Errorf("request 7: %w", &prefill.FullError{Model: "m", Max: 40, Key: "prefill.queue.max"}), 0, "m", false)
+	full := &prefill.FullError{Model: "m", Max: 40, Key: "prefill.queue.max"}
+	e := UnplacedError("prefill", fmt.Errorf("request 7: %w", full), 0, "m", false)
 	require.Equal(t, 429, e.Status)
 	require.Equal(t, "the arrival queue of model m is full (prefill.queue.max: 40)", e.Why)
 	require.NotContains(t, string(e.JSON()), "prefill.queue.max")

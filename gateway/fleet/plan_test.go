@@ -22,7 +22,8 @@ func TestAReloadBringsNoEngineBackThatHasLeft(t *testing.T) {
 	require.NoError(t, next.Validate())
 	for port, incarnation := range map[string]string{"1": "u1", "2": "u2"} {
 		require.NoError(t,
-			f.PutFound(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "p", Slots: 1}, roster.Found{Incarnation: incarnation}))
+			f.PutFound(roster.Decode, config.Engine{URL: "http://127.0.0.1:" + port, Profile: "p", Slots: 1},
+				roster.Found{Incarnation: incarnation}))
 	}
 	plan, err := f.Plan(NewSettings(running), NewSettings(next))
 	require.NoError(t, err)

@@ -83,8 +83,8 @@ func (s *Set) canHandOver() bool {
 // HandingOver says whether this proxy is in HandOver. Then it still serves requests that other proxies forward.
 func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
-// askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks, and
-// askBack stores them as the load of others. The holder has no requests on ranks that it does not list.
+// askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks,
+// and askBack stores them as the load of others. The holder has no requests on ranks that it does not list.
 func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch int64) error {
 	ask := geo.HandBack{Region: scope.Name, Epoch: epoch}
 	if s.kind == Groups {

@@ -87,8 +87,8 @@ type Deps struct {
 
 // Engines is the state of the engines at one moment.
 type Engines interface {
-	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each only
-	// prefills or only decodes. runsModel says that the request runs the model.
+	// SoleEngines returns the engines that can serve requests for the model alone. onlyPairs says that the model has engines, but that each
+	// only prefills or only decodes. runsModel says that the request runs the model.
 	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
 }
 

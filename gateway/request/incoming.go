@@ -72,7 +72,7 @@ func (srv *Server) Serve(
 		return fail
 	}
 	srv.setPeerHeaders(ctx, in, nil)
-	s.answerClient(ctx)
+	answerClient(ctx, s)
 	return nil
 }
 
@@ -93,7 +93,7 @@ func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route,
 
 // answerClient gives the client the answer that s has begun: as a stream, or collected into one piece. If the answer cannot be collected,
 // the client gets an error.
-func (s *stream) answerClient(ctx *fasthttp.RequestCtx) {
+func answerClient(ctx *fasthttp.RequestCtx, s *stream) {
 	srv := s.job.srv
 	if s.job.req.Stream {
 		tokens := s.upstream.maxTokens

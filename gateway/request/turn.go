@@ -43,7 +43,7 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 			j.srv.Places.Release()
 		}
 	})
-	lease = j.avoidBlocked(lease)
+	lease = avoidBlocked(j, lease)
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
 	if j.life.MayAsk() {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
@@ -57,7 +57,7 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 // avoidBlocked exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen one,
 // and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is. It matters only if the request
 // is bound to a decode rank before its prefill: the best rank may belong to that decode engine.
-func (j *job) avoidBlocked(lease *prefill.Lease) *prefill.Lease {
+func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
 	candidate := lease.Candidate
 	if !candidate.Profile.Early() {
 		return lease

@@ -75,7 +75,8 @@ func TestARankIsTriedAloneOnASlot(t *testing.T) {
 	var mu sync.Mutex
 	var sat []string
 	left := 0
-	found := Run(t.Context(), both(t, noConnector(), e.URLs()[0]), Options{TakeSlot: func(_ context.Context, rank string, _ int) (Slot, error) {
+	engines := both(t, noConnector(), e.URLs()[0])
+	found := Run(t.Context(), engines, Options{TakeSlot: func(_ context.Context, rank string, _ int) (Slot, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if sat = append(sat, rank); len(sat) == 2 {

@@ -185,7 +185,8 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	err := fmt.Errorf("%s %s answered %d", who, id, status)
 	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
-	if paused := engine.EngineRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil { // the engine takes no requests for a while
+	// An engine that is paused takes no requests for a while.
+	if paused := engine.EngineRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil {
 		fault.Reason, fault.ClientError, fault.BlamedEngine = lifecycle.Paused, failure.PausedError(side, paused), c.Engine
 		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
 		return fault

@@ -115,7 +115,9 @@ func TestWhatRunsBesideIsLearned(t *testing.T) {
 	}
 	latency, fitted := c.Latency()
 	require.True(t, fitted)
-	for _, s := range []Sample{{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Concurrent: 50}, {New: 20_000, Concurrent: 50}} {
+	for _, s := range []Sample{
+		{New: 3000}, {New: 20_000}, {New: 8000, Hit: 30_000}, {New: 3000, Concurrent: 50}, {New: 20_000, Concurrent: 50},
+	} {
 		require.InEpsilon(t, truth.predictMs(s), latency.predictMs(s), 0.1, "%+v by %+v", s, latency)
 	}
 	require.InEpsilon(t, truth.Beta2, latency.Beta2, 0.1)

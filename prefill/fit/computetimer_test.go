@@ -25,7 +25,8 @@ func stretched(rtt time.Duration, probes ...probe) (all []Sample) {
 				oldest = at(o.sent)
 			}
 		}
-		all = append(all, t.Answered(Answer{Sent: at(p.sent), RTT: rtt, Unusable: p.void, Sample: Sample{New: p.tokens}}, oldest, at(p.answered))...)
+		answer := Answer{Sent: at(p.sent), RTT: rtt, Unusable: p.void, Sample: Sample{New: p.tokens}}
+		all = append(all, t.Answered(answer, oldest, at(p.answered))...)
 	}
 	return all
 }
