@@ -90,10 +90,10 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (com
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)
 	case resp.StatusCode()/100 == 4:
-		return false, EngineRefusal(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
+		return false, ParseRefusal(resp.StatusCode(), body, to) // nil if the engine refused the request for another reason
 	case resp.StatusCode() != http.StatusOK:
 		return false, &StatusError{Target: t.ID, Method: http.MethodPost, Path: completionsPath, Status: resp.StatusCode(),
-			Why: EngineRefusal(resp.StatusCode(), body, to)}
+			Why: ParseRefusal(resp.StatusCode(), body, to)}
 	case json.Unmarshal(body, &answer) != nil || len(answer.Choices) == 0:
 		return false, fmt.Errorf("engine %s: its answer to a request of one token is no completion", t.ID)
 	}

@@ -36,7 +36,7 @@ func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...H
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: t.ID, Path: path, Status: status, Why: EngineRefusal(status, body, t.Unranked())}
+		err = &StatusError{Target: t.ID, Path: path, Status: status, Why: ParseRefusal(status, body, t.Unranked())}
 	}
 	return body, err
 }

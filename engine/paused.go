@@ -63,9 +63,9 @@ var noRankMessage = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:data_parallel_rank (\d{1,6}) is|routed_dp_rank=(\d{1,6})) out of range \[0, (\d{1,6})\)\.?$`)
 })
 
-// EngineRefusal finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
+// ParseRefusal finds out whether an answer is a refusal for a reason that lies in the engine, not in the request. It returns ErrReforming,
 // ErrPaused, ErrRetired or a RankError; nil: it is another answer. t is the target of the request.
-func EngineRefusal(status int, body []byte, t *Target) error {
+func ParseRefusal(status int, body []byte, t *Target) error {
 	switch status {
 	case http.StatusServiceUnavailable:
 		return refusalOfAll(body)
@@ -129,7 +129,7 @@ func SaysPaused(status int, message string) bool {
 	return status == http.StatusServiceUnavailable && message == saysPaused
 }
 
-// IsWithheld says whether an error is one that EngineRefusal returns.
+// IsWithheld says whether an error is one that ParseRefusal returns.
 func IsWithheld(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
@@ -223,7 +223,7 @@ func (l *loadReports) record(reported map[int]float64, maxLag time.Duration, now
 	return silent
 }
 
-// recordRefusal records the reason with which an engine refused a request (see EngineRefusal), and makes run check the engine at once. The
+// recordRefusal records the reason with which an engine refused a request (see ParseRefusal), and makes run check the engine at once. The
 // caller holds m.mu.
 func (w *watch) recordRefusal(why error) {
 	if w.in.Held != nil { // an operator has stopped requests to the engine, so the reason is known

@@ -46,7 +46,7 @@ func TestWhatIsSaidOfTheEngineAndNotOfTheRequest(t *testing.T) {
 			if row.rank >= 10 {
 				at.First, at.Rank = 10, row.rank-10
 			}
-			require.Equal(t, row.want, EngineRefusal(row.status, []byte(row.body), at))
+			require.Equal(t, row.want, ParseRefusal(row.status, []byte(row.body), at))
 		})
 	}
 }

@@ -169,7 +169,7 @@ func (w *watch) ask(ctx context.Context, call *Call, path string, timeout time.D
 	defer stop()
 	status, body, err := call.ask(ctx, http.MethodGet, path, limit)
 	if err == nil && status != http.StatusOK {
-		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: EngineRefusal(status, body, w.in.Target.Unranked())}
+		err = &StatusError{Target: w.in.ID, Path: path, Status: status, Why: ParseRefusal(status, body, w.in.Target.Unranked())}
 	}
 	return body, err
 }

@@ -186,7 +186,7 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
 	// An engine that is paused takes no requests for a while.
-	if paused := engine.EngineRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil {
+	if paused := engine.ParseRefusal(resp.StatusCode(), c.RefusalBody, c.Target()); paused != nil {
 		fault.Reason, fault.ClientError, fault.BlamedEngine = lifecycle.Paused, failure.PausedError(side, paused), c.Engine
 		fault.Err = fmt.Errorf("%w: %w", fault.Err, paused)
 		return fault
