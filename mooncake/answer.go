@@ -375,7 +375,7 @@ func stringValue(raw json.RawMessage) string {
 	return rawjson.Unquote(raw)
 }
 
-// tokenList returns a value that is a list; nil: it is missing or has another type.
+// tokenList returns raw if it is a list; nil: it is missing, or not a list. It does not look at the members of the list.
 func tokenList(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '[' {
 		return nil

@@ -23,7 +23,7 @@ var keyLayouts = [Endpoints]*keyLayout{
 var textLayout = generateLayout("text")
 
 // generateLayout returns a layout with the names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt.
-// No member is dropped, because in SGLang clients may set every member of sampling_params.
+// A translation drops members that a client may not set. This one drops none: in SGLang, clients may set every member of sampling_params.
 func generateLayout(prompt string) *keyLayout {
 	return newKeyLayout(map[string]keyLocation{
 		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true},

@@ -17,8 +17,8 @@ type Body struct {
 	members []member
 	closing int        // index of the outermost '}'
 	pending []Member   // members added by Set; they replace members of the text with the same key
-	layout  *keyLayout // where the body has the members of a completion; nil: keys are not translated
-	params  *Body      // its sampling_params; nil: layout is nil
+	layout  *keyLayout // the keys under which the body has the members of a completion; nil: those of a completion
+	params  *Body      // the sampling_params of the body, empty if there are none; nil if layout is nil
 }
 
 type member struct {

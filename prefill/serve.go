@@ -43,7 +43,7 @@ func reasonOf(decision Where) waitReason {
 		return goesElsewhere
 	case WaitsAlone:
 		return waitsAlone
-	case ModelWaits:
+	case ModelWaits: // the first attempts of the model wait, too, but not its retries
 		return onlyRetries
 	}
 	return canServe

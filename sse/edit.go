@@ -223,7 +223,7 @@ func appendHead(dst []byte, e Event) []byte {
 
 // appendPart appends a piece of the data. Data that came in several data lines is written in several, too.
 func appendPart(dst []byte, e Event, part []byte) []byte {
-	if e.dataAt > 0 {
+	if e.dataAt > 0 { // the data came in one line, so that part has no line break
 		return append(dst, part...)
 	}
 	for {

@@ -23,7 +23,7 @@ type Filter struct {
 	finishReason  string
 	usage         Usage
 	details       []byte // prompt_tokens_details of usage
-	drift         int    // see Drift
+	drift         int    // tokens that were counted, minus those of the final usage; see Drift
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error

@@ -20,7 +20,7 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	configured := policy.shared.cfg.BindAhead // only for early ranks
 	switch {
 	case !r.Early:
-		withSlot := min(len(r.slots), r.Slots) // a request without a slot frees none when it ends
+		withSlot := min(len(r.slots), r.Slots) // r.slots has also the requests in the engine's queue, which free no slot of the engine
 		return free + r.group.handoffDelay.extraSlots(withSlot)
 	case configured == AheadAuto:
 		return free + r.group.prefillDelay.extraSlots(r.Slots)

@@ -154,6 +154,7 @@ func (b *board) bindPartlyListed(now time.Time, before bool) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		p := b.partialNames[e.Name]
+		// Policies see an entry whose name all ranks of a group list, and choose between such groups. What they leave may go to other groups.
 		leftToPolicies := p == nil || before && len(p.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds it

@@ -45,7 +45,9 @@ func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.refuse(w.Entry, ErrNotLocal)
 }
 
-// leastLocal returns the smallest number of tokens of the prompt that any rank would have to compute; 0: no rank may compute it now.
+// leastLocal returns the smallest number of tokens of the prompt, at least 1, that a rank would have to compute if it took the request now;
+// 0: no rank may take it. It asks the ranks of all groups that decide in this round. Each group's policy says how much KV room must stay
+// free (watermark).
 func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	for _, g := range b.decidingGroups {
 		watermark := policy.Watermark(g.policyInForce().Policy)

@@ -74,8 +74,8 @@ type Request struct {
 // Tokens returns the KV tokens that the request holds on its worker.
 func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) - int64(r.KVElsewhere) }
 
-// Entry is a request that waits for a rank. Its prefill is finished or, if the rank must be known
-// before the prefill or computes the prefill itself, can begin at once.
+// Entry is a request that waits for a rank. Usually its prefill is finished. It has not begun if the rank must be known before the prefill,
+// or computes the prefill itself: then it can begin at once when the rank is chosen.
 type Entry struct {
 	ID      uint64
 	Prompt  int32

@@ -56,7 +56,8 @@ type Score struct {
 	knee int64 // see Knee
 }
 
-// knot is a value of w at which the slope of F changes: the margin of a step. The sums are over this knot and all knots before it.
+// knot is a number of added tokens, w, at which the slope of the score F(w) changes: the margin of the rank in one of the next decode steps.
+// The sums are over this knot and all knots before it.
 type knot struct {
 	margin        int64
 	discount      float64 // weight of the step

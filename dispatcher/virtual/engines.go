@@ -81,7 +81,7 @@ func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 func (e *Engines) Place(r *Rank, q Request) {
 	q.DecodesFrom, q.EarliestStep = KVNotReady, r.Group.earliestStep()
 	r.Requests = append(r.Requests, q)
-	if r.MaxRunning == 0 { // otherwise the rank pulls KV only when a step begins
+	if r.MaxRunning == 0 { // no limit, so the rank pulls KV at any time; with a limit, it pulls KV only when a step begins
 		r.EndedKV.Expire(e.Instant(e.Now))
 		e.reserveKV(r, q.EarliestStep)
 		e.assignSlots(r)

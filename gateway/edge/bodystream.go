@@ -198,8 +198,8 @@ func (p *BodyStream) writeChunk(begun []byte) error {
 	return err
 }
 
-// Close calls onEnd, but only the first time, and lets the connection send the bytes that it holds. It always returns nil: the answer is
-// written already, and fasthttp would report an error as its failure.
+// Close calls onEnd, but only the first time, and lets the connection send the bytes that it holds. It always returns nil: the client has
+// already got what it gets of the answer, and fasthttp would take an error of Close for an error of the answer.
 func (p *BodyStream) Close() error {
 	p.endOnce.Do(func() {
 		defer p.endHeldWrites()
@@ -209,7 +209,7 @@ func (p *BodyStream) Close() error {
 			}
 		}()
 		switch p.err {
-		case nil:
+		case nil: // fasthttp has stopped before the source's end
 			p.onEnd(ErrUnfinished)
 		case io.EOF: // not errors.Is: like fasthttp, we take a wrapped io.EOF for a failure
 			p.onEnd(nil)

@@ -140,8 +140,9 @@ func (c *Conn) writeWaitLeft() time.Duration {
 	return max(0, c.ln.options.MaxLag-time.Duration(c.writeWaitNanos.Load()))
 }
 
-// renewWriteDeadline moves the write deadline to WriteTimeout from now, but only if less than 3/4 of this time is left until the old one. A
-// stream may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
+// renewWriteDeadline moves the write deadline to WriteTimeout from now, or to less if the writes of this answer may not wait for so long any
+// more (writeWaitLeft). It moves the deadline only if less than 3/4 of this time is left until the old one, or more than all of it. A stream
+// may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.options.WriteTimeout
 	if timeout <= 0 || c.fixedWriteDeadline.Load() {
@@ -149,7 +150,7 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	}
 	timeout = min(timeout, c.writeWaitLeft())
 	remaining := c.writeDeadline.Load() - now.UnixNano()
-	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) { // above timeout: writeWaitLeft has lowered it
+	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) { // more remains only if writeWaitLeft has fallen since
 		return nil
 	}
 	by := now.Add(timeout)

@@ -132,8 +132,9 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 // discardTries is how often a hand-off is offered to decode ranks.
 const discardTries = 3
 
-// discardNow discards a hand-off. outcome is the label for evenkeel_drains_total. After an error, the KV stays on the prefill engine until
-// the hold timeout.
+// discardNow discards a hand-off: a decode engine pulls its KV for a request of one token, so that the prefill engine can free the KV. The
+// decode engine needs a slot for it. outcome is the label for evenkeel_drains_total. After an error, the KV stays on the prefill engine
+// until the hold timeout. ErrOutlived says that the prefill engine's process has ended, and the KV with it.
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
@@ -153,10 +154,10 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		if placed.Err != nil {
 			return discardUnplaced, errors.Join(placed.Err, err)
 		}
-		// If the decode request must have the id of the probe, the hand-off is not offered again after a call that broke: an engine may
-		// still run the first request of this id.
 		var tryOther bool
 		outcome, tryOther, err = d.discardOn(placed.Slot, h, try)
+		// A decode request that must have the id of the probe is not sent again after a call that broke: an engine may still run the first
+		// request of this id.
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
 		if err == nil || !tryOther || idInUse || try == discardTries {
 			return outcome, err

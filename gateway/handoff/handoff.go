@@ -139,7 +139,7 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 }
 
 // Repeat calls check once the duration first has passed, and then again after each duration that check returns. It ends when check returns
-// 0 or less, or when stop is called. Once stop has returned, check does not run any more.
+// 0 or less, or when stop is called, which check must not do. Once stop has returned, check does not run any more.
 func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer // nil: it was stopped
@@ -158,8 +158,10 @@ func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()
 	return func() {
 		mu.Lock()
 		defer mu.Unlock()
-		timer.Stop()
-		timer = nil
+		if timer != nil {
+			timer.Stop()
+			timer = nil
+		}
 	}
 }
 

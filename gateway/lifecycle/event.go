@@ -32,10 +32,9 @@ type Event struct {
 	Reason  DecodeFailure   // of DecodeFailed: why the call ended
 }
 
-// EventKind is the kind of an event.
+// EventKind says what has happened to a request. Each event makes the lifecycle change its state and return effects.
 type EventKind uint8
 
-// The kinds of events.
 const (
 	Begun          EventKind = iota // a client sends a request, or a lost answer goes on
 	LocalBound                      // a decode rank that also prefills the prompt has given the request a slot

@@ -387,9 +387,9 @@ func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	case p.traits.Aborts: // the prefill engine goes first, because the decode engine must not reuse blocks that are still written
 		dst = p.abortPrefill(dst)
 	}
-	// The first event proves that both engines can free their blocks. The reader of the decode call ends the call then. If no
-	// event comes for too long, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
-	if !p.Failed {
+	// The decode call goes on until its first event, which proves that both engines can free their blocks. If no event comes within the grace
+	// period, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
+	if !p.Failed { // else the calls have ended already
 		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace})
 	}
 	return dst

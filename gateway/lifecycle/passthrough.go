@@ -98,8 +98,8 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	return l.chooseEngine(dst)
 }
 
-// failPassthrough ends the request with an error for the client. The code that answers with the error settles the request's body (see
-// Body).
+// failPassthrough ends the request with an error for the client. It gives back all that the request holds, except for the request's body:
+// the code that answers with the error gives that back (see Body).
 func (l *Lifecycle) failPassthrough(clientError Error, dst []Effect) []Effect {
 	return append(l.settlePassthrough(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }

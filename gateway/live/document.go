@@ -73,7 +73,7 @@ type RankLine struct {
 	KVTokens []int64 `json:"kv_tokens"`
 }
 
-// NumbersLine is one value of the whole proxy over time.
+// NumbersLine has the values that one number of the whole proxy had at the times of the document, oldest first.
 type NumbersLine struct {
 	Name   string  `json:"name"`
 	Values []int64 `json:"values"`

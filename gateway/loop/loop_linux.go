@@ -109,10 +109,11 @@ func (l *Loop) Close() {
 	<-l.done
 }
 
-// run is the loop's goroutine. In turn, it calls posted functions, the handlers of sockets that are ready, and those whose time has come.
+// run is the loop's goroutine. In turn, it calls posted functions, the handlers of sockets that are ready, and the handlers whose timers
+// have expired.
 func (l *Loop) run() {
 	defer close(l.done)
-	defer func() { _ = l.ep.Close() }() // only the loop uses the file
+	defer func() { _ = l.ep.Close() }() // the descriptor of epoll, which only this goroutine uses
 	for {
 		l.setWaitEnd() // before the queue is read, so that a later Post ends the wait that follows
 		if !l.runPosted() {

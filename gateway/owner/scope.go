@@ -103,9 +103,10 @@ func (s *Set) applyView(scope *Scope, v lease.View) {
 	}
 }
 
-// storeChange stores a view that changes whether this proxy admits. The result is that of recordOwnership; 0: the scope was lost. The fleet
-// may read the scope between two lines of this function. Therefore caution (ownedSince) begins before the view admits, and ends only after
-// the view no longer admits.
+// storeChange stores a view that changes whether this proxy admits. sinceOtherOwner is the time since the last sign of life of the owner
+// before; 0: there was none, or the scope was lost. For a while after a takeover (from ownedSince), the proxy sends little, because
+// requests of the owner before may still run. The fleet may read the scope between two lines of this function. Therefore ownedSince is set
+// before the view admits, and cleared only after the view no longer admits.
 func (s *Set) storeChange(scope *Scope, v lease.View) (sinceOtherOwner time.Duration) {
 	scope.mu.Lock()
 	defer scope.mu.Unlock()

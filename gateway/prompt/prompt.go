@@ -199,7 +199,8 @@ func (s *Source) Hash(key []byte) uint64 {
 	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
 }
 
-// Bytes returns the length of a prompt in bytes, as the client sent it.
+// Bytes returns the length in bytes of the prompt of a request, as the client sent it. If the request has several prompts, each has a leg,
+// whose patch replaces the prompt of the request by its own.
 func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 	if leg != nil && leg.Prompt != nil {
 		return len(leg.Prompt)

@@ -476,7 +476,8 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 	}
 }
 
-// answerName is the name of a leg's answer. SGLang numbers the answers of a list (0.5.23, normalize in managers/io_struct.py).
+// answerName is the id that the client finds in the answer of a leg. At /generate it is the id that the client has given to this prompt, or
+// the request's id, "_" and the leg's number, as of SGLang (0.5.23, normalize in managers/io_struct.py).
 func (f *fannedOut) answerName(leg int) []byte {
 	switch {
 	case f.req.Endpoint != mooncake.Generate:

@@ -60,7 +60,7 @@ type upstreamCall struct {
 
 	prefillCall *concurrentPrefill // the prefill that runs at the same time; nil: none does
 
-	pull     *engine.PendingPull // the wait for the first event
+	pull     *engine.PendingPull // the pull of the KV, which ends with the first event
 	lastRead engine.LastRead     // the last arrival of bytes
 
 	maxTokens       int            // tokens that the rest of the answer may have

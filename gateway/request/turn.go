@@ -69,8 +69,8 @@ func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
 	return cmp.Or(lease.MoveIfSooner(-j.srv.Settings().Bind.Lead, blocked), lease)
 }
 
-// leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it
-// also notes that the request holds nothing.
+// leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
+// notes the time at which nothing is held for it any more (see noteFreed).
 func (j *job) leaseError(err error) *openai.Error {
 	if j.client.Left() {
 		j.noteFreed()

@@ -330,6 +330,6 @@ func (s *Stream) apply(payload []byte) {
 // dropAll drops all blocks that the events have named, and counts the events as incomplete.
 func (s *Stream) dropAll() {
 	s.complete.Store(false)
-	s.mirror.dropAll(index.Cold)
+	s.mirror.dropAll(index.Cold) // Cold is the reason that the metrics tell: nothing is known of the cache now
 	s.counters.knownHashes.Store(0)
 }

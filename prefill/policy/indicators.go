@@ -48,8 +48,8 @@ type Engine struct {
 	BlockTokens     float64 // tokens of the engine's KV blocks; 0 counts as 1
 	Beta2           float64 // ms per token pair of attention
 	QueuedAttention float64 // Σ N·(H + N/2) over unanswered probes with N new and H cached tokens, in tokens²
-	ActiveWork      float64 // like ActiveTokens, in the weight of vllm-ascend's example proxy
-	KVWork          float64 // like KVTokens, in the same weight
+	ActiveWork      float64 // of the prompts that ActiveTokens counts, but by what vllm-ascend's example proxy takes for a prompt's work
+	KVWork          float64 // of the prompts that KVTokens counts, likewise
 }
 
 // Query is the request for which a candidate is chosen.

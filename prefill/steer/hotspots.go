@@ -101,7 +101,7 @@ type hotClass struct {
 	filterUntil       time.Time // end of the filter
 }
 
-// NewHotspots returns a detector that watches no class yet.
+// NewHotspots returns a detector without classes. It adds each class at its first request, up to maxWatchedClasses.
 func NewHotspots() *Hotspots {
 	return &Hotspots{maxClasses: maxWatchedClasses, classes: map[uint64]*hotClass{}}
 }
