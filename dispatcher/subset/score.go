@@ -56,7 +56,7 @@ type Score struct {
 	knee int64 // see Knee
 }
 
-// knot is a number of added tokens, w, at which the slope of the score F(w) changes: the margin of the rank in one of the next decode steps.
+// knot is a number of added tokens, w, at which the slope of the score F(w) changes: the margin of the rank in one of the next steps.
 // The sums are over this knot and all knots before it.
 type knot struct {
 	margin        int64

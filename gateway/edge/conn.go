@@ -140,9 +140,9 @@ func (c *Conn) writeWaitLeft() time.Duration {
 	return max(0, c.ln.options.MaxLag-time.Duration(c.writeWaitNanos.Load()))
 }
 
-// renewWriteDeadline moves the write deadline to WriteTimeout from now, or to less if the writes of this answer may not wait for so long any
-// more (writeWaitLeft). It moves the deadline only if less than 3/4 of this time is left until the old one, or more than all of it. A stream
-// may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
+// renewWriteDeadline moves the write deadline to WriteTimeout from now, or to less if the writes of this answer may not wait for so long
+// any more (writeWaitLeft). It moves the deadline only if less than 3/4 of this time is left until the old one, or more than all of it. A
+// stream may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.options.WriteTimeout
 	if timeout <= 0 || c.fixedWriteDeadline.Load() {
