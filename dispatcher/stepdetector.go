@@ -58,8 +58,9 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	}
 }
 
-// beginStep begins the next step at a time, given as the time since d.epoch. It returns false, and changes nothing, if the current step
-// began less than d.minLength before. The new step has no Length if it is not known when the current step began.
+// beginStep begins the next step at a time, given as the time since d.epoch. Its Length is the time since the current step began; it has
+// none if that is not known. If it would be shorter than d.minLength, beginStep returns false and changes nothing, because the stream only
+// catches up then.
 func (d *stepDetector) beginStep(at time.Duration) bool {
 	s := board.Step{Number: d.current.Load() + 1}
 	if d.began > 0 {

@@ -82,7 +82,7 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 		return true
 	})
 	keepEgress(ps.removedEgress, gone, ps.clock.Now())
-	for _, p := range gone { // after ps.peers was changed
+	for _, p := range gone { // after ps.peers was changed, because a series stays while another peer of the list has its name
 		ps.dropRemovedSeries(p)
 	}
 	for _, id := range slices.Sorted(maps.Keys(missing)) {

@@ -113,7 +113,7 @@ func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
 	return true
 }
 
-// rollTo returns the index in seconds for the present second. It first clears the entry if this still counts an earlier second.
+// rollTo returns the index of the entry of b.seconds for the present second. It first clears an entry that counts an earlier second.
 func (b *budget) rollTo(now time.Time) int {
 	unix := now.Unix()
 	slot := &b.seconds[unix%budgetSeconds]

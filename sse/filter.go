@@ -104,7 +104,8 @@ func (f *Filter) Reset(o Options) {
 // change, dst with the edited event appended if it does, nil if the client gets nothing. With Refused, out is the engine's
 // error event. With Preempted, out is the event if it has content, else nil. Event does not allocate if dst has room.
 //
-// Some forms have no [DONE]. For their last event Event returns NotEnded, and Answer.Event returns Complete.
+// Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
+// the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	f.facts.isEmpty = false
 	switch e.Kind {

@@ -13,9 +13,9 @@ import (
 // settings has the values of all keys that a user may set for some policy. Each policy reads only those of its own keys.
 type settings struct {
 	window     int
-	theta      int64 // a number of slots, or thetaIsRankCount
-	capacity   bool  // the key queue has the value capacity
-	longest    bool  // the key order has the value desc
+	theta      int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: as many slots as there are ranks
+	capacity   bool  // queue=capacity
+	longest    bool  // order=desc
 	maxAgeMs   float64
 	watermark  float64
 	sendsAhead bool

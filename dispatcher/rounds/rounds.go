@@ -262,7 +262,8 @@ func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent
 	return sent
 }
 
-// unplace takes the placed candidates off their ranks again. Candidates that are in picks stay there, and Since stays as it is.
+// unplace takes the candidates that placeAll has placed off their ranks, so that they can be placed anew. Candidates that were sent already
+// (picked) stay on theirs. All keep the time since which they wait (Since).
 func (p *Planner) unplace() {
 	copy(p.ranks, p.ranksBefore)
 	for i := range p.placed {

@@ -20,7 +20,7 @@ type Driver struct {
 
 	OnBind        func(e *board.Effect) // gets each EffectBind
 	OnRefuse      func(e *board.Effect) // gets each EffectRefuse
-	OnOtherEffect func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectRest
+	OnOtherEffect func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
 	OnDecided     func(ms float64)      // called after an event was applied and its rounds were decided
 	Timed         func(round func())    // must call round, and may measure its time; nil: rounds are not measured
 
@@ -89,8 +89,8 @@ var Never = math.Inf(1)
 // Count applies the Counts at the time ms, so that the boards decide with them in the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes EffectBind to OnBind, EffectRefuse to OnRefuse, and all other effects to OnOtherEffect, except EffectRest, which marks
-// the group as stopped.
+// carryOut passes each effect to OnEffect, if it is set. Then it passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the others to
+// OnOtherEffect, except EffectGroupIdle, which only marks the group as idle. The counts of a slot begin anew with each EffectBind.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {

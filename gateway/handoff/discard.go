@@ -228,7 +228,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	}
 	h.Lease.Release() // the KV is free: it was pulled, or the refusal has freed it
 	slotOutcome.Kind = board.Cancelled
-	slotOutcome.Kept = fault == nil // the one token counts as an answer, whose KV the engine may keep
+	slotOutcome.Kept = fault == nil // the engine has decoded one token, and may keep the KV in its prefix cache as after any answer
 	return discardDone, false, nil
 }
 

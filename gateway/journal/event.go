@@ -28,7 +28,7 @@ const (
 	First                          // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
 	Relayed                        // Took: from the first event of the answer to its end; Tokens: of the answer
 	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: of the answer, at least 2
-	Failed                         // Cause, On, Status, Answer: the attempt has failed
+	Failed                         // Cause, On, Status, Answer: the attempt has ended; no Answer: the client got its whole answer
 	Retried                        // another attempt follows
 	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
 	scheduled                      // batch, priority; At: until when the first token is wanted, zero: the caller gave no deadline

@@ -163,5 +163,5 @@ func (r *Record) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail})
+	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail}) // also without an error: then it only ends the attempt
 }

@@ -99,8 +99,8 @@ func (d *Distrust) Add(nowAt, errorMs float64) {
 	}
 }
 
-// Ms is by how many ms min_gain_ms is raised for the peer. It is 0 while there are fewer than distrustCount samples, or while
-// the median is below distrustFrom.
+// Ms is by how many ms min_gain_ms is raised for the peer. It is 0 while there are fewer than distrustMinSamples samples,
+// or while the median is below distrustMinMs.
 func (d *Distrust) Ms(nowAt float64) float64 {
 	d.halve(nowAt)
 	if d.samples < distrustMinSamples || d.median < distrustMinMs {

@@ -84,8 +84,8 @@ func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	return max(0, o.Pos)
 }
 
-// writeMember writes a short member and a separator. A missing member also gets its separator, so that the next member is not
-// mistaken for it.
+// writeMember writes a member that is a string, and a separator. For a member that is missing, or has another type, it writes only the
+// separator, so that the next member is not mistaken for it.
 func (h *Hasher) writeMember(value json.RawMessage) {
 	if len(value) > 0 && value[0] == '"' {
 		h.writeText(value)

@@ -15,7 +15,7 @@ type Ledger struct {
 	cfg      Config
 	expiries expiries
 
-	// The counts of Audit: charged - released must equal the number of charges on all engines, and unheld must be 0.
+	// The counts of Audit: charged - released must equal the number of charges on all engines, and lostCharges must be 0.
 	charged, released, misuses, expired uint64
 	lostCharges                         int // lost charges: they are still on an engine, but their owner has ended
 }
