@@ -30,7 +30,7 @@ var mayName = map[string][]string{
 	"evenkeel/geo/policy":         {"Blind", "Defaults", "Names", "Push", "SPE", "SPP"},
 	"evenkeel/prefill":            {"Candidate", "Config", "Default", "ErrElsewhere", "Lease", "New", "Prompt", "Request", "Sample", "Scheduler", "Usage"},
 	"evenkeel/prefill/policy":     {"Definition"},
-	"evenkeel/prefill/index":      {"Config", "Index", "Key", "New", "Slot", "Usable"}, // the replicas' own caches
+	"evenkeel/prefill/index":      {"Config", "Index", "Key", "New", "Slot", "UsableHit"}, // the replicas' own caches
 	"evenkeel/engine":             {"ErrAborted", "Error", "PhaseConnect", "PhaseHead", "Target"},
 	"evenkeel/bench/lab/report":   nil, // all of it, as of the next four
 	"evenkeel/bench/lab/reftext":  nil,
