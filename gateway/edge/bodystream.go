@@ -157,10 +157,11 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 		p.keepAlive.recordHeadWritten()
 		if insideEvent := p.tornSrc != nil && p.tornSrc.Torn(); !insideEvent { // a comment inside an event would spoil the event
 			p.keepAlive.StartTimer()
-			defer p.keepAlive.StopTimer()
+			defer p.keepAlive.StopTimer() // if the source panics
 		}
 	}
 	n, err = p.src.Read(b)
+	p.keepAlive.StopTimer() // before anything is written: a comment must not come behind a part of an event, or while writes are held
 	isLast := err == io.EOF //nolint:errorlint // as fasthttp compares
 	if err == nil && p.pending() == 0 && p.ended() {
 		isLast = true // the source says so before it returns io.EOF
