@@ -14,7 +14,7 @@ func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimate.maxTokens = e.MaxUnreported // the engine may have stopped to report tokens since measureTokenRate ran last
+	s.estimate.maxTokens = e.MaxUnreported // the engine may have stopped reporting tokens since measureTokenRate ran last
 	generated, firstStep, lastStep := e.Generated, e.First, e.Last
 	if hasEstimate := s.estimate.firstStep != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number

@@ -313,18 +313,18 @@ func backlogsAreSums(t *rapid.T, b *board) {
 		return
 	}
 	for _, r := range b.ranks {
-		sum, unread := int64(0), 0
+		sum, notDecoding := int64(0), 0
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
 			if sum += int64(s.promptLeft); s.notDecoding {
-				unread++
+				notDecoding++
 				require.Equal(t, r.Mixed, slices.Contains(r.promptsToCompute, slot))
 			}
 		}
 		require.Equal(t, sum, r.backlog)
-		require.Equal(t, unread, r.notDecodingSlots)
+		require.Equal(t, notDecoding, r.notDecodingSlots)
 		if r.Mixed {
-			require.Len(t, r.promptsToCompute, unread)
+			require.Len(t, r.promptsToCompute, notDecoding)
 		}
 	}
 }

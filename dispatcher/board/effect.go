@@ -67,7 +67,7 @@ const (
 	EffectDuplicate                          // two workers have one ID
 	EffectPace                               // a tick is over, and the board has this Pace now
 	EffectNames                              // Listed are now the names that only some ranks of the board list
-	EffectWatchFirstEvents                   // Count is above 0: a pair is suspected or a rank refuses requests, so report each FirstEvent
+	EffectWatchFirstEvents                   // Count is the suspected pairs and the refusing ranks; above 0: report each FirstEvent
 	EffectPolicy                             // another policy is in force
 	EffectGroupIdle                          // no request of a group decodes any more
 	EffectLeastStep                          // Duration is now the shortest time that counts as a step of the group

@@ -103,14 +103,14 @@ type Slot struct {
 	Binding
 	Grounds *Explanation
 
-	h           *hand
-	key         GroupKey
-	index       int32
-	generated   atomic.Int32
-	started     bool
-	waits       bool
-	unheard     int32
-	first, last uint32 // steps
+	h             *hand
+	key           GroupKey
+	index         int32
+	generated     atomic.Int32
+	started       bool
+	waits         bool
+	maxUnreported int32
+	first, last   uint32 // steps
 }
 
 // beat is the steps that the streams of a group tell of.
@@ -170,7 +170,7 @@ func (h *hand) count() {
 	}
 	for i, s := range h.slots {
 		if s != nil {
-			c.Tokens[i], c.Started[i], c.FirstStep[i], c.MaxUnreported[i] = s.generated.Load(), s.started, s.first, s.unheard
+			c.Tokens[i], c.Started[i], c.FirstStep[i], c.MaxUnreported[i] = s.generated.Load(), s.started, s.first, s.maxUnreported
 		} else {
 			c.Tokens[i], c.Started[i], c.FirstStep[i], c.MaxUnreported[i] = 0, false, 0, 0
 		}
@@ -260,7 +260,7 @@ func (h *hand) giveBack(s *Slot, o Outcome) {
 	h.count()
 	h.slots[s.index] = nil
 	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first,
-		Last: s.last, MaxUnreported: s.unheard})
+		Last: s.last, MaxUnreported: s.maxUnreported})
 }
 
 func (h *hand) status(now time.Time) Status {

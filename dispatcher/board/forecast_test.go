@@ -58,7 +58,7 @@ func (s *Slot) rhat() float32 {
 
 func (s *Slot) record() *slotRecord { return &s.h.boards[s.key.Model].slots.records[s.index] }
 
-// outputLengths are outputs around a hundred tokens, the same every time.
+// lengths are outputs around a hundred tokens, the same every time.
 func lengths(n int) []int32 {
 	rng := rand.New(rand.NewPCG(5, 6))
 	all := make([]int32, n)

@@ -26,14 +26,14 @@ func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
 	r.orphans = append(r.orphans, orphan{int64(s.prompt), now})
 }
 
-// forgetOrphans frees the room of the orphans of a rank for which the function which returns true. The next Tick decides about this room.
-func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
-	r.orphans = slices.DeleteFunc(r.orphans, func(l orphan) bool {
-		if !which(l) {
+// forgetOrphans frees the room of the orphans of a rank for which mustForget returns true. The next Tick decides about this room.
+func (b *board) forgetOrphans(r *rank, mustForget func(orphan) bool) {
+	r.orphans = slices.DeleteFunc(r.orphans, func(o orphan) bool {
+		if !mustForget(o) {
 			return false
 		}
-		b.slots.released.kvTokens += l.tokens
-		r.orphanedKV -= l.tokens
+		b.slots.released.kvTokens += o.tokens
+		r.orphanedKV -= o.tokens
 		b.decideNow = true
 		return true
 	})
@@ -42,7 +42,7 @@ func (b *board) forgetOrphans(r *rank, which func(orphan) bool) {
 // everyOrphan makes forgetOrphans forget all orphans.
 func everyOrphan(orphan) bool { return true }
 
-// restarted says whether the worker's engine is known to have restarted, which loses its KV.
+// hasRestarted says whether the worker's engine is known to have restarted, which loses its KV.
 func (r *rank) hasRestarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
@@ -81,11 +81,11 @@ func (b *board) correctOrphans(r *rank, e Gauged) {
 			surplus += r.running[i].Tokens()
 		}
 	}
-	b.forgetOrphans(r, func(l orphan) bool {
-		if l.tokens > surplus || !l.since.Before(e.At) {
+	b.forgetOrphans(r, func(o orphan) bool {
+		if o.tokens > surplus || !o.since.Before(e.At) {
 			return false
 		}
-		surplus -= l.tokens
+		surplus -= o.tokens
 		return true
 	})
 }

@@ -207,8 +207,8 @@ func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now ti
 	return SteerKept
 }
 
-// swapRanks exchanges the rank of the i-th assignment, of entry w, with that of a later assignment, if either entry may go to the other
-// rank and has KV room there.
+// swapRanks exchanges the rank of the i-th assignment, of entry w, with that of a later assignment, if each of the two entries may go to
+// the other's rank and has KV room there.
 func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapped bool) {
 	mine, remaining := g.rankWithID(b.assignments[i].Worker), b.assignments[i+1:]
 	for j := range remaining {

@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever happens in whatever order: every entry is answered once, the slot table
-// equals a correctPrompt, no pooled rank holds more than its slots or its KV tokens,
+// equals a recount, no pooled rank holds more than its slots or its KV tokens,
 // and when all is released nothing is charged.
 func TestTheSlotTableEqualsARecount(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -192,8 +192,8 @@ const (
 	longestStep = 5  // seconds; a longer step counts as this long, because a long standstill would dominate the means for minutes
 )
 
-// add adds a step of the given length. During the step, waiting requests waited for their first token (a mean, so not a whole number), and
-// the ranks computed promptTokens.
+// add adds a step of the given length. waiting is how many requests waited for their first token during the step, and promptTokens is how
+// many prompt tokens the ranks computed in it.
 func (s *recentSteps) add(waiting float64, promptTokens int64, length time.Duration) {
 	seconds := min(longestStep, length.Seconds())
 	fade := math.Exp(-seconds / fadeSeconds)
@@ -240,7 +240,7 @@ type linkHealth struct {
 	lastFailure    time.Time // last failure
 }
 
-// quarantined says whether hand-offs avoid the pair. The circuit is in service (In) as long as it lets hand-offs through.
+// quarantined says whether hand-offs avoid the pair. The circuit is in service (InService) as long as it lets hand-offs through.
 func (h *linkHealth) quarantined() bool { return !h.circuit.InService() }
 
 // Link is a prefill engine and a decode engine.
@@ -423,7 +423,7 @@ func (t *tally) add(s *slotRecord) {
 	t.kvTokens += int64(s.prompt)
 }
 
-// tokens returns a number of tokens as an int32, at least 0.
+// clampTokens returns a number of tokens as an int32, at least 0.
 func clampTokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
 // policyInForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.

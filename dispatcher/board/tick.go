@@ -81,7 +81,7 @@ func (b *board) anyImmediate() bool {
 }
 
 // prepareRounds prepares the rounds: every group that can take an entry decides, the group with the fewest KV tokens per rank first. Each
-// group sees the entries that the groups before it have not taken. Before, the entries are bound about which policies must not decide.
+// group sees the entries that the groups before it have not taken. Before the rounds, it binds entries that policies do not see.
 func (b *board) prepareRounds(now time.Time) {
 	for _, p := range b.sortedPlacements {
 		p.noFreeSlot = false

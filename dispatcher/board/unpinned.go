@@ -8,7 +8,7 @@ import "evenkeel/dispatcher/policy"
 // as load and take room, like Worker.Others.
 
 // kvPerOtherRank returns how many KV tokens of an unpinned request are charged to each of the other ranks of the engine; 0: there are no
-// other ranks. The request's field Away is the sum over these ranks.
+// other ranks. The request's field KVElsewhere is the sum over these ranks.
 func (r *rank) kvPerOtherRank(request *policy.Request) int64 {
 	return int64(request.KVElsewhere) / max(1, r.kvParts-1)
 }

@@ -54,7 +54,7 @@ func TestAnAnswerThatIsNotHeardGrowsAsTheStreamsDo(t *testing.T) {
 			whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 			require.NotEqual(t, heard.Worker, whole.Worker)
 			require.EqualValues(t, 100, h.heldBy(whole.Worker))
-			whole.unheard = 1000
+			whole.maxUnreported = 1000
 			h.stream(5*time.Second, heard)
 			require.InDelta(t, 200, h.heldBy(whole.Worker), 10, "twenty tokens in each of five seconds")
 			require.True(t, h.boards["m"].hasBegun(whole.index), "it is not on its way any more")
@@ -79,7 +79,7 @@ func TestAnAnswerThatIsNotHeardHasNoMoreThanItMay(t *testing.T) {
 	h.stream(time.Second, heard)
 	before := h.heldBy(0)
 	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
-	whole.unheard = 16
+	whole.maxUnreported = 16
 	h.stream(10*time.Second, heard)
 	require.EqualValues(t, before+200+100+16, h.heldBy(0), "200 tokens more of the stream, and a prompt with 16")
 	whole.Progress(40) // as a stream whose engine has held its text back so far
@@ -91,13 +91,13 @@ func TestAnswersThatAreNotHeardTeachTheirPaceWhereThereIsNoStream(t *testing.T) 
 	h := newHand(t, testConfig())
 	h.fleet(ranks(1, 8, 0))
 	first := h.put(pool.Entry{Prompt: 100}).slotNow(t)
-	first.unheard = 1000
+	first.maxUnreported = 1000
 	h.stream(10 * time.Second)
 	require.LessOrEqual(t, h.heldBy(0), int64(101))
 	first.generated.Store(100)
 	h.release(first)
 	next := h.put(pool.Entry{Prompt: 100}).slotNow(t)
-	next.unheard = 1000
+	next.maxUnreported = 1000
 	h.stream(5 * time.Second)
 	require.InDelta(t, 150, h.heldBy(0), 5, "ten tokens in a second")
 }
@@ -110,7 +110,7 @@ func TestAnAnswerThatIsNotHeardDoesNotGrowInItsEnginesQueue(t *testing.T) {
 	heard.Progress(1)
 	h.stream(time.Second, heard)
 	whole := h.put(pool.Entry{Prompt: 100}).slotNow(t)
-	whole.unheard = 1000
+	whole.maxUnreported = 1000
 	h.boards["m"].slots.records[whole.index].inEngineQueue = true
 	h.boards["m"].ranks[0].engineQueued = 1
 	before := h.heldBy(0)
@@ -127,7 +127,7 @@ func TestWhatIsNotHeardAllocatesNothing(t *testing.T) {
 	}
 	for i, s := range slots {
 		if s.Progress(1); i%2 == 0 {
-			s.unheard = 1 << 20
+			s.maxUnreported = 1 << 20
 		}
 	}
 	h.count()
@@ -154,7 +154,7 @@ func TestAnAnswerThatIsNotHeardDoesNotGrowByWhatWasBeforeIt(t *testing.T) {
 	heard.Progress(heard.Generated() + 20*60)
 	whole := h.put(pool.Entry{Prompt: 100})
 	slot := whole.slotNow(t)
-	slot.unheard = 10_000
+	slot.maxUnreported = 10_000
 	h.at = h.at.Add(measureEvery)
 	h.count()
 	require.LessOrEqual(t, h.boards["m"].generated(slot.index), int32(1+20))
@@ -167,7 +167,7 @@ func TestAnAnswerThatIsNotHeardProvesNoPair(t *testing.T) {
 	heard := h.put(pool.Entry{Prompt: 100}).slotNow(t)
 	heard.Progress(1)
 	whole := h.put(pool.Entry{Prompt: 100, Prefiller: "p"}).slotNow(t)
-	whole.unheard = 1000
+	whole.maxUnreported = 1000
 	h.stream(time.Second, heard)
 	b := h.boards["m"]
 	require.True(t, b.hasBegun(whole.index))
@@ -194,7 +194,7 @@ func TestAnAnswerThatIsNotHeardEndsNoEarlierThanItBegan(t *testing.T) {
 		h.do(reported...)
 	}
 	whole := h.put(pool.Entry{Prompt: 1}).slotNow(t)
-	whole.unheard = 100
+	whole.maxUnreported = 100
 	h.release(stream)
 	for range 4 {
 		h.pass(150 * time.Millisecond)
