@@ -45,8 +45,8 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, covariance * covariance / (varX * varY)
 }
 
-// slopeFrom fits a line that has the time c0, in ms, at no load. It returns the slope in ms per KV token, and the share of the sum of
-// squares of the times above c0 that the line explains (r2).
+// slopeFrom fits a line that has the time c0, in ms, at no load. It returns the slope in ms per token of load, and the share of the
+// sum of squares of the times above c0 that the line explains (r2).
 func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)

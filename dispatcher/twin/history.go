@@ -55,8 +55,8 @@ func (h *history) of(id uint64) *answer {
 	return nil
 }
 
-// add adds a request that was on a rank or in the pool when the window began, or that comes now. The caller sets the key and the first two
-// numbers of tokens of a.
+// add adds a request that was on a rank or in the pool when the window began, or that comes now. The caller sets key, tokensAtStart and
+// tokensBefore of a.
 func (l *historyLearner) add(id uint64, a answer) {
 	a.leftAt, a.tokensBeforeRank, a.lastTokens, a.stepsToFirstToken = hasNotLeft, a.tokensBefore, a.tokensAtStart, -1
 	l.index[id] = int32(len(l.answers))

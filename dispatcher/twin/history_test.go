@@ -27,7 +27,7 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 			arrivals: []arrival{
 				{at: at(1), id: 1, key: 7, model: "m", prompt: 100},
 				{at: at(2), id: 2, key: 8, model: "m", prompt: 100},
-				{at: at(4), id: 3, key: 7, model: "m", prompt: 130, age: 30}, // the next leg of 1
+				{at: at(4), id: 3, key: 7, model: "m", prompt: 130, age: 30}, // 1 comes back
 				{at: at(5), id: 4, key: 7, model: "m", prompt: 100},          // another that asks the same
 				{at: at(6), id: 5, key: 8, model: "m", prompt: 120, age: 20}, // 2 had more: it was under way elsewhere
 				{at: at(6), id: 6, key: 9, model: "n", prompt: 100},

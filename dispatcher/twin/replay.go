@@ -19,8 +19,8 @@ const maxTurnsAtInstant = 10_000
 // differ as much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
 const maxJitter = 0.01
 
-// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. seed is that of its random
-// numbers. The replay with seed 0 also saves checkpoints. The error says why the model cannot be replayed.
+// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. Its random numbers follow from
+// seed. A replay under another policy with the seed 0 also saves checkpoints. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	boardsAtStart := w.Segments[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
@@ -201,7 +201,7 @@ func (r *Replay) addWaiting(id uint64, a arrival) *job {
 // for other requests.
 func (r *Replay) scheduleWithdrawal(id uint64) {
 	if a := r.history.of(id); a != nil && a.lastTokens < 0 {
-		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(q withdrawal, at float64) int { return cmp.Compare(q.at, at) })
+		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(w withdrawal, at float64) int { return cmp.Compare(w.at, at) })
 		r.withdrawals = slices.Insert(r.withdrawals, i, withdrawal{ms(a.leftAt), id})
 	}
 }

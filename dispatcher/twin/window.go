@@ -19,7 +19,7 @@ type Window struct {
 	histories map[string]*history // by model
 }
 
-// history returns what became of a model's requests. They are found once for all replays of the window.
+// history returns what became of a model's requests. It is found once for all replays of the window.
 func (w *Window) history(model string) *history {
 	if w.histories[model] == nil {
 		if w.histories == nil {
