@@ -102,7 +102,7 @@ func (p *Pool) NextDeadline() time.Time {
 }
 
 // Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason. Expire also finds out when
-// the first of the other entries expires (next).
+// the first of the other entries expires (nextExpiry).
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
 	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) {
 		return dst

@@ -6,7 +6,7 @@ import (
 )
 
 // maxArrayLength bounds the length of the array countsAtMost, which takes at most 256 KB even if an engine reports an absurd length. For
-// lengths from maxArrayLength on, rank searches the sorted outputs instead.
+// lengths from maxArrayLength on, countAtMost searches the sorted outputs instead.
 const maxArrayLength = 1 << 16
 
 // Survival is the distribution of past output lengths. It does not change after it is built. The zero value and nil have no outputs.

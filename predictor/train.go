@@ -128,10 +128,10 @@ func (f *Fit) fillTables(reqs []Sample) {
 // trial divides the requests into those that a predictor learns from and those that are kept out to score it.
 type trial struct {
 	reqs       []Sample
-	trainCount int // the predictor learns from reqs[:cut]
+	trainCount int // the predictor learns from reqs[:trainCount]
 	opt        Options
 	points     []agePoint // of the requests that are kept out, by time
-	baseRate   Prediction // BaseRate of reqs[:cut]: the scores of a predictor are compared with those of this prediction
+	baseRate   Prediction // BaseRate of reqs[:trainCount]: the scores of a predictor are compared with those of this prediction
 }
 
 // prepareRows sets points and baseRate.

@@ -6,7 +6,7 @@ type lookahead struct {
 	alpha      float64      // what a token is worth at each step
 	beta       float64      // what a token above the envelope costs at each step
 	gamma      float64      // discount per step, or auto
-	fixedNeeds Requirements // without Horizon and MeanOutput, which the method needs fills in
+	fixedNeeds Requirements // without Horizon and MeanOutput, which greedy.requirements fills in
 
 	// Values of the current round.
 	discounts      []float64 // gamma^h for each step h from 0 to the horizon

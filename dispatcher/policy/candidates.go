@@ -8,7 +8,7 @@ type candidates struct {
 	all          []candidate
 	overdueCount int    // how many of all are overdue; these come first
 	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
-	isCandidate  []bool // by index in the pool: the entry is a candidate
+	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
 
 	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt
 	tokensPerWaitMs float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
@@ -29,8 +29,8 @@ type candidate struct {
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
-	k.isCandidate = sized(k.isCandidate, len(s.Pool))
-	clear(k.isCandidate)
+	k.taken = sized(k.taken, len(s.Pool))
+	clear(k.taken)
 	k.expectedGrowth, k.tokensPerWaitMs = growth, 0
 	if stepMs > 0 {
 		k.tokensPerWaitMs = ageWeight / stepMs
@@ -41,7 +41,7 @@ func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64)
 // credit grows with the time that it has waited. Both are whole numbers of 2^-fixedBits tokens.
 func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	e := &s.Pool[entry]
-	k.isCandidate[entry] = true
+	k.taken[entry] = true
 	k.all = append(k.all, candidate{
 		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
 		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
@@ -57,7 +57,7 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 	k.overdueCount = len(k.all)
 	room := r.largestRoom()
 	for ; k.nextInPool < len(s.Pool) && len(k.all) < wanted+extra; k.nextInPool++ {
-		if !k.isCandidate[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
+		if !k.taken[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
 			k.add(s, k.nextInPool, false)
 		}
 	}
@@ -67,7 +67,7 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 // candidate, or none if there is no such entry.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	for i := k.nextInPool; i < len(s.Pool); i++ {
-		if !k.isCandidate[i] && int64(s.Pool[i].Prompt) <= room {
+		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
 			k.add(s, i, false)
 			return len(k.all) - 1
 		}

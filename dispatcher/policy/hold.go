@@ -40,8 +40,8 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 // entry would then make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited
 // for p.set.maxHoldS. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
 //
-// The costs of longer steps and of the wait are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of
-// the n running requests waits x ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.hold steps. If
+// The costs of longer steps and of the wait are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the
+// n running requests waits x ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.holdSteps steps. If
 // the entry waits for one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for
 // about as many again, so its wait is counted as 1+w steps. So the longer it waits, the longer a step it may cause.
 //

@@ -169,8 +169,8 @@ func (l *loads) startSmoothing(kappa float64) {
 
 // value returns the weighted mean for the largest load (peak) and a value of rootTerm. If the search begins with loads of a few tokens, the
 // tangent makes rootTerm huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
-func (m *smoothedPeak) value(peak int64, smooth float64) int64 {
-	return int64(math.Round(min((1-m.kappa)*float64(peak)+smooth, 1<<52)))
+func (m *smoothedPeak) value(peak int64, rootTerm float64) int64 {
+	return int64(math.Round(min((1-m.kappa)*float64(peak)+rootTerm, 1<<52)))
 }
 
 // rootRise returns by how much rootTerm rises when the load of a rank changes.

@@ -43,7 +43,7 @@ const maxNearLooks = 1024
 // saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a step, and a move that saves half of it by 0.5 %.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	anyHits := len(s.Waits) > 0 // ranks that only decode have no details of entries if no prompt has hits
-	// It moves placements only while the round leaves a slot free.
+	// Placements move only while the round leaves a slot free.
 	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}

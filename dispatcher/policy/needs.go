@@ -14,10 +14,10 @@ type Requirements struct {
 	DecrementAnchor bool    // an Rhat that is H because of Tau counts down, too, as in the paper; see predictor.Rules
 
 	MeanOutput bool // the policy reads Snapshot.MeanOutput
-	Hits       bool // the policy reads Wait.Hits: which ranks hold a part of a prompt
+	Hits       bool // the policy reads EntryDetails.Hits: which ranks hold a part of a prompt
 }
 
-// hasRequirements is implemented by policies that have Needs.
+// hasRequirements is implemented by policies that have Requirements.
 type hasRequirements interface {
 	requirements(meanOutput float64) Requirements
 }

@@ -25,10 +25,10 @@ type Snapshot struct {
 
 	Early      bool    // entries are bound before their prefill begins, so their KV comes later
 	Aggregated bool    // the ranks prefill and decode: entries come without KV
-	OwnMs      float32 // for mixed ranks: ms that a prompt token adds to a step on its own rank, 0 = unknown
-	// NotStarted is the mean number of requests that waited for their first token over about the last minute of steps, on mixed ranks or in
-	// the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per second of
-	// these steps. Below 0: not known.
+	OwnMs      float32 // if Aggregated: ms that a prompt token adds to a step on its own rank, 0 = unknown
+	// NotStarted is the mean number of requests that waited for their first token over about the last minute of steps, on ranks that also
+	// prefill or in the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per
+	// second of these steps. Below 0: not known.
 	NotStarted float32
 	PromptRate float32
 	Waits      []EntryDetails // one for each entry of Pool; empty unless Aggregated, or a policy that reads Hits has a prompt with some
@@ -43,7 +43,7 @@ type Worker struct {
 	Cost     float32 // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
 	Others   int64   // KV tokens of requests that are not in Running, such as those of other proxies: policies assume that they stay
 	Running  []Request
-	Backlog  int64 // prompt tokens of Running that a mixed rank has yet to compute
+	Backlog  int64 // prompt tokens of Running that an aggregated rank has yet to compute
 }
 
 // decoding returns how many of the worker's requests have a token already, and so wait for the tokens of each step.

@@ -38,7 +38,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; otherwise there is a slot for each entry
 	p.overdueEntries = overdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	copy(p.candidates.isCandidate, p.heldBack.isHeld) // what is held back is no candidate
+	copy(p.candidates.taken, p.heldBack.isHeld) // what is held back is no candidate
 	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
 	placeRange := p.longestFirst // the quickest of the three ways, for many placements

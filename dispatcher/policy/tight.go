@@ -20,9 +20,9 @@ type tight struct {
 const maxTightWork = 1 << 16
 
 // roomIsScarce says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
-// rank's room is unlimited, or if so many entries find room that placeByRoom would take too long (maxTightWork). mean is the mean number of
-// KV tokens of an entry.
-func (p *evenkeel) roomIsScarce(s *Snapshot) (mean float64, short bool) {
+// rank's room is unlimited, or if so many entries find room that placeByRoom would take too long (maxTightWork). meanPrompt is the mean
+// number of KV tokens of an entry.
+func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
 		if p.ranks.room[g] == subset.Unlimited {
@@ -34,19 +34,19 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (mean float64, short bool) {
 	for i := range s.Pool {
 		waitingTokens += float64(s.Pool[i].Prompt)
 	}
-	mean = max(1, waitingTokens/float64(len(s.Pool)))
-	placeableEntries := room / mean
+	meanPrompt = max(1, waitingTokens/float64(len(s.Pool)))
+	placeableEntries := room / meanPrompt
 	work := placeableEntries * float64(len(p.ranks.withSlots))
-	roomGoesFirst := room <= waitingTokens && room <= slots*mean
-	return mean, roomGoesFirst && work <= maxTightWork
+	roomGoesFirst := room <= waitingTokens && room <= slots*meanPrompt
+	return meanPrompt, roomGoesFirst && work <= maxTightWork
 }
 
 // placeByRoom places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that
 // finds no room, it reserves a rank. It places at most maxTightWork/ranks entries, and leaves the rest to the next round.
-func (p *evenkeel) placeByRoom(s *Snapshot, mean float64) {
+func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	p.overdueEntries = overdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, 0, 0)
-	p.tight.meanPrompt = mean
+	p.tight.meanPrompt = meanPrompt
 	p.projectFull(s)
 	most := maxTightWork / len(p.ranks.withSlots)
 	room := p.ranks.largestRoom()
@@ -65,7 +65,7 @@ func (p *evenkeel) placeByRoom(s *Snapshot, mean float64) {
 		}
 	}
 	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < most; i++ {
-		if int64(s.Pool[i].Prompt) <= room && !p.candidates.isCandidate[i] {
+		if int64(s.Pool[i].Prompt) <= room && !p.candidates.taken[i] {
 			p.placeLevel(s, i, false)
 			room = p.ranks.largestRoom()
 		}

@@ -17,8 +17,8 @@ type Weigher interface {
 }
 
 // Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see bind). A larger value is better, so lowerIsBetter is false. ok is false if there is no i-th
-// placement.
+// ranks times the rise of the largest load (see appendAssignments). A larger value is better, so lowerIsBetter is false. ok is false if
+// there is no i-th placement.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
