@@ -29,7 +29,7 @@ const (
 )
 
 // fillView computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
-// stores in d.found how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
+// stores in d.heldBlocks how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
 // of one of the candidates are only the configured ones (see latencyFor).
 func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]

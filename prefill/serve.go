@@ -160,7 +160,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 	return canServe
 }
 
-// endRound ends a round of decisions: held requests no longer count on the candidates for which they wait.
+// endRound ends a round of decisions: the requests that wait no longer count on the candidates for which they wait.
 func (d *chooser) endRound() {
 	for _, c := range d.waitedFor {
 		c.load.Waiting = ledger.Sums{}

@@ -91,7 +91,7 @@ type chooser struct {
 	eligible   []*candidate    // the candidates that passed the filters so far
 	view       []policy.Engine // indicators of the candidates of the last call of fillView
 	heldBlocks []int32         // how many of the prompt's blocks are held, by slot of the prefix index
-	prefillers []Prefiller     // result of local
+	prefillers []Prefiller     // result of localState
 	onTheWay   map[string]int  // result of countOnTheWay, by region
 }
 

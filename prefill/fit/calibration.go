@@ -179,9 +179,9 @@ func (c *Calibration) fit() {
 
 // plausible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
 // take some time.
-func plausible(set int, beta [terms]float64) bool {
-	for i, b := range beta {
-		if set&(1<<i) != 0 && (b < 0 || b == 0 && i != fixed) {
+func plausible(set int, factors [terms]float64) bool {
+	for i, factor := range factors {
+		if set&(1<<i) != 0 && (factor < 0 || factor == 0 && i != fixed) {
 			return false
 		}
 	}

@@ -10,10 +10,10 @@ const sameStep = 5 * time.Millisecond
 // answer, until its own answer. Prompts that are answered together were computed together, and count as one prefill. If
 // an engine answers in another order, the times cannot be separated, and no sample results.
 type ComputeTimer struct {
-	lastAnswer  time.Time // the last answer
+	lastAnswer  time.Time // when the last answer came
 	spoiltUntil time.Time // probes that were sent before this time yield no sample
 
-	collecting bool      // a prefill's answers are being collected: further answers may join them
+	collecting bool      // a prefill is open: its answers are being collected, and further ones may join them
 	unusable   bool      // the open prefill yields no sample
 	began      time.Time // when the open prefill began
 	latestSent time.Time // when its latest probe was sent
@@ -59,7 +59,7 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	return done
 }
 
-// complete ends the open prefill, and appends its sample to done unless it is void. oldest is when the oldest probe outside
+// complete ends the open prefill, and appends its sample to done unless it is unusable. oldest is when the oldest probe outside
 // the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
 // have computed a part of it already, so that the times cannot be separated.
 func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {

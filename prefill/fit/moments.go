@@ -33,19 +33,19 @@ type moments struct {
 }
 
 // add adds a sample. target is the time, in ms, that the terms must explain. The weight of all earlier samples is multiplied
-// by keep.
-func (m *moments) add(s Sample, target, keep float64) {
+// by decay.
+func (m *moments) add(s Sample, target, decay float64) {
 	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New}
 	for i := range x {
 		x[i] *= scale[i]
 	}
 	for i := range x {
 		for k := range x {
-			m.xx[i][k] = m.xx[i][k]*keep + x[i]*x[k]
+			m.xx[i][k] = m.xx[i][k]*decay + x[i]*x[k]
 		}
-		m.xy[i] = m.xy[i]*keep + x[i]*target
+		m.xy[i] = m.xy[i]*decay + x[i]*target
 	}
-	m.yy = m.yy*keep + target*target
+	m.yy = m.yy*decay + target*target
 }
 
 // weight is the sum of the weights of all samples.
@@ -60,9 +60,9 @@ func (m *moments) totalSpread() float64 {
 // the term is almost a combination of the earlier terms, and a fit could not separate them.
 const minPivotShare = 1e-6
 
-// solve fits the terms whose bits are set, by Cholesky's method. beta has the factor of each term, and errors is the sum of
+// solve fits the terms whose bits are set, by Cholesky's method. factors are those of the terms, and errors is the sum of
 // the squared errors. ok is false if the samples do not separate the terms.
-func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) {
+func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok bool) {
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0
 	for i := range terms {
@@ -73,7 +73,7 @@ func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) 
 	}
 	root, ok := m.cholesky(chosen[:n])
 	if !ok {
-		return beta, 0, false
+		return factors, 0, false
 	}
 	var z [terms]float64 // first the solution of root·z = xy, then that of rootᵀ·z = z
 	for i := range n {
@@ -88,13 +88,13 @@ func (m *moments) solve(set int) (beta [terms]float64, errors float64, ok bool) 
 			z[i] -= root[l][i] * z[l]
 		}
 		z[i] /= root[i][i]
-		beta[chosen[i]] = z[i] * scale[chosen[i]]
+		factors[chosen[i]] = z[i] * scale[chosen[i]]
 	}
-	return beta, m.squaredErrors(beta), true
+	return factors, m.squaredErrors(factors), true
 }
 
 // cholesky returns the lower triangular matrix root, for which root·rootᵀ are the sums xx of the chosen terms. ok is false if
-// one of the terms is almost a combination of the terms before it (pivot).
+// one of the terms is almost a combination of the terms before it (minPivotShare).
 func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	for i := range chosen {
 		for k := range i + 1 {

@@ -41,12 +41,12 @@ type Times struct {
 }
 
 // New returns Times that have learned nothing yet.
-func New(start Config) *Times {
-	return &Times{initial: start, calibrations: map[engineKind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
+func New(initial Config) *Times {
+	return &Times{initial: initial, calibrations: map[engineKind]*Calibration{}, callbacks: map[string]*CallbackLatency{}}
 }
 
 // Configure changes the latency with which new kinds of engines start.
-func (t *Times) Configure(start Config) { t.initial = start }
+func (t *Times) Configure(initial Config) { t.initial = initial }
 
 // Latency predicts how long prefills of a model take on engines with a hardware label. known is false while nothing is learned
 // and latency is only the configured one, unless the config says that this one is reliable (Config.Known).

@@ -48,7 +48,7 @@ func (x *Index) Drop(p *Speculation) {
 const lingerTime = 2 * time.Second
 
 // ExpireSoon ends a speculation of a probe whose outcome is unknown, or will be shown by the engine's KV events. The blocks
-// count as held for the time linger; those that were not inserted by then are dropped. The confirmed blocks at the
+// count as held for lingerTime; those that were not inserted by then are dropped. The confirmed blocks at the
 // prompt's start leave the speculation at once, so that an event can remove them.
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	if x.StillValid(p) {

@@ -12,8 +12,8 @@ type follower struct {
 	counters *counters
 
 	nextSeq  uint64 // sequence number of the next batch
-	synced   bool   // next is known
-	lastHash uint64 // hash of the batch before next
+	synced   bool   // nextSeq is known
+	lastHash uint64 // hash of the batch before nextSeq
 	firstSeq uint64 // sequence number of the first batch since the follower was synced
 }
 

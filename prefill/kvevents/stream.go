@@ -320,7 +320,8 @@ func (s *Stream) apply(payload []byte) {
 		s.dropAll()
 	}
 	s.counters.knownHashes.Store(int64(len(s.mirror.known)))
-	s.counters.batches.Add(1)             // after known, so that a reader who sees the batch counted also sees its blocks counted
+	// After knownHashes, so that a reader who sees the batch counted also sees its blocks counted.
+	s.counters.batches.Add(1)
 	if ts > 0 && ts < math.MaxInt64/1e6 { // other times do not fit into an int64
 		lag := time.Since(time.UnixMicro(int64(ts * 1e6)))
 		s.counters.lagInMicros.Store(max(0, lag.Microseconds()))

@@ -8,7 +8,8 @@ type score func(v float64, q *Query, e *Engine) float64
 // tieKey orders candidates whose scores are equal: the one with the smaller key comes first.
 type tieKey func(e *Engine) float64
 
-// aware and blind decide between equal scores. aware is for policies that consider the prefix cache, blind for the others.
+// cacheAwareTies and loadTies decide between equal scores. cacheAwareTies is for policies that consider the prefix cache, loadTies for the
+// others.
 var (
 	cacheAwareTies = []tieKey{
 		func(e *Engine) float64 { return -e.HitTokens },

@@ -43,14 +43,14 @@ type Item[T any] struct {
 	HasPlace bool      // the request has a place in the pool already, because it is a retry
 	Target   string    // the only engine to which the request may go; empty: it may go to any
 
-	number       uint64 // counts arrivals; orders requests that arrived at the same time
-	deferredIn   uint64 // the last round in which the request was deferred
-	pinned       bool   // the request must not be displaced
-	modelQueue   *ModelQueue[T]
-	retriesIndex int           // index in the heap of retries, -1: not in it
-	dueIndex     int           // index in the heap of deadlines, -1: not in it
-	flowQueue    *flowQueue[T] // nil: the request is a retry, or does not wait
-	element      *list.Element
+	number        uint64 // counts arrivals; orders requests that arrived at the same time
+	deferredIn    uint64 // the last round in which the request was deferred
+	pinned        bool   // the request must not be displaced
+	modelQueue    *ModelQueue[T]
+	retriesIndex  int           // index in the heap of retries, -1: not in it
+	deadlineIndex int           // index in the heap of deadlines, -1: not in it
+	flowQueue     *flowQueue[T] // nil: the request is a retry, or does not wait
+	element       *list.Element
 }
 
 // ModelQueue holds the requests for one model. First attempts wait in flow queues, one for each key. Retries are kept apart: they
@@ -83,7 +83,7 @@ func New[T any]() *Queue[T] {
 	return &Queue[T]{
 		modelQueues: map[string]*ModelQueue[T]{}, classes: map[int]*class[T]{},
 		byDeadline: ordered[*Item[T]]{before: func(a, b *Item[T]) bool { return a.Deadline.Before(b.Deadline) },
-			index: func(item *Item[T]) *int { return &item.dueIndex }},
+			index: func(item *Item[T]) *int { return &item.deadlineIndex }},
 	}
 }
 
@@ -96,7 +96,7 @@ func (q *Queue[T]) ModelQueue(model string) *ModelQueue[T] {
 			retries:    ordered[*Item[T]]{before: (*Item[T]).before, index: func(item *Item[T]) *int { return &item.retriesIndex }},
 			flowQueues: map[*flow[T]]*flowQueue[T]{},
 			byTurn: ordered[*flowQueue[T]]{before: func(a, b *flowQueue[T]) bool { return a.first().before(b.first()) },
-				index: func(fq *flowQueue[T]) *int { return &fq.turnsIndex }},
+				index: func(fq *flowQueue[T]) *int { return &fq.turnIndex }},
 			byDisplacement: ordered[*flowQueue[T]]{before: (*flowQueue[T]).displacedBefore,
 				index: func(fq *flowQueue[T]) *int { return &fq.displacementIndex }},
 		}
@@ -284,9 +284,9 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	return first
 }
 
-// firstNotDeferred is next without the requests that were deferred in the round. It goes through all requests only if the first one was
-// deferred, which is rare. If onlyUndeferredFlows is true, it also leaves out the flow queues of which a request was deferred, and all
-// retries if one of them was.
+// firstNotDeferred is firstServable without the requests that were deferred in the round. It goes through all requests only if the first
+// one was deferred, which is rare. If onlyUndeferredFlows is true, it also leaves out the flow queues of which a request was deferred, and
+// all retries if one of them was.
 func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferredFlows bool) *Item[T] {
 	first := mq.firstServable(placesFree)
 	if first == nil {
@@ -331,7 +331,7 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 		q.arrivals++
 		item.number = q.arrivals
 	}
-	item.modelQueue, item.retriesIndex, item.dueIndex = mq, -1, -1
+	item.modelQueue, item.retriesIndex, item.deadlineIndex = mq, -1, -1
 	q.waiting++
 	if !item.Deadline.IsZero() && !item.pinned {
 		heap.Push(&q.byDeadline, item)
@@ -348,7 +348,7 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 		heap.Push(&mq.byTurn, fq)
 		heap.Push(&mq.byDisplacement, fq)
 	} else {
-		heap.Fix(&mq.byTurn, fq.turnsIndex)
+		heap.Fix(&mq.byTurn, fq.turnIndex)
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 }
@@ -392,7 +392,7 @@ func (i *Item[T]) Remove() bool {
 		return false
 	}
 	if fq.items.Len() == 1 { // before the item leaves, because the heaps compare the first items
-		heap.Remove(&mq.byTurn, fq.turnsIndex)
+		heap.Remove(&mq.byTurn, fq.turnIndex)
 		heap.Remove(&mq.byDisplacement, fq.displacementIndex)
 		delete(mq.flowQueues, fq.flow)
 		fq.leaveFlow()
@@ -402,7 +402,7 @@ func (i *Item[T]) Remove() bool {
 		fq.displaceable--
 	}
 	if fq.items.Len() > 0 {
-		heap.Fix(&mq.byTurn, fq.turnsIndex)
+		heap.Fix(&mq.byTurn, fq.turnIndex)
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 	i.flowQueue, i.element = nil, nil
@@ -428,14 +428,14 @@ func (i *Item[T]) MarkServed() {
 	f.class.virtualTime = max(f.class.virtualTime, f.nextTurn)
 	f.nextTurn += int64(max(1, i.Tokens))
 	for _, fq := range f.queues {
-		heap.Fix(&fq.modelQueue.byTurn, fq.turnsIndex)
+		heap.Fix(&fq.modelQueue.byTurn, fq.turnIndex)
 	}
 }
 
 // dropFromDeadlines takes the request out of the heap of deadlines, if it is there.
 func (i *Item[T]) dropFromDeadlines() {
-	if i.dueIndex >= 0 {
-		heap.Remove(&i.modelQueue.queue.byDeadline, i.dueIndex)
+	if i.deadlineIndex >= 0 {
+		heap.Remove(&i.modelQueue.queue.byDeadline, i.deadlineIndex)
 	}
 }
 

@@ -32,7 +32,7 @@ type flowQueue[T any] struct {
 	items             list.List // of *Item[T], by deadline and arrival
 	displaceable      int       // number of items that are not pinned
 	deferredIn        uint64    // the last round in which one of the items was deferred
-	turnsIndex        int       // index in the model queue's heap byTurn
+	turnIndex         int       // index in the model queue's heap byTurn
 	displacementIndex int       // index in the model queue's heap byDisplacement
 }
 
@@ -92,7 +92,7 @@ const firstSweep = 64 // flows
 
 // leaveFlow removes an empty flow queue from its flow. A flow without flow queues is kept until the virtual time has passed its nextTurn. A
 // key that comes back before then keeps its nextTurn, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,
-// close drops all flows of the class that are not needed any more.
+// leaveFlow drops all flows of the class that are not needed any more.
 func (fq *flowQueue[T]) leaveFlow() {
 	f, c := fq.flow, fq.class
 	i := slices.Index(f.queues, fq)

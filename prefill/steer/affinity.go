@@ -9,7 +9,7 @@ import (
 )
 
 // Affinity remembers the candidate of each session's last request. It drops a session that was not used for ttl, and the
-// least recently used session when there are more than most.
+// least recently used session when there are more than maxSessions.
 type Affinity struct {
 	ttl         time.Duration
 	maxSessions int

@@ -93,7 +93,7 @@ func (w *window) add() {
 type hotClass struct {
 	hash              uint64
 	requests          window
-	inheritedPriority int   // rank of the class that it replaced; counts in rank until this is older than the window
+	inheritedPriority int   // that of the class that it replaced; counts until the class has been watched for as long as the window
 	watchedSince      int64 // bucket in which the class was first watched
 	state             State
 	holderWins        int       // Change.K
@@ -126,9 +126,9 @@ func (h *Hotspots) CountRequest(now time.Time, hash uint64) {
 	c.requests.add()
 }
 
-// watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its rank
-// (the space-saving algorithm): otherwise the next new class would replace it at once. The inherited rank does not count as
-// requests of the class.
+// watch begins to watch a class. If too many are watched, the class replaces the least frequent one and inherits its
+// keepPriority (the space-saving algorithm): otherwise the next new class would replace it at once. The inherited priority does not count
+// as requests of the class.
 func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, watchedSince: bucket, state: OK}
 	if len(h.classes) >= h.maxClasses {
@@ -146,8 +146,8 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	return c
 }
 
-// keepPriority is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited rank while
-// this is not older than the window.
+// keepPriority is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited priority
+// until the class has been watched for as long as the window.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
 	if bucket-c.watchedSince < windowBuckets {
