@@ -31,8 +31,8 @@ func TestThePauseOfAnAnswerThatHasBegunIsBounded(t *testing.T) {
 	srv := newServer(t, func(cfg *config.Config, _ *Deps) { cfg.Prefill.Retry.Attempts = 100 })
 	j := &job{srv: srv.Server, incoming: &Incoming{}}
 	fault := &failure.Fault{Err: &engine.Error{Sent: true, Aborted: true, Err: errors.New("cut")}}
-	wait, again := j.askRetryBudget(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
-	require.True(t, again)
+	wait, granted := j.askRetryBudget(lifecycle.Retry{Budget: lifecycle.Counted, N: 48, Despite: true}, fault)
+	require.True(t, granted)
 	require.LessOrEqual(t, wait, 256*srv.Settings().Prefill.Retry.Base)
 }
 

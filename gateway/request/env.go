@@ -159,7 +159,7 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }
 
-// metrics of requests.
+// metrics are the metrics of requests.
 type metrics struct {
 	itl                                  prometheus.Observer    // gaps between two events with tokens
 	recomputes, losses, movedAnswers     *prometheus.CounterVec // by tier

@@ -106,7 +106,7 @@ func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg
 	}}
 	options := &leg.job.filterOptions
 	options.ID, options.Created, options.Choice = f.answerName(i), f.in.Record.Arrival.Unix(), part.Choice
-	options.DropFinalUsage, options.DropDone = f.req.Stream, true // the whole answer has one end, which appendPiece writes
+	options.DropFinalUsage, options.DropDone = f.req.Stream, true // the whole answer has one end, which takePiece writes
 	return leg
 }
 
@@ -207,7 +207,7 @@ func (f *fannedOut) awaitForwarding(first *prefill.Ticket) bool {
 	return first.AwaitRegionDecision(ctx)
 }
 
-// startLegs runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. serve recovers a panic in these
+// startLegs runs each leg on a goroutine of its own. run returns the error of a leg that has no answer. startLegs recovers a panic in these
 // goroutines itself, so that it ends only the request: the recovery of the HTTP server does not cover them, so it would end the process.
 func (f *fannedOut) startLegs(run func(l *fanOutLeg) *openai.Error) {
 	f.pieces = make(chan piece, len(f.legs))
@@ -296,7 +296,7 @@ func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
 		f.answerError(ctx, first.fail)
 		return
 	}
-	f.appendPiece(first)
+	f.takePiece(first)
 	f.srv.setServedByHeader(ctx, f.in)
 	f.srv.Stream(ctx, first.contentType, f, 0) // 0: no loop can carry an answer that comes from several engines
 }
@@ -330,9 +330,9 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	}
 }
 
-// appendPiece makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs'
+// takePiece makes the events of a piece available to Read. After the last piece it adds the end of the whole answer: the sum of the legs'
 // usage, or the error, and then [DONE].
-func (f *fannedOut) appendPiece(p piece) {
+func (f *fannedOut) takePiece(p piece) {
 	f.pending = p.events
 	if !p.done {
 		return
@@ -387,7 +387,7 @@ func (f *fannedOut) Read(p []byte) (int, error) {
 		if !ok {
 			return 0, io.ErrClosedPipe
 		}
-		f.appendPiece(next)
+		f.takePiece(next)
 	}
 	n := copy(p, f.pending)
 	f.pending = f.pending[n:]
@@ -477,7 +477,7 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 }
 
 // answerName is the id that the client finds in the answer of a leg. At /generate it is the id that the client has given to this prompt, or
-// the request's id, "_" and the leg's number, as of SGLang (0.5.23, normalize in managers/io_struct.py).
+// the request's id, "_" and the leg's number, as SGLang names it (0.5.23, normalize in managers/io_struct.py).
 func (f *fannedOut) answerName(leg int) []byte {
 	switch {
 	case f.req.Endpoint != mooncake.Generate:

@@ -24,8 +24,8 @@ import (
 )
 
 // forwardToPeer forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the
-// client has anything, send returns no error. The request then takes its old place in the queue. It is served here, or evenkeel decides
-// again where it goes.
+// client has anything, forwardToPeer returns no error. The request then takes its old place in the queue. It is served here, or evenkeel
+// decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
 	if j.client.Left() { // nothing is sent
@@ -126,7 +126,8 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
 	}
-	// If the proxies of this region share the decode groups, NeverForward only forbids other regions (Home). Otherwise the request stays here.
+	// If the proxies of this region share the decode groups, NeverForward only forbids other regions (RegionOnly). Otherwise the request stays
+	// here (LocalOnly).
 	groupsHaveOwners := j.srv.Owner.Has(owner.Groups)
 	ask := geo.Ask{
 		ID: j.id, Model: j.model.Name, Tenant: j.record.Key, PreferForward: j.life.TriedHere(),

@@ -188,7 +188,7 @@ const (
 // metadataHeader is the header in which vLLM describes the bytes of an answer that is not JSON.
 const metadataHeader = "Metadata"
 
-// Ways of a request, as x-evenkeel-route names them.
+// Where a request was served, as x-evenkeel-route names it.
 const (
 	servedLocally     = "local"
 	servedByPeer      = "forwarded"

@@ -141,7 +141,7 @@ func (j *job) promptHash() uint64 {
 type localDecode struct {
 	decided           bool             // a decision was made, so that a failed attempt is not repeated
 	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: no such case
-	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with its sibling legs; nil: it got none
+	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
 	knownPrompt       *prefill.Prompt  // hashes with which prefix caches are asked, until the KV is on a rank; nil: none are needed
 }
 
@@ -187,7 +187,7 @@ const (
 // only Session, EndsSession, ClientGivesUpAt and NeverForward are accepted.
 type Options struct {
 	Explain         bool      // answer headers name engine, policy and reason
-	NeverForward    bool      // the request is never forwarded
+	NeverForward    bool      // the request never goes to another region (see newRoutingQuery)
 	Session         uint64    // hash of the session's name; 0: no session
 	EndsSession     bool      // this is the session's last turn, so the session can be forgotten
 	ClientGivesUpAt time.Time // when the client gives up if the answer has not begun by then; zero: unknown

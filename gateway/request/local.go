@@ -50,7 +50,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		j.local.boundSlot = nil
 		return slot
 	}
-	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with its siblings
+	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with the other legs
 	// One dispatcher decides for all others, or every attempt here has failed: first ask which dispatcher gets the request.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {

@@ -306,7 +306,7 @@ func (p *concurrentPrefill) stopListening(grace time.Duration) {
 }
 
 // repeatAbort repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
-// itself. When limit is over, insist ends the call. It is called with the job's mutex held.
+// itself. When limit is over, repeatAbort ends the call. It is called with the job's mutex held.
 func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Duration) {
 	call, until := p.call, time.Now().Add(limit)
 	handoff.Repeat(min(abortEvery, limit), func() time.Duration {
@@ -386,7 +386,7 @@ func clientLeftFault() *failure.Fault {
 }
 
 // firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has not
-// said. With some connectors the KV may still be incomplete at the first event. Then started waits a moment for the prefill engine's
+// said. With some connectors the KV may still be incomplete at the first event. Then firstEventCame waits a moment for the prefill engine's
 // answer. It returns why the decode engine's answer may be wrong; nil: nothing says so.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {

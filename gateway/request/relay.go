@@ -60,8 +60,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.method))
 	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
-		noIDsKnown := s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
-		s.upstream.answer.Transcript.KeepPrompt = noIDsKnown
+		s.upstream.answer.Transcript.KeepPrompt = s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)
@@ -140,7 +139,7 @@ func (s *stream) feed(p []byte, now time.Time) {
 }
 
 // bodyEnded ends the call after its body ended with err, or when no more of the body is read. It decides whether the answer is complete. If
-// it is not, broke decides who caused that.
+// it is not, bodyEnded decides who caused that.
 func (s *stream) bodyEnded(err error) {
 	s.upstream.answer.out = s.upstream.answer.CloseEvent(s.upstream.answer.out) // ends a cut event, so that another event can follow
 	whole := errors.Is(err, io.EOF) && s.upstream.answer.Closed() == sse.Complete
@@ -165,14 +164,14 @@ func (s *stream) bodyEnded(err error) {
 	default:
 		s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, err)
 		why := (&upstream.Call{Kind: lifecycle.Decode}).FaultOf(err).Reason
-		if why == lifecycle.HungUp { // no drain ended the call, and fails checks whether the client did
+		if why == lifecycle.HungUp { // no drain ended the call, and endFailed checks whether the client did
 			why = lifecycle.Broke
 		}
 		s.endFailed(why, failure.StreamBroke("upstream_broken", err), err)
 	}
 }
 
-// passthroughBodyEnded is broke for a request that is passed through. If no event has come yet, readPassthroughStart decides what the
+// passthroughBodyEnded is bodyEnded for a request that is passed through. If no event has come yet, readPassthroughStart decides what the
 // client gets.
 func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read

@@ -180,7 +180,7 @@ func (s *stream) takeOver(next *stream) {
 			continue
 		}
 		if err := s.upstream.answer.Assembler.Add(e.Raw); err != nil {
-			if s.state == ended { // the rest of the answer came at once, so fails does not set the error
+			if s.state == ended { // the rest of the answer came at once, so endFailed does not set the error
 				s.endError = cmp.Or(s.endError, failure.StreamBroke("upstream_broken", err))
 			}
 			s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
@@ -223,9 +223,8 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 }
 
 // checkPromptCount checks the prompt length that the engine of a resumed request has counted. It returns nil if the length is right, or if
-// there is nothing to check. An engine that ignored the answer so far
-// counts too few tokens, and would begin the answer again. want is the right count; 0: it is not known, and only has to exceed the length
-// of the client's prompt. counted is 0 if the engine reported no count.
+// there is nothing to check. An engine that ignored the answer so far counts too few tokens, and would begin the answer again. want is the
+// right count; 0: it is not known, and only has to exceed the length of the client's prompt. counted is 0 if the engine reported no count.
 func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	if !j.life.Resumed() || counted == 0 {
 		return nil
@@ -267,7 +266,7 @@ func (j *job) keepForResume(rank *roster.Rank) {
 	}
 }
 
-// releaseResumeBytes subtracts the bytes that keep charged to Server.resumeBytes.
+// releaseResumeBytes subtracts the bytes that keepForResume charged to Server.resumeBytes.
 func (j *job) releaseResumeBytes() {
 	j.srv.resumeBytes.Add(-j.resume.chargedBytes)
 	j.resume.chargedBytes = 0

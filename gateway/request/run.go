@@ -306,18 +306,18 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	if fault.Reason == lifecycle.Unlisted {
 		r.job.unlistedAnswer = fault.ClientError
 	}
-	failedOn := ""
+	failedEngine := ""
 	switch {
 	case r.stream != nil:
 		r.stream.upstream.fault = fault
-		failedOn = r.stream.upstream.failedEngine()
+		failedEngine = r.stream.upstream.failedEngine()
 	case r.lease != nil && fault.EngineFailed():
-		failedOn = r.lease.Candidate.ID
+		failedEngine = r.lease.Candidate.ID
 	}
 	if fault.Reason == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedOn, Status: fault.Status,
+	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
 		Answer: fault.ClientError})
 	event := r.job.callFailedEvent(fault)
 	if r.stream != nil {

@@ -87,7 +87,7 @@ func (j *job) leaseError(err error) *openai.Error {
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
 	j.ticket = nil
-	if ticket == nil { // the request has not entered the queue yet; a leg may have, with its siblings
+	if ticket == nil { // the request has not entered the queue yet; a leg may have, with the other legs
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
