@@ -35,7 +35,7 @@ type Event struct {
 // EventKind says what has happened to a request. Each event makes the lifecycle change its state and return effects.
 type EventKind uint8
 
-// What can happen to a request. Each has what its event says.
+// What can happen to a request.
 const (
 	Begun          EventKind = iota // a client sends a request, or a lost answer goes on
 	LocalBound                      // a decode rank that also prefills the prompt has given the request a slot

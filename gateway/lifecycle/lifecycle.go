@@ -36,7 +36,7 @@ const (
 //	   |          Forwarded → Done                         lost
 //	   └─────────────── Pausing, Offering ←── CallFailed ───┘
 //
-// A request that is passed through has states of its own: see pass.
+// A request that is passed through has states of its own: see stepPassthrough.
 //
 // With limits.keep_alive, a client that has waited for long has already got the status 200 and comments in the stream. The Lifecycle treats
 // its request like any other: a request without an answer is tried again as before, and the code that carries out Fail sends the error as

@@ -7,7 +7,7 @@ import (
 
 // tries counts a request's failed attempts, and remembers what shows whether the engines or the request itself made them fail.
 type tries struct {
-	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last restart
+	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last resetCounts
 	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before the first event
 	withheld           int32 // attempts that ended as Paused, because the engine was away for a moment; they do not count
@@ -142,7 +142,7 @@ func (t *tries) note500(engine string, dst []Effect) []Effect {
 	return dst
 }
 
-// resolve500 reports what caused the 500 of the accused engine. It does nothing if no engine is accused.
+// resolve500 reports what caused the 500 that note500 has noted. It does nothing if none is noted.
 func (t *tries) resolve500(cause Blame, dst []Effect) []Effect {
 	if t.unexplained500 == "" {
 		return dst

@@ -124,7 +124,7 @@ const (
 // NextStep says what the request does next.
 type NextStep uint8
 
-// The next steps. Each kind of attempt has a limit of its own (see tries.retry).
+// The next steps. Each kind of attempt has a limit of its own (see tries.nextAttempt).
 const (
 	Over      NextStep = iota // no other attempt: no engine would answer otherwise
 	Elsewhere                 // no other attempt here, but an engine of another region may answer otherwise
@@ -160,7 +160,7 @@ type row struct {
 }
 
 // prefills says what follows the end of a prefill call. A prefill engine's failures are counted when the lease of the prompt is settled, so
-// whom only matters for a 500.
+// blame only matters for a 500.
 var prefills = [reasons]row{
 	//              Unsent  Sent    Headed  Through
 	// a prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered
