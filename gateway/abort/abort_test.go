@@ -9,18 +9,18 @@ import (
 func TestACallerEndsItsOwnRequestsByTheirNames(t *testing.T) {
 	var r Running
 	told := make(chan string, 10)
-	enter := func(caller, name string) (leave func()) {
+	register := func(caller, name string) (unregister func()) {
 		return r.Register(caller, name, func() { told <- caller + " " + name })
 	}
 	is := func(want string) func(string) bool { return func(name string) bool { return name == want } }
-	enter("a", "one")
-	gone := enter("a", "two")
-	enter("b", "one")
+	register("a", "one")
+	gone := register("a", "two")
+	register("b", "one")
 	require.Equal(t, 1, r.End("a", is("one")))
 	require.Equal(t, "a one", <-told)
 	require.Zero(t, r.End("c", is("one")), "of another caller")
 	require.Zero(t, r.End("a", is("on")), "of another name")
-	enter("a", "two")
+	register("a", "two")
 	require.Equal(t, 2, r.End("a", is("two")), "both have the name")
 	<-told
 	<-told

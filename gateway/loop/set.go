@@ -37,7 +37,7 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next returns the set's loops in turn, so that each gets as many sockets; nil: there are none.
+// Next returns the set's loops in turn, so that each gets the same number of sockets; nil: there are none.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil

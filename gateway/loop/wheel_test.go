@@ -8,7 +8,7 @@ import (
 )
 
 // Whatever is set, moved and removed, a watch is found at its time: not before, and no more than a
-// granule after it if somebody looks as often as due says.
+// tick after it if somebody looks as often as due says.
 func TestTheWheelFindsEachWatchAtItsTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		h := wheel{cursor: 1}

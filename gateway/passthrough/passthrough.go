@@ -59,7 +59,7 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 }
 
 // tooManyError is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its
-// share (Own).
+// share (ByKeyLimit).
 func (s *Server) tooManyError() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: !s.seats.Full(),
@@ -165,7 +165,7 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 
 // Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
-// caller must subtract the call with Count when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
+// caller must subtract the call with AddRunning when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
 	all, onlyPairs := s.Engines().SoleEngines(model, runsModel(path))
 	switch {
