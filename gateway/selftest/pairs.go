@@ -210,7 +210,7 @@ func (t *tester) recordResult(err error, sides ...*testedRank) {
 	}
 }
 
-// resultsOf returns the record of a rank, and creates it if there is none. It is called with t.mu held.
+// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held.
 func (t *tester) resultsOf(s testedRank) *pairResults {
 	r := t.results[s.name]
 	if r == nil {

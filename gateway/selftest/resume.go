@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"evenkeel/mooncake"
 )
@@ -79,7 +80,7 @@ func resumeMethods(p *mooncake.Profile) (list []string) {
 		byIDs = mooncake.ChatResumeNone
 	}
 	for _, method := range []string{p.ChatResume, byIDs, mooncake.ChatResumeContinue} {
-		if listed := len(list) > 0 && list[0] == method; method != mooncake.ChatResumeNone && !listed {
+		if method != mooncake.ChatResumeNone && !slices.Contains(list, method) {
 			list = append(list, method)
 		}
 	}
