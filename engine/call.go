@@ -49,8 +49,7 @@ func (k *Call) Repeat() *Call {
 }
 
 // Guard makes Do call f once there is a connection, right before it writes the request, and again before it sends the request a
-// second time. If f returns an error, Do sends nothing and
-// returns this error.
+// second time. If f returns an error, Do sends nothing and returns this error.
 func (k *Call) Guard(f func() error) { k.beforeWrite = f }
 
 // OnWritten makes Do call f once the request is written, before it waits for the answer. f must not block.
@@ -110,7 +109,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	}
 	c.out = appendHead(c.out[:0], k.target, method, path, hdr, length)
 	c.onSent = k.onSent
-	keep, phase, err := c.exchange(d, c.out, body)
+	mayReuse, phase, err := c.exchange(d, c.out, body)
 	c.onSent = nil
 	if err != nil {
 		failure := k.newError(phase, c, err)
@@ -120,7 +119,7 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 		}
 		return nil, failure
 	}
-	k.resp.open(k, c, method, keep)
+	k.resp.open(k, c, method, mayReuse)
 	return &k.resp, nil
 }
 

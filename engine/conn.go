@@ -62,7 +62,7 @@ type conn struct {
 	wakeLoop   func() // see notifyLoop; nil: no event loop reads the socket
 
 	mu              sync.Mutex
-	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idle bounds them
+	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idleLimit bounds them
 	halfClosed      bool          // halfClose was called, and readDeadline bounds all reads from now on
 	idleLimit       time.Duration // how long each read of the body may wait
 	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
@@ -106,11 +106,11 @@ func (c *conn) releaseReader() {
 	c.br = nil
 }
 
-// exchange writes the request and returns once it has read the response head. keep says that the connection may be used again
-// after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine:
+// exchange writes the request and returns once it has read the response head. mayReuse says that the connection may be used
+// again after the body. After a failure, phase says how far the exchange had come. A large body is written by a second goroutine:
 // an engine may answer it (400, 413) without reading it, and such an answer ends the write. exchange does not use body after
 // it returns.
-func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (keep bool, phase Phase, err error) {
+func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool, phase Phase, err error) {
 	c.reset(d, head, body)
 	defer clear(c.parts) // an idle connection must not keep a prompt in memory
 	size := 0

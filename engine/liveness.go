@@ -15,8 +15,8 @@ import (
 // gauge that changed. Liveness also has the requests whose KV the rank has not pulled yet (PendingPull), because the prefill engines
 // may keep this KV only as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Liveness struct {
-	epoch          time.Time    // times are stored as ns after begin, which fit into an atomic and do not depend on the wall clock
-	lastSign       atomic.Int64 // the last sign, ns after begin
+	epoch          time.Time    // times are stored as ns after epoch, which fit into an atomic and do not depend on the wall clock
+	lastSign       atomic.Int64 // the last sign, ns after epoch
 	minReportedGap atomic.Int64 // ns; only longer gaps between two signs are reported to the holds of waiting requests
 	hasGauges      atomic.Bool  // the engine reports gauges that change while the rank works
 

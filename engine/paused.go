@@ -147,17 +147,17 @@ type restrictions struct {
 }
 
 // lostRanks returns the reason for each lost rank, by rank. configured is how many ranks the engine has in the config.
-func (a *restrictions) lostRanks(configured int) map[int]string {
-	if a.rankCount == 0 && len(a.silentRanks) == 0 {
+func (r *restrictions) lostRanks(configured int) map[int]string {
+	if r.rankCount == 0 && len(r.silentRanks) == 0 {
 		return nil
 	}
 	all := map[int]string{}
-	for r := range a.silentRanks {
-		all[r] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
+	for rank := range r.silentRanks {
+		all[rank] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
 	}
-	if a.rankCount > 0 {
-		for r := a.rankCount; r < configured; r++ {
-			all[r] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", a.rankCount)
+	if r.rankCount > 0 {
+		for rank := r.rankCount; rank < configured; rank++ {
+			all[rank] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", r.rankCount)
 		}
 	}
 	return all
@@ -304,12 +304,12 @@ func (w *watch) ignoredWhileHeld(err error) bool {
 }
 
 // downReason returns why a halted engine counts as down: it cannot recover, or its halt lasts too long; nil: it does not.
-func (a *restrictions) downReason(now time.Time) error {
+func (r *restrictions) downReason(now time.Time) error {
 	switch {
-	case errors.Is(a.haltReason, errDead), errors.Is(a.haltReason, errScaleFailed):
-		return a.haltReason
-	case a.haltReason != nil && now.Sub(a.haltedAt) >= LongestHalt:
-		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), a.haltReason)
+	case errors.Is(r.haltReason, errDead), errors.Is(r.haltReason, errScaleFailed):
+		return r.haltReason
+	case r.haltReason != nil && now.Sub(r.haltedAt) >= LongestHalt:
+		return fmt.Errorf("it has taken no requests for %.0f minutes: %w", LongestHalt.Minutes(), r.haltReason)
 	}
 	return nil
 }
@@ -380,11 +380,11 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
 // report.
-func (a *restrictions) reportedFault() error {
-	if errors.Is(a.haltReason, ErrReforming) || errors.Is(a.haltReason, ErrPaused) || errors.Is(a.haltReason, errScaleFailed) {
+func (r *restrictions) reportedFault() error {
+	if errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed) {
 		return nil
 	}
-	return a.haltReason
+	return r.haltReason
 }
 
 // readScaling asks a vLLM that changes the number of its ranks how far the change has come. It returns ErrReforming or, if the change
@@ -418,15 +418,15 @@ func (w *watch) readScaling(ctx context.Context) error {
 // lostRankTryDue says that some rank is lost, and that it is time to try whether it is back. A halted engine is not tried, because it
 // refuses every request. The caller holds m.mu.
 func (w *watch) lostRankTryDue() bool {
-	a := &w.restrictions
-	return w.status.Up && a.rankCount > 0 && a.haltReason == nil && time.Since(a.lastTryAt) >= max(a.retryDelay, w.m.cfg.FactsInterval)
+	r := &w.restrictions
+	return w.status.Up && r.rankCount > 0 && r.haltReason == nil && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
 }
 
 // tryFirstLostRank starts a try of the first lost rank if one is due. If canaries are turned off, it puts this rank back into service,
 // and the next request of a client is the try. The caller holds m.mu.
 func (w *watch) tryFirstLostRank() {
 	firstLost := w.restrictions.rankCount // ranks are lost from this number on
-	switch a := &w.restrictions; {
+	switch r := &w.restrictions; {
 	case !w.lostRankTryDue():
 	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost }):
 		select {
@@ -434,10 +434,10 @@ func (w *watch) tryFirstLostRank() {
 		default: // a wake-up is pending already
 		}
 	default:
-		a.lastTryAt = time.Now()
-		a.retryDelay = max(a.retryDelay, w.m.cfg.FactsInterval)
-		if a.rankCount++; a.rankCount >= w.in.Ranks {
-			a.rankCount = 0 // the engine has all its ranks
+		r.lastTryAt = time.Now()
+		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
+		if r.rankCount++; r.rankCount >= w.in.Ranks {
+			r.rankCount = 0 // the engine has all its ranks
 		}
 		w.publish(w.status)
 	}

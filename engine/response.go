@@ -18,9 +18,9 @@ type Response struct {
 	err      error // the first error of Read, which later Reads return again
 }
 
-// open prepares the response whose head c has read. keep says that the connection may be used again after the body.
-func (r *Response) open(k *Call, c *conn, method string, keep bool) {
-	r.call, r.conn, r.status, r.mayReuse = k, c, c.head.StatusCode(), keep
+// open prepares the response whose head c has read. mayReuse says that the connection may be used again after the body.
+func (r *Response) open(k *Call, c *conn, method string, mayReuse bool) {
+	r.call, r.conn, r.status, r.mayReuse = k, c, c.head.StatusCode(), mayReuse
 	r.body.open(c.br, method, &c.head)
 }
 
@@ -153,8 +153,8 @@ func (r *Response) Close() {
 	if r.conn == nil {
 		return
 	}
-	keep := r.mayReuse && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.isComplete()
+	mayReuse := r.mayReuse && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.isComplete()
 	r.conn = nil
 	r.body = body{}
-	r.call.release(keep)
+	r.call.release(mayReuse)
 }

@@ -37,7 +37,7 @@ func (w *watch) checkNow() {
 type checkResult struct {
 	health          error  // of the health check; nil: the engine takes requests
 	halt            error  // see checkRestrictions
-	reforming       error  // see reforming; nil: the number of ranks does not change
+	reforming       error  // see readScaling; nil: the number of ranks does not change
 	connectionBroke bool   // watch.connectionBroke before the check
 	reportCount     uint64 // watch.reportCount before the check
 	eventCount      uint64 // Traffic.events before the check

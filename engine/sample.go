@@ -20,10 +20,10 @@ var (
 	capacityNames = []string{"sglang:max_total_num_tokens"}
 	outputNames   = []string{"vllm:generation_tokens_total", "sglang:generation_tokens_total"}
 	preemptNames  = []string{"vllm:num_preemptions_total"}
-	askedNames    = []string{"vllm:external_prefix_cache_queries_total"}
+	wantedNames   = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
-	waitedNames   = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
+	stepWaitNames = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
 	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
@@ -88,7 +88,7 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
-	families, err := ParseSeries(page, limits.Counters(slices.Concat(outputNames, preemptNames, askedNames, pulledNames, expiredNames)...))
+	families, err := ParseSeries(page, limits.Counters(slices.Concat(outputNames, preemptNames, wantedNames, pulledNames, expiredNames)...))
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	clocks, err := ParseSeries(page, Limits{}.Counters(waitedNames[0], stepsNames[0]))
+	clocks, err := ParseSeries(page, Limits{}.Counters(stepWaitNames[0], stepsNames[0]))
 	if err != nil {
 		clocks = nil // no decision depends on these clocks, so the rest of the page is still used
 	}
@@ -108,10 +108,10 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		capacity:     maxByEngine(families, capacityNames),
 		generated:    maxByEngine(families, outputNames),
 		preempted:    maxByEngine(families, preemptNames),
-		wantedTokens: maxByEngine(families, askedNames),
+		wantedTokens: maxByEngine(families, wantedNames),
 		pulledTokens: maxByEngine(families, pulledNames),
 		expired:      maxByEngine(families, expiredNames),
-		stepWaits:    sumByRank(clocks[waitedNames[0]]),
+		stepWaits:    sumByRank(clocks[stepWaitNames[0]]),
 		steps:        sumByRank(clocks[stepsNames[0]]),
 	}
 	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
@@ -172,7 +172,7 @@ func (s *Sample) StepWaitSeconds(rank int) (float64, bool) {
 	return s.rankValueOrSum(s.stepWaits, rank)
 }
 
-// Steps returns the number of steps to which Waited refers.
+// Steps returns the number of steps to which StepWaitSeconds refers.
 func (s *Sample) Steps(rank int) (float64, bool) { return s.rankValueOrSum(s.steps, rank) }
 
 // NotPulledTokens returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that

@@ -51,7 +51,7 @@ type watch struct {
 	loggedAt        time.Time    // when it was logged
 
 	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be taken while it is held, but not the reverse
-	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under counting
+	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under expiredMu
 
 	// The following fields are under m.mu.
 	status          Status

@@ -202,8 +202,8 @@ func (p *scrapes) followSlots(slots int, running float64) {
 
 // pullCheck finds prompt tokens whose KV an engine should have pulled, but did not. It compares two counts: the tokens that the engine
 // says it did not get from other engines, and the tokens that it had to compute itself anyway. The two counts of a request do not
-// change at the same moment, and such a difference must not be reported. Therefore newlyNotPulled subtracts the tokens that a request
-// computes from before the request is sent, but base subtracts them only once the request has its first event.
+// change at the same moment, and such a difference must not be reported. Therefore newlyNotPulled subtracts the tokens of a request even
+// before the request is sent, but base subtracts them only once the request has its first event.
 type pullCheck struct {
 	hasBase       bool
 	start         float64 // start time of the process that counts

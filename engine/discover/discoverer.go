@@ -177,24 +177,24 @@ func (d *Discoverer) Run(ctx context.Context) {
 
 // storeList stores the list of a source, and logs when the source begins to fail or works again. After a failure without a list, the last
 // list stays valid.
-func (d *Discoverer) storeList(n sourceReport, now time.Time) {
-	s := &d.sources[n.source]
-	d.metrics.countAnswer(s.Name, n.err)
-	if n.err == nil || n.engines != nil {
-		s.At, s.Engines = now, len(n.engines)
-		d.lists[n.source] = slices.Clone(n.engines)
-		for i := range d.lists[n.source] {
-			d.lists[n.source][i].Source = s.Name
+func (d *Discoverer) storeList(report sourceReport, now time.Time) {
+	s := &d.sources[report.source]
+	d.metrics.countAnswer(s.Name, report.err)
+	if report.err == nil || report.engines != nil {
+		s.At, s.Engines = now, len(report.engines)
+		d.lists[report.source] = slices.Clone(report.engines)
+		for i := range d.lists[report.source] {
+			d.lists[report.source][i].Source = s.Name
 		}
 	}
-	if n.err != nil {
-		d.logFailure(n.source, n.err)
+	if report.err != nil {
+		d.logFailure(report.source, report.err)
 		return
 	}
 	if s.Error != "" {
-		d.cfg.Log.Info("discovery works again", zap.String("source", s.Name), zap.Int("engines", len(n.engines)))
+		d.cfg.Log.Info("discovery works again", zap.String("source", s.Name), zap.Int("engines", len(report.engines)))
 	}
-	d.loggedCauses[n.source], s.Error = nil, ""
+	d.loggedCauses[report.source], s.Error = nil, ""
 }
 
 // logFailure logs a failure, and sets it in the source's status, if it has a cause that was not logged since the source last worked. Each
@@ -244,9 +244,9 @@ func causesOf(err error) (causes []string) {
 func (d *Discoverer) updateFleet(now time.Time) {
 	all := mergeLists(d.lists)
 	for key, r := range d.records {
-		want, listed := all[key]
-		otherProcess := r.inFleet != nil && isOtherEngine(*r.inFleet, want)
-		if !listed || otherProcess {
+		listed, isListed := all[key]
+		otherProcess := r.inFleet != nil && isOtherEngine(*r.inFleet, listed)
+		if !isListed || otherProcess {
 			d.removeFromFleet(r)
 			delete(d.records, key)
 		}
@@ -359,18 +359,18 @@ func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now ti
 }
 
 // recordTrial records the result of a trial. If the source describes the engine differently by now, the result is ignored.
-func (d *Discoverer) recordTrial(v trialResult, now time.Time) {
+func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 	d.runningTrials--
-	d.metrics.countTrial(v.engine.Role, v.err)
-	r := d.records[v.engine.Key()]
+	d.metrics.countTrial(result.engine.Role, result.err)
+	r := d.records[result.engine.Key()]
 	if r == nil || !r.trialRuns { // meanwhile the engine was removed, and may have been listed again
 		return
 	}
 	r.trialRuns = false
 	switch {
-	case r.listed != v.engine: // a new trial of the changed engine begins
-	case v.err != nil:
-		d.recordFailure(r, now, v.err)
+	case r.listed != result.engine: // a new trial of the changed engine begins
+	case result.err != nil:
+		d.recordFailure(r, now, result.err)
 	default:
 		r.trialPassed = true
 	}
