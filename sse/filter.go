@@ -67,8 +67,8 @@ const (
 )
 
 const (
-	usualMarks = 16  // how many marks are enough for most events
-	keepMarks  = 256 // the most marks, 8 KiB of memory, that are kept for another stream; more were needed only for a rare event
+	usualMarks   = 16  // how many marks are enough for most events
+	maxKeptMarks = 256 // the most marks, 8 KiB of memory, that are kept for another stream; more were needed only for a rare event
 )
 
 // NewFilter returns a filter for one stream of a decode engine.
@@ -82,7 +82,7 @@ func NewFilter(o Options) *Filter {
 // large.
 func (f *Filter) Reset(o Options) {
 	marks := f.marks[:0]
-	if cap(marks) > keepMarks {
+	if cap(marks) > maxKeptMarks {
 		marks = make([]mark, 0, usualMarks)
 	}
 	heldEvents := f.heldEvents[:0]
@@ -487,24 +487,24 @@ func (t *Transcript) record(f *Filter, b []byte) {
 	if facts.idsAt > 0 {
 		for ids := rawjson.ArrayAt(b, facts.idsAt); ids.Next(); {
 			ids.Pos = rawjson.ValueEnd(b, ids.Val)
-			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)]) // an id that does not end has the end -1, and becomes empty
+			t.recordID(b[ids.Val:max(ids.Val, ids.Pos)]) // an id that does not end has the end -1, and becomes empty
 		}
 	}
 	if facts.content {
-		t.keepContent(facts, b)
+		t.recordContent(facts, b)
 	}
 }
 
-// keepID adds the id of the answer's next token. An id that is no number, or does not fit into IDs, makes the transcript Unread. It is
-// stored all the same: no engine gets the ids of an Unread transcript, but their number must stay right for modeOf.
-func (t *Transcript) keepID(idJSON []byte) {
+// recordID adds the id of the answer's next token. An id that is no number, or does not fit into IDs, makes the transcript Unread. It is
+// stored all the same: no engine gets the ids of an Unread transcript, but their number must stay right for growthOf.
+func (t *Transcript) recordID(idJSON []byte) {
 	id, ok := rawjson.Int(idJSON, 0, len(idJSON))
 	t.Unread = t.Unread || !ok || id > math.MaxInt32
 	t.IDs = append(t.IDs, int32(id))
 }
 
-// keepContent adds the content of an event, whose data is b. The transcript already has the event's ids.
-func (t *Transcript) keepContent(facts *facts, b []byte) {
+// recordContent adds the content of an event, whose data is b. The transcript already has the event's ids.
+func (t *Transcript) recordContent(facts *facts, b []byte) {
 	t.Content = true
 	t.Shown = len(t.IDs) // also tokens of earlier events without text, because their text came with this event
 	t.MoreThan = t.MoreThan || facts.hasNonText

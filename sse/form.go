@@ -49,7 +49,7 @@ type formFacts struct {
 	failed          bool
 	fault           error  // why the event cannot be forwarded; nil: it can
 	failure         []byte // the event or the error in it, as the argument for ReadFailure
-	finish          string // the finish_reason; empty: the event has none
+	finishReason    string // the finish_reason; empty: the event has none
 	endedByStopText bool   // a stop text of the request ended the answer
 	usage           Usage
 	edits           []edit // changes that the client's copy needs
@@ -156,7 +156,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 		record(f.options.Transcript, f, &event, e.Data)
 	}
 	if event.hasFinalUsage {
-		f.finishReason, f.endedByStopText = event.finish, event.endedByStopText
+		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
 	}
 	f.streamEnded = event.endsStream && f.finishReason != ""
 	if len(event.edits) == 0 {

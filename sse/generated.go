@@ -31,7 +31,7 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 	}
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	s.endAt = max(0, o.Pos-1)
-	s.hasFinalUsage = s.finish != ""
+	s.hasFinalUsage = s.finishReason != ""
 	s.hasTokens = s.usage.Completion > 0
 	return s
 }
@@ -65,7 +65,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 	for o.NextValue() {
 		switch v := o.Value(); string(o.Key) {
 		case "type":
-			s.finish = text(v)
+			s.finishReason = text(v)
 		case "message":
 			if v[0] == '"' {
 				message = string(v)
@@ -76,7 +76,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 			}
 		}
 	}
-	if s.finish == "abort" {
+	if s.finishReason == "abort" {
 		s.failure = []byte(`{"error":{"message":` + message + `,"code":` + status + `}}`)
 	}
 }
@@ -85,7 +85,7 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 // id, the index of its prompt, and the answer so far of earlier engines. If the event cannot be joined to those of an earlier engine, it
 // sets fault.
 func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
-	if s.finish == "abort" {
+	if s.finishReason == "abort" {
 		wanted := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer
 		s.failed = s.failed || !wanted
 	}
@@ -114,11 +114,11 @@ func joinGenerated(f *Filter, s *formFacts, data []byte) {
 		known = len(f.options.Transcript.IDs)
 	}
 	listed := countListed(data, s.idsAt)
-	mode, _ := modeOf(listed, s.usage.Completion, known)
-	otherMode := mode != GrowthUnknown && mode != continuation.Grows
-	// In a cumulative stream, an event that lacks some ids cannot be joined: the ids before them would stand at the wrong place.
+	growth, _ := growthOf(listed, s.usage.Completion, known)
+	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
+	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
 	tokensMissing := continuation.Grows == Cumulative && listed != s.usage.Completion
-	if otherMode || tokensMissing {
+	if otherGrowth || tokensMissing {
 		s.fault = ErrOtherGrowth
 		return
 	}

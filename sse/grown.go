@@ -15,12 +15,12 @@ import (
 var ErrOtherGrowth = errors.New("this engine and the one before send /generate differently, all of an answer so far or only what is new; " +
 	"set --incremental-streaming-output for all engines of a model or for none")
 
-// modeOf finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
+// growthOf finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
 // ids in the event, completion the engine's count of the answer's tokens, and known the number of ids in earlier events. ok is false if
 // the numbers fit neither.
-func modeOf(listed, completion, known int) (mode Growth, ok bool) {
+func growthOf(listed, completion, known int) (growth Growth, ok bool) {
 	switch {
-	case known == 0: // the first event with tokens is the same in both modes
+	case known == 0: // the first event with tokens is the same for both
 		return GrowthUnknown, listed == completion
 	case listed == completion:
 		return Cumulative, true
@@ -35,17 +35,17 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 	}
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
 	known := len(t.IDs)
-	grows := t.keepGeneratedIDs(s, b)
+	grows := t.recordGeneratedIDs(s, b)
 	t.Content = t.Content || len(t.IDs) > known
-	t.keepShown(b[s.textAt.from:s.textAt.to], grows)
+	t.recordShown(b[s.textAt.from:s.textAt.to], grows)
 	t.Last = append(t.Last[:0], b...)
 }
 
-// keepGeneratedIDs adds the ids of the event's new tokens, and returns and stores how the event grows the answer. The transcript becomes
+// recordGeneratedIDs adds the ids of the event's new tokens, and returns and stores how the event grows the answer. The transcript becomes
 // Unread if the number of ids does not fit the engine's count, or if earlier events grew in the other way.
-func (t *Transcript) keepGeneratedIDs(s *formFacts, b []byte) Growth {
+func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 	known := len(t.IDs)
-	grows, ok := modeOf(countListed(b, s.idsAt), s.usage.Completion, known)
+	grows, ok := growthOf(countListed(b, s.idsAt), s.usage.Completion, known)
 	if grows != GrowthUnknown {
 		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
@@ -58,15 +58,15 @@ func (t *Transcript) keepGeneratedIDs(s *formFacts, b []byte) Growth {
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
 		ids.Pos = rawjson.ValueEnd(b, ids.Val)
 		if ids.N > repeated {
-			t.keepID(b[ids.Val:max(ids.Val, ids.Pos)])
+			t.recordID(b[ids.Val:max(ids.Val, ids.Pos)])
 		}
 	}
 	return grows
 }
 
-// keepShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
+// recordShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
 // text as a JSON string, with its quotes; empty: the event has no text.
-func (t *Transcript) keepShown(textJSON []byte, grows Growth) {
+func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
 	longer := len(textJSON) > t.textBytes
 	if grows == Delta {
 		longer = len(textJSON) > len(`""`)

@@ -49,7 +49,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.hasFinalUsage = true
-		if s.finish == "" && !s.failed { // see noReason
+		if s.finishReason == "" && !s.failed { // see noReason
 			s.failed, s.failure = true, []byte(noReason)
 		}
 	case kind == "message_stop":
@@ -97,7 +97,7 @@ func (s *formFacts) readDelta(o rawjson.Object) {
 
 // readReason reads a stop_reason.
 func (s *formFacts) readReason(v []byte) {
-	s.finish, s.endedByStopText = stopReason(v), string(v) == `"stop_sequence"`
+	s.finishReason, s.endedByStopText = stopReason(v), string(v) == `"stop_sequence"`
 }
 
 // stopReason translates a stop_reason into a finish_reason; empty: v is not a string.

@@ -61,9 +61,9 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 		case "status":
 			switch string(v) {
 			case `"completed"`:
-				s.finish = "stop"
+				s.finishReason = "stop"
 			case `"incomplete"`:
-				s.finish = "length"
+				s.finishReason = "length"
 			case `"failed"`, `"cancelled"`:
 				s.failed = true
 			}
