@@ -134,18 +134,18 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, including repeated keys, and then those that Set added. A body with a form yields its
+// All yields the members in the order of the text, including repeated keys, and then those that Set added. A body with a layout yields its
 // members, and those of its sampling_params, under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for object := b; object != nil; object = object.params {
 			for i := range object.members {
 				m := &object.members[i]
-				word := b.completionKey(m.key, object != b)
-				if word == "" || hasKey(b.pending, word) { // no member of a completion, or yielded below with its new value
+				completionKey := b.completionKey(m.key, object != b)
+				if completionKey == "" || hasKey(b.pending, completionKey) { // no member of a completion, or yielded below with its new value
 					continue
 				}
-				if !yield(word, object.raw[m.val:m.valEnd:m.valEnd]) {
+				if !yield(completionKey, object.raw[m.val:m.valEnd:m.valEnd]) {
 					return
 				}
 			}

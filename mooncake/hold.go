@@ -57,7 +57,7 @@ func (p *Profile) clockMargin() time.Duration {
 }
 
 // RecordGap records that the decode engine's core gave no sign of life between from, its last sign, and to. The KV counts as lost if it
-// was not certainly kept up to to.
+// was not certainly kept until to.
 func (k *Hold) RecordGap(from, to time.Time) {
 	k.keptUntil, k.nextCounted, k.signsNeeded = k.afterSigns(from)
 	k.signsSince = to

@@ -192,7 +192,7 @@ func asksTooManyLogprobs(b *Body) bool {
 
 // DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If
 // stream is false, the client gets the engine's own answer, so the request asks for no members that the client did not ask for.
-// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. For salt see salted.
+// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. For salt see addSalt.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
