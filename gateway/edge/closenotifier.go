@@ -80,8 +80,8 @@ func (d *CloseNotifier) runCallback() {
 	d.onGone()
 }
 
-// hasCallback says whether a callback of OnGone is set and the client has not left.
-func (d *CloseNotifier) hasCallback() bool {
+// hasPendingCallback says whether a callback of OnGone is set and the client has not left.
+func (d *CloseNotifier) hasPendingCallback() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.onGone != nil && !d.hasLeft

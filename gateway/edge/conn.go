@@ -55,7 +55,7 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 // kernelTimedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to
 // this call, or to a Write.
 func (c *Conn) kernelTimedOut() bool {
-	return c.hasCallback() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
+	return c.hasPendingCallback() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
 // Read reads from the client. It records errors that end the connection.

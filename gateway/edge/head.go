@@ -37,27 +37,27 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		}
 		value := bytes.Trim(line[len(name)+1:], " \t")
 		switch {
-		case equalFoldName(name, "Content-Length"):
+		case equalFold(name, "Content-Length"):
 			if f.length, hasLength = decimal(value); !hasLength { // fasthttp refuses a second Content-Length
 				return f, "Content-Length is not a number"
 			}
-		case equalFoldName(name, "Transfer-Encoding"):
-			if !equalFoldName(value, "chunked") { // some parsers read a body after "identity", and others read none
+		case equalFold(name, "Transfer-Encoding"):
+			if !equalFold(value, "chunked") { // some parsers read a body after "identity", and others read none
 				return f, "the only Transfer-Encoding is chunked"
 			}
 			f.chunked = true
-		case equalFoldName(name, "Authorization"):
+		case equalFold(name, "Authorization"):
 			if hasAuthorization { // a proxy before this one may have checked the other one
 				return f, "there are two Authorization headers"
 			}
 			hasAuthorization = true
-		case equalFoldName(name, "X-Api-Key"):
+		case equalFold(name, "X-Api-Key"):
 			if hasKey {
 				return f, "there are two x-api-key headers"
 			}
 			hasKey = true
-		case equalFoldName(name, "Expect"):
-			f.expect = http11 && equalFoldName(value, "100-continue")
+		case equalFold(name, "Expect"):
+			f.expect = http11 && equalFold(value, "100-continue")
 		}
 	}
 	switch {
@@ -92,8 +92,8 @@ func fieldName(line []byte) (name []byte, why string) {
 	return line[:colon], ""
 }
 
-// equalFoldName says whether b is word; upper and lower case are equal.
-func equalFoldName(b []byte, word string) bool {
+// equalFold says whether b is word; upper and lower case are equal.
+func equalFold(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 

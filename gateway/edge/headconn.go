@@ -167,7 +167,8 @@ func (h *headConn) SetDeadline(t time.Time) error {
 	return err
 }
 
-// holdWrites makes Write collect bytes until complete. fasthttp writes the end of an answer in three pieces, which are then sent as one.
+// holdWrites makes Write collect bytes until releaseWithNextWrite. fasthttp writes the end of an answer in three pieces, which are then
+// sent as one.
 func (h *headConn) holdWrites() {
 	if h.heldWrites == nil {
 		h.heldWrites, h.nextWriteIsLast = bufferPool.Get().(*[]byte), false

@@ -131,7 +131,7 @@ func TestWhatBreaksBehindComments(t *testing.T) {
 	}
 }
 
-// A client that waits for a shorter time than the span has an answer like any other.
+// A client that waits for a shorter time than the interval has an answer like any other.
 func TestAQuickAnswerHasNoComments(t *testing.T) {
 	s := serve(t, Options{Handler: func(ctx *fasthttp.RequestCtx) {
 		StartKeepAlive(ctx, time.Hour, time.Now(), []byte(comment), zap.NewNop())

@@ -21,7 +21,7 @@ type watcher struct {
 const stopID = 0
 
 // newWatcher returns a watcher that is running. It calls onGone with the id of each client that leaves.
-func newWatcher(gone func(id uint64)) (*watcher, error) {
+func newWatcher(onGone func(id uint64)) (*watcher, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -30,7 +30,7 @@ func newWatcher(gone func(id uint64)) (*watcher, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(ep))
 	}
-	w := &watcher{ep: ep, stop: stop, onGone: gone}
+	w := &watcher{ep: ep, stop: stop, onGone: onGone}
 	if err := w.addToEpoll(stop, unix.EPOLLIN, stopID); err != nil {
 		return nil, errors.Join(err, unix.Close(stop), unix.Close(ep))
 	}
