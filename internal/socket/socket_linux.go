@@ -144,13 +144,13 @@ func (s Socket) Await() error {
 	return s.raw.Read(t.stepOrWait)
 }
 
-// Ask writes parts, as far as the socket has room. If it could write everything, it calls sent, unless sent is nil, and waits
+// Ask writes parts, as far as the socket has room. If it could write everything, it calls onSent, unless onSent is nil, and waits
 // until Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read.
 // A Read after a Write would first try to read an answer that cannot have come yet. Ask saves this system call.
-func (s Socket) Ask(parts [][]byte, sent func()) (n int, err error) {
+func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
-	t.kind, t.parts, t.onSent = ask, parts, sent
+	t.kind, t.parts, t.onSent = ask, parts, onSent
 	// The poller forgets earlier events and then calls step, so it always notices an answer that comes after the writing.
 	// It does not notice bytes that came before: the caller must check Quiet first.
 	err = s.raw.Read(t.stepOrWait)
