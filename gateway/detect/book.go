@@ -162,7 +162,7 @@ func (b *Book) measureHarm(r *Ring) {
 		if !o.isOpen() || o.harm() < leastHarm {
 			continue
 		}
-		if beganEarlier := o.since.Before(o.baselineSince); o.baseline == nil || beganEarlier { // an earlier finding has joined it since then
+		if o.baseline == nil || o.since.Before(o.baselineSince) { // or an earlier finding has joined it since then
 			o.baseline, o.baselineSince = r.baseline(o.since), o.since
 		}
 		o.harmText = r.describeHarm(o.baseline)

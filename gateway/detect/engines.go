@@ -132,8 +132,8 @@ func (v *view) anyPaused() bool {
 // addressChangeS is how long, in s, a changed address may be the reason why an engine does not answer.
 const addressChangeS = 3600
 
-// findEngineMoved reports engines whose name leads to another address since a while ago, and whose new address does not answer as the
-// engine.
+// findEngineMoved reports engines whose name leads to another address than before, where no engine answers. If something else answers
+// there, the finding says so.
 func findEngineMoved(v *view, report reportFunc) {
 	v.eachEngine(EngineMoved, func(e *Engine, where place, why string) {
 		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below says this
@@ -253,7 +253,6 @@ func findEnginesUnfit(v *view, report reportFunc) {
 			names[i] = e.Role + " engine " + e.ID
 		}
 		report(place{"source", s.Name, "engines"}, noReason, "%s of %s %s not used: %s. The first one is unfit: %s", words.Count(n, "engine"),
-			s.Name,
-			words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
+			s.Name, words.Are(n), words.FirstOf(names), firstLine(s.Unfit[0].Why))
 	}
 }

@@ -170,12 +170,12 @@ type StepModel struct {
 
 // ms returns how long a step takes by the model, and how long it may take at most, for the fullest rank's KV tokens and requests. Where
 // only one load was measured, a step at a larger load may take longer, at most in proportion to the load.
-func (l StepModel) ms(tokens int64, running int) (ms, most float64) {
-	ms = l.BaseMs + l.PerTokenMs*float64(tokens) + l.PerRequestMs*float64(running)
-	if l.MeasuredTokens == 0 {
+func (m StepModel) ms(tokens int64, running int) (ms, most float64) {
+	ms = m.BaseMs + m.PerTokenMs*float64(tokens) + m.PerRequestMs*float64(running)
+	if m.MeasuredTokens == 0 {
 		return ms, ms
 	}
-	return ms, ms * max(1, float64(tokens)/float64(l.MeasuredTokens), float64(running)/float64(max(1, l.MeasuredRunning)))
+	return ms, ms * max(1, float64(tokens)/float64(m.MeasuredTokens), float64(running)/float64(max(1, m.MeasuredRunning)))
 }
 
 // Gauges are what an engine reports of one of its ranks. A value that is not known is below 0.

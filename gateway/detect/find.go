@@ -90,23 +90,23 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 }
 
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
-type side struct{ of, model string }
+type side struct{ kind, model string }
 
 // sides returns the side of each engine and group, by Finding.WhereKind and its name, and how many engines or groups each side has.
 func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
 	sideOf, engines = map[[2]string]side{}, map[side]int{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
-		t := side{of: e.Role + " engine"}
+		t := side{kind: e.Role + " engine"}
 		if len(e.Models) > 0 {
 			t.model = e.Models[0]
 		}
-		sideOf[[2]string{t.of, e.ID}] = t
+		sideOf[[2]string{t.kind, e.ID}] = t
 		engines[t]++
 	}
 	for i := range v.Prefill.Groups {
-		engines[side{of: "group"}]++
-		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{of: "group"}
+		engines[side{kind: "group"}]++
+		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{kind: "group"}
 	}
 	return sideOf, engines
 }

@@ -148,8 +148,7 @@ func findStepsSlow(v *view, report reportFunc) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
 		if g.SlowStepsS > 0 {
 			f := report(where, noReason, "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.commonHostText(),
-				g.StepMs, g.UsualMs,
-				differingText(g))
+				g.StepMs, g.UsualMs, differingText(g))
 			f.setSlowdown(g.running(), g.StepMs/g.UsualMs).LastedFor = seconds(g.SlowStepsS)
 			for _, d := range g.Differing[:min(differNamed, len(g.Differing))] {
 				f.Ranks = append(f.Ranks, d.Rank)
@@ -158,7 +157,7 @@ func findStepsSlow(v *view, report reportFunc) {
 	})
 }
 
-// findTokensFew reports groups whose steps give an answer much fewer tokens than in the last hour, as when speculative decoding fails.
+// findTokensFew reports groups whose steps give an answer far fewer tokens than in the last hour, as when speculative decoding fails.
 func findTokensFew(v *view, report reportFunc) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
 		if g.FewTokensS > 0 {

@@ -47,7 +47,7 @@ const (
 // joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
 // for that of the finding.
 var joinWhen = [classes][classes]joinWindow{
-	/*          alone  mute   cause  comes  effect   load */
+	// columns: alone, unnoticed, cause, intermittent, effect, load
 	isAlone:        {never, never, never, never, never, never},
 	isUnnoticed:    {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, never, never},
 	isCause:        {never, atBeginIfShared, atBeginIfShared, atBeginIfShared, soonAfterBegin, soonAfterBegin},

@@ -169,7 +169,7 @@ func slotsHeldLonger(m *Model) string {
 
 // floodingKey returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both are
 // empty if no key has so many.
-func (f *Facts) floodingKey() (key, says string) {
+func (f *Facts) floodingKey() (key, text string) {
 	all := 0
 	for _, w := range f.Waiting {
 		all += w.Requests

@@ -52,8 +52,8 @@ func (s streamSum) msPerToken(leastTokens int64) float64 {
 	return s.streamMs / float64(s.tokens)
 }
 
-// measurePaces returns the pace of each rank in the newest sample. The time between tokens is a mean of the last paceWindow, the shares of
-// empty answers are from the last minute, and the times of single spans are for the comparison with other ranks (fillInSlowRanks).
+// measurePaces returns the pace of each rank in the newest sample. The time between tokens is a mean of the last paceWindow, and the times
+// of single spans are for the comparison with other ranks (fillInSlowRanks).
 func (r *Ring) measurePaces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]

@@ -126,7 +126,7 @@ func findGateClosed(v *view, report reportFunc) {
 	})
 }
 
-// findPrefillOut reports prefill ranks, and groups that take prompts, too, that get no prompts because earlier ones failed.
+// findPrefillOut reports prefill ranks, and groups of ranks that also prefill, if they get no prompts because earlier ones failed.
 func findPrefillOut(v *view, report reportFunc) {
 	const takesNone = " takes no prompts, because earlier ones failed"
 	v.eachCandidate(func(e *PrefillEngine, where place) {
@@ -242,8 +242,7 @@ func findQueueFull(v *view, report reportFunc) {
 	p := &v.Prefill
 	if why := v.refusedBecause(); why != "" {
 		report(proxyPlace("prefill"), noReason,
-			"Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of "+
-				"the pool were taken",
+			"Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
 			why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
 		return
 	}

@@ -67,7 +67,7 @@ func findDrains(v *view, report reportFunc) {
 	}
 }
 
-// findNotReady reports a proxy that is not ready for another reason than its own drain.
+// findNotReady reports that the proxy is not ready, unless it drains.
 func findNotReady(v *view, report reportFunc) {
 	if p := &v.Proxy; !p.Ready && !p.Draining {
 		report(proxyPlace("proxy"), p.Why, "The proxy is not ready: %s", p.Why)

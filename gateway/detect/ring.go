@@ -100,8 +100,9 @@ func (r *Ring) Add(s Sample) {
 		}
 	}
 	if r.fine.step == 0 {
-		r.fine, r.bins, r.minutes = tier{SampleInterval, SecondsKeptFor, nil}, tier{BinLength, BinsKeptFor + BinLength, nil}, tier{time.Minute,
-			minutesKeptFor, nil}
+		r.fine = tier{SampleInterval, SecondsKeptFor, nil}
+		r.bins = tier{BinLength, BinsKeptFor + BinLength, nil}
+		r.minutes = tier{time.Minute, minutesKeptFor, nil}
 	}
 	s.indexRanks(r.Last())
 	r.fine.add(s)

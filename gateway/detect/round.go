@@ -86,7 +86,7 @@ func separateOutages(found []Finding, r *round) map[*incident]bool {
 func (b *Book) add(f *member, r *round) {
 	k := kinds[f.Kind]
 	o := r.continued(f)
-	if causeIsOver := o != nil && !o.isOpen(); o == nil || causeIsOver && k.effect { // then this effect has another cause
+	if o == nil || !o.isOpen() && k.effect { // the cause of an ended incident is over, so this effect has another one
 		o = b.assign(f, o, r)
 	}
 	if o == nil {

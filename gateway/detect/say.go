@@ -81,9 +81,9 @@ func (in *Incident) setCommand(lead *member) {
 	}
 }
 
-// addMembers sets Severity to Bad if a member is bad, and Crowded if the kind of a member is manyWait. It adds the names and the ranks of
-// the members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share; empty:
-// they share none.
+// addMembers sets Severity to Bad if a member is bad, and Crowded if the kind of a member is marked manyWait. It adds the names and the
+// ranks of the members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share;
+// empty: they share none.
 func (in *Incident) addMembers(members []member) (listed []*member, host string) {
 	host = members[0].host
 	names := map[string]bool{}

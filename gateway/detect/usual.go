@@ -11,7 +11,7 @@ import (
 // model learns while it runs, so it would soon predict the longer steps.
 type stepWatch struct {
 	ignoreBefore         time.Time  // steps before this time are ignored
-	slowSteps, fewTokens faultTimer // slow: steps take too long; few: steps give too few tokens
+	slowSteps, fewTokens faultTimer // steps take too long, or give too few tokens
 
 	usualSteps []GroupAt // usual steps: one per minute of the hour before something went wrong
 

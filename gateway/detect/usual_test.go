@@ -20,7 +20,7 @@ type fleetOf struct {
 	running []int
 	tokenMs []float64 // of each rank
 	stepMs  float64
-	law     StepModel
+	model   StepModel
 	tokens  int64 // of the fullest rank
 	said    func(i int) *Gauges
 	unknown bool // there is no step model
@@ -29,7 +29,7 @@ type fleetOf struct {
 }
 
 func ranksOf(t *testing.T, n int, barrier bool) *fleetOf {
-	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, law: StepModel{BaseMs: 40, PerTokenMs: 1e-4}, tokens: 30_000}
+	f := &fleetOf{t: t, barrier: barrier, now: time.Unix(1e9, 0), stepMs: 43, model: StepModel{BaseMs: 40, PerTokenMs: 1e-4}, tokens: 30_000}
 	for range n {
 		f.outputs, f.running, f.tokenMs, f.answers = append(f.outputs, 1000), append(f.running, 8), append(f.tokenMs, 43), append(f.answers, 0)
 	}
@@ -44,7 +44,7 @@ func (f *fleetOf) pass(seconds int, each func(s int)) (kinds []Kind, d Facts) {
 		}
 		f.now = f.now.Add(time.Second)
 		g := Group{GroupLoads: board.GroupLoads{Barrier: f.barrier, Name: "main", MostTokens: f.tokens}, StepMs: f.stepMs, ModelMs: f.stepMs,
-			StepModel: f.law}
+			StepModel: f.model}
 		if f.unknown {
 			g.ModelMs, g.StepModel = 0, StepModel{}
 		}
@@ -128,7 +128,7 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 	require.Empty(t, kinds)
 	slow := func(factor float64) {
 		f.stepMs *= factor
-		f.law.BaseMs, f.law.PerTokenMs = f.law.BaseMs*factor, f.law.PerTokenMs*factor // it is learned at once
+		f.model.BaseMs, f.model.PerTokenMs = f.model.BaseMs*factor, f.model.PerTokenMs*factor // it is learned at once
 		for i := range f.tokenMs {
 			f.tokenMs[i] *= factor
 		}
@@ -174,7 +174,7 @@ func TestAHealthyFleetIsQuiet(t *testing.T) {
 					}
 				}
 				f.tokens = int64(20_000 + rng.IntN(100_000))
-				f.stepMs = f.law.BaseMs + f.law.PerTokenMs*float64(f.tokens) + 3*rng.Float64()
+				f.stepMs = f.model.BaseMs + f.model.PerTokenMs*float64(f.tokens) + 3*rng.Float64()
 				if rng.IntN(30) == 0 {
 					f.stepMs *= 3 // one step in which a prompt is computed
 				}
@@ -232,7 +232,7 @@ func TestStepsThatGiveFewerTokensAreFound(t *testing.T) {
 	pace(43. / 3)
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds)
-	f.stepMs, f.law = 43./3, StepModel{BaseMs: 40. / 3, PerTokenMs: 1e-4 / 3} // the engine sends each token by itself
+	f.stepMs, f.model = 43./3, StepModel{BaseMs: 40. / 3, PerTokenMs: 1e-4 / 3} // the engine sends each token by itself
 	kinds, _ = f.pass(60, nil)
 	require.Empty(t, kinds, "the tokens are as fast as before")
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestASpellIsToldAfterAWhileAndEndsAfterAWhile(t *testing.T) {
+func TestAFaultIsToldAfterAWhileAndEndsAfterAWhile(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		amiss  string // a letter for each five seconds: x where it is amiss
