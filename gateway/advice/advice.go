@@ -91,7 +91,7 @@ type Advisor struct {
 }
 
 // New returns an Advisor without samples.
-func New(set Settings) *Advisor { return &Advisor{settings: set} }
+func New(settings Settings) *Advisor { return &Advisor{settings: settings} }
 
 // Observe adds a sample, which must be later than the ones before, and returns the advice of now.
 func (a *Advisor) Observe(s Sample) Advice {
@@ -279,8 +279,7 @@ func (a *Advisor) advise(out *Advice) {
 func (a *Advice) describe() {
 	lost := a.Prefill.Down + a.Decode.Down
 	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", countText(a.Prefill.Live),
-		advisedText(a.Prefill.Advised),
-		countText(a.Decode.Live), advisedText(a.Decode.Advised))
+		advisedText(a.Prefill.Advised), countText(a.Decode.Live), advisedText(a.Decode.Advised))
 	switch {
 	case lost > 0 && len(a.Steps) == 0:
 		a.Steps = []Step{{None, ReasonRanksDown}}

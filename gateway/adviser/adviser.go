@@ -42,8 +42,8 @@ func New(d Deps) *Adviser { return &Adviser{deps: d, advisors: map[string]*advic
 
 // Latest returns the last advice, one entry per model; nil: there is none yet.
 func (a *Adviser) Latest() []advice.Advice {
-	if given := a.latest.Load(); given != nil {
-		return *given
+	if latest := a.latest.Load(); latest != nil {
+		return *latest
 	}
 	return nil
 }

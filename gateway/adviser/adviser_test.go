@@ -192,7 +192,7 @@ func TestAFullPoolIsTold(t *testing.T) {
 	require.False(t, full(3), "there is a place")
 }
 
-// Begun is the probe that runs, and Waiting what stands behind it; what others sent is theirs.
+// RunningSeconds is the probe that runs, and WaitingSeconds what stands behind it; what others sent is theirs.
 func TestAPrefillRankIsCountedByWhatIsOurs(t *testing.T) {
 	var p advice.Prefill
 	addPrefill(&p, &prefill.CandidateStatus{Inflight: 4, BacklogMs: 9000, OthersMs: 1000, KVTokens: 10, CapacityTokens: 100})

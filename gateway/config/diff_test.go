@@ -105,7 +105,7 @@ func TestAReloadChoosesNoPolicyForRegionsThatNeedARestart(t *testing.T) {
 
 // Of any two configs the merged one differs from the next by what needs a
 // restart, and from the running one by all else.
-func TestSucceedLosesNothing(t *testing.T) {
+func TestMergeReloadLosesNothing(t *testing.T) {
 	draw := func(t *rapid.T, name string) *Config {
 		c := Default()
 		c.Listen = rapid.SampledFrom([]string{":1", ":2"}).Draw(t, name+"listen")

@@ -51,8 +51,8 @@ type writer struct {
 	sglang  bool            // the engines of this profile are SGLang
 }
 
-// firstTime returns the sentence the first time that it is called with it, and an empty text after that, so that a comment stands only
-// behind the first of several equal keys.
+// firstTime returns a sentence that was not written yet, and else an empty text, so that a comment stands only behind the first of several
+// equal keys.
 func (w *writer) firstTime(sentence string) string {
 	if w.written[sentence] {
 		return ""

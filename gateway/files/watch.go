@@ -56,7 +56,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 			if first.IsZero() {
 				first = time.Now()
 			}
-			settled.Reset(min(settleTime, maxDelay-time.Since(first))) // each event waits for the next one, but not for ever
+			settled.Reset(min(settleTime, maxDelay-time.Since(first))) // each event puts the call off, but not for ever
 		case err := <-errs: // events may be lost, so look at all files
 			log.Debug("watching files", zap.Error(err))
 			report()

@@ -17,12 +17,12 @@ import (
 
 // Journal holds everything to which the records of requests are written. The zero value writes nothing, and is for tests.
 type Journal struct {
-	Receipts *receipt.Ring                  // nil: none are kept
-	tracer   atomic.Pointer[tracing.Tracer] // nil: there are no traces
-	flushes  sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
-	lines    *requestLog                    // nil: there is no request log
-	recent   recent
-	log      *zap.Logger
+	Receipts   *receipt.Ring                  // nil: none are kept
+	tracer     atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	flushes    sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
+	requestLog *requestLog                    // nil: there is no request log
+	recent     recent
+	log        *zap.Logger
 
 	requests   *prometheus.CounterVec
 	okRequests prometheus.Counter // the counter of requests whose outcome is ok
@@ -46,7 +46,7 @@ type Config struct {
 func New(c Config) (*Journal, error) {
 	g := &Journal{Receipts: c.Receipts, log: c.Log, cancels: map[Phase]prometheus.Counter{}, released: map[Phase]prometheus.Observer{}}
 	var err error
-	if g.lines, err = openLines(c.File, c.Log); err != nil {
+	if g.requestLog, err = openRequestLog(c.File, c.Log); err != nil {
 		return nil, err
 	}
 	g.requests = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -110,7 +110,7 @@ func (g *Journal) openViewsOf(r *Record) (all [2]view) {
 func (g *Journal) Close() error {
 	g.setTracer(nil)
 	g.flushes.Wait()
-	return g.lines.close()
+	return g.requestLog.close()
 }
 
 // CountRefused counts a request that was refused before any handler saw it, and so has no record. In the figures of the last minute it

@@ -15,8 +15,8 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// requestLog is the request log: facts as JSON lines. A nil log writes nothing. The lines of a log that openLines returns are written by a
-// goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
+// requestLog is the request log: facts as JSON lines. A nil log writes nothing. The lines of a log that openRequestLog returns are written
+// by a goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
 type requestLog struct {
 	queue    chan queuedLine
 	stop     chan struct{}
@@ -52,8 +52,8 @@ const notWritten = "the request log cannot be written; its lines are lost until 
 // errStandsStill is the reason why lines are lost while the queue is full.
 var errStandsStill = errors.New("its disk or its reader takes nothing")
 
-// openLines opens a request log for appending; "-": stdout; empty: there is no request log.
-func openLines(path string, log *zap.Logger) (*requestLog, error) {
+// openRequestLog opens a request log for appending; "-": stdout; empty: there is no request log.
+func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	switch path {
 	case "":
 		return nil, nil
@@ -141,7 +141,7 @@ func (l *requestLog) writeLine(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
-	if queueIsEmpty := len(l.queue) == 0; err == nil && queueIsEmpty { // until then, more lines may be dropped, and all get one log line
+	if err == nil && len(l.queue) == 0 { // while lines wait, more may be dropped, and all get one log line
 		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {

@@ -11,7 +11,7 @@ import (
 )
 
 // receiptView shows a request in its receipt.
-type receiptView struct{ live *receipt.RunningReceipt }
+type receiptView struct{ running *receipt.RunningReceipt }
 
 // openReceipt begins the receipt of a request whose sender is known.
 func openReceipt(ring *receipt.Ring, r *Record) view {
@@ -25,9 +25,9 @@ func openReceipt(ring *receipt.Ring, r *Record) view {
 // show changes the receipt by an event, and ends the receipt with the last one.
 func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
-		s.live.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
+		s.running.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
 	} else {
-		s.live.Edit(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
+		s.running.Edit(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
 	}
 }
 

@@ -52,5 +52,5 @@ func (r *Record) End(fail *openai.Error) {
 		r.journal.requests.WithLabelValues(r.Outcome).Inc()
 	}
 	r.journal.recent.count(fail)
-	r.journal.lines.write(&r.LogEntry)
+	r.journal.requestLog.write(&r.LogEntry)
 }

@@ -365,7 +365,7 @@ func TestAPipeNeedsNoReaderYet(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	opened := make(chan *requestLog, 1)
 	go func() {
-		l, err := openLines(fifo, zap.NewNop())
+		l, err := openRequestLog(fifo, zap.NewNop())
 		assert.NoError(t, err)
 		opened <- l
 	}()
@@ -398,7 +398,7 @@ func TestALogThatStandsStillHoldsNoRequestUp(t *testing.T) {
 	require.NoError(t, err)
 	defer reader.Close()
 	core, logs := observer.New(zap.InfoLevel)
-	l, err := openLines(fifo, zap.New(core))
+	l, err := openRequestLog(fifo, zap.New(core))
 	require.NoError(t, err)
 	const all = 5000 // more than the pipe and the queue hold
 	ended := make(chan struct{})
@@ -439,7 +439,7 @@ func TestALogThatStandsStillHoldsNoRequestUp(t *testing.T) {
 func TestALineThatWasCutOffSpoilsNoOther(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "requests.jsonl")
 	require.NoError(t, os.WriteFile(file, []byte(`{"id":"killed","mod`), 0o600))
-	l, err := openLines(file, zap.NewNop())
+	l, err := openRequestLog(file, zap.NewNop())
 	require.NoError(t, err)
 	l.write(&LogEntry{ID: "a"})
 	require.NoError(t, l.close())
@@ -481,7 +481,7 @@ func (d *nearlyFull) Write(p []byte) (int, error) {
 func TestTheRequestLogIsAppendedTo(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "requests.jsonl")
 	for range 2 {
-		l, err := openLines(file, zap.NewNop())
+		l, err := openRequestLog(file, zap.NewNop())
 		require.NoError(t, err)
 		l.write(&LogEntry{})
 		require.NoError(t, l.close())
@@ -491,7 +491,7 @@ func TestTheRequestLogIsAppendedTo(t *testing.T) {
 	require.Equal(t, 2, strings.Count(string(text), "\n"))
 	_, err = New(Config{File: t.TempDir(), Log: zap.NewNop()})
 	require.Error(t, err, "a folder is no log")
-	none, err := openLines("", nil)
+	none, err := openRequestLog("", nil)
 	require.NoError(t, err)
 	none.write(&LogEntry{})
 	require.NoError(t, none.close())

@@ -113,8 +113,8 @@ type Set struct {
 // Required says whether a request needs a key at all.
 func (s *Set) Required() bool { return s.required }
 
-// KeepUsageOf makes each key keep what the key of the same name in old, the last version of the file, has used of its limits, even if its
-// hash or its limits are new. Call it before the set is used.
+// KeepUsageOf takes over from old, the last version of the file, what each key has used of its limits. A key is known by its name, so its
+// hash and its limits may be new. Call it before the set is used.
 func (s *Set) KeepUsageOf(old *Set) {
 	usageOf := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {

@@ -285,9 +285,9 @@ func unzip(data []byte, to io.Writer) {
 // sender writes events to one watcher. Successive documents differ little, so with compression
 // a stream of whole documents is about as small as a stream of changes.
 type sender struct {
-	to   io.Writer
-	zip  *gzip.Writer // nil: the stream is not compressed
-	conn *http.ResponseController
+	to         io.Writer
+	compressor *gzip.Writer // nil: the stream is not compressed
+	conn       *http.ResponseController
 }
 
 // newSender begins a stream of events, compressed if the client takes gzip.
@@ -299,8 +299,8 @@ func newSender(w http.ResponseWriter, r *http.Request) *sender {
 	h.Add("Vary", "Accept-Encoding")
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		h.Set("Content-Encoding", "gzip")
-		s.zip = gzip.NewWriter(w)
-		s.to = s.zip
+		s.compressor = gzip.NewWriter(w)
+		s.to = s.compressor
 	}
 	return s
 }
@@ -324,8 +324,8 @@ func (s *sender) write(name string, data []byte) error {
 			return err
 		}
 	}
-	if s.zip != nil {
-		if err := s.zip.Flush(); err != nil {
+	if s.compressor != nil {
+		if err := s.compressor.Flush(); err != nil {
 			return err
 		}
 	}
@@ -334,7 +334,7 @@ func (s *sender) write(name string, data []byte) error {
 
 // close ends the compressed stream, if the stream is compressed.
 func (s *sender) close() {
-	if s.zip != nil {
-		_ = s.zip.Close() // the watcher left
+	if s.compressor != nil {
+		_ = s.compressor.Close() // the watcher left
 	}
 }

@@ -126,16 +126,14 @@ func (s *sheet) resolved(d *Document) {
 func (s *sheet) traffic(d *Document) {
 	t, p := &d.Traffic, &d.Proxy
 	s.paragraph(0, fmt.Sprintf("%.1f requests/s (%.1f/s fail), %s open, %s tokens/s, policy %s", t.RequestsPerS, t.FailuresPerS,
-		shortCount(p.Open),
-		shortCount(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
+		shortCount(p.Open), shortCount(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
 	s.paragraph(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
 	for _, f := range d.Failures {
 		if f.LastHour == 0 {
 			continue
 		}
 		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, shortCount(f.Last10S), shortCount(f.Last5Min),
-			shortCount(f.LastHour),
-			shortCount(f.SinceStart))
+			shortCount(f.LastHour), shortCount(f.SinceStart))
 	}
 	for _, a := range d.Advice {
 		s.paragraph(0, "advice for "+a.Model+": "+adviceText(&a, d.Incidents))

@@ -87,8 +87,7 @@ func (s *sheet) ranks(g *Group) {
 		s.drawColumns(g)
 	}
 	s.paragraph(4, fmt.Sprintf("KV tokens: mean %s, most %s (%s), least %s (%s)", shortCount(int64(g.MeanTokens)),
-		shortCount(readTokens(fullest)), fullest.Name,
-		shortCount(readTokens(emptiest)), emptiest.Name))
+		shortCount(readTokens(fullest)), fullest.Name, shortCount(readTokens(emptiest)), emptiest.Name))
 	for _, state := range []string{detect.RankDown, detect.RankOut, detect.RankDraining, detect.RankForeign, detect.RankRemoved} {
 		var names []string
 		for i := range g.Ranks {

@@ -9,7 +9,7 @@ import (
 )
 
 // generateRules are the rules for /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). Package mooncake translates the
-// keys of the body to those of completions, such as max_new_tokens to max_tokens. CheckForSGLang also refuses the keys in the map sglang.
+// keys of the body to those of completions, such as max_new_tokens to max_tokens. CheckForSGLang also refuses the keys of sglangRefused.
 var generateRules = map[string]rule{
 	"model":            setModel,
 	"prompt":           optional(checkPromptOrList),
@@ -62,7 +62,7 @@ func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
 	p.req.AnswerIsList = !isNumber(first) // a list of numbers is one prompt, in token ids
 	if p.req.AnswerIsList && p.req.Prompts == nil {
-		p.req.Prompts = []json.RawMessage{first} // prompt sets Prompts only if there are several
+		p.req.Prompts = []json.RawMessage{first} // checkPrompt sets Prompts only if there are several
 	}
 	return nil
 }

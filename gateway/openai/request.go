@@ -93,9 +93,9 @@ func Parse(endpoint mooncake.Endpoint, raw []byte, limits Limits) (*Request, *Er
 	if err != nil {
 		return nil, badRequest(CodeInvalidJSON, "", "the request body is not acceptable: %v", err)
 	}
-	p, d := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &schemas[endpoint]
+	p, s := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}, &schemas[endpoint]
 	for key, v := range body.All() {
-		rule, ok := d.rules[key]
+		rule, ok := s.rules[key]
 		if !ok && !mooncake.Reserved(key) {
 			continue // only the engines use it
 		}
@@ -154,12 +154,12 @@ func (p *parser) setLimit() {
 
 // checkCombinations checks conditions between several keys, after all of them were read, and completes the request.
 func (p *parser) checkCombinations() *Error {
-	req, d := p.req, &schemas[p.req.Endpoint]
+	req, s := p.req, &schemas[p.req.Endpoint]
 	if refusal := p.requireModel(); refusal != nil {
 		return refusal
 	}
 	if !p.hasPrompt {
-		return badRequest(CodeMissing, d.promptKey, "the request has no %q", d.promptKey)
+		return badRequest(CodeMissing, s.promptKey, "the request has no %q", s.promptKey)
 	}
 	if p.hasStreamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // engines ignore them at Tokens (vLLM 0.32.0)
 		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
@@ -169,8 +169,8 @@ func (p *parser) checkCombinations() *Error {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}
 	p.setLimit()
-	if d.checkCombinations != nil {
-		if refusal := d.checkCombinations(p); refusal != nil {
+	if s.checkCombinations != nil {
+		if refusal := s.checkCombinations(p); refusal != nil {
 			return refusal
 		}
 	}

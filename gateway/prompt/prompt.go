@@ -152,7 +152,7 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 
 // hashText hashes the bytes of a prompt: a text, or the messages of a chat with its tools.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
-	isText := takesIDs(s.Req.Endpoint)                    // as it is not a list of ids
+	isText := takesIDs(s.Req.Endpoint)                    // CacheKeys has hashed a list of ids before
 	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // Responses and Messages
 		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only behind the same text
 		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string

@@ -206,18 +206,18 @@ func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, resumed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	wasClosed := t.circuit.InService()
+	wasInService := t.circuit.InService()
 	t.circuit.Limit = 1 // failures
 	var status *engine.StatusError
 	switch {
 	case err == nil:
 		t.circuit.Succeed()
-		return false, !wasClosed
+		return false, !wasInService
 	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
 		t.circuit.Neutral(call)
 		return false, false
 	}
-	return t.circuit.Fail(call, now) && wasClosed, false // a trial that fails begins nothing new
+	return t.circuit.Fail(call, now) && wasInService, false // a trial that fails begins nothing new
 }
 
 var errNotAsked = errors.New("engines did not tell token ids a moment ago")

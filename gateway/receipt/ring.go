@@ -239,7 +239,8 @@ func (g *Ring) Loads() map[string]Load {
 		if l.r.State == Queued || l.r.State == Pooled {
 			load.Waiting++
 		}
-		onPrefillEngine := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring // it is computed, or its KV is held
+		// the prompt is being computed, or its KV is held
+		onPrefillEngine := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring
 		if n := len(l.r.Attempts); onPrefillEngine && n > 0 && l.r.Attempts[n-1].Prefill != nil {
 			load.Prompts++
 			load.Tokens += l.r.Attempts[n-1].Prefill.Prompt

@@ -117,27 +117,27 @@ func (r *Reload) refuse(err error) {
 
 // report logs and counts the outcome of a reload, and updates the status. If the new config is in force, report also warns of its doubtful
 // settings.
-func (r *Reloader) report(got *Reload) {
+func (r *Reloader) report(result *Reload) {
 	log := r.deps.Log.With(zap.String("file", r.source.file))
-	switch got.Outcome {
+	switch result.Outcome {
 	case refused:
-		log.Error("the new config is not used, and the config before it stays in force; correct the file", zap.String("error", got.Error))
+		log.Error("the new config is not used, and the config before it stays in force; correct the file", zap.String("error", result.Error))
 	case unchanged:
 		log.Info("the config file was read again, and nothing in it has changed")
 	case used:
-		changes := make([]string, len(got.Changes))
-		for i, c := range got.Changes {
+		changes := make([]string, len(result.Changes))
+		for i, c := range result.Changes {
 			changes[i] = c.String()
 		}
 		log.Info("the new config is in force now", zap.Strings("changes", changes))
 		r.warnOfDoubts(r.Settings().Config)
 		r.warnOfUnusedFit(r.Settings().Config)
-		if len(got.Restart) > 0 {
-			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", got.Restart))
+		if len(result.Restart) > 0 {
+			r.deps.Log.Warn("some keys of the new config take effect only after a restart", zap.Strings("keys", result.Restart))
 		}
 	}
-	if got.Outcome != unchanged {
-		r.metrics.reloads.WithLabelValues(keyConfig, got.Outcome).Inc()
+	if result.Outcome != unchanged {
+		r.metrics.reloads.WithLabelValues(keyConfig, result.Outcome).Inc()
 	}
 	r.exportStatus()
 }

@@ -61,7 +61,7 @@ func headers(pairs ...string) func(string) string {
 	return h.Get
 }
 
-func carried2(s *Span) map[string]string {
+func carriedBy(s *Span) map[string]string {
 	m := map[string]string{}
 	s.EachHeader(func(k, v string) { m[k] = v })
 	return m
@@ -91,7 +91,7 @@ func TestWhoDecidesWhatIsSampled(t *testing.T) {
 			tr, _ := start(t, c.URL, func(cfg *Config) { cfg.Sample = row.sample })
 			s := tr.Start(headers("traceparent", row.parent, "tracestate", "a=1"), row.trusted, "chat", time.Now())
 			require.Equal(t, row.want, s.Recording())
-			got := carried2(s)
+			got := carriedBy(s)
 			require.Equal(t, map[bool]string{true: "01", false: "00"}[row.want], got["traceparent"][53:], "what runs below knows")
 			if strings.HasPrefix(row.parent, parent) {
 				require.Equal(t, parent[3:35], s.TraceID(), "the trace goes on")
@@ -110,9 +110,9 @@ func TestBaggageIsCarriedForTrustedCallersOnly(t *testing.T) {
 	c := tracetest.Start(t)
 	tr, _ := start(t, c.URL, nil)
 	h := headers("baggage", "team=a")
-	require.Equal(t, "team=a", carried2(tr.Start(h, true, "chat", time.Now()))["baggage"])
-	require.Empty(t, carried2(tr.Start(h, false, "chat", time.Now()))["baggage"])
-	require.Empty(t, carried2(tr.Start(headers("baggage", "a="+strings.Repeat("x", maxBaggage)), true, "chat", time.Now()))["baggage"],
+	require.Equal(t, "team=a", carriedBy(tr.Start(h, true, "chat", time.Now()))["baggage"])
+	require.Empty(t, carriedBy(tr.Start(h, false, "chat", time.Now()))["baggage"])
+	require.Empty(t, carriedBy(tr.Start(headers("baggage", "a="+strings.Repeat("x", maxBaggage)), true, "chat", time.Now()))["baggage"],
 		"too much of it")
 }
 

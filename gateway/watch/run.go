@@ -39,8 +39,8 @@ type Snapshot struct {
 	EndsBin   bool // it ends one bin of the history (detect.BinLength)
 }
 
-// samplesPerBin is how many samples lie between two Snapshots if none is wanted in between. They are needed because incidents begin and end
-// at a Snapshot.
+// samplesPerBin is how many samples a bin has. There is a Snapshot for each bin even if none is wanted, because incidents begin and end at
+// a Snapshot.
 const samplesPerBin = int(detect.BinLength / detect.SampleInterval)
 
 // snapshotTimeout bounds the time of a Snapshot. It is far longer than a second, so that a machine that is short of CPU time is still
