@@ -36,7 +36,7 @@ type fixtureRequest struct {
 	Last         string  `json:"last"` // id of the candidate that round-robin chose last
 }
 
-// fixtureCandidate has the id of a candidate and numbers. Their keys are the variables of policy expressions, and those of extra.
+// fixtureCandidate has the id of a candidate and numbers. Their keys are the variables of policy expressions, and those of extraNumbers.
 type fixtureCandidate map[string]any
 
 // extraNumbers are the numbers of a candidate that are not variables of expressions.

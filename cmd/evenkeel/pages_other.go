@@ -3,4 +3,4 @@
 package main
 
 // dropProgramPages does nothing on this system.
-func forgetProgram() error { return nil }
+func dropProgramPages() error { return nil }

@@ -60,7 +60,7 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// findLaw returns the entry of the table of measured step models with this name. An unknown name is an error of usage.
+// findLaw returns the law with the name that --law gives. An unknown name is an error of usage.
 func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
