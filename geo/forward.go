@@ -86,7 +86,7 @@ type Request struct {
 type Failure struct {
 	ClientLeft bool   // the client has left
 	Relay      *Relay // the peer's refusal, which is passed on to the client; nil: none
-	Reason     string // without Gone and Relay: the cause for which the request is served in another way now
+	Reason     string // without ClientLeft and Relay: the cause for which the request is served in another way now
 	Sibling    bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
 	MayHaveRun bool   // the peer may still have run the request
 	Err        error

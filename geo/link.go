@@ -52,7 +52,7 @@ func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration
 
 // postProbe posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
 // written, without a dial.
-func (l *httpLink) postProbe(ctx context.Context, question []byte) (echo ProbeOutcome) {
+func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome ProbeOutcome) {
 	ps, parts, began := l.peers, [][]byte{question}, time.Now()
 	call, writtenAt := l.client.NewCall(l.target), began
 	call.OnWritten(func() { writtenAt = time.Now() })
@@ -65,11 +65,11 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (echo ProbeOu
 		return ProbeOutcome{Err: err}
 	}
 	defer resp.Close()
-	echo.RoundTrip, echo.Dialled = time.Since(writtenAt), !resp.Reused()
-	if echo.Text, echo.Err = resp.ReadAll(maxProbe); echo.Err == nil && resp.StatusCode() != http.StatusOK {
-		echo.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
+	outcome.RoundTrip, outcome.Dialled = time.Since(writtenAt), !resp.Reused()
+	if outcome.Text, outcome.Err = resp.ReadAll(maxProbe); outcome.Err == nil && resp.StatusCode() != http.StatusOK {
+		outcome.Err = refusedProbe(resp.StatusCode(), string(resp.Header(RejectHeader)))
 	}
-	return echo
+	return outcome
 }
 
 // errRefused is the error for a probe that the peer's listener refused.

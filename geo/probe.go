@@ -142,14 +142,14 @@ func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	return nil
 }
 
-// AnswerProbe answers a probe that a peer sent, which arrived at the time came. It does not check the peer's version, because the
+// AnswerProbe answers a probe that a peer sent, which arrived at the time arrival. It does not check the peer's version, because the
 // peer checks the version in the answer.
-func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
+func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) {
 	var q question
 	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
-	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(came), Seq: q.Seq,
+	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(arrival), Seq: q.Seq,
 		Draining: ps.cfg.Draining(), Models: ps.localOffers()}
 	if ps.cfg.Tenure != nil { // regions or groups have owners; the round trips tell which peer is nearest and takes a region over
 		a.Tenure = ps.cfg.Tenure()
@@ -157,7 +157,7 @@ func (ps *Peers) AnswerProbe(body []byte, came time.Time) ([]byte, *Refusal) {
 		a.RTTMs = ps.roundTripsMs()
 		ps.mu.Unlock()
 	}
-	a.ProcUs = us(ps.clock.Now().Sub(came))
+	a.ProcUs = us(ps.clock.Now().Sub(arrival))
 	text, err := json.Marshal(a)
 	if err != nil || len(text) > maxProbe {
 		// The sender knows no reason that fits better; the message says what is wrong.

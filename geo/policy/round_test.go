@@ -15,7 +15,7 @@ func TestImportsArePure(t *testing.T) { // a policy that can reach the network o
 	require.NoError(t, err)
 	pure := []string{"cmp", "fmt", "math", "slices", "strconv", "strings", "github.com/cespare/xxhash/v2", "evenkeel/internal/namedargs",
 		"evenkeel/prefill/policy"}
-	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Place or Request")
+	require.Subset(t, pure, pkg.Imports, "let the owner of the queue read it and put it in Candidate or Request")
 }
 
 func acts(p *Policy, drainMs float64, places []Candidate, requests ...*Request) []string {

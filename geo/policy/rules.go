@@ -46,8 +46,8 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 // Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// isOpen reports whether candidate i takes the request now, and is on the side in question: a peer if peers is true, a replica
-// otherwise. Data residency may forbid it.
+// isOpen reports whether candidate i takes the request now, data residency allows the candidate, and it is on the side in question: a
+// peer if peers is true, a replica otherwise.
 func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
 	return p.candidates[i].Peer == peers && p.Takes(i) && !r.barred(i)
 }

@@ -29,7 +29,7 @@ type Costs struct {
 	T0Ms          float64 // ms of prefill per prompt, until this is learned
 }
 
-// Defaults returns the default settings; Load is for `finish`.
+// Defaults returns the default settings; BatchWeight is for `finish`.
 func Defaults() Settings {
 	return Settings{
 		Push: SPE, MaxUnanswered: 8, MaxOutstanding: 64, CreditMax: 32, Tau: 4,
