@@ -132,7 +132,7 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 			r := result{sent: time.Now(), member: member}
 			r.wallMinusMonotonic = c.wallMinusMonotonic(r.sent)
 			r.err = c.hooks.Vote(ctx, member, ask)
-			r.applyTo = func(now time.Time, err error) {
+			r.apply = func(now time.Time, err error) {
 				if err == nil {
 					c.machine.RecordVote(r.sent, now, member, ask.Epoch)
 				}
@@ -192,19 +192,19 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
-		r.applyTo = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
+		r.apply = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
 	case Acquire:
 		r.rec, r.err = c.engine.Acquire(ctx, seen)
-		r.applyTo = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
+		r.apply = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
 	case Renew:
 		r.err = c.engine.Renew(ctx, epoch)
-		r.applyTo = func(now time.Time, err error) { m.Renewed(r.sent, now, err) }
+		r.apply = func(now time.Time, err error) { m.Renewed(r.sent, now, err) }
 	case Release:
 		r.err = c.engine.Release(ctx, epoch)
-		r.applyTo = func(now time.Time, err error) { m.Released(r.sent, now, err) }
+		r.apply = func(now time.Time, err error) { m.Released(r.sent, now, err) }
 	case AskBack:
 		r.err = c.hooks.AskBack(ctx, Dispatcher(rec.Holder), rec.Epoch)
-		r.applyTo = m.AskedBack
+		r.apply = m.AskedBack
 	}
 	return r
 }
@@ -223,7 +223,7 @@ func (c *Claim) handleResult(r result) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.applyTo(now, r.err)
+	r.apply(now, r.err)
 }
 
 // errSuspended replaces the answer to a call during which the computer was suspended, because the answer may be old.

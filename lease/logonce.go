@@ -100,5 +100,5 @@ type result struct {
 	rec                Record
 	err                error
 	member             string                         // the member that was asked for a vote; empty: another call
-	applyTo            func(now time.Time, err error) // passes the outcome to the machine
+	apply              func(now time.Time, err error) // passes the outcome to the machine
 }
