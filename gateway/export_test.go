@@ -9,5 +9,5 @@ func (g *Gateway) DiscoverWith(sources ...discover.Source) {
 	}
 }
 
-// ReadClocks fills in how long ranks wait for each other.
-var ReadClocks = fillInSyncWaits
+// FillInSyncWaits fills in how long ranks wait for each other.
+var FillInSyncWaits = fillInSyncWaits

@@ -166,8 +166,8 @@ func (g *Gateway) requestDeps() request.Deps {
 	}
 }
 
-// discover starts no source yet. It makes the discovery of engines from the sources that the config names and those of a test; without any
-// source, g.discovery stays nil. The discovery adds the engines that it finds to the fleet.
+// discover makes the discovery of engines from the sources that the config names and those of a test, and starts no source yet. Without
+// any source, g.discovery stays nil. The discovery adds the engines that it finds to the fleet.
 func (g *Gateway) discover(ofTest ...discover.Source) error {
 	deps := &discovery.Deps{
 		Fleet: g.fleet, Settings: func() *fleet.Settings { return g.conf().Settings }, Dispatch: g.dispatcher.Status, Callbacks: g.callbacks,

@@ -46,7 +46,7 @@ func TestWaitsAreNotWrittenIntoTheStatusOfOthers(t *testing.T) {
 		Workers: []board.WorkerStatus{{ID: 1, Group: "g", Barrier: true}},
 	}}}
 	mine := shared
-	gateway.ReadClocks(&mine, func(int32) (gateway.Gauges, bool) { return gateway.Gauges{WaitMs: 3}, true })
+	gateway.FillInSyncWaits(&mine, func(int32) (gateway.Gauges, bool) { return gateway.Gauges{WaitMs: 3}, true })
 	require.Equal(t, board.StepStatus{MeanMs: 20, SyncWaitMs: 3}, *mine.Models[0].Groups[0].Step)
 	require.Equal(t, board.StepStatus{MeanMs: 20}, *shared.Models[0].Groups[0].Step)
 }

@@ -86,7 +86,7 @@ func codesIn(t *testing.T, pkg string, without ...string) (all []string) {
 
 func status(n int) ast.Expr { return &ast.BasicLit{Kind: token.INT, Value: strconv.Itoa(n)} }
 
-// workerKey is the last part of a name: NewError of openai.NewError.
+// nameOf is the last part of a name: NewError of openai.NewError.
 func nameOf(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.Ident:

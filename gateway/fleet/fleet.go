@@ -66,8 +66,8 @@ func (f *Fleet) PutFound(role string, e config.Engine, found roster.Found) error
 	return err
 }
 
-// UpdateFound starts or stops new work for an engine that discovery has found. What operators have decided
-// about the engine stays in force: an engine that an operator has removed stays removed.
+// UpdateFound starts or stops new work for an engine that discovery has found. What operators have decided about the engine stays in
+// force: an engine that an operator has removed stays removed.
 func (f *Fleet) UpdateFound(key string, found roster.Found) {
 	f.apply(roster.Turned{Key: key, Found: found})
 }

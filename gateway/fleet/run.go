@@ -35,7 +35,7 @@ type Fleet struct {
 	current atomic.Pointer[roster.Snapshot]
 
 	anyPrefillCalls atomic.Int64 // counts calls of AnyPrefill, so that engines take turns
-	pages           sync.Map     // *page values: the last metric page of each prefill engine, by instance
+	pages           sync.Map     // *metricPage values: the last metric page of each prefill engine, by instance
 	learned
 	trackedCalls
 }
@@ -257,7 +257,7 @@ func enginesIn(e roster.Event) []*roster.Engine {
 // carryOut carries out the effects of the roster. It is called with f.mu held.
 func (f *Fleet) carryOut(effects []roster.Effect) {
 	for _, effect := range effects {
-		log, e := f.deps.Log, effect.Engine // in is nil for effects that concern no single engine
+		log, e := f.deps.Log, effect.Engine // e is nil for effects that concern no single engine
 		switch effect.What {
 		case roster.Restarted, roster.MayHaveRestarted:
 			what := "a prefill engine has restarted; prompts whose KV no decode engine has fetched yet are prefilled again"

@@ -39,8 +39,8 @@ func (f *engines) Now() *roster.Snapshot {
 }
 
 func (f *engines) Pause(group, path string) { f.apply(roster.PauseBegun{Group: group, Path: path}) }
-func (f *engines) Resume(group string, left []string) {
-	f.apply(roster.PauseEnded{Group: group, Unresumed: left})
+func (f *engines) Resume(group string, unresumed []string) {
+	f.apply(roster.PauseEnded{Group: group, Unresumed: unresumed})
 }
 func (f *engines) RecordEmptiedCaches(keys []string) {
 	f.apply(roster.Emptied{Keys: keys})

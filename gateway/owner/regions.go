@@ -143,7 +143,8 @@ func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) 
 	return nil
 }
 
-// hasSuccessor is always false: there is no heir to wait for, because a released region goes to the first proxy that finds it released.
+// hasSuccessor is always false: there is no successor to wait for, because a released region goes to the first proxy that finds it
+// released.
 func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 
 // recordReport records, from a peer's answer to a probe, the epochs of the regions that the peer owns and the peer's round trips to its own

@@ -158,7 +158,7 @@ func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 	for _, scope := range *s.all.Load() {
 		scope.mu.Lock()
 		othersMayRun := scope.othersMayRun(now)
-		// while this proxy does not own the scope, others has the list of the owner that is handing the scope over, and must stay
+		// while this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must stay
 		cautionEnded := !scope.ownedSince.IsZero() && !othersMayRun && len(scope.othersLoad) > 0
 		if cautionEnded {
 			clear(scope.othersLoad)

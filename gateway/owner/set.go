@@ -52,8 +52,8 @@ type Deps struct {
 	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines what
 	// all requests hold there (all); silent lists the ranks that do not report it.
 	Load func(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string)
-	// Publish makes fleet and dispatcher act on the present answers of Admits and Room. Once it has returned, no new request is bound to a
-	// scope that does not admit.
+	// Publish makes fleet and dispatcher act on the present answers of Admits and RankQuota. Once it has returned, no new request is bound to
+	// a scope that does not admit.
 	Publish func(ctx context.Context)
 }
 

@@ -127,8 +127,8 @@ func (d *deriving) addToGroup(e *Engine, w board.Worker) {
 	}
 }
 
-// newCandidate describes a rank of a prefill engine for the prefill tier. rank is -1 for an only rank without a number. The candidate has a
-// board and KV events only after its engine has named its models.
+// newCandidate describes a rank of a prefill engine for the prefill tier. rank is NoRank for an only rank without a number. The candidate
+// has a board and KV events only after its engine has named its models.
 func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Candidate {
 	id := e.ID + "/" + strconv.Itoa(max(0, rank)) // an only rank counts as rank 0
 	c := prefill.Candidate{
@@ -262,13 +262,13 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 }
 
 // requireDecodeRanks changes the candidates whose KV no decode rank would fetch now. A candidate in another region goes out of service if
-// no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate is Late instead of Live: prompts
-// then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long.
+// no rank of that region takes requests. If requests wait for such a rank (Worker.Awaited), the candidate gets AnswersLate instead of Live:
+// prompts then wait before their prefill, because prefill engines do not hold the KV of finished prefills for so long.
 func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) {
 	for i := range candidates {
 		c := &candidates[i]
 		inService := c.Live || c.AnswersLate
-		if !inService || c.Aggregated { // a mixed candidate decodes by itself
+		if !inService || c.Aggregated { // an aggregated candidate decodes by itself
 			continue
 		}
 		up, awaited := false, false // whether a decode rank for the candidate takes requests, and whether requests wait for one
@@ -290,8 +290,8 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 
 // markFallbacks marks the candidates that come second (Fallback) if a model has two kinds of engines: aggregated ones, which prefill and
 // decode, and split ones, which do only one of the two. preferredKind is config.PreferAggregated, or prefers split engines. Candidates that
-// cannot complete any request now (Idle), e.g. prefill engines whose KV no rank would fetch, always come second. Without an aggregated
-// candidate, markFallbacks does nothing.
+// cannot complete any request now (NoDecodeRank), e.g. prefill engines whose KV no rank would fetch, always come second. Without an
+// aggregated candidate, markFallbacks does nothing.
 func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers []board.Worker) {
 	isAggregated := func(c prefill.Candidate) bool { return c.Aggregated }
 	if !slices.ContainsFunc(candidates, isAggregated) {

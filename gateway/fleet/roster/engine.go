@@ -268,8 +268,8 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 // mayGiveBack says whether a decode engine that lacks KV memory may give a request back before the end of its answer: by its profile, or
 // because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
-	isSameProcess := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime) // or may be
-	return e.Role == Decode && (e.Profile.MayGiveBack() || isSameProcess)
+	processGaveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime) // or may be
+	return e.Role == Decode && (e.Profile.MayGiveBack() || processGaveBack)
 }
 
 // MustNotGiveBack says whether the decode engine is expected never to give a request back: engines of its connector may, but its profile

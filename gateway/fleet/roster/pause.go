@@ -81,8 +81,8 @@ func (v PauseBegun) apply(r *Roster, out *effects) {
 	out.add(Effect{What: WatchEngines})
 }
 
-// PauseEnded ends the pause of a group (empty: of all groups), except for the engines in Left. Engines that did not resume in a call to all
-// engines can resume later in a call to their group.
+// PauseEnded ends the pause of a group (empty: of all groups), except for the engines in Unresumed. Engines that did not resume in a call
+// to all engines can resume later in a call to their group.
 type PauseEnded struct {
 	Group     string
 	Unresumed []string `json:"Left"` // keys of the engines that did not resume

@@ -94,7 +94,7 @@ func (p *Processes) Fate(process int) Fate {
 }
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). evidence
-// says what shows that there must be a new process; empty: there need not be one. In that case the process before counts as Gone.
+// says what shows that there must be a new process, and the process before then counts as Gone; empty: there need not be a new one.
 func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, evidence string) {
 	nextState := p.connection
 	switch {

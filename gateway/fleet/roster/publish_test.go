@@ -421,9 +421,9 @@ func TestTheDeadlineOfADrain(t *testing.T) {
 		_, err := s.NewDrain("", id, s.now)
 		require.ErrorIs(t, err, ErrNoSuchEngine)
 	}
-	stop, err := s.NewDrain("", "p1:80/0", s.now)
+	drain, err := s.NewDrain("", "p1:80/0", s.now)
 	require.NoError(t, err)
-	require.Equal(t, "prefill p1:80", stop.Key(), "its only rank is the engine")
+	require.Equal(t, "prefill p1:80", drain.Key(), "its only rank is the engine")
 }
 
 // With balance scheduling all ranks of vllm-ascend admit nothing while one of them has no free slot, so one slot stays free.

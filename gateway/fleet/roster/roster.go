@@ -201,11 +201,8 @@ func (r *Roster) adaptDrains(e *Engine) {
 // load. Only some sources of discovery, such as Kubernetes, can distinguish two engines that had the same address one after the other, by
 // their incarnation. Then the second engine takes over nothing from the first, above all not its KV.
 
-// The values of the argument dead of remove and distrustHosts: whether the engine and its KV do not exist any more.
-const (
-	mayStillRun = false // the engine was only taken off the list, or described anew
-	isDead      = true
-)
+// mayStillRun is a value of the argument dead of remove and distrustHosts: the engine was only taken off the list, or described anew.
+const mayStillRun = false
 
 // remove takes an engine out of the roster, and ends its drains and the trust in its hosts. Its requests finish. dead says that the engine
 // and its KV do not exist any more. remove remembers, for a limited time, the ranks, worker ids and processes of the engine, and forgets

@@ -147,14 +147,14 @@ func (s *scene) steps(all string) *scene {
 			s.now = s.now.Add(d)
 			s.tell()
 		case what == "drains":
-			stop, err := s.NewDrain(role, name+":80"+rank, s.now)
+			drain, err := s.NewDrain(role, name+":80"+rank, s.now)
 			require.NoError(s.t, err)
 			if len(f) > 2 {
 				d, err := time.ParseDuration(f[2])
 				require.NoError(s.t, err)
-				stop.Deadline = s.now.Add(d)
+				drain.Deadline = s.now.Add(d)
 			}
-			s.tell(Stopped{stop})
+			s.tell(Stopped{drain})
 		case what == "resumes":
 			s.tell(Resumed{key(name) + rank})
 		case what == "leaves":
