@@ -132,6 +132,7 @@ law-check: ## what the step laws were made of, beside this machine's GPU, with P
 lint: $(TOOLS)/golangci-lint ## gofmt, vet and the linters of .golangci.yml
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo "run gofmt -w on these"; exit 1; }
 	$(TOOLS)/golangci-lint run ./... ./bench/outside/...
+	GOOS=darwin go build -o /dev/null ./cmd/evenkeel # nothing else compiles the files for other systems than Linux
 
 $(TOOLS)/golangci-lint:
 	GOBIN=$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)

@@ -267,9 +267,9 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
 		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
 		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
-		if step.OwnMs+step.SharedMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
-			s.gauge(descOwnPrefill, step.OwnMs/1000, group, step.Source)
-			s.gauge(descSharedPrefill, step.SharedMs/1000, group, step.Source)
+		if step.OwnPromptMs+step.SharedPromptMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
+			s.gauge(descOwnPrefill, step.OwnPromptMs/1000, group, step.Source)
+			s.gauge(descSharedPrefill, step.SharedPromptMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)
 		}
 		s.gauge(descLost, step.LostShare, group)

@@ -38,7 +38,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	}
 	if s.Aggregated {
 		dst = append(dst, `,"mixed":true`...)
-		dst = appendNonzero(dst, `,"own_prefill_ms":`, s.OwnMs)
+		dst = appendNonzero(dst, `,"own_prefill_ms":`, s.OwnPromptMs)
 		dst = appendFloat(append(dst, `,"unbegun":`...), s.NotStarted)
 		dst = appendFloat(append(dst, `,"prompt_rate":`...), s.PromptRate)
 	}

@@ -143,7 +143,7 @@ func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	b.slots[s.Slot] = nil
 	r.release = board.Release{
 		Model: b.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		First: s.firstStep.Load(), Last: s.lastStep.Load(), MaxUnreported: s.maxUnreported.Load(),
+		FirstStep: s.firstStep.Load(), LastStep: s.lastStep.Load(), MaxUnreported: s.maxUnreported.Load(),
 	}
 	r.apply(&r.release)
 }

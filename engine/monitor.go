@@ -124,7 +124,7 @@ func (m *Monitor) ReportFailure(id string, err error) {
 		if up {
 			w.rereadModels(err)
 		}
-	case IsWithheld(err):
+	case IsRefusal(err):
 		if up {
 			w.recordRefusal(err)
 		}

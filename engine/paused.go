@@ -130,7 +130,7 @@ func SaysPaused(status int, message string) bool {
 }
 
 // IsWithheld says whether an error is one that ParseRefusal returns.
-func IsWithheld(err error) bool {
+func IsRefusal(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 

@@ -243,7 +243,7 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 // applyCanary updates the suspicion by the result of a canary. The caller holds m.mu.
 func applyCanary(w *watch, outcome string, err error) {
 	s := &w.suspect
-	if IsWithheld(err) { // the engine or a rank refuses requests, which does not mean that it is broken
+	if IsRefusal(err) { // the engine or a rank refuses requests, which does not mean that it is broken
 		w.recordRefusal(err)
 		return
 	}

@@ -198,7 +198,7 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 	group := detect.Group{GroupLoads: from.GroupLoads, GroupReports: from.GroupReports, Held: from.Held}
 	if step := from.Step; step != nil {
 		group.StepModel = detect.StepModel{BaseMs: step.C0Ms, PerTokenMs: step.C1Ms, PerRequestMs: step.RequestMs}
-		group.StepMs, group.ModelMs, group.PromptTokenMs = float64(step.MeanMs), step.ModelMs, step.OwnMs
+		group.StepMs, group.ModelMs, group.PromptTokenMs = float64(step.MeanMs), step.ModelMs, step.OwnPromptMs
 		group.ModelWhy, group.Source = step.Why, step.Source
 		group.LostShare, group.LostMs, group.SyncWaitMs = step.LostShare, step.LostMs, step.SyncWaitMs
 	}

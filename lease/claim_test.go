@@ -358,7 +358,7 @@ func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { c.Run(ctx) })
 		time.Sleep(10 * time.Second)
-		require.True(t, c.View().Differs)
+		require.True(t, c.View().MembersDiffer)
 		warned := logs.FilterMessageSnippet("ha.members differ from ours")
 		require.Equal(t, 1, warned.Len())
 		require.Equal(t, []any{"a", "b"}, warned.All()[0].ContextMap()["holders"])
@@ -366,7 +366,7 @@ func TestOtherMembersThanTheHoldersAreSaidOnce(t *testing.T) {
 		s.rec.Members, s.rec.Stamp = []string{"a", "b", "c"}, "y"
 		s.mu.Unlock()
 		time.Sleep(10 * time.Second)
-		require.False(t, c.View().Differs)
+		require.False(t, c.View().MembersDiffer)
 		require.Equal(t, 1, logs.FilterMessageSnippet("ha.members are the same as ours again").Len())
 		stop()
 		running.Wait()

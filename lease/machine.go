@@ -55,13 +55,13 @@ type Config struct {
 
 // View is the state of a machine at one time.
 type View struct {
-	Phase     Phase
-	Admits    bool   // may send new requests to the scope's engines
-	Voted     bool   // admits by the promises of the other members alone, because the store does not confirm renewals
-	Differs   bool   // the holder lists other members than this dispatcher: neither gives the other a promise
-	StoreAway bool   // the store fails, or answers too slowly for an owner to renew in time
-	Holder    string // identity, as last read; empty: none
-	Epoch     int64  // of this dispatcher's lease while it holds one, else as last read
+	Phase         Phase
+	Admits        bool   // may send new requests to the scope's engines
+	Voted         bool   // admits by the promises of the other members alone, because the store does not confirm renewals
+	MembersDiffer bool   // the holder lists other members than this dispatcher: neither gives the other a promise
+	StoreAway     bool   // the store fails, or answers too slowly for an owner to renew in time
+	Holder        string // identity, as last read; empty: none
+	Epoch         int64  // of this dispatcher's lease while it holds one, else as last read
 }
 
 // ErrNotHolder is the answer to a dispatcher that asks for a scope which this dispatcher does not hold with the epoch that
@@ -343,7 +343,7 @@ func (m *Machine) Suspended(now time.Time) {
 
 // View returns the state of the machine now.
 func (m *Machine) View(now time.Time) View {
-	v := View{Phase: Watching, Differs: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
+	v := View{Phase: Watching, MembersDiffer: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held {
 		v.Epoch = m.epoch
 	}

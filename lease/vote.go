@@ -106,7 +106,7 @@ func (m *Machine) votesDueAt() time.Time {
 func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 	at := m.votesDueAt()
 	due := !at.IsZero() && !now.Before(at)
-	if !due || !m.isAdmissionTime(now) { // votes prolong the time of admission, but do not begin it again
+	if !due || !isAdmissionTime(m, now) { // votes prolong the time of admission, but do not begin it again
 		return Vote{}, false
 	}
 	m.nextVotes = now.Add(m.cfg.Retry)
@@ -158,11 +158,11 @@ func (m *Machine) hasVotes(now time.Time) bool {
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	canVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
-	return canVote && m.isAdmissionTime(now) && !m.isReleasing()
+	return canVote && isAdmissionTime(m, now) && !m.isReleasing()
 }
 
 // isAdmissionTime reports whether now lies in the time in which this dispatcher, as the holder of the lease, may admit.
-func (m *Machine) isAdmissionTime(now time.Time) bool {
+func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 

@@ -149,8 +149,8 @@ const nothingLearned = "nothing"
 func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.OwnMs+s.SharedMs > 0 { // the first group that has learned anything
-				return fmt.Sprintf("%.3g µs per prompt token and %.2g ms for a step with any", 1e3*(s.OwnMs+s.SharedMs), s.PrefillMs)
+			if s := group.Step; s != nil && s.OwnPromptMs+s.SharedPromptMs > 0 { // the first group that has learned anything
+				return fmt.Sprintf("%.3g µs per prompt token and %.2g ms for a step with any", 1e3*(s.OwnPromptMs+s.SharedPromptMs), s.PrefillMs)
 			}
 		}
 	}

@@ -15,7 +15,7 @@ func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
 	s.estimate.maxTokens = e.MaxUnreported // the engine may have stopped reporting tokens since measureTokenRate ran last
-	generated, firstStep, lastStep := e.Generated, e.First, e.Last
+	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
 	if hasEstimate := s.estimate.firstStep != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
 		if laterStep(firstStep, lastStep) { // the estimate begins with the step after the last reported one, which is not over yet

@@ -31,7 +31,7 @@ func New(cfg Config) (*Boards, error) {
 		return nil, err
 	}
 	for _, spec := range cfg.Twin { // the twin replays these policies with predictions that the boards make for them
-		l.twinNeeds = append(l.twinNeeds, policy.NeedsOf(l.buildPolicy(spec).Policy, meanUnknown))
+		l.twinNeeds = append(l.twinNeeds, policy.RequirementsOf(l.buildPolicy(spec).Policy, meanUnknown))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
@@ -175,7 +175,7 @@ func (b *board) policyFor(barrier bool) policyInUse {
 		spec = b.policySpec
 	}
 	p := b.buildPolicy(spec)
-	p.predictor = b.predictorFor(policy.NeedsOf(p.Policy, meanUnknown))
+	p.predictor = b.predictorFor(policy.RequirementsOf(p.Policy, meanUnknown))
 	return p
 }
 
@@ -186,6 +186,6 @@ func (a *allBoards) buildPolicy(spec string) policyInUse {
 		panic("dispatcher: policy " + spec + " was accepted before and no longer parses: " + err.Error())
 	}
 	return policyInUse{
-		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: policy.NeedsOf(p, meanUnknown).Hits,
+		Policy: p, spec: spec, name: p.Name(), shared: a, sendsAhead: policy.SendsAhead(p), readsHits: policy.RequirementsOf(p, meanUnknown).Hits,
 	}
 }

@@ -91,7 +91,7 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 		if err != nil {
 			continue // Check reports it
 		}
-		needs := policy.NeedsOf(p, meanUnknown)
+		needs := policy.RequirementsOf(p, meanUnknown)
 		kindsRead[predictor.Kind(needs.Predictor)] = true
 		meanRead = meanRead || needs.MeanOutput
 	}
@@ -129,7 +129,7 @@ func (c *Config) policyOf(text string) (policy.Policy, error) {
 		return nil, err
 	}
 	p := sp.Build()
-	if policy.NeedsOf(p, meanUnknown).Predictor == string(predictor.KindOracle) {
+	if policy.RequirementsOf(p, meanUnknown).Predictor == string(predictor.KindOracle) {
 		return nil, fmt.Errorf("policy %s: %w", p.Name(), errNoOracle)
 	}
 	return p, nil

@@ -193,7 +193,7 @@ func TestBoardsThatAreToldTheSameStayTheSame(t *testing.T) {
 						o.Generated = int(w.counts.Tokens[slot])
 						return &Release{
 							Model: "m", Slot: slot, Outcome: o, Generated: w.counts.Tokens[slot], Started: w.counts.Started[slot],
-							First: w.counts.FirstStep[slot], Last: steps, MaxUnreported: w.counts.maxUnreported(slot),
+							FirstStep: w.counts.FirstStep[slot], LastStep: steps, MaxUnreported: w.counts.maxUnreported(slot),
 						}
 					}, 0)
 				}

@@ -151,5 +151,5 @@ func (c Config) Needs() (policy.Requirements, error) {
 	if err != nil {
 		return policy.Requirements{}, err
 	}
-	return policy.NeedsOf(p, meanUnknown), nil
+	return policy.RequirementsOf(p, meanUnknown), nil
 }

@@ -60,7 +60,7 @@ func (b *board) fillStepCosts(g *group) {
 	s.StepMs = g.steps.Ms(model, g.largestLoad)
 	weights := g.policyWeights()
 	s.RequestTokens, s.RowTokens = int64(math.Round(weights.Request)), int64(math.Round(weights.Row))
-	s.OwnMs = float32(g.promptTokenMs(&model))
+	s.OwnPromptMs = float32(g.promptTokenMs(&model))
 	s.NotStarted, s.PromptRate = g.recentSteps.means()
 }
 

@@ -27,13 +27,13 @@ type Withdraw struct{ Entry *pool.Entry }
 
 // Release gives a slot back.
 type Release struct {
-	Model         string
-	Slot          int32
-	Outcome       Outcome
-	Generated     int32  // tokens that the stream has brought
-	Started       bool   // the first event of the stream has come
-	First, Last   uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
-	MaxUnreported int32  // see Counts.MaxUnreported
+	Model               string
+	Slot                int32
+	Outcome             Outcome
+	Generated           int32  // tokens that the stream has brought
+	Started             bool   // the first event of the stream has come
+	FirstStep, LastStep uint32 // numbers of the group's steps that brought its first and its last tokens; 0: no token came
+	MaxUnreported       int32  // see Counts.MaxUnreported
 }
 
 // Outcome says how a request left its rank, and what this shows about the rank's engine.

@@ -259,8 +259,8 @@ func (h *hand) preempted(worker int32) { h.apply(Preempted{worker}) }
 func (h *hand) giveBack(s *Slot, o Outcome) {
 	h.count()
 	h.slots[s.index] = nil
-	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, First: s.first,
-		Last: s.last, MaxUnreported: s.maxUnreported})
+	h.apply(&Release{Model: s.key.Model, Slot: s.index, Outcome: o, Generated: s.generated.Load(), Started: s.started, FirstStep: s.first,
+		LastStep: s.last, MaxUnreported: s.maxUnreported})
 }
 
 func (h *hand) status(now time.Time) Status {

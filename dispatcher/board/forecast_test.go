@@ -86,7 +86,7 @@ func TestRhatOnTheBoardLivesAsInTheSimulator(t *testing.T) {
 				h.fleet(free)
 				h.put(pool.Entry{Prompt: 100})
 
-				n := policy.NeedsOf(h.boards["m"].groups[0].chosenPolicy.Policy, 0)
+				n := policy.RequirementsOf(h.boards["m"].groups[0].chosenPolicy.Policy, 0)
 				rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
 				var p predictor.Predictor = predictor.NewSurvival(lengths(300))
 				if n.Predictor == "none" {

@@ -301,7 +301,7 @@ func TestBeforeAPromptsPriceIsLearnedItIsTheUsualOne(t *testing.T) {
 	}
 	require.Equal(t, h.at.Sub(began), w.slotNow(t).Held)
 	require.Less(t, h.at.Sub(began), 100*time.Millisecond)
-	require.EqualValues(t, float32(step.UsualOwnMs), h.boards["m"].snapshot.OwnMs)
+	require.EqualValues(t, float32(step.UsualOwnPromptMs), h.boards["m"].snapshot.OwnPromptMs)
 }
 
 // onDecode is a board of two ranks that only decode, with eight requests of 1,000 tokens each. A step takes 10 ms and a microsecond for

@@ -45,7 +45,7 @@ var errOracle = errors.New("only a replay can use the predictor oracle, because 
 
 // checkAvailableFor returns an error if the predictor that a policy needs is not available.
 func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
-	if err := c.checkKindAvailable(predictor.Kind(policy.NeedsOf(p, meanUnknown).Predictor)); err != nil {
+	if err := c.checkKindAvailable(predictor.Kind(policy.RequirementsOf(p, meanUnknown).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
 	}
 	return nil
@@ -140,7 +140,7 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 	if s.MeanOutput = t.meanOutput(); s.MeanOutput > 0 {
 		b.survival = t.survival
 	}
-	needs := policy.NeedsOf(p.Policy, s.MeanOutput)
+	needs := policy.RequirementsOf(p.Policy, s.MeanOutput)
 	if needs.Predictor == "" && (!needs.MeanOutput || p.predictor.Kind == predictor.KindNone) {
 		return // the policy reads no predictions, and there is no predictor to score
 	}

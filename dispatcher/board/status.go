@@ -113,23 +113,23 @@ type RoundStatus struct {
 
 // StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
-	MeanMs        float32         `json:"mean_ms"`           // 0 = unknown
-	C0Ms          float64         `json:"c0_ms"`             // of the model in force
-	C1Ms          float64         `json:"c1_ms"`             // time that a KV token of the fullest rank adds; 0 = unknown
-	RequestMs     float64         `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
-	OwnMs         float64         `json:"own_prefill_ms"`    // time that a prompt token adds if the slowest rank computes it; 0 = unknown
-	SharedMs      float64         `json:"shared_prefill_ms"` // time that a prompt token of any rank adds, times the number of ranks
-	PrefillMs     float64         `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
-	RequestTokens int64           `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
-	Source        string          `json:"source"`            // learned or configured, empty: no model
-	Way           step.Bottleneck `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
-	Samples       uint64          `json:"samples"`           // steps regressed
-	R2            float64         `json:"r2"`                // of the learned model, in force or not
-	ModelMs       float64         `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
-	LostShare     float64         `json:"lost_share"`        // the part of ModelMs that imbalance costs, 0 to 1
-	LostMs        float64         `json:"lost_ms"`           // the part of ModelMs that imbalance costs, in ms
-	Says          string          `json:"says"`              // LostShare in a sentence; empty while there is no model
-	Why           string          `json:"why,omitempty"`     // why there is no model
+	MeanMs         float32         `json:"mean_ms"`           // 0 = unknown
+	C0Ms           float64         `json:"c0_ms"`             // of the model in force
+	C1Ms           float64         `json:"c1_ms"`             // time that a KV token of the fullest rank adds; 0 = unknown
+	RequestMs      float64         `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
+	OwnPromptMs    float64         `json:"own_prefill_ms"`    // time that a prompt token adds if the slowest rank computes it; 0 = unknown
+	SharedPromptMs float64         `json:"shared_prefill_ms"` // time that a prompt token of any rank adds, times the number of ranks
+	PrefillMs      float64         `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
+	RequestTokens  int64           `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
+	Source         string          `json:"source"`            // learned or configured, empty: no model
+	Bottleneck     step.Bottleneck `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
+	Samples        uint64          `json:"samples"`           // steps regressed
+	R2             float64         `json:"r2"`                // of the learned model, in force or not
+	ModelMs        float64         `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
+	LostShare      float64         `json:"lost_share"`        // the part of ModelMs that imbalance costs, 0 to 1
+	LostMs         float64         `json:"lost_ms"`           // the part of ModelMs that imbalance costs, in ms
+	Says           string          `json:"says"`              // LostShare in a sentence; empty while there is no model
+	Why            string          `json:"why,omitempty"`     // why there is no model
 
 	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // mean time that a rank waited for the others before a step, by its engine's metrics, between their last two readings; 0: no engine reports it, or there was no step between them
 }
@@ -357,9 +357,9 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
-		MeanMs: g.steps.Ms(m, loads.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs, OwnMs: m.OwnPromptMs, SharedMs: m.SharedPromptMs,
-		PrefillMs:     m.PrefillMs,
-		RequestTokens: g.requestWeight(), Way: g.steps.Bottleneck(), Source: source, Samples: g.steps.Samples(), R2: r2,
+		MeanMs: g.steps.Ms(m, loads.Max), C0Ms: m.C0Ms, C1Ms: m.C1Ms, RequestMs: m.RequestMs,
+		OwnPromptMs: m.OwnPromptMs, SharedPromptMs: m.SharedPromptMs, PrefillMs: m.PrefillMs,
+		RequestTokens: g.requestWeight(), Bottleneck: g.steps.Bottleneck(), Source: source, Samples: g.steps.Samples(), R2: r2,
 	}
 	if source == "" { // there is no model
 		s.Why = g.steps.WhyNoModel(r2)

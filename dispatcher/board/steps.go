@@ -218,7 +218,7 @@ func (g *group) promptTokenMs(m *step.Model) float64 {
 	if g.givenWeights != nil { // the model was set, too, and its 0 means that prompt tokens cost nothing
 		return m.OwnPromptMs
 	}
-	return cmp.Or(m.OwnPromptMs, step.UsualOwnMs)
+	return cmp.Or(m.OwnPromptMs, step.UsualOwnPromptMs)
 }
 
 // policyWeights returns how many KV tokens policies count for a request, beside its own: on its rank, and on the rank with most requests.

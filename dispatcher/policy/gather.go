@@ -107,8 +107,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
-		Ranks: sized(group.Ranks, len(s.Workers)), Own: float64(s.OwnMs) / 1000, Request: float64(p.loads.requestWeight),
-		Unbegun: float64(s.NotStarted), Rate: float64(s.PromptRate),
+		Ranks: sized(group.Ranks, len(s.Workers)), Own: float64(s.OwnPromptMs) / 1000, Request: float64(p.loads.requestWeight),
+		NotStarted: float64(s.NotStarted), Rate: float64(s.PromptRate),
 	}
 	for i := range s.Workers {
 		w := &s.Workers[i]

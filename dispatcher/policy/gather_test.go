@@ -20,7 +20,7 @@ type prompt struct {
 // ofMixed is two ranks that prefill, with four requests each that decode, and a law of 0.1 ms for each token of a prompt. Many requests
 // wait for their first token.
 func ofMixed(pool ...prompt) *Snapshot {
-	s := &Snapshot{Aggregated: true, OwnMs: 0.1, NotStarted: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
+	s := &Snapshot{Aggregated: true, OwnPromptMs: 0.1, NotStarted: 1000, PromptRate: 10_000, C0Ms: 10, C1Ms: 1e-4}
 	for id := range int32(2) {
 		w := Worker{ID: 10 * id, Free: 4, Up: true}
 		for i := range uint64(4) {
@@ -113,7 +113,7 @@ func TestExplainSaysWhoIsHeldForARound(t *testing.T) {
 func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &Snapshot{Aggregated: true, RequestTokens: 100, MeanOutput: 50, C0Ms: 10, C1Ms: 1e-4}
-		s.OwnMs = rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own")
+		s.OwnPromptMs = rapid.SampledFrom([]float32{0, 0.1, 10}).Draw(t, "own")
 		for id := range rapid.Int32Range(1, 5).Draw(t, "ranks") {
 			w := Worker{ID: id, Free: rapid.Int32Range(-2, 4).Draw(t, "free"), Up: rapid.Bool().Draw(t, "up")}
 			w.Backlog = rapid.Int64Range(0, 5000).Draw(t, "backlog")
@@ -156,7 +156,7 @@ func TestRoundsKeepToSlotsAndRoom(t *testing.T) {
 			}
 		}
 		require.Len(t, seen, len(sent))
-		if s.OwnMs == 0 {
+		if s.OwnPromptMs == 0 {
 			require.Zero(t, Held(p), "nothing is held before the law is learned")
 		}
 		require.Equal(t, Held(p) > 0, !math.IsInf(HoldReportOf(p).NextMs, 1))
@@ -182,7 +182,7 @@ func TestAnOverduePromptGetsItsTurnOnARankThatDoesBoth(t *testing.T) {
 		}
 		w.Free = int32(64 - len(w.Running))
 		s := &Snapshot{
-			Aggregated: true, Workers: []Worker{w}, MaxAgeMs: 30_000, MeanOutput: 8000, OwnMs: 0.02, NotStarted: -1, PromptRate: -1,
+			Aggregated: true, Workers: []Worker{w}, MaxAgeMs: 30_000, MeanOutput: 8000, OwnPromptMs: 0.02, NotStarted: -1, PromptRate: -1,
 			Pool: []Entry{{ID: 1, Prompt: 60_000, WaitMs: 40_000 + float32(round)*100}}, Waits: []EntryDetails{{HeldMs: -1}},
 		}
 		for range 3 {
@@ -208,7 +208,7 @@ func TestPromptsWithoutRoomKeepNoSlotFromYoungerOnes(t *testing.T) {
 		other := w // one of both is reserved for prompts that are overdue
 		other.ID = 2
 		s := &Snapshot{
-			Aggregated: true, Workers: []Worker{w, other}, MaxAgeMs: 30_000, MeanOutput: 100, OwnMs: 0.02, NotStarted: -1, PromptRate: -1,
+			Aggregated: true, Workers: []Worker{w, other}, MaxAgeMs: 30_000, MeanOutput: 100, OwnPromptMs: 0.02, NotStarted: -1, PromptRate: -1,
 		}
 		for i := range 40 {
 			e := Entry{ID: uint64(i + 1), Prompt: 60_000, WaitMs: wait}

@@ -23,7 +23,7 @@ type hasRequirements interface {
 }
 
 // NeedsOf returns what p needs. meanOutput is the value in the next Snapshot, 0 if it is not known: a horizon of auto depends on it.
-func NeedsOf(p Policy, meanOutput float64) Requirements {
+func RequirementsOf(p Policy, meanOutput float64) Requirements {
 	if n, ok := p.(hasRequirements); ok {
 		return n.requirements(meanOutput)
 	}

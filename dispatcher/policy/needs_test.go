@@ -35,7 +35,7 @@ func TestNeeds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := Parse(c.spec)
 			require.NoError(t, err)
-			require.Equal(t, c.want, NeedsOf(p, c.mean))
+			require.Equal(t, c.want, RequirementsOf(p, c.mean))
 			require.Zero(t, Held(p))
 		})
 	}

@@ -23,9 +23,9 @@ type Snapshot struct {
 	RowTokens  int64
 	MeanOutput float64 // mean number of tokens of a finished answer; 0: too few answers were seen
 
-	Early      bool    // entries are bound before their prefill begins, so their KV comes later
-	Aggregated bool    // the ranks prefill and decode: entries come without KV
-	OwnMs      float32 // if Aggregated: ms that a prompt token adds to a step on its own rank, 0 = unknown
+	Early       bool    // entries are bound before their prefill begins, so their KV comes later
+	Aggregated  bool    // the ranks prefill and decode: entries come without KV
+	OwnPromptMs float32 // if Aggregated: ms that a prompt token adds to a step on its own rank, 0 = unknown
 	// NotStarted is the mean number of requests that waited for their first token over about the last minute of steps, on ranks that also
 	// prefill or in the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per
 	// second of these steps. Below 0: not known.

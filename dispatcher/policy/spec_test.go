@@ -135,7 +135,7 @@ func FuzzParse(f *testing.F) {
 		require.Equal(t, p.Name(), again.Name())
 		require.Equal(t, p.MaxAgeMs(), again.MaxAgeMs())
 		require.Equal(t, Watermark(p), Watermark(again))
-		require.Equal(t, NeedsOf(p, 0), NeedsOf(again, 0))
+		require.Equal(t, RequirementsOf(p, 0), RequirementsOf(again, 0))
 		all, err := parseList("jsq," + p.Name() + ",rr")
 		require.NoError(t, err)
 		require.Len(t, all, 3)

@@ -33,13 +33,13 @@ type Candidate struct {
 
 // Group describes the ranks for Decide.
 type Group struct {
-	Ranks    []Rank
-	Decoding int     // requests that decode
-	Unbegun  float64 // mean number of requests that waited for their first token and were not held, in the last minute; below 0: not known
-	Rate     float64 // prompt tokens that all ranks together computed per second, in the last minute; below 0: not known
-	Slots    int     // slots of all ranks, free or not
-	Own      float64 // seconds that a prompt token adds to a step on the rank that computes it; 0: not known, so no request is held back
-	Request  float64 // number of KV tokens that would lengthen a step as much as one more request does
+	Ranks      []Rank
+	Decoding   int     // requests that decode
+	NotStarted float64 // mean number of requests that waited for their first token and were not held, in the last minute; below 0: not known
+	Rate       float64 // prompt tokens that all ranks together computed per second, in the last minute; below 0: not known
+	Slots      int     // slots of all ranks, free or not
+	Own        float64 // seconds that a prompt token adds to a step on the rank that computes it; 0: not known, so no request is held back
+	Request    float64 // number of KV tokens that would lengthen a step as much as one more request does
 }
 
 // Rule says how long requests may be held back.
@@ -200,17 +200,17 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // long as k^2 is less than x = 2p * r*a * r*T.
 //
 // At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
-// that wait for their first token (Unbegun). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many on
-// all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x times
-// as long.
+// that wait for their first token (NotStarted). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many
+// on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only
+// x times as long.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
-	if g.Unbegun >= 0 || rule.Patience == 0 { // without patience, nothing is held back, even while Unbegun is not known
-		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.Unbegun)
+	if g.NotStarted >= 0 || rule.Patience == 0 { // without patience, nothing is held back, even while NotStarted is not known
+		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.NotStarted)
 		if g.Rate >= 0 {
-			holdPerSecondSaved *= min(1, 2*rule.Patience*g.Unbegun*g.Own*g.Rate) // the product is x
+			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x
 		}
 	}
 	holdBudget := holdPerSecondSaved * g.Own * uneven // a round saves each decode a stop of Own*uneven seconds

@@ -11,7 +11,7 @@ import (
 
 // group is ranks with so many tokens of backlog each, of which half of the slots decode, and many requests wait for their first token.
 func group(backlog ...int64) *Group {
-	g := &Group{Own: 0.0001, Unbegun: 1000, Rate: 10_000}
+	g := &Group{Own: 0.0001, NotStarted: 1000, Rate: 10_000}
 	for _, b := range backlog {
 		g.Ranks = append(g.Ranks, Rank{Slots: 8, Room: 100_000, Backlog: b})
 	}
@@ -57,15 +57,15 @@ func TestDecide(t *testing.T) {
 			waiting: waiting(10, 1000), wake: 10 + 0.2/16},
 		// 2.5 * 0.4 requests, for 500 tokens each.
 		{name: "where few wait for their first token it is held for less", group: group(0, 0),
-			change:  func(g *Group, _ []Candidate) { g.Unbegun = 0.4 },
+			change:  func(g *Group, _ []Candidate) { g.NotStarted = 0.4 },
 			waiting: waiting(10, 1000), wake: 10.05},
 		// and with 2,500 tokens a second, 2 * 2.5 * 0.4 requests * 0.25 of that.
 		{name: "where prompts come so seldom that none is expected meanwhile, for a part of that", group: group(0, 0),
-			change:  func(g *Group, _ []Candidate) { g.Unbegun, g.Rate = 0.4, 2500 },
+			change:  func(g *Group, _ []Candidate) { g.NotStarted, g.Rate = 0.4, 2500 },
 			waiting: waiting(10, 1000), wake: 10.025},
-		{name: "where nobody knows, as if many did", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun, g.Rate = -1, -1 },
+		{name: "where nobody knows, as if many did", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.NotStarted, g.Rate = -1, -1 },
 			waiting: waiting(10, 1000), wake: 10.2},
-		{name: "and where none did it is not held", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.Unbegun = 0 },
+		{name: "and where none did it is not held", group: group(0, 0), change: func(g *Group, _ []Candidate) { g.NotStarted = 0 },
 			waiting: waiting(never, 1000), picks: []Pick{{0, 0}}, wake: all},
 		{name: "one that fits beside what another rank computes rides along", group: group(4000, 0), waiting: waiting(10, 3000),
 			picks: []Pick{{0, 1}}, wake: all},
@@ -129,7 +129,7 @@ func TestAClockThatGoesBackHoldsNobodyForLonger(t *testing.T) {
 func TestRoundsKeepTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		g := &Group{Own: rapid.SampledFrom([]float64{0, 1e-5, 1e-4, 1}).Draw(t, "own"), Request: rapid.Float64Range(0, 3000).Draw(t, "request")}
-		g.Unbegun, g.Rate = rapid.Float64Range(-1, 20).Draw(t, "unbegun"), rapid.Float64Range(-1, 20_000).Draw(t, "rate")
+		g.NotStarted, g.Rate = rapid.Float64Range(-1, 20).Draw(t, "unbegun"), rapid.Float64Range(-1, 20_000).Draw(t, "rate")
 		for range rapid.IntRange(1, 6).Draw(t, "ranks") {
 			g.Ranks = append(g.Ranks, Rank{
 				Slots: rapid.IntRange(0, 4).Draw(t, "slots"), Room: rapid.Int64Range(0, 9000).Draw(t, "room"),

@@ -19,7 +19,7 @@ const UsualOwnShare = 0.25
 // UsualOwnMs is how many ms a prompt token is assumed to add to a step on the rank that computes it, until the number is known. It is about
 // the middle of the laws of bench/lab/laws. With 0, policies would hold no request back, and a group that gets prompts faster than it can
 // compute them one by one would stay overloaded until it has learned the number.
-const UsualOwnMs = 0.02
+const UsualOwnPromptMs = 0.02
 
 const (
 	fitPrefills = 100 // so many steps with a prefill must be known before the line that is fitted to them is used

@@ -183,8 +183,8 @@ func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	d := departure{
 		at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed,
 	}
-	stepsKnown := e.First != 0 && b.lastStep != 0
-	if waited := int32(e.First - b.lastStep - 1); stepsKnown && !b.mayQueue && waited >= 0 {
+	stepsKnown := e.FirstStep != 0 && b.lastStep != 0
+	if waited := int32(e.FirstStep - b.lastStep - 1); stepsKnown && !b.mayQueue && waited >= 0 {
 		d.stepsToFirstToken = waited
 	}
 	t.segment.departures = append(t.segment.departures, d)

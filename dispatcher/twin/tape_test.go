@@ -30,7 +30,7 @@ func request(id uint64, slot int32) *one {
 	return &one{
 		board.Enqueue{Entry: e},
 		board.Effect{Kind: board.EffectBind, Group: board.GroupKey{Model: "m"}, Entry: e, Bound: board.Binding{Slot: slot, Step: 7}},
-		board.Release{Model: "m", Slot: slot, Generated: 50, Started: true, First: 10, Last: 60},
+		board.Release{Model: "m", Slot: slot, Generated: 50, Started: true, FirstStep: 10, LastStep: 60},
 	}
 }
 
@@ -61,7 +61,7 @@ func TestATapeKeepsWhatComesAndLeaves(t *testing.T) {
 	tape.Record(&first.leave, noon.Add(time.Second))
 	tape.Record(&second.come, noon.Add(2*time.Second))
 	tape.RecordEffect(&second.bind, noon.Add(3*time.Second))
-	second.leave.First = 0
+	second.leave.FirstStep = 0
 	tape.Record(&second.leave, noon.Add(4*time.Second))
 	refused := request(3, 0).come
 	tape.Record(refused, noon.Add(5*time.Second))

@@ -232,10 +232,10 @@ func (e *Engines) releaseFinished(g *Group) {
 func (e *Engines) Release(g *Group, q *Request, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(q.Gen), Kept: kind == board.Finished}, Generated: q.Gen,
-		Started: q.Gen > 0, First: q.FirstStep,
+		Started: q.Gen > 0, FirstStep: q.FirstStep,
 	}
 	if q.FirstStep != 0 {
-		e.release.Last = g.Number
+		e.release.LastStep = g.Number
 	}
 	e.Apply(&e.release, e.Now)
 }

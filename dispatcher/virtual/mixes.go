@@ -114,10 +114,10 @@ func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
 func (m *MixedEngines) finished(g *MixedGroup, rank int, q *MixedRequest) {
 	m.release = board.Release{
 		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,
-		First: q.firstStep,
+		FirstStep: q.firstStep,
 	}
 	if q.firstStep != 0 {
-		m.release.Last = g.Number
+		m.release.LastStep = g.Number
 	}
 	m.Apply(&m.release, m.Now)
 	m.Finished(g, rank, q)

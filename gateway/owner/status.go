@@ -91,7 +91,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 		}
 		status.Groups = append(status.Groups,
 			GroupStatus{Group: name, ScopeStatus: statusOf(v, engines[name]), Order: siblings.ownerOrder(scope), Voted: v.Voted,
-				MembersDiffer: v.Differs})
+				MembersDiffer: v.MembersDiffer})
 	}
 	return status
 }
@@ -131,7 +131,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		v := scope.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
 			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.storeAway: bit[v.StoreAway], m.servesForeign: bit[v.Admits && !scope.home],
-			m.voted: bit[v.Voted], m.membersDiffer: bit[v.Differs],
+			m.voted: bit[v.Voted], m.membersDiffer: bit[v.MembersDiffer],
 		} {
 			if desc != nil {
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)

@@ -16,7 +16,7 @@ type Offer struct {
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
-	// KVRoomMs is the time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
+	// The time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
 	KVRoomMs  float64 `json:"room_ms,omitempty"`
 	KVTokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }

@@ -48,7 +48,7 @@ func TestTheGateJudgesByTheWorstLoad(t *testing.T) {
 	require.InDelta(t, laws.Published, promptShare(laws.All()), 0.005)
 	share, own := usualPrompts()
 	require.InDelta(t, share, step.UsualOwnShare, 0.02)
-	require.InEpsilon(t, own, step.UsualOwnMs, 0.05)
+	require.InEpsilon(t, own, step.UsualOwnPromptMs, 0.05)
 }
 
 // usualPrompts are the middle of the own parts of a token of a prompt, with experts as fast as they were in published runs.

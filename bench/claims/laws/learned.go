@@ -101,7 +101,7 @@ func (e *lessons) see(got *board.StepStatus, steps uint64, law *step.Law, ranks 
 		return
 	}
 	if e.way[at] == unseen {
-		switch got.Way {
+		switch got.Bottleneck {
 		case law.Form.Bottleneck():
 			e.way[at] = rightly
 		case step.UnknownBottleneck:
@@ -128,11 +128,11 @@ func (e *lessons) prompts(run *mixed.Run, law *step.Law) {
 	g := &s.Models[0].Groups[0]
 	got := g.Step
 	at, ok := slot(g.Steps.Count)
-	if !ok || got == nil || got.OwnMs+got.SharedMs <= 0 || e.off[ofOwn][at] > 0 {
+	if !ok || got == nil || got.OwnPromptMs+got.SharedPromptMs <= 0 || e.off[ofOwn][at] > 0 {
 		return
 	}
-	e.off[ofOwn][at] = got.OwnMs / law.OwnPromptMs
-	e.off[ofPrompt][at] = (got.OwnMs + got.SharedMs) / (law.OwnPromptMs + law.SharedPromptMs)
+	e.off[ofOwn][at] = got.OwnPromptMs / law.OwnPromptMs
+	e.off[ofPrompt][at] = (got.OwnPromptMs + got.SharedPromptMs) / (law.OwnPromptMs + law.SharedPromptMs)
 }
 
 // learnedTable is what learned laws are off by after so many steps, in each truth.

@@ -112,7 +112,8 @@ func TestALogLineReadsBackAsItWas(t *testing.T) {
 			Early: rapid.Bool().Draw(t, "early"),
 		}
 		if s.Aggregated = rapid.Bool().Draw(t, "mixed"); s.Aggregated {
-			s.OwnMs, s.NotStarted, s.PromptRate, s.RequestTokens = number("own"), number("unbegun"), number("rate"), int64(whole(1<<20, "request"))
+			s.OwnPromptMs, s.NotStarted, s.PromptRate = number("own"), number("unbegun"), number("rate")
+			s.RequestTokens = int64(whole(1<<20, "request"))
 		}
 		slot := int32(0)
 		for id := range whole(3, "workers") {

@@ -175,7 +175,7 @@ func (in *snapshotJSON) snapshot() (policy.Snapshot, error) {
 		return s, errors.New("request_tokens and row_tokens cannot be negative")
 	}
 	if in.Mixed {
-		s.OwnMs, s.NotStarted, s.PromptRate = in.OwnMs, -1, -1
+		s.OwnPromptMs, s.NotStarted, s.PromptRate = in.OwnMs, -1, -1
 		if in.Unbegun != nil && in.PromptRate != nil {
 			s.NotStarted, s.PromptRate = *in.Unbegun, *in.PromptRate
 		}
