@@ -95,7 +95,7 @@ func New(settings Settings) *Advisor { return &Advisor{settings: settings} }
 
 // Observe adds a sample, which must be later than the ones before, and returns the advice of now.
 func (a *Advisor) Observe(s Sample) Advice {
-	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down > 0 { // a decode rank that drains or is halted is not counted at all
+	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down+s.Decode.OutOfService > 0 {
 		a.lastLossAt = s.At
 	}
 	if s.Prefill.Live == 0 || s.Decode.Live == 0 {

@@ -112,6 +112,11 @@ func TestAdvice(t *testing.T) {
 			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8,
 		},
 		{
+			"while a decode rank drains none is spared either",
+			with(sides(0.25, 0.25), func(s *advice.Sample) { s.Decode.OutOfService = 1 }),
+			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonBalanced}}, 4, 8,
+		},
+		{
 			"and none is spared", with(sides(0.25, 0.25), func(s *advice.Sample) { s.Prefill.Down = 1 }),
 			12 * time.Minute, []advice.Step{{Kind: advice.None, Reason: advice.ReasonRanksDown}}, 4, 8,
 		},

@@ -31,15 +31,16 @@ type Prefill struct {
 
 // Decode is the side that generates answers.
 type Decode struct {
-	Live     int // ranks that answer
-	Down     int // ranks that do not
-	Slots    int // of all live ranks, as are the next three
-	Used     int
-	KVTokens int64
-	Capacity int64 // 0: unknown
-	Pool     int   // hand-offs that wait for a rank
-	Oldest   time.Duration
-	Ended    uint64 // answers that have ended since the start: each one frees a slot
+	Live         int // ranks that answer and take requests
+	Down         int // ranks that do not answer
+	OutOfService int // ranks that answer and take no requests: they drain, or are halted
+	Slots        int // of all live ranks, as are the next three
+	Used         int
+	KVTokens     int64
+	Capacity     int64 // 0: unknown
+	Pool         int   // hand-offs that wait for a rank
+	Oldest       time.Duration
+	Ended        uint64 // answers that have ended since the start: each one frees a slot
 }
 
 // kvShare is the share of the KV capacity in use; 0 if the capacity is not known.

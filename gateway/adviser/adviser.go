@@ -101,7 +101,7 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
 		if slices.ContainsFunc(boards[i].Workers, thisProxyAdmits) {
-			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSample(&boards[i])}
+			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSample(&boards[i], thisProxyAdmits)}
 		}
 		pooled += boards[i].Pool
 	}
@@ -162,16 +162,20 @@ func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	return s.Up && len(s.Lost) == 0 && (s.Halted() || !s.Wedged && s.Out == nil)
 }
 
-// decodeSample sums up the ranks of a board that take requests, and counts those that are down. If the capacity of one rank is unknown,
-// that of the side is 0 (unknown).
-func decodeSample(m *board.ModelStatus) advice.Decode {
+// decodeSample sums up the ranks of a board that take requests, and counts the other ranks of the fleet to which this proxy admits requests:
+// those that are down, and those that answer but drain or are halted. If the capacity of one rank is unknown, that of the side is 0
+// (unknown).
+func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus) bool) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	known := true
 	for _, w := range m.Workers {
-		if w.Down {
-			d.Down++
-		}
 		if !w.Up {
+			switch {
+			case w.Down:
+				d.Down++
+			case !w.Removed && thisProxyAdmits(w):
+				d.OutOfService++
+			}
 			continue
 		}
 		d.Live++

@@ -122,7 +122,7 @@ func TestASampleIsBothSidesOfAModel(t *testing.T) {
 	require.Positive(t, got.Prefill.WaitingSeconds)
 }
 
-// An operator drains a prefill engine that answers: nothing is to be mended there, as on a decode engine that drains.
+// An operator drains a prefill engine that answers: nothing is to be mended there.
 func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
@@ -140,6 +140,26 @@ func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	failing := engine.Status{Up: true, Out: errors.New("its requests fail"), Models: []engine.Model{{ID: "m"}}}
 	a.deps.Fleet.OnStatus("prefill 127.0.0.1:2", failing)
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it answers its health check, and fails every request")
+}
+
+// A decode rank that drains, or whose engine is halted, answers and takes no requests. Its side has fewer live ranks for a while, which says
+// nothing about how many are needed. A rank that has left the fleet does not come back, so it is not counted.
+func TestADecodeRankThatDrainsIsOutOfService(t *testing.T) {
+	a := start(t)
+	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
+	d4, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:4", "m", "m")
+	for _, row := range []struct {
+		other board.WorkerStatus
+		want  advice.Decode
+	}{
+		{board.WorkerStatus{ID: d4, Up: true, Slots: 8, Used: 3}, advice.Decode{Live: 2, Slots: 16, Used: 3}},
+		{board.WorkerStatus{ID: d4, Slots: 8, Used: 3}, advice.Decode{Live: 1, OutOfService: 1, Slots: 8}},
+		{board.WorkerStatus{ID: d4, Down: true, Slots: 8, Used: 3}, advice.Decode{Live: 1, Down: 1, Slots: 8}},
+		{board.WorkerStatus{ID: d4, Removed: true, Slots: 8, Used: 3}, advice.Decode{Live: 1, Slots: 8}},
+	} {
+		workers := []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}, row.other}
+		require.Equal(t, row.want, a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: workers}})["m"].Decode, "%+v", row.other)
+	}
 }
 
 // Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.
@@ -174,6 +194,10 @@ func TestEnginesOfAnotherAreLeftOut(t *testing.T) {
 	})
 	require.Len(t, all, 1)
 	require.Equal(t, 1, all["m"].Prefill.Live)
+
+	mixed := []board.WorkerStatus{{ID: ours.Worker, Up: true, Slots: 8}, {ID: theirs.Worker, Slots: 8}}
+	all = a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: mixed}})
+	require.Zero(t, all["m"].Decode.OutOfService, "a rank to which another proxy admits requests does not drain")
 }
 
 // What waits for a prefill engine because hand-offs have all places needs decode ranks, not prefill ranks.
