@@ -21,7 +21,7 @@ type Answer struct {
 	Assembler  *Assembler // collects the events for a client that asked for no stream; nil: the client gets each event
 
 	reportedTokens int // the largest Effects.Tokens returned so far
-	endBytes       int // length of the last event, if it completed the answer: DropEnd removes so many bytes
+	endBytes       int // bytes of the event that completed the answer, which DropEnd removes; 0: no such event is in the client's bytes
 	hasEnded       bool
 	err            error
 }
@@ -34,14 +34,14 @@ func (a *Answer) Reset(options Options) {
 	a.Assembler, a.reportedTokens, a.endBytes, a.hasEnded, a.err = nil, 0, 0, false, nil
 }
 
-// Feed takes in p, the bytes that the engine sent by now, and appends to dst the bytes for the client.
-// p must not change during the call. Once the answer has ended, Feed returns no more events or bytes.
+// Feed takes in p, the bytes that came from the engine since the last Feed, and appends to dst the bytes for the client. p must not change
+// during the call. Once the answer has ended, Feed returns no more events or bytes.
 func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 	var total Effects
 	if a.hasEnded && !a.Reader.Done() { // the answer ended early, so the rest of the body does not matter
 		return dst, total
 	}
-	a.Reader.Feed(p, now) // after [DONE] it only counts the bytes
+	a.Reader.Feed(p, now) // after [DONE], the Reader only counts these bytes
 	for total.End == NotEnded {
 		e, ok := a.Reader.Next()
 		if !ok {
@@ -158,11 +158,11 @@ func (a *Answer) Err() error {
 // TooMuch says that the engine sent more bytes than the reader's limits allow.
 func (a *Answer) TooMuch() bool { return errors.Is(a.Reader.Err(), ErrTooMuch) }
 
-// forms has a row for each Form that is not chunked: how an event or a whole answer is read, and how a stream ends.
-// Verbatim needs no functions, because its events are forwarded as they are.
+// forms has a row for each Form that is not chunked. The row says how to read an event or a whole answer, and how a stream of this form
+// ends. Verbatim needs no functions, because its events are forwarded as they are.
 var forms = [...]struct {
 	read   func(b []byte, cached int) formFacts
-	adapt  func(f *Filter, s *formFacts, data []byte)                // adapts s to what the client asked for; nil: s is the same for all
+	adapt  func(f *Filter, s *formFacts, data []byte)                // edits s for this client, as with its own id; nil: no edits
 	record func(t *Transcript, f *Filter, s *formFacts, data []byte) // adds an event to the transcript; nil: no engine can continue the answer
 	failed func(dst []byte, events int, message, typ, code string) []byte
 	end    string // the event that ends a complete answer; empty: the event with the finish_reason ends it

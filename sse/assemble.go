@@ -26,7 +26,7 @@ type Assembler struct {
 	scratch      []byte
 	hasAnswer    bool // an event had a choice or a usage
 	isTokensForm bool // the answer is one of /inference/v1/generate
-	bytesLeft    int  // bytes of events that Add may still take
+	bytesLeft    int  // bytes of events that Add may still take before it returns ErrTooLarge
 }
 
 // NewAssembler returns an assembler for one answer whose events have up to limit bytes together; 0: no limit.
@@ -40,7 +40,7 @@ func NewAssembler(chat bool, limit int) *Assembler {
 // Add takes the next event: as Filter.Event returns it, or only the JSON in it. Comments and [DONE] add nothing.
 func (a *Assembler) Add(event []byte) error {
 	data := event
-	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' { // the lines of an event, not only its JSON
+	if i := rawjson.Space(event, 0); i < len(event) && event[i] != '{' { // event has the lines of a whole event, not only its JSON
 		a.scratch = appendDataLines(a.scratch[:0], event)
 		data = a.scratch
 	}
@@ -53,7 +53,7 @@ func (a *Assembler) Add(event []byte) error {
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
-		case "object": // appendJSON writes the object of an answer in one piece
+		case "object": // left out: an answer in one piece has another object, which appendJSON writes
 		case "choices":
 			if !a.addChoices(data, o.Val) {
 				o.Pos = -1 // ends the loop, as malformed JSON does
@@ -62,7 +62,7 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.hasAnswer = append(a.usage[:0], o.Value()...), true
 			}
-		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the first value is the only one
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // all events have the same value
 			a.topMembers.setFirst(o.Key, o.Value())
 		default:
 			a.topMembers.merge(o.Key, o.Value())

@@ -26,7 +26,7 @@ func (c *choice) add(b []byte, i int) bool {
 	for o.NextValue() {
 		val := o.Value()
 		switch string(o.Key) {
-		case "index": // addChoice has read it
+		case "index": // addChoice has read the index already
 		case "delta":
 			if !rawjson.IsNull(val) && !c.addDelta(b, o.Val) {
 				return false
@@ -42,9 +42,9 @@ func (c *choice) add(b []byte, i int) bool {
 			if !rawjson.IsNull(val) {
 				c.finishReason = append(c.finishReason[:0], val...)
 			}
-		case "token_ids": // each event has those of its new tokens
+		case "token_ids": // each event has only the ids of its new tokens
 			c.otherMembers.appendTo(o.Key, val)
-		case "prompt_token_ids": // only the first event has them
+		case "prompt_token_ids": // only the first event has the ids of the prompt
 			c.otherMembers.setFirst(o.Key, val)
 		default:
 			c.otherMembers.merge(o.Key, val)
@@ -85,7 +85,7 @@ func (c *choice) addDelta(b []byte, i int) bool {
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return false
 			}
-		default: // content, refusal, and reasoning or reasoning_content
+		default: // text that grows: content, refusal, reasoning or reasoning_content
 			if val[0] == '"' {
 				c.message.appendTo(o.Key, val)
 			} else {
@@ -193,8 +193,8 @@ func (cs *calls) add(b []byte, i int) bool {
 	return list.Pos > 0
 }
 
-// addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read.
-// index is its position in the list, which counts if the delta has no index of its own.
+// addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read. index is its position in the list,
+// which is used if the delta has no index of its own.
 func (cs *calls) addOne(b []byte, i, index int) int {
 	// The delta is read twice, because its index may come after other members, and says to which tool call they belong.
 	o := rawjson.ObjectAt(b, i)
@@ -211,7 +211,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 	for o = rawjson.ObjectAt(b, i); o.NextValue(); {
 		val := o.Value()
 		switch string(o.Key) {
-		case "index": // only a stream gives tool calls an index
+		case "index": // tool calls have an index only in a stream
 		case "function":
 			if !rawjson.IsNull(val) && !addFunction(&c.function, b, o.Val) {
 				return -1

@@ -21,11 +21,11 @@ const (
 // not change keep their bytes, so that their order and the spelling of numbers stay as the engine wrote them.
 func (f *Filter) editMarked(e Event, dst []byte) []byte {
 	var removals [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many members it has lost
-	b, copied, edited := e.Data, 0, false   // copied: the bytes of b before it are dealt with
+	b, copied, edited := e.Data, 0, false   // copied: the offset in b up to which bytes were written or left out
 	for i := range f.marks {
 		marked := &f.marks[i]
 		if int(marked.val) < copied {
-			continue // a member around it was replaced or removed already
+			continue // a member that contains this one was replaced or removed already
 		}
 		action := f.actionFor(marked, b)
 		if action == keepValue {
@@ -69,7 +69,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 	case usageValue:
 		return usageAction(f, old)
 	case detailsValue:
-		if f.options.Cached == unknownCached && marked.otherMembers == 0 { // without cached_tokens, nothing is left in them
+		if f.options.Cached == unknownCached && marked.otherMembers == 0 { // cached_tokens, which is removed, is their only member
 			return removeMember
 		}
 		return keepValue
@@ -95,10 +95,10 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		return setNull
 	case roleValue: // the client has the role from the first engine
 		return removeMember
-	case offsetsValue, spansValue: // they count from the start of this engine's part of the answer
+	case offsetsValue, spansValue: // the engine counts them from the start of its own part of the answer
 		return setValue
 	case promptValue, completionValue, totalValue:
-		if !f.facts.hasUsage { // the counts could not be read, so there is nothing to add them up from
+		if !f.facts.hasUsage { // the usage could not be read, so the tokens of earlier engines cannot be added
 			return keepValue
 		}
 	case createdValue:
@@ -118,7 +118,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 			return keepValue
 		}
 		return setValue
-	case endValue: // the finish_reason of an engine whose answer is continued by another
+	case endValue: // after a preemption another engine continues the answer, so the client gets null instead of this end
 		if f.facts.recomputed && !rawjson.IsNull(old) {
 			return setNull
 		}
@@ -223,7 +223,7 @@ func appendHead(dst []byte, e Event) []byte {
 
 // appendPart appends a piece of the data. Data that came in several data lines is written in several, too.
 func appendPart(dst []byte, e Event, part []byte) []byte {
-	if e.dataAt > 0 { // the data came in one line, so that part has no line break
+	if e.dataAt > 0 { // the data came in one line, so part has no line break
 		return append(dst, part...)
 	}
 	for {

@@ -34,7 +34,7 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, detail
 	return append(u.appendJSON(dst, details), "}\n\n"...)
 }
 
-// appendJSON appends the usage as an object, with details as in UsageEvent.
+// appendJSON appends the usage as an object, with the counts of prompt_tokens_details in details.
 func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	dst = append(dst, `{"prompt_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)

@@ -87,7 +87,7 @@ func (fs *fields) merge(key, val []byte) {
 // choices of an answer under construction.
 const maxMembers = 256
 
-// tooMany says whether the object has more than maxMembers members.
+// tooMany says whether the object is full, so that the answer must be refused.
 func (fs fields) tooMany() bool { return len(fs) > maxMembers }
 
 // appendMember appends a member; a full object ignores it, and the caller finds out by tooMany.

@@ -7,19 +7,20 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Options says how a client's request differs from the request that the decode engine got. For one request of a fan-out,
-// it also says how the events must change so that all requests of the fan-out share one stream.
+// Options holds what the client asked for where the decode engine got another request. A client's request with n > 1, or with a list of
+// prompts, is a fan-out: it becomes several engine requests. Options also says how the events of one such request change so that all of
+// them share the client's stream.
 type Options struct {
 	Form Form // the form of the engine's events
 
-	Usage           bool // stream_options.include_usage
-	ContinuousUsage bool // stream_options.continuous_usage_stats; ignored without Usage
-	TokenIDs        bool // return_token_ids
-	Unstreamed      bool // the answer comes in one piece, as its only event
+	Usage           bool // the client set stream_options.include_usage
+	ContinuousUsage bool // the client set stream_options.continuous_usage_stats; ignored without Usage
+	TokenIDs        bool // the client set return_token_ids
+	Unstreamed      bool // the engine does not stream: its whole answer is one event
 
-	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because
-	// that engine counts the KV that it pulled as cached. -1: the number is not known, and the decode engine's count is removed.
-	// OwnCached: the decode engine computed the prompt itself, so its count is right.
+	// Cached is the prefill engine's cached_tokens. It replaces the count of the decode engine, which is wrong, because that engine counts the
+	// KV that it pulled as cached. If it is -1, the number is not known, and the decode engine's count is removed. If it is OwnCached, the
+	// decode engine computed the prompt itself, so its count is right.
 	Cached int
 
 	// TokensPerChunk is the average number of tokens in a chunk of this decode engine. It estimates the
@@ -30,14 +31,14 @@ type Options struct {
 	// exceeds a bound is the engine's fault and is not counted. 0: no bound.
 	MaxTokens, Context int
 
-	// For a fan-out: a client's request with n > 1, or with a list of prompts, whose answers share one stream.
-	ID             []byte // replaces the id; nil: leave it
-	Created        int64  // replaces created; 0: leave it
-	Choice         int    // replaces choices[].index; -1: leave it
+	// The following fields are for one engine request of a fan-out, whose answers share the client's stream:
+	ID             []byte // replaces the id in each event; nil: the engine's id stays
+	Created        int64  // replaces created in each event, in seconds since 1970; 0: the engine's value stays
+	Choice         int    // replaces choices[].index; -1: the engine's index stays
 	DropFinalUsage bool   // the fan-out sends one UsageEvent for all its streams instead
 	DropDone       bool   // the fan-out sends one [DONE] for all its streams instead
 
-	Aborted func() bool // the client aborted the answer, so finish_reason abort is not a failure; nil: clients cannot abort it
+	Aborted func() bool // true once the client aborted the answer: finish_reason abort is then no failure; nil: clients cannot abort it
 
 	Transcript   *Transcript   // records what another engine needs to continue the answer; nil: nothing is recorded
 	Continuation *Continuation // set if this engine continues an interrupted answer; nil: this engine begins the answer
@@ -58,7 +59,7 @@ type End uint8
 // The possible ends of an answer.
 const (
 	NotEnded  End = iota // the answer has not ended
-	Complete             // the answer is complete
+	Complete             // the engine sent the whole answer
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
 	Preempted            // the engine ran out of KV memory and wants a new prefill
@@ -67,8 +68,8 @@ const (
 )
 
 const (
-	usualMarks   = 16  // how many marks are enough for most events
-	maxKeptMarks = 256 // the most marks, 8 KiB of memory, that are kept for another stream; more were needed only for a rare event
+	usualMarks   = 16  // initial capacity for marks, the members of one event that may have to change: enough for most events
+	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 8 KiB of memory, more only for a rare event
 )
 
 // NewFilter returns a filter for one stream of a decode engine.
@@ -93,7 +94,7 @@ func (f *Filter) Reset(o Options) {
 	switch {
 	case o.ID != nil: // the caller chose the id, so it stays the same if another engine continues the answer
 		id = rawjson.AppendString(id, o.ID)
-	case o.Continuation != nil: // the client already got events with the first engine's id, which is JSON here
+	case o.Continuation != nil: // the client already got events with the first engine's id, which is already JSON
 		id = append(id, o.Continuation.Head.ID...)
 	}
 	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks,
@@ -119,12 +120,14 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		switch {
 		case f.options.DropDone:
 			return nil, end
-		case f.options.Form == Verbatim: // there [DONE] completes the answer even without a finish_reason
+		case f.options.Form == Verbatim: // a Verbatim answer is complete at [DONE], even without a finish_reason
 			return f.forwardVerbatim(e)
 		}
 		return e.Raw, end
 	}
-	if e.Kind == KindOpaque && f.options.DropDone { // one of several answers in a stream: its id and index would have to be replaced
+	// The answer shares the client's stream with others, so its id and index must be replaced. An event that is too large to be read cannot be
+	// edited.
+	if e.Kind == KindOpaque && f.options.DropDone {
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
@@ -180,8 +183,8 @@ var (
 )
 
 const (
-	// allowedExtraTokens is by how many tokens an answer may exceed its limit: with speculative decoding,
-	// an engine may stop some tokens late.
+	// allowedExtraTokens is how many tokens an answer may have beyond its limit, because an engine with speculative decoding may stop a few
+	// tokens late.
 	allowedExtraTokens = 32
 	// chunksPerToken bounds how many chunks an engine's parsers of tool calls and reasoning may make of one token.
 	chunksPerToken = 4
@@ -201,15 +204,15 @@ func (f *Filter) exceededLimit() error {
 		return ErrBadCount
 	case f.ids+facts.ids > limit+allowedExtraTokens:
 		return ErrTooManyTokens
-	case facts.content && f.chunks >= chunksPerToken*(limit+allowedExtraTokens): // this bounds an engine that sends no ids
+	case facts.content && f.chunks >= chunksPerToken*(limit+allowedExtraTokens): // bounds an engine that sends no token ids
 		return ErrTooManyTokens
 	}
 	return nil
 }
 
 // countTokens updates the number of tokens by the event that was read, whose data is data. The number is the engine's count in its last
-// usage plus the tokens that came after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number
-// of chunks. countTokens also stores the usage itself, and sets drift when the final usage comes.
+// usage plus the tokens that came after this usage: the number of their ids or, if the engine sends no ids, an estimate from the number of
+// chunks. countTokens also stores the usage itself, and sets drift, the error of this number, when the final usage comes.
 func (f *Filter) countTokens(data []byte) {
 	facts := &f.facts
 	before := f.tokens
@@ -243,12 +246,13 @@ func (f *Filter) countTokens(data []byte) {
 		f.tokens += int(math.Round(float64(sinceUsage) * f.assumedPerChunk()))
 		f.tokensEstimated = sinceUsage > 0
 	}
-	if facts.hasUsage && facts.choices == 0 { // the final usage
+	if facts.hasUsage && facts.choices == 0 { // a usage in an event without choices is the final one
 		f.reconciled, f.drift = true, before-facts.usage.Completion
 	}
 }
 
-// assumedPerChunk is the number of tokens assumed for a chunk without an exact count.
+// assumedPerChunk returns how many tokens a chunk is assumed to have if the engine sent no exact count. Without an average of earlier
+// streams it is 1.
 func (f *Filter) assumedPerChunk() float64 {
 	if f.options.TokensPerChunk <= 0 {
 		return 1
@@ -263,13 +267,13 @@ func (f *Filter) decide(e Event, dst []byte) ([]byte, End) {
 	facts := &f.facts
 	finish := e.Data[facts.finishAt:facts.finishEnd] // the finish_reason; empty: the event has none
 	switch {
-	case facts.recomputed: // checked first, because recomputed counts with any finish_reason
+	case facts.recomputed: // checked first: a stop_reason recomputed is a preemption, whatever the finish_reason is
 		f.started = true
 		if !facts.content { // the event only reports the preemption
 			return nil, Preempted
 		}
 		return f.editMarked(e, dst), Preempted
-	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // the client wanted this end, so it is no failure
+	case string(finish) == "abort" && f.options.Aborted != nil && f.options.Aborted(): // no failure: the client itself aborted the answer
 	case string(finish) == "error", string(finish) == "abort":
 		f.failure = finishFailure(string(finish))
 		return f.editMarked(e, dst), Refused
@@ -302,7 +306,8 @@ func isDropped(f *Filter, finish []byte) bool {
 	switch {
 	case onlyUsage && (!f.options.Usage || f.options.DropFinalUsage): // the client wants no usage, or the fan-out sends the sum
 		return true
-	case onlyUsage && f.options.Transcript != nil && f.finishReason == "": // not yet the end: another engine will go on, and send the usage
+	// No finish_reason has come, so another engine will continue the answer and send the final usage.
+	case onlyUsage && f.options.Transcript != nil && f.finishReason == "":
 		return true
 	case onlyIDs && !f.options.TokenIDs && !f.continuous: // the engine sends it only because evenkeel asked for token ids
 		return true
@@ -318,7 +323,7 @@ func isDropped(f *Filter, finish []byte) bool {
 func (f *Filter) deferUsage(data []byte) {
 	facts := &f.facts
 	switch {
-	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client wants no usage, has each, or gets a sum
+	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client gets no usage, every usage, or the fan-out's sum
 		return
 	case facts.choices == 0: // the engine itself has sent such an event
 		f.pendingUsage = f.pendingUsage[:0]
@@ -353,8 +358,8 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage, that it did not get the final one, and that MissingUsage has none for it. It is
-// false for an answer that continues another engine's.
+// LacksUsage says that the client asked for the usage, that neither the engine nor MissingUsage has the final usage for it. It is false for
+// an answer that another engine began.
 func (f *Filter) LacksUsage() bool {
 	fanOutHasIt := f.options.DropFinalUsage && f.usageSeen // the fan-out reads the usage by the method Usage and sends it itself
 	hasUsage := f.usageSent || len(f.pendingUsage) > 0 || fanOutHasIt
@@ -397,7 +402,7 @@ func (f *Filter) Usage() (u Usage, ok bool) {
 	return f.usage, f.usageSeen
 }
 
-// PromptDetails returns the counts in prompt_tokens_details of the engine's last usage.
+// PromptDetails returns the counts in prompt_tokens_details of the engine's last usage, by name; nil: the engine sent none.
 func (f *Filter) PromptDetails() (counts map[string]int) {
 	addCounts(&counts, f.details)
 	return counts
@@ -425,7 +430,7 @@ const (
 	// minChunks is the least number of chunks a stream must have for its average to count: a parser of
 	// tool calls may hold back a whole call and send it as one chunk.
 	minChunks = 4
-	// maxPerChunk bounds a stream's average: with speculative decoding, one step makes about so many tokens.
+	// maxPerChunk is the largest average of a stream, in tokens per chunk: speculative decoding makes about 8 tokens in one decode step.
 	maxPerChunk = 8
 )
 

@@ -20,7 +20,7 @@ const (
 	Verbatim       // any events: the client gets them unchanged, and a finish_reason is not required
 )
 
-// FormOf returns the form of the events that the endpoint at this path sends.
+// FormOf returns the form of the events that the endpoint at this path sends. Every path that is not listed has Chunks.
 func FormOf(path string) Form {
 	switch path {
 	case "/v1/responses":
@@ -40,12 +40,12 @@ func (f Form) chunked() bool { return f == Chunks || f == Tokens }
 
 // formFacts is what one event, or one answer in one piece, contains if its form is not chunked. For chunked forms see facts.
 type formFacts struct {
-	readable        bool // the event is readable JSON
-	announces       bool // the event is about the request, not about the answer
+	readable        bool // the event is one whole JSON object
+	announces       bool // the event only announces the answer, as response.created does
 	isPing          bool // the event is a ping, which has no content
-	hasTokens       bool // it has generated tokens, as text or in another form
-	hasFinalUsage   bool // it has the final usage
-	endsStream      bool // it is the last event of the stream
+	hasTokens       bool // the event has generated tokens, as text or in another form
+	hasFinalUsage   bool // the event has the final usage
+	endsStream      bool // the event is the last one of the stream
 	failed          bool
 	fault           error  // why the event cannot be forwarded; nil: it can
 	failure         []byte // the event or the error in it, as the argument for ReadFailure
@@ -53,10 +53,10 @@ type formFacts struct {
 	endedByStopText bool   // a stop text of the request ended the answer
 	usage           Usage
 	edits           []edit // changes that the client's copy needs
-	idAt            edit   // of Generated: where the answer's id stands
-	textAt          edit   // of Generated: where the text stands
-	idsAt           edit   // of Generated: where the token ids stand
-	endAt           int    // of Generated: where the object's closing brace stands
+	idAt            edit   // of Generated: the offsets of the answer's id
+	textAt          edit   // of Generated: the offsets of the text
+	idsAt           edit   // of Generated: the offsets of the list of token ids
+	endAt           int    // of Generated: the offset of the object's closing brace
 }
 
 // forwardVerbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
@@ -73,7 +73,7 @@ func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
 }
 
 // ReadUsage stores the usage in b, which is an event or an answer in one piece. failed says that b has a member error; its usage is then
-// not stored. b may also be no JSON object, which ReadUsage ignores.
+// not stored. ReadUsage ignores b if it is not exactly one JSON object.
 func (f *Filter) ReadUsage(b []byte) (failed bool) {
 	u := Usage{Cached: -1}
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
@@ -84,7 +84,7 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 		case string(o.Key) == "usage" && v[0] == '{':
 			for c := rawjson.ObjectAt(b, o.Val); c.NextValue(); {
 				switch n := countOf(&c); {
-				case n > maxPlausibleTokens: // ignored, because no request has so many
+				case n > maxPlausibleTokens: // ignored, because no request has so many tokens
 				case string(c.Key) == "prompt_tokens":
 					u.Prompt = n
 				case string(c.Key) == "completion_tokens":
@@ -109,10 +109,10 @@ const maxPlausibleTokens = 64 << 20
 // maxHeldEvents bounds how many events takeFormEvent holds back before the first event with a token.
 const maxHeldEvents = 4
 
-// takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token,
-// an engine sends events that only announce the answer. takeFormEvent holds these back until the first token comes. Until then the
-// engine may still fail to get the KV, and another engine can answer in its place, because the client has received nothing. out has
-// the events held back before, too. It is e.Raw itself if there are none and the event does not change.
+// takeFormEvent takes the next event, or an answer in one piece, of a form that is not chunked. Before the first event with a token, an
+// engine sends events that only announce the answer. takeFormEvent holds these back until the first token comes. Until then the engine may
+// still fail to get the KV, and another engine can answer in its place, because the client has received nothing. With the first token, out
+// has the held-back events before this one. If none are held back and this event does not change, out is e.Raw itself.
 func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if f.options.Form == Verbatim {
 		return f.forwardVerbatim(e)
@@ -134,7 +134,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	case event.fault != nil:
 		f.fault = event.fault
 		return nil, Broken
-	case event.isPing && !f.started && !mayHoldPing: // a ping says nothing of the answer, so it may be dropped
+	case event.isPing && !f.started && !mayHoldPing: // a ping has no part of the answer, so it may be dropped
 		return nil, NotEnded
 	case event.endsStream && !event.hasFinalUsage && f.finishReason == "": // the stream ends without a finish_reason
 		return nil, Short
@@ -145,8 +145,9 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 		f.fault = fault
 		return nil, Broken
 	}
-	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // nothing of the answer itself has come
-	// Once maxHeldEvents events are held, an event counts as a part of the answer, and is forwarded, unless it is surely an opening.
+	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // so far, only events that announce the answer have come
+	// Once maxHeldEvents events are held back, a further event is forwarded as a part of the answer. If it still announces the answer, hold
+	// refuses it.
 	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
 		return nil, hold(f, e, event.edits)
 	}
@@ -167,7 +168,8 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	return f.appendEdited(e, event.edits, dst), NotEnded
 }
 
-// hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends too many of them.
+// hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
+// maxHeldEvents of them.
 func hold(f *Filter, e Event, edits []edit) End {
 	if f.heldCount++; f.heldCount > maxHeldEvents { // no engine opens an answer with so many events
 		f.fault = ErrBadCount
@@ -194,7 +196,7 @@ func setFacts(f *Filter, event *formFacts) {
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
 func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
-	if f.options.Form == Responses { // it may have members that clients must not get
+	if f.options.Form == Responses { // the event may have members that clients must not get
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}
@@ -215,7 +217,7 @@ func (f *Filter) appendHeld(raw, dst []byte) []byte {
 	return dst
 }
 
-// edit is a part of an event's data that is replaced for the client.
+// edit replaces the part of an event's data between the offsets from and to in the client's copy.
 type edit struct {
 	from, to    int
 	replacement string // empty: the part is removed
@@ -225,7 +227,7 @@ type edit struct {
 func (f *Filter) appendEdited(e Event, edits []edit, dst []byte) []byte {
 	dst, copied := appendHead(dst, e), 0
 	for _, edit := range edits {
-		if edit.to <= copied { // it lies in an earlier edit
+		if edit.to <= copied { // this edit lies inside an earlier one
 			continue
 		}
 		dst = append(appendPart(dst, e, e.Data[copied:max(edit.from, copied)]), edit.replacement...)
@@ -241,7 +243,7 @@ func removalOf(o *rawjson.Object, keptBefore bool) edit {
 	return edit{from: from, to: to}
 }
 
-// sortEdits sorts the edits by where they start.
+// sortEdits sorts the edits by where they start, because appendEdited needs them in this order.
 func (s *formFacts) sortEdits() {
 	if len(s.edits) > 1 {
 		slices.SortFunc(s.edits, func(a, b edit) int { return a.from - b.from })
@@ -298,7 +300,7 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 		return append(dst, Done...)
 	case failed:
 		return form.failed(dst, f.eventCount, message, typ, code)
-	case !f.streamEnded: // else the client has the engine's own last event
+	case !f.streamEnded: // if streamEnded is true, the client has the engine's own last event
 		return append(dst, form.end...)
 	}
 	return dst

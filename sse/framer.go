@@ -15,7 +15,7 @@ const DefaultMaxEvent = 8 << 20
 // event, for example one with the token ids of a long prompt.
 const maxKeptBuffer = 4 << 10
 
-// Kind says what an event holds.
+// Kind says whether an event carries data, ends the stream, or cannot be read.
 type Kind uint8
 
 // The kinds of event.
@@ -45,8 +45,8 @@ type Framer struct {
 	scratch      []byte // joined data of the events returned since the last Feed
 
 	eventStart int // where the current event starts in buf
-	lineStart  int // where its current line starts
-	scanned    int // the current line has no line end before this offset
+	lineStart  int // where the current line starts in buf
+	scanned    int // offset in buf: the current line has no line end before it
 	nextLF     int // there is no LF from scanned up to this offset; each lone CR would otherwise cost another search for the next LF
 
 	emittedBytes     int  // bytes of this event that were returned already, as opaque pieces
@@ -66,7 +66,7 @@ func NewFramer(maxEvent int) *Framer {
 	return &Framer{max: maxEvent}
 }
 
-// Events yields the events of a text that is complete.
+// Events yields the events of a stream that has come as a whole. It leaves out a last event that lacks its blank line.
 func Events(text []byte) func(yield func(Event) bool) {
 	return func(yield func(Event) bool) {
 		f := NewFramer(len(text))
@@ -89,7 +89,7 @@ func (f *Framer) Feed(p []byte) {
 		return
 	}
 	f.buf = append(f.buf, p...)
-	f.ownBuf = f.buf // append may have moved it
+	f.ownBuf = f.buf // append may have moved the bytes to new memory
 }
 
 // takeOwnership copies the beginning of an unfinished event to the start of the framer's own memory, because the caller may reuse its
@@ -97,7 +97,7 @@ func (f *Framer) Feed(p []byte) {
 func (f *Framer) takeOwnership() {
 	unfinished := f.buf[f.eventStart:]
 	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
-		return // it is there already; copying it again at each Feed would take time quadratic in its length
+		return // the event is there already; copying it again at each Feed would take time quadratic in its length
 	}
 	f.lineStart -= f.eventStart
 	f.scanned -= f.eventStart
@@ -134,10 +134,10 @@ func (f *Framer) Next() (Event, bool) {
 // as opaque pieces. If it is not 0 when the stream ends, the stream was cut off.
 func (f *Framer) Buffered() int { return f.emittedBytes + f.unreturned() }
 
-// unreturned returns how many bytes have come that were not returned yet.
+// unreturned returns how many bytes of the unfinished event have come that Next has not returned as opaque pieces.
 func (f *Framer) unreturned() int { return len(f.buf) - f.eventStart }
 
-// Reset makes the framer ready for another stream.
+// Reset makes the framer ready for another stream. It keeps the size limit, and it keeps buffers of up to maxKeptBuffer bytes.
 func (f *Framer) Reset() {
 	ownBuf, scratch := f.ownBuf[:0], f.scratch[:0]
 	if cap(ownBuf) > maxKeptBuffer {
@@ -162,27 +162,28 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 	f.nextLF = limit
 	cr := bytes.IndexByte(f.buf[f.scanned:limit], '\r')
 	switch i := f.scanned + cr; {
-	case cr < 0 && lf < 0: // neither has come
+	case cr < 0 && lf < 0: // neither a CR nor an LF has come
 		f.scanned = limit
 		return 0, 0, false
-	case cr < 0: // an LF
+	case cr < 0: // the line ends in an LF
 		f.afterCR = false
 		return limit, limit + 1, true
 	case i == f.lineStart && f.afterCR && !f.lineBegunEarlier: // a blank line after a lone CR
 		return i, i + 1, true
-	case i+1 == len(f.buf): // a CR, or half of a CRLF
+	case i+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
 		f.scanned = i
 		return 0, 0, false
-	case f.buf[i+1] == '\n': // a CRLF
+	case f.buf[i+1] == '\n': // the line ends in a CRLF
 		f.afterCR = false
 		return i, i + 2, true
-	default: // a lone CR
+	default: // the line ends in a lone CR
 		f.afterCR = true
 		return i, i + 1, true
 	}
 }
 
-// recordDataLine records the current line, which ends at end, if it is a data line.
+// recordDataLine counts the current line, which ends at end, if it is a data line. Of the event's first data line it also records where the
+// value is.
 func (f *Framer) recordDataLine(end int) {
 	value, ok := dataLine(f.buf[f.lineStart:end])
 	if !ok {
@@ -218,11 +219,11 @@ func (f *Framer) takeEvent(next int) Event {
 }
 
 // takePiece returns the bytes of an unfinished event that is already too large; false: there is no such event, or none of its bytes are
-// new. Then it copies the unfinished event, because the caller may reuse its slice.
+// new. If it returns false, takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
 func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
 	if f.scanned < end {
-		end = f.scanned // a CR at the end may be half of a CRLF, so it waits
+		end = f.scanned // a CR at the end may be half of a CRLF, so it is not returned yet
 	}
 	tooLarge := f.Buffered() > f.max
 	if !tooLarge || end == f.eventStart {

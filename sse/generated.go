@@ -89,11 +89,11 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 		wanted := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer
 		s.failed = s.failed || !wanted
 	}
-	if len(f.id) > 0 && s.idAt.to > 0 { // the client has another id, and the event has one
+	if len(f.id) > 0 && s.idAt.to > 0 { // the client gets another id than the one in the event
 		s.idAt.replacement = string(f.id)
 		s.edits = append(s.edits, s.idAt)
 	}
-	if f.options.Choice >= 0 && !f.options.Unstreamed { // only events have the index of their prompt
+	if f.options.Choice >= 0 && !f.options.Unstreamed { // an answer in one piece has no index
 		comma := ","
 		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
 			comma = ""
@@ -105,8 +105,8 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	}
 }
 
-// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. If the
-// events grow in different ways, it sets fault instead.
+// joinGenerated adds the edits that join an event of the engine that continues an answer to the last event of the engines before. If only
+// one of the engines sends all of the answer so far in each event, it sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
 	known := 0 // token ids in earlier events of this engine

@@ -20,7 +20,7 @@ var ErrOtherGrowth = errors.New("this engine and the one before send /generate d
 // the numbers fit neither.
 func growthOf(listed, completion, known int) (growth Growth, ok bool) {
 	switch {
-	case known == 0: // the first event with tokens is the same for both
+	case known == 0: // the first event with tokens looks the same in cumulative and in delta streams
 		return GrowthUnknown, listed == completion
 	case listed == completion:
 		return Cumulative, true
@@ -80,7 +80,7 @@ func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
 	}
 }
 
-// countListed returns how many elements the list in b at this stretch has; 0 if the stretch is empty.
+// countListed returns the number of elements of the list that b has between the offsets in at; 0: these offsets are empty.
 func countListed(b []byte, at edit) (n int) {
 	for list := rawjson.ArrayAt(b, at.from); at.to > 0 && list.Next(); n++ {
 		list.Pos = rawjson.ValueEnd(b, list.Val)
@@ -108,7 +108,7 @@ func showsAllTokens(textJSON []byte) bool {
 
 // Join appends the transcript of the engine that continued this answer. Head, Prompt, PromptIDs and HandBack do not change.
 func (t *Transcript) Join(next *Transcript) {
-	if next.Content { // else the client has seen no more than before
+	if next.Content { // without content from the next engine, the client has seen no new tokens
 		t.Shown = len(t.IDs) + next.Shown
 	}
 	t.IDs = append(t.IDs, next.IDs...)
@@ -124,11 +124,11 @@ func (t *Transcript) Join(next *Transcript) {
 
 // joinLast replaces the last event so far by the last event of the next engine, joined with it.
 func (t *Transcript) joinLast(next *Transcript) {
-	if len(next.Last) == 0 { // another endpoint, or an engine that sent nothing
+	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return
 	}
 	last := withSpans(next.Last)
-	if len(t.Last) == 0 { // next is the first engine
+	if len(t.Last) == 0 { // t is still empty: next is the transcript of the first engine
 		t.Last, t.Grows = last, next.Grows
 		return
 	}
@@ -147,7 +147,7 @@ func withSpans(event []byte) []byte {
 		}
 		version := memberOf(meta, "weight_version")
 		if memberOf(meta, "weight_versions") == nil && version != nil {
-			end := o.Pos - 1 // where the closing brace stands
+			end := o.Pos - 1 // offset of the closing brace of meta_info
 			spans := `,"weight_versions":` + string(appendSpanList(nil, []span{{version, 0, numberOf(memberOf(meta, "completion_tokens"))}}))
 			return applyEdits([]edit{{end, end, spans}}, event)
 		}
@@ -178,12 +178,12 @@ func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 	for o.NextValue() {
 		before, put := memberOf(last, string(o.Key)), ""
 		switch key := string(o.Key); {
-		case before == nil: // there is nothing to join
+		case before == nil: // earlier engines sent no such member
 		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"':
 			put = string(before[:len(before)-1]) + string(o.Value()[1:])
 		case key == "output_ids" && grows == Cumulative:
 			put = joinLists(before, o.Value())
-		case key == "prompt_token_ids": // the prompt of this engine also has the answer so far
+		case key == "prompt_token_ids": // this engine's prompt includes the answer so far, so the client gets the ids of its own prompt
 			put = string(before)
 		case key == "meta_info" && b[o.Val] == '{':
 			edits = editsToJoinMeta(edits, before, grows, rawjson.ObjectAt(b, o.Val))
@@ -202,15 +202,17 @@ func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) 
 		key := string(o.Key)
 		before, v, put := memberOf(last, key), o.Value(), ""
 		switch {
-		case key == "finish_reason" && v[0] == '{': // the type length has the number of tokens that this engine was asked for
+		// A finish_reason of type length has the max_new_tokens of this engine alone. The tokens of earlier engines are added to it.
+		case key == "finish_reason" && v[0] == '{':
 			for in := rawjson.ObjectAt(o.Text, o.Val); in.NextValue(); {
 				if n, ok := rawjson.Int(in.Text, in.Val, in.Pos); ok && string(in.Key) == "length" {
 					edits = append(edits, edit{in.Val, in.Pos, strconv.Itoa(n + tokens)})
 				}
 			}
-		case key == "weight_versions" && v[0] == '[': // also without a list before: its tokens count from the start of the answer
+		// Even if earlier engines sent no list, the offsets are shifted, because they must count from the start of the whole answer.
+		case key == "weight_versions" && v[0] == '[':
 			put = string(appendSpanList(nil, readSpans(readSpans(nil, before, 0), v, tokens)))
-		case before == nil: // there is nothing to join
+		case before == nil: // earlier engines sent no such member
 		case slices.Contains(perTokenMembers, key):
 			if grows == Cumulative {
 				put = joinLists(before, v)
@@ -219,7 +221,7 @@ func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) 
 			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
 		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
-			put = string(before) // it describes the client's prompt; the prompt of this engine also has the answer so far
+			put = string(before) // these count the client's own prompt; this engine's prompt includes the answer so far
 		}
 		if put != "" {
 			edits = append(edits, edit{o.Val, o.Pos, put})
@@ -295,7 +297,7 @@ func joinLists(before, behind []byte) string {
 	}
 }
 
-// listElements returns the elements of a JSON list without its brackets.
+// listElements returns the text between the brackets of a JSON list, without white space at its ends; nil: list is not a list.
 func listElements(list []byte) []byte {
 	if len(list) < len("[]") || list[0] != '[' {
 		return nil

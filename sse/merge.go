@@ -30,12 +30,12 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 	return m.json()
 }
 
-// merger makes one answer of several.
+// merger builds one answer from the answers of a fan-out, which add takes one after the other.
 type merger struct {
-	single     bool // there is only one answer
+	single     bool // there is only one answer, so members that describe one answer may stay
 	topMembers fields
 	choices    []byte // the elements of the list, with commas between them
-	count      int    // how many choices there are
+	count      int    // number of choices so far, and so the index of the next one
 	usage      usageSum
 }
 
@@ -79,7 +79,7 @@ func (m *merger) addChoices(b []byte, i int) bool {
 	return list.Pos > 0
 }
 
-// addChoice copies the choice at i in b with its new index, and returns where it ends; not positive: it cannot be read.
+// addChoice copies the choice at i in b with its new index, and returns where it ends; not positive: the choice cannot be read.
 func (m *merger) addChoice(b []byte, i int) int {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
@@ -120,7 +120,7 @@ type usageSum struct {
 	prompts map[int]bool
 }
 
-// add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count with the first answer only.
+// add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count only with the first answer to it.
 func (s *usageSum) add(val []byte, prompt int) error {
 	if rawjson.IsNull(val) {
 		return nil

@@ -80,7 +80,7 @@ func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	}
 }
 
-// readDelta reads the delta of an event.
+// readDelta reads the delta of an event: whether it has generated tokens, and the stop_reason if it has one.
 func (s *formFacts) readDelta(o rawjson.Object) {
 	for o.NextValue() {
 		switch string(o.Key) {
@@ -95,7 +95,7 @@ func (s *formFacts) readDelta(o rawjson.Object) {
 	}
 }
 
-// readReason reads a stop_reason.
+// readReason stores a stop_reason as the finish_reason, and whether a stop text of the request ended the answer.
 func (s *formFacts) readReason(v []byte) {
 	s.finishReason, s.endedByStopText = stopReason(v), string(v) == `"stop_sequence"`
 }
@@ -120,7 +120,7 @@ func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 		return
 	}
 	var input, read, created, output int
-	var inputEdits, readEdits []edit // one for each value: a key may be repeated, and a client may read any of its values
+	var inputEdits, readEdits []edit // one edit per value, because a key may be repeated, and a client may read any of its values
 	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
 		switch n, value := countOf(&o), (edit{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":

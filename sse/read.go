@@ -10,19 +10,19 @@ import (
 // the answer ended as it should. evenkeel never asks an engine for more than one choice, so all choices count as one answer.
 type Filter struct {
 	options Options
-	id      []byte // the id that the client gets, as JSON; empty: the engine's own
+	id      []byte // the id that the client gets, as JSON; empty: it gets the engine's own id
 
 	facts facts  // what the current event contains
 	marks []mark // members of the current event that may have to change
 
-	tokens        int // generated so far
-	ids           int // how many token ids have come
-	chunks        int // how many chunks with content have come
+	tokens        int // tokens that this engine generated so far
+	ids           int // token ids that came from this engine so far
+	chunks        int // chunks with content that came so far
 	idsAtUsage    int // the value of ids when the last usage came
 	chunksAtUsage int // the value of chunks when the last usage came
 	finishReason  string
 	usage         Usage
-	details       []byte // prompt_tokens_details of usage
+	details       []byte // the JSON of prompt_tokens_details in the last usage; empty: it had none
 	drift         int    // tokens that were counted, minus those of the final usage; see Drift
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
@@ -53,27 +53,27 @@ type Filter struct {
 type facts struct {
 	choices               int // how many choices the event has; -1: it has no list of choices
 	hasUsage              bool
-	detailsAt, detailsEnd int // where the usage's prompt_tokens_details stands
+	detailsAt, detailsEnd int // the offsets of the usage's prompt_tokens_details in the event's data; 0: there are none
 	usage                 Usage
-	ids                   int // token ids in this event
+	ids                   int // number of generated token ids in this event
 	hasIDs                bool
 	isEmpty               bool // the event has nothing of the answer: it is a ping, or its data is empty
 	content               bool // the event has text, reasoning or a part of a tool call
 	emptyChoice           bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
-	finishAt, finishEnd     int  // the finish_reason, without its quotes
+	finishAt, finishEnd     int  // the offsets of the finish_reason, without its quotes; both 0: there is none
 	recomputed              bool // the stop_reason is "recomputed"
 	stopText                bool // the stop_reason is a string
-	handBackAt, handBackEnd int  // where kv_transfer_params stands; 0: there is none
+	handBackAt, handBackEnd int  // the offsets of kv_transfer_params, with which vLLM hands back the answer's KV; 0: there are none
 	isError                 bool
 
-	textAt, textEnd int  // where the text or content stands, with its quotes
+	textAt, textEnd int  // the offsets of the member text or content, with its quotes
 	hasNonText      bool // the event has content other than this text
 	hasRole         bool // the delta has a role
-	idsAt           int  // where the list of token ids starts
+	idsAt           int  // the offset of the list of generated token ids; 0: there is none
 	promptIDs       int  // how many token ids of the prompt the event has
 
-	promptAt, promptEnd int // where the list of the prompt's token ids stands
+	promptAt, promptEnd int // the offsets of the list of the prompt's token ids; 0: there is none
 }
 
 // valueKind names a member of an event that may have to change before the client gets the event.
@@ -89,7 +89,7 @@ const (
 	indexValue
 	endValue // a finish_reason or stop_reason
 
-	// Marked only if this engine continues an answer of another:
+	// These members are marked only if this engine continues an answer that another engine began:
 	modelValue
 	fingerprintValue
 	roleValue
@@ -99,26 +99,26 @@ const (
 	offsetsValue
 	spansValue
 
-	// Where to insert the prefill engine's cached_tokens if the decode engine's usage lacks this member:
+	// These marks say where to insert the prefill engine's cached_tokens if the decode engine's usage lacks this member:
 	noDetails   // at the end of a usage without prompt_tokens_details
 	nullDetails // in place of prompt_tokens_details: null
 	noCached    // at the end of prompt_tokens_details
 )
 
-// mark is a member that may have to change. Marks are in the order of their keys in the event,
-// so a mark inside the value of another comes after it. Offsets are int32 to save memory: every stream keeps its marks, and no event
-// has more than 1 GiB.
+// mark is a member of an event that may have to change before the client gets the event. Marks are in the order of their keys in the event,
+// so the mark of a member comes before those of the members inside its value. Offsets are int32 to save memory: every stream keeps its
+// marks, and no event has more than 1 GiB.
 type mark struct {
 	kind              valueKind
-	level             uint8 // nesting: one of the levels below
-	open              int32 // where the object opens that has the member
-	membersBefore     int32 // how many members of the object come before it
-	comma, quote, val int32 // where its comma, its key and its value start
-	end               int32 // where its value ends
-	otherMembers      int32 // for details: how many members its value has besides cached_tokens
+	level             uint8 // nesting depth: inEvent, inPart or inSubpart
+	open              int32 // offset of the opening brace of the object that has the member
+	membersBefore     int32 // number of members of this object that come before the member
+	comma, quote, val int32 // offsets of the comma before the member, of its key and of its value
+	end               int32 // offset of the end of the member's value
+	otherMembers      int32 // of prompt_tokens_details: the number of its members besides cached_tokens
 }
 
-// Levels of nesting.
+// These levels say how deep in an event a member is.
 const (
 	inEvent   uint8 = iota
 	inPart          // in a choice, or in the usage
@@ -185,7 +185,7 @@ func (f *Filter) read(b []byte) bool {
 
 // readPromptIDs reads the current member of o, the token ids of the prompt, which another engine needs to continue the answer. It marks
 // them for removal if the client did not ask for them, or got them already from an earlier engine. For an answer that has a transcript or
-// continues another, it also counts the ids and notes where their list stands.
+// continues another, it also counts the ids and records the offsets of their list.
 func (f *Filter) readPromptIDs(level uint8, o *rawjson.Object) {
 	o.Pos = rawjson.ValueEnd(o.Text, o.Val)
 	if !f.options.TokenIDs || f.options.Continuation != nil {
@@ -205,7 +205,7 @@ func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object)
 	}
 }
 
-// readChoices reads the choices of an event, and moves top to the end of their list.
+// readChoices reads the choices of an event, and moves top.Pos to the end of their list.
 func (f *Filter) readChoices(top *rawjson.Object) {
 	if top.Text[top.Val] != '[' {
 		return
@@ -256,7 +256,7 @@ func (f *Filter) readChoice(b []byte, i int) int {
 		case "kv_transfer_params":
 			f.markWholeMember(engineOnlyValue, inPart, &o)
 		case "logprobs":
-			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // offsets start after this text
+			textBefore := f.options.Continuation != nil && f.options.Continuation.Runes > 0 // text_offset must also count this earlier text
 			if textBefore && b[o.Val] == '{' {
 				o.Pos = f.readOffsets(b, o.Val)
 			}
@@ -274,8 +274,8 @@ func (f *Filter) readChoice(b []byte, i int) int {
 	return o.Pos
 }
 
-// readDelta reads the delta of a choice, and moves choice to its end if it is an object. hasMembers is false only if the delta is null
-// or {}.
+// readDelta reads the delta of a choice, and moves choice.Pos to the end of the delta if the delta is an object. hasMembers is false only
+// if the delta is null or {}.
 func (f *Filter) readDelta(choice *rawjson.Object) (hasMembers bool) {
 	b := choice.Text
 	if b[choice.Val] != '{' {
@@ -335,7 +335,7 @@ func (f *Filter) readIDs(choice *rawjson.Object) {
 	}
 }
 
-// readUsage reads the usage of an event, which may be null, and moves top to its end.
+// readUsage reads the usage of an event, which may be null, and moves top.Pos to the end of its value.
 func (f *Filter) readUsage(top *rawjson.Object) {
 	at := len(f.marks)
 	f.markMember(usageValue, inEvent, top)
@@ -388,8 +388,8 @@ func (f *Filter) readCount(kind valueKind, usage *rawjson.Object) (n int, ok boo
 	return rawjson.Int(usage.Text, usage.Val, usage.Pos)
 }
 
-// readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens
-// are known (options.Cached >= 0), it also marks where they belong.
+// readDetails reads prompt_tokens_details, the current member of a usage, into u. If the prefill engine's cached_tokens are known
+// (options.Cached >= 0), it also marks where this count must be written.
 func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	b := usage.Text
 	if b[usage.Val] != '{' {
@@ -418,7 +418,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 		f.marks[at].otherMembers = int32(o.N - found) // 0: cached_tokens is the only member, so actionFor may remove the details as a whole
 		return
 	}
-	f.marks[at].otherMembers = 1 // the details lack cached_tokens, so actionFor must not remove them, even if they are empty
+	f.marks[at].otherMembers = 1 // the details lack cached_tokens, so actionFor must not remove them, even if they have no members
 	if f.options.Cached >= 0 && o.Pos > 0 {
 		f.markInsertion(noCached, &o)
 	}

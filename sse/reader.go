@@ -7,7 +7,7 @@ import (
 
 // These errors say why a Reader reads no more from an engine.
 var (
-	// ErrSilent says that no data event came in time. Comments or a part of an event may have come.
+	// ErrSilent says that no data event came within Limits.First or Limits.Gap. Comments or a part of an event may have come.
 	ErrSilent = errors.New("the engine sent no event in time")
 	// ErrTooMuch says that the answer has more bytes than Limits.Bytes.
 	ErrTooMuch = errors.New("the engine sent more bytes than its answer may have")
@@ -111,8 +111,8 @@ func (r *Reader) failTimedOut() {
 	}
 }
 
-// Feed takes in p, the bytes that came by now. p must not change until Next returns false.
-// Slices of earlier events are no longer valid.
+// Feed takes in p, the bytes that came since the last Feed. p must not change until Next returns false. The slices in earlier events are no
+// longer valid after Feed.
 func (r *Reader) Feed(p []byte, now time.Time) {
 	r.Pause(now)
 	if !r.done {
@@ -166,7 +166,7 @@ func (r *Reader) ignoreForGap() { r.silentFor = r.silentBefore }
 // markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.
 func (r *Reader) markEnd() { r.done, r.bytes, r.silentFor = true, int64(r.framer.unreturned()), 0 }
 
-// failIfTooLarge says whether the answer with so many more bytes is larger than Limits.Bytes. If so, it sets err.
+// failIfTooLarge says whether the answer with more further bytes is larger than Limits.Bytes. If so, failIfTooLarge sets err.
 func (r *Reader) failIfTooLarge(more int64) bool {
 	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
 		r.err = ErrTooMuch
@@ -183,7 +183,7 @@ func (r *Reader) Err() error { return r.err }
 // get a blank line, or it would read both as one event.
 func (r *Reader) Torn() bool { return r.torn }
 
-// Done says whether [DONE] or another last event came.
+// Done says whether [DONE] or another last event came. After it, Next returns no more events.
 func (r *Reader) Done() bool { return r.done }
 
 // Buffered returns how many bytes of an unfinished event have come; see Framer.Buffered.

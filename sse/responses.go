@@ -79,7 +79,7 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is Options.Cached: unless it is OwnCached, it replaces the engine's own count.
+// readUsage reads the usage of a response. cached is Options.Cached: it replaces the engine's own count, except if it is OwnCached.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {

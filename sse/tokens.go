@@ -53,7 +53,7 @@ func (fs fields) appendExcept(dst []byte, names ...[]string) []byte {
 	return dst
 }
 
-// tokensJSON does what JSON does, for an answer of /inference/v1/generate.
+// tokensJSON appends an answer of /inference/v1/generate in one piece. Members that no event had become null, as in vLLM's own answers.
 func (a *Assembler) tokensJSON(dst []byte) []byte {
 	dst = a.topMembers.appendNamedOrNull(append(dst, '{'), tokensFirstKeys)
 	dst = appendKey(dst, "usage")
@@ -93,7 +93,8 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 	return append(c.logprobs.appendMembers(append(dst, '{')), "}}"...)
 }
 
-// TokensUsage does what UsageEvent does, for a stream of /inference/v1/generate. mode, its output_mode, is a JSON string.
+// TokensUsage appends the event that has no choices and carries the usage of a stream of /inference/v1/generate. mode is the stream's
+// output_mode, as a JSON string.
 func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"request_id":`...), id)
 	dst = u.appendJSON(append(dst, `,"usage":`...), details)
@@ -101,10 +102,11 @@ func TokensUsage(dst, id, mode []byte, u Usage, details map[string]int) []byte {
 	return append(dst, ",\"choices\":[]}\n\n"...)
 }
 
-// TokensEnding does what Ending does, for a stream of /inference/v1/generate.
+// TokensEnding appends a stream of /inference/v1/generate that has only the end of an answer: the finish_reason if it is not empty, the
+// usage and [DONE]. A caller uses it to end an answer that no engine needs to continue.
 func TokensEnding(dst []byte, h Head, finish string, u Usage) []byte {
 	mode := h.Mode
-	if mode == nil { // the default of vLLM
+	if mode == nil { // vLLM's default if a request names no output_mode
 		mode = []byte(`"tokens"`)
 	}
 	begin := func(dst []byte) []byte {

@@ -5,8 +5,8 @@ import "evenkeel/internal/rawjson"
 // Transcript records what one engine has answered, so that another engine can continue the answer. The filter adds to it with each
 // event that reaches the client.
 type Transcript struct {
-	KeepText   bool // fill Text
-	KeepPrompt bool // fill PromptIDs
+	KeepText   bool // record Text; false: it stays empty
+	KeepPrompt bool // record PromptIDs; false: it stays empty
 
 	Content  bool   // an event had content
 	MoreThan bool   // there was content other than plain text: reasoning or a tool call
@@ -16,16 +16,16 @@ type Transcript struct {
 
 	Head      Head
 	IDs       []int32 // the ids of the tokens, in order
-	Shown     int     // how many of IDs came up to the last event with text: the client has seen these
+	Shown     int     // number of IDs that came up to the last event with text; the client has seen the text of these tokens
 	Text      []byte  // the content, escaped as inside a JSON string
-	PromptIDs []byte  // the list of the prompt's token ids, as an event has it
+	PromptIDs []byte  // the JSON list of the prompt's token ids, as the engine sent it
 	Runes     int     // how many runes the content has
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
-	Completed int     // how many tokens the answer has, by the engine's count
+	Completed int     // tokens of the answer as the engine counted them
 
 	HandBack []byte // kv_transfer_params of an event: where the engine keeps the KV of the answer
 
-	Last      []byte // the last event of /generate
+	Last      []byte // the last event of a stream of /generate; empty: the endpoint is another one, or no event came
 	textBytes int    // bytes of the text in Last, as a JSON string
 }
 
@@ -59,8 +59,8 @@ func (t *Transcript) Cut() {
 	t.Completed = t.Shown
 }
 
-// maxHead bounds the members of a head, in bytes. Without a bound, each event of the engine that continues an answer could become
-// as large as the largest event.
+// maxHead bounds the members of a head, in bytes. The members are copied into each event of the engine that continues an answer, so without
+// this bound each event could become as large as the largest one.
 const maxHead = 4 << 10
 
 // readHead copies the head of an event into one piece of memory. A head that is too long is left out, so the answer cannot be continued.
