@@ -21,12 +21,12 @@ const (
 // body reads one response body, whatever its framing.
 type body struct {
 	framing   framing
-	bytesLeft int // byLength: bytes not yet read
+	bytesLeft int // of byLength: bytes of the body that were not read yet
 	chunks    chunked
 	br        *bufio.Reader
 }
 
-// open prepares b for the body that follows head.
+// open prepares b for the body that follows head, and finds out from the head where the body ends.
 func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHeader) {
 	*b = body{br: br}
 	code, length := head.StatusCode(), head.ContentLength()

@@ -22,7 +22,7 @@ type Call struct {
 	mu           sync.Mutex
 	started      bool               // Do was called
 	aborted      bool               // Abort or Disconnect was called
-	closeIgnored bool               // see IgnoredClose
+	closeIgnored bool               // the engine did not close its half in time after Disconnect
 	cancel       context.CancelFunc // cancels the dial that is in progress; nil: there is none
 	conn         *conn              // the connection, from attach until release
 
@@ -32,7 +32,7 @@ type Call struct {
 // NewCall prepares a call; Do sends it.
 func (c *Client) NewCall(t *Target) *Call { return &Call{client: c, target: t} }
 
-// Target returns the engine to which the call goes.
+// Target returns the engine, and the rank if there is one, to which the call goes.
 func (k *Call) Target() *Target { return k.target }
 
 // Fresh makes Do dial instead of using an idle connection, which may turn out to be stale (see Error.Stale).
@@ -75,7 +75,7 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	return r, nil
 }
 
-// check refuses a request that must not be sent, and a second use of the call.
+// check refuses a request whose method, path or headers are not safe to send, and a second use of the call.
 func (k *Call) check(method, path string, hdr []Header) error {
 	if err := checkRequest(k.target, method, path, hdr); err != nil {
 		return err
@@ -181,8 +181,8 @@ func (k *Call) release(mayReuse bool) {
 	}
 	k.mu.Unlock()
 	switch {
-	case c == nil: // released before
-	case mayReuse && c.br.Buffered() == 0 && c.tlsDrained(): // bytes after the response would be taken for the next one
+	case c == nil: // the connection was released before
+	case mayReuse && c.br.Buffered() == 0 && c.tlsDrained(): // left-over bytes would be read as the next response
 		c.releaseReader()
 		k.client.idle.put(c)
 	default:

@@ -31,7 +31,7 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 		go func() {
 			sentAt := time.Now()
 			computed, err := oneToken(ctx, w.m.cfg.Client, rank, ask)
-			if computed { // the core of this rank was alive after the request was sent
+			if computed { // the answer shows that this rank's core was alive after sentAt
 				w.traffic.Liveness(rank.Rank).RecordSign(sentAt)
 			}
 			if errors.As(err, new(*RankError)) { // the engine refuses only this rank

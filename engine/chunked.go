@@ -21,7 +21,7 @@ const (
 	chunkData
 	chunkEnd // the CRLF after a chunk's data
 	trailer
-	bodyEnded // the body has ended
+	bodyEnded // the whole body was read
 )
 
 // chunked finds the data in the bytes of a chunked body. It does not store these bytes. While a line arrives in pieces, it keeps
@@ -106,7 +106,7 @@ func (c *chunked) sizeByte(b byte) error {
 		digit = int64(b|0x20-'a') + 10
 	}
 	switch {
-	case c.ext: // ignored
+	case c.ext: // bytes of an extension are ignored
 	case b == ';':
 		c.ext = true
 	case b == ' ' || b == '\t':
@@ -170,7 +170,7 @@ func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// readBuffered reads data that is in br's buffer already.
+// readBuffered reads data that is in br's buffer already, so it never waits.
 func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	b, _ := br.Peek(br.Buffered()) // no error is possible, because all these bytes are buffered
 	data, used, err := c.step(b, len(p))
@@ -188,7 +188,7 @@ func (c *chunked) readFraming(br *bufio.Reader) bool {
 	return c.next == bodyEnded
 }
 
-// cutOff turns io.EOF into io.ErrUnexpectedEOF. It is for the end of a connection before the end of the body.
+// cutOff turns io.EOF into io.ErrUnexpectedEOF, for a connection that ended before the body was complete.
 func cutOff(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Options of a Client; the zero value uses the defaults.
+// Options has the settings of a Client; the zero value uses the defaults.
 type Options struct {
 	MaxIdle     int           // idle connections kept for each host; default 1024
 	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
@@ -25,7 +25,7 @@ type Options struct {
 	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: the system's resolver, or no look-ups if Dial is set
 }
 
-// Client makes calls to any number of engines and reuses idle connections.
+// Client makes calls to any number of engines and keeps idle connections for later calls.
 type Client struct {
 	opts    Options
 	idle    *idlePool

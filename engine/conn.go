@@ -23,7 +23,7 @@ const (
 	// lastAnswerWait is how long to wait for an answer after a write has failed. The engine may have answered before it stopped
 	// reading the request. An answer that has not arrived by then is lost.
 	lastAnswerWait = time.Second
-	maxInterim     = 16       // heads with status 1xx before the final one
+	maxInterim     = 16       // most response heads with status 1xx before the final one
 	tlsRecord      = 16 << 10 // bytes of the largest TLS record
 )
 
@@ -59,7 +59,7 @@ type conn struct {
 	readErr     error       // the last read error; kept because fasthttp's header parser hides it
 
 	detachedFD int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
-	wakeLoop   func() // see notifyLoop; nil: no event loop reads the socket
+	wakeLoop   func() // wakes the event loop that reads the socket; nil: no event loop reads it
 
 	mu              sync.Mutex
 	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idleLimit bounds them
@@ -68,8 +68,8 @@ type conn struct {
 	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
 }
 
-// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and readers is
-// the pool of its readers.
+// newConn returns a connection over raw. nc is raw itself, or TLS over it. k says which calls may use the connection, and readers is the
+// pool from which it borrows its reader.
 func newConn(raw, nc net.Conn, k key, readers *sync.Pool) *conn {
 	c := &conn{key: k, readers: readers, detachedFD: noSocket}
 	c.setSocket(raw, nc)
@@ -131,7 +131,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 		err = c.readHead()
 	}
 	switch {
-	case err == nil: // after a write that failed, the connection cannot be used again, but its answer counts
+	case err == nil: // an answer counts even if the write failed, but the connection is then not used again
 		c.awaitBody(d.Idle)
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
 	case c.answered || writeErr == nil:
@@ -178,8 +178,8 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// sendPlain does what send does, on a socket without TLS. If the socket takes the whole request at once, sendPlain also waits until
-// an answer, an error or the end of the connection has come. size is the length of parts in bytes.
+// sendPlain writes all of parts, as send does, to a socket without TLS. If the socket takes the whole request at once, sendPlain also waits
+// until an answer, an error or the end of the connection has come. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err
@@ -229,14 +229,14 @@ func (c *conn) write() error {
 	return c.bw.Flush()
 }
 
-// Write writes to the TLS connection and counts the bytes. The buffer bw calls it.
+// Write writes to the TLS connection and counts the bytes. It makes conn an io.Writer for the buffer bw.
 func (c *conn) Write(p []byte) (int, error) {
 	n, err := c.nc.Write(p)
 	c.wrote += int64(n)
 	return n, err
 }
 
-// Read sets the read deadline and then reads. The reader br calls it.
+// Read sets the read deadline and then reads. It makes conn an io.Reader for the reader br.
 func (c *conn) Read(p []byte) (int, error) {
 	if err := c.armRead(); err != nil {
 		c.readErr = err
@@ -287,7 +287,7 @@ func (c *conn) shortenWait(d time.Duration) {
 	c.shortenWaitLocked(d)
 }
 
-// shortenWaitLocked does what shortenWait does. The caller holds mu.
+// shortenWaitLocked is shortenWait for a caller that holds mu. It never makes the wait longer.
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
 	if c.readDeadline.IsZero() || by.Before(c.readDeadline) {
@@ -386,7 +386,7 @@ func (c *conn) hasNoInput() bool {
 	if c.br != nil && c.br.Buffered() > 0 {
 		return false
 	}
-	return !c.socket.Exists() || c.socket.Quiet() // otherwise bytes, the end of the stream or an error have come
+	return !c.socket.Exists() || c.socket.Quiet() // a socket that is not quiet has bytes, the end of the stream or an error
 }
 
 // tlsDrained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
@@ -417,7 +417,7 @@ func (c *conn) notifyLoop() {
 // close closes the connection. It never blocks.
 func (c *conn) close() {
 	if c.detachedFD != noSocket { // an event loop reads the socket, and closes the descriptor when it sees the end
-		c.shutdownDetached(true) // both halves
+		c.shutdownDetached(true) // true: both halves of the connection
 		return
 	}
 	_ = c.raw.Close()

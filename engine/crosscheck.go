@@ -7,14 +7,14 @@ import (
 	"go.uber.org/zap"
 )
 
-// crossCheck compares the sample s of the engine's metrics with what this proxy knows of its own requests on the engine. It records
-// signs of life, and raises an alarm if the two contradict each other. at is when the scrape began.
+// crossCheck compares the sample s of the engine's metrics with what this proxy knows of its own requests on the engine. It records signs
+// of life, and raises an alarm if the sample and these requests contradict each other. at is when the scrape began.
 func (w *watch) crossCheck(s *Sample, at time.Time) {
-	if len(w.in.Canaries) == 0 { // the monitor watches only gauges of engines that it also sends canaries to
+	if len(w.in.Canaries) == 0 { // only the gauges of engines that get canaries are watched
 		return
 	}
 	w.recordSigns(s, at)
-	if onSample := w.m.onSample; onSample != nil { // called after recordSigns, which records the signs of life that s shows
+	if onSample := w.m.onSample; onSample != nil { // called after recordSigns, so that the signs of life in s are recorded
 		onSample(w.in.ID, s, at)
 	}
 	w.m.mu.Lock()
@@ -61,7 +61,7 @@ func checkFrozen(w *watch, s *Sample) {
 // free (see Traffic.AddSentWithoutSlot) do not count. Either slots is configured wrong, or other clients use the engine.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
-	running := 0.0 // on the fullest rank
+	running := 0.0 // requests that the fullest rank runs
 	for _, t := range w.in.Canaries {
 		if n, ok := s.Running(t.Rank); ok {
 			running = math.Max(running, n)

@@ -9,10 +9,10 @@ import (
 // the socket away from Go's poller, which would otherwise also be woken for every arrival. Reattach gives it back. In between, the
 // connection has no buffers.
 
-// Detach returns the socket of a response whose body has begun. ok is false if the connection uses TLS, the body is not chunked,
-// or bytes that have arrived were not read yet. The caller may read and poll the socket but must not close it. Before Reattach, it
-// may call no other method than Unframe. If Abort, Disconnect or Expire of the call is called meanwhile, onWake is called, from any
-// goroutine. The caller must then call Reattach and continue with Read, which returns the error.
+// Detach returns the socket of a response whose body has begun. ok is false if the connection uses TLS, the body is not chunked, or bytes
+// that have arrived were not read yet. The caller may read and poll the socket but must not close it. Before Reattach, it may call no other
+// method than Unframe. If the call's Abort, Disconnect or Expire is called before Reattach, it calls onWake, in the goroutine of its
+// caller. The caller must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	c := r.conn
 	usesTLS := c != nil && c.bw != nil
@@ -47,8 +47,8 @@ func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	return data, used, err
 }
 
-// Reattach ends the effect of Detach: Read works again. socketErr is an error that a read of the socket returned and would not
-// return again; nil: there was none.
+// Reattach gives the socket back to the connection, so that Read works again. socketErr is an error that the caller's read of the socket
+// returned, which the next Read returns; nil: there was none.
 func (r *Response) Reattach(socketErr error) {
 	k, c := r.call, r.conn
 	k.mu.Lock() // Abort and Disconnect must not use the socket while it changes
@@ -56,7 +56,7 @@ func (r *Response) Reattach(socketErr error) {
 	c.detachedFD, c.wakeLoop = noSocket, nil
 	if err != nil {
 		socketErr = cmp.Or(socketErr, err)
-		raw, _ = net.Pipe() // closed below, so that reads fail
+		raw, _ = net.Pipe() // a closed pipe in place of the socket makes all reads fail
 		_ = raw.Close()
 	}
 	c.setSocket(raw, raw)

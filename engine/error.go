@@ -15,7 +15,7 @@ var (
 	ErrAborted   = errors.New("call aborted")
 	ErrClosed    = errors.New("client is closed")
 	ErrRefused   = errors.New("request refused before it was sent")       // a header, path or target is not safe to send
-	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // quotes no bytes: they may be of a client's answer
+	ErrMalformed = errors.New("engine's answer is not valid HTTP/1.1")    // the text quotes no bytes, which may be of a client's answer
 	ErrTooLarge  = errors.New("engine's answer is larger than the limit") // head over Options.ReadBuffer, or body over ReadAll's limit
 )
 
@@ -61,7 +61,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("engine %s: %s: %v%s", e.Target, e.Phase, e.Err, note)
 }
 
-// Unwrap returns the cause.
+// Unwrap returns the cause, so that errors.Is finds ErrAborted and the other causes.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Stale reports that a reused connection broke before a response byte came. Most likely the engine had closed it
@@ -71,7 +71,7 @@ func (e *Error) Stale() bool {
 	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
 }
 
-// isTimeout says whether a deadline that has passed caused the error.
+// isTimeout says whether the error is that of a deadline that has passed, of a context or of a socket.
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()

@@ -12,7 +12,7 @@ func (c *Client) Get(ctx context.Context, t *Target, path string, limit int, hdr
 	return c.NewCall(t).ask(ctx, http.MethodGet, path, limit, hdr...)
 }
 
-// ask does what Get does, with any method. It is for requests that an engine does not accept as a GET.
+// ask reads a whole small answer, as Get does, with any method. Engines accept some of these requests only as a POST.
 func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...Header) (status int, body []byte, err error) {
 	stop := context.AfterFunc(ctx, k.Abort)
 	defer stop()
@@ -32,7 +32,7 @@ func (k *Call) ask(ctx context.Context, method, path string, limit int, hdr ...H
 	return r.StatusCode(), body, err
 }
 
-// read does what Get does, but fails unless the status is 200.
+// read returns the body of a GET as Get does, but any status other than 200 is an error, a *StatusError.
 func (c *Client) read(ctx context.Context, t *Target, path string, limit int, hdr ...Header) ([]byte, error) {
 	status, body, err := c.Get(ctx, t, path, limit, hdr...)
 	if err == nil && status != http.StatusOK {

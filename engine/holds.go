@@ -32,5 +32,5 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	return flags, remedies
 }
 
-// fewSlots is the least number of slots of a rank for which these algorithms turn the setting on.
+// fewSlots is the least number of slots of a rank with which DFLASH and DSPARK turn --min-free-slots-delay on.
 const fewSlots = 8

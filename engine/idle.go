@@ -10,11 +10,11 @@ import (
 // idle connections after 5 s.
 type idlePool struct {
 	ttl time.Duration
-	max int // idle connections per host
+	max int // largest number of idle connections per host
 
 	mu     sync.Mutex
 	stacks map[key][]*conn // each is sorted by idleSince, the oldest first
-	timer  *time.Timer     // runs while any connection is idle
+	timer  *time.Timer     // calls closeExpired while any connection is idle; nil: none is
 	closed bool
 }
 
@@ -43,7 +43,7 @@ func (p *idlePool) pop(host key) *conn {
 		return nil
 	}
 	c := stack[len(stack)-1]
-	if time.Since(c.idleSince) >= p.ttl { // all others are even older; closeExpired closes them
+	if time.Since(c.idleSince) >= p.ttl { // all others are even older, and closeExpired closes them
 		return nil
 	}
 	stack[len(stack)-1] = nil

@@ -23,10 +23,10 @@ type Liveness struct {
 	mu             sync.Mutex
 	pulls          []*PendingPull // requests whose first event has not come
 	salt           string         // the cache_salt of later requests; empty: none is needed
-	saltGeneration int            // how many salts there have been
+	saltGeneration int            // number of salts so far, so that an older salt has a lower generation
 }
 
-// NewLiveness returns the Liveness of a rank that has given no sign yet.
+// NewLiveness returns the Liveness of a rank. LastSign is the time of this call until the rank gives its first sign of life.
 func NewLiveness() *Liveness {
 	l := &Liveness{epoch: time.Now()}
 	l.minReportedGap.Store(math.MaxInt64) // no gap matters until a request waits whose hold depends on signs
@@ -40,7 +40,7 @@ func (l *Liveness) fromNanos(ns int64) time.Time { return l.epoch.Add(time.Durat
 // LastSign returns the last time at which the core is known to have worked. Before the first sign, it is the time of NewLiveness.
 func (l *Liveness) LastSign() time.Time { return l.fromNanos(l.lastSign.Load()) }
 
-// RecordSign records that the core gave a sign of life at the time at. It is called for every event, so it does not allocate.
+// RecordSign records that the core gave a sign of life at the time at. It does not allocate, because it is called for every event.
 func (l *Liveness) RecordSign(at time.Time) {
 	sign := l.toNanos(at)
 	for {
@@ -107,7 +107,7 @@ const fullRead = 2 << 10
 // socket, the engine sent these bytes after that read: sentAfter is its time, and ok is true. So the engine was alive after sentAfter,
 // even if a slow client made evenkeel read late.
 func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.Time, ok bool) {
-	if more { // this read has not emptied the socket
+	if more { // the socket still has bytes, so this must count as a full read
 		bytes += fullRead
 	}
 	if r.at == now { // the bytes belong to the read that was recorded last
@@ -127,8 +127,8 @@ type PendingPull struct {
 	hold               mooncake.Hold
 	salt               string      // the cache_salt of the request
 	saltGeneration     int         // Liveness.saltGeneration when the wait began
-	lossCounted        bool        // the loss of its KV has changed the salt already
-	timer              *time.Timer // see OnExpiry
+	lossCounted        bool        // its KV is lost, and the salt was changed for this reason
+	timer              *time.Timer // calls the function given to OnExpiry; nil: no timer runs
 }
 
 // AddPull begins the wait of a request for its first event, until End. It must be called before the request is written. hold says how
@@ -209,7 +209,7 @@ func (p *PendingPull) MarkLost() {
 	p.markLostLocked()
 }
 
-// markLostLocked does what MarkLost does. The caller holds mu of the Liveness.
+// markLostLocked is MarkLost for a caller that holds mu of the Liveness. Only the first call for a request changes the salt.
 func (p *PendingPull) markLostLocked() {
 	if p.hold.MarkLost(); !p.lossCounted {
 		p.lossCounted = true
@@ -227,7 +227,7 @@ func (p *PendingPull) RecordFirstEvent(at time.Time) (kvValid bool) {
 	return !p.hold.Lost()
 }
 
-// End ends the wait. A second call does nothing.
+// End ends the wait for the first event and stops the timer of OnExpiry. A second call does nothing.
 func (p *PendingPull) End() {
 	p.liveness.mu.Lock()
 	defer p.liveness.mu.Unlock()

@@ -134,8 +134,8 @@ func (m *Monitor) ReportFailure(id string, err error) {
 			w.checkNow()
 		}
 	case !isCall || e.Aborted || errors.Is(err, ErrClosed): // no answer of the engine, or the proxy ended the call
-	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // it may be the request's own fault
-	case isOwnFault(err): // it says nothing about the engine
+	case e.Timeout || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge): // the request itself may be at fault
+	case isOwnFault(err): // a proxy without free sockets says nothing about the engine
 	case unreachable(err):
 		w.reportCount++ // so that a check which began before this report does not set Up
 		if up {
@@ -145,7 +145,7 @@ func (m *Monitor) ReportFailure(id string, err error) {
 			w.failedChecks = failuresUntilDown
 			w.checkNow()
 		}
-	case up: // the connection broke
+	case up: // a connection of a caller broke
 		w.connectionBroke = true
 		w.checkNow()
 	}
@@ -202,7 +202,7 @@ func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known b
 	return w.storeExpired(s)
 }
 
-// maxSampleIntervals is the number of intervals after which the last sample is too old, if no newer one has come.
+// maxSampleIntervals is the number of FactsIntervals after which the last sample is too old, if no newer one has come.
 const maxSampleIntervals = 3
 
 // Gauges returns a rank's gauges from the last sample of the engine's metrics; ok is false if there is no sample,
@@ -218,7 +218,7 @@ func (m *Monitor) Gauges(id string, rank int) (g Gauges, ok bool) {
 	return g, ok
 }
 
-// Answered records that an instance answered a request. It counts as alive then, even if its answer to the health check is late.
+// Answered records that an instance answered a request. The instance then counts as alive, even if its answer to the health check is late.
 func (m *Monitor) Answered(id string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// Moved says that the name of an engine resolves to other addresses than before; its zero value: it does not.
+// Moved says that the name of an engine resolves to other addresses than before; the zero value: no change was seen.
 type Moved struct {
-	From string    `json:"from"` // the addresses, separated by commas
+	From string    `json:"from"` // the old addresses, separated by commas
 	To   string    `json:"to"`
-	At   time.Time `json:"at"` // when the change was seen
+	At   time.Time `json:"at"` // when a look-up first showed the change
 }
 
 // lookupTimeout bounds one look-up of a name.
@@ -26,7 +26,7 @@ const lookupTimeout = time.Second
 // to the old host.
 func (w *watch) checkAddress(ctx context.Context) {
 	c, host := w.m.cfg.Client, w.in.Target.URL.Hostname()
-	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // it is an address, or names are not looked up
+	if _, err := netip.ParseAddr(host); err == nil || c.opts.Lookup == nil { // host is an address already, or names are not looked up
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, min(lookupTimeout, w.m.cfg.Timeout))
@@ -41,7 +41,7 @@ func (w *watch) checkAddress(ctx context.Context) {
 	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.addressUnproven = true // an answer over a new connection ends this
+	w.addressUnproven = true // until the engine answers over a new connection
 	c.idle.closeHost(w.in.Target.key())
 	moved := Moved{From: joinAddresses(before), To: joinAddresses(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",

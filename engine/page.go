@@ -17,8 +17,8 @@ import (
 // PageError says that a number on an engine's page, such as its metrics page, cannot be right. The page, or at least the number, is
 // not used.
 type PageError struct {
-	Name string // the name of the number
-	Says string // its text on the page
+	Name string // what the number is, such as the name of its series
+	Says string // the number's text on the page
 }
 
 func (e *PageError) Error() string {
@@ -50,10 +50,10 @@ func (l Limits) Add(limit float64, names ...string) Limits {
 	return l
 }
 
-// Counters does what Add does, with the limit for counts since the engine's start.
+// Counters adds series that count something since the engine's start. Their limit is mostCounted. It returns l.
 func (l Limits) Counters(names ...string) Limits { return l.Add(mostCounted, names...) }
 
-// Shares does what Add does, with the limit for shares of the KV memory.
+// Shares adds series whose values are shares of the KV memory. Their limit is mostShare. It returns l.
 func (l Limits) Shares(names ...string) Limits { return l.Add(mostShare, names...) }
 
 // limitOf returns the limit of a name; wanted is false if the series is not to be read.
@@ -84,7 +84,7 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 	for name, f := range families {
 		limit, _ := limits.limitOf(name)
 		for _, m := range f.GetMetric() {
-			if v := m.GetUntyped().GetValue(); v < 0 || v > limit { // false for NaN
+			if v := m.GetUntyped().GetValue(); v < 0 || v > limit { // NaN, which means unknown, passes: both comparisons are false
 				return nil, &PageError{name, strconv.FormatFloat(v, 'g', -1, 64)}
 			}
 		}
@@ -113,7 +113,7 @@ func linesOf(page []byte, names Limits) []byte {
 // would otherwise make the whole document unreadable.
 type Number string
 
-// UnmarshalJSON stores the text of any value.
+// UnmarshalJSON stores the text of a JSON value of any type, so it never fails.
 func (n *Number) UnmarshalJSON(raw []byte) error {
 	*n = Number(raw)
 	return nil
@@ -208,8 +208,8 @@ func Label(m *dto.Metric, name string) string {
 	return ""
 }
 
-// maxByEngine returns a value for each value of the label engine, from the first series in names that has one. If an engine has
-// several series of one name, because other labels differ (LoRA), the largest value counts.
+// maxByEngine returns one value for each engine that the label engine names, from the first series in names that has a value for it. If an
+// engine has several series of one name, because other labels differ (LoRA), the largest value counts.
 func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[string]float64 {
 	out := map[string]float64{}
 	for _, name := range names {

@@ -19,12 +19,12 @@ import (
 
 // The reasons that an engine gives if it is alive but takes no requests.
 var (
-	// ErrReforming is the answer of vLLM while it changes the number of its ranks. It comes before the request is read, so the request
+	// ErrReforming is the answer of vLLM while it changes the number of its ranks. vLLM sends it before it reads the request, so the request
 	// may be repeated (ScalingMiddleware in entrypoints/serve/elastic_ep/middleware.py, 0.32 and 0.33).
 	ErrReforming = errors.New("its group re-forms, because vLLM changes the number of its ranks (elastic EP)")
 	// ErrPaused is the answer of vLLM 0.33 and later to a request that comes while it is paused. The core has run nothing of the request
-	// (_reject_add_while_paused in v1/engine/core.py). Older versions do not answer so, nor does an engine that was paused with
-	// mode=keep: there requests wait until the engine is resumed.
+	// (_reject_add_while_paused in v1/engine/core.py). Older versions do not send this answer. An engine that was paused with mode=keep does
+	// not send it either: its requests wait until it is resumed.
 	ErrPaused = errors.New("it is paused, and POST /resume ends that (vLLM)")
 	// ErrRetired is the answer of the API server of a rank that vLLM has removed from its group. The other ranks
 	// continue without it (entrypoints/serve/elastic_ep/middleware.py, 0.33).
@@ -39,8 +39,7 @@ var errDead = errors.New("one of its workers has died, and vLLM (--enable-fault-
 // refuses all requests.
 var errScaleFailed = errors.New("vLLM could not change the number of its ranks, and takes no requests until all of them are restarted")
 
-// LongestHalt is how long requests wait for an engine that is halted (see Status.Halt). After this time it counts as
-// down.
+// LongestHalt is how long requests wait for an engine that is halted (see Status.Halt). After this time the engine counts as down.
 const LongestHalt = 10 * time.Minute
 
 // RankError says that an engine refused a request, because it does not have the requested rank any more, or not yet.
@@ -81,7 +80,7 @@ func refusalOfAll(body []byte) error {
 	var answer struct {
 		Error json.RawMessage `json:"error"`
 	}
-	_ = json.Unmarshal(body, &answer) // without an error in it, the two below fail
+	_ = json.Unmarshal(body, &answer) // without a member error, both attempts to read it fail, and the result is nil
 	var core struct {
 		Message string `json:"message"`
 	}
@@ -99,11 +98,11 @@ func refusalOfAll(body []byte) error {
 	return nil
 }
 
-// refusalOfRank reads a 400 by which an engine says that it does not have the rank of the target t; nil: the body says something
-// else. The numbers in the message count ranks as the rank header does, from t.First on.
+// refusalOfRank reads a 400 by which an engine says that it does not have the rank of the target t; nil: the body says something else. The
+// message numbers ranks as the rank header does: the engine's first rank has the number t.First.
 func refusalOfRank(body []byte, t *Target) error {
 	var answer struct {
-		Message string `json:"message"` // SGLang and old vLLM
+		Message string `json:"message"` // where SGLang and old vLLM put the message
 		Error   struct {
 			Message string `json:"message"`
 		} `json:"error"`
@@ -113,7 +112,7 @@ func refusalOfRank(body []byte, t *Target) error {
 	if found == nil {
 		return nil
 	}
-	rank, _ := strconv.Atoi(found[1] + found[2]) // one of them is empty; the pattern allows only a few digits, so Atoi does not fail
+	rank, _ := strconv.Atoi(found[1] + found[2]) // one of the two groups is empty; the pattern allows only a few digits, so Atoi does not fail
 	ranks, _ := strconv.Atoi(found[3])
 	rank, ranks = rank-t.First, ranks-t.First
 	plausible := ranks > 0 && ranks <= rank
@@ -129,17 +128,17 @@ func SaysPaused(status int, message string) bool {
 	return status == http.StatusServiceUnavailable && message == saysPaused
 }
 
-// IsWithheld says whether an error is one that ParseRefusal returns.
+// IsRefusal says whether an error is one that ParseRefusal returns, so that the engine or the rank, not the request, is the reason.
 func IsRefusal(err error) bool {
 	return errors.Is(err, ErrReforming) || errors.Is(err, ErrPaused) || errors.Is(err, ErrRetired) || errors.As(err, new(*RankError))
 }
 
 // restrictions says which ranks of an engine get no requests although the engine is up, or why the whole engine gets none.
 type restrictions struct {
-	haltReason    error         // see Status.Halt; nil: the engine is not halted
+	haltReason    error         // why the engine gets no new requests for now; nil: it may get them
 	haltedAt      time.Time     // when the halt began
 	haltConfirmed bool          // a check has seen the reason; false: only answers to requests gave it
-	rankCount     int           // how many ranks the engine has, by its RankError; 0: all
+	rankCount     int           // number of ranks that the engine has now, by its last RankError; 0: all ranks of the config
 	lastTryAt     time.Time     // when a request last showed how many ranks the engine has
 	retryDelay    time.Duration // least time between two tries of a lost rank by clients' requests; it doubles when one is refused
 	silentRanks   map[int]bool  // ranks of SGLang that do not report their load
@@ -188,14 +187,14 @@ func (s Status) LostRanks() error {
 	return errors.New(strings.Join(parts, "; "))
 }
 
-// silentChecks is for how many check intervals the scheduler of a rank may report no load while other ranks do. A working
-// scheduler reports its load after each batch, and regularly while it has none.
+// silentChecks is the number of check intervals after which an SGLang rank counts as silent: its scheduler reported no load in this time,
+// but those of other ranks did. A working scheduler reports its load after each batch, and regularly while it has none.
 const silentChecks = 5
 
 // loadReports records when each rank of an SGLang server last reported its load.
 type loadReports struct {
 	stamps    map[int]float64   // the last time stamp of each rank, by SGLang's clock
-	changedAt map[int]time.Time // when this time stamp was first seen
+	changedAt map[int]time.Time // when evenkeel first saw this time stamp, by its own clock
 }
 
 // record stores an answer of GET /v1/loads, which has the time stamp of each rank's last report. It returns the silent ranks: those whose
@@ -235,11 +234,11 @@ func (w *watch) recordRefusal(why error) {
 	case errors.Is(why, ErrReforming):
 		w.reportCount++ // so that a check which began before this does not end the halt
 		w.setHalt(ErrReforming, false)
-	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before a restart
+	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before the proxy was restarted
 		w.reportCount++
 		w.setHalt(ErrPaused, false)
 	case errors.As(why, &rank):
-		if w.restrictions.rankCount != rank.Ranks { // the refused request may be a try by tryFirstLostRank: wait longer before the next one
+		if w.restrictions.rankCount != rank.Ranks { // the request may have been a try of a lost rank: wait longer before the next one
 			w.restrictions.retryDelay = min(2*w.restrictions.retryDelay, maxRetryDelay)
 		}
 		w.restrictions.rankCount, w.restrictions.lastTryAt = rank.Ranks, time.Now()
@@ -263,12 +262,12 @@ func (w *watch) setHalt(why error, confirmed bool) {
 		r.haltedAt = time.Now()
 	}
 	switch {
-	case why == nil && confirmedBefore: // the halt has ended
+	case why == nil && confirmedBefore: // a halt that a check had confirmed is over
 		w.clearFailures()                          // failures during the halt do not count
 		r.lastTryAt, r.retryDelay = time.Time{}, 0 // so that lost ranks are tried at once: the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
 	case why == nil && before != nil && len(w.in.Canaries) > 0: // requests were refused, but the check found no reason for it
-		if w.suspect.circuit.Fail(canaryID, time.Now()) { // with the id of the canary, because the refused request may have been one
+		if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
 	case r.haltConfirmed && !confirmedBefore: // logged once per halt
@@ -297,13 +296,14 @@ func (w *watch) setHold(why *Held) {
 	}
 }
 
-// ignoredWhileHeld says that the error of a check does not count, because an operator holds the engine. Meanwhile only a failure to
-// connect counts.
+// ignoredWhileHeld says that the error of a check does not count, because an operator has stopped requests to the engine. For such an
+// engine only a failure to connect counts.
 func (w *watch) ignoredWhileHeld(err error) bool {
 	return w.in.Held != nil && err != nil && !unreachable(err)
 }
 
-// downReason returns why a halted engine counts as down: it cannot recover, or its halt lasts too long; nil: it does not.
+// downReason returns why a halted engine counts as down: it cannot recover, or its halt has lasted for LongestHalt; nil: it does not count
+// as down.
 func (r *restrictions) downReason(now time.Time) error {
 	switch {
 	case errors.Is(r.haltReason, errDead), errors.Is(r.haltReason, errScaleFailed):
@@ -329,7 +329,7 @@ func (w *watch) publish(next Status) {
 	}
 }
 
-// fillRestrictions sets Halt, Lost and Accused of a status. The caller holds m.mu.
+// fillRestrictions sets Halt, Lost and Accused of a status: why the engine or some of its ranks get no new requests. The caller holds m.mu.
 func (w *watch) fillRestrictions(next *Status) {
 	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
 	switch {
@@ -351,7 +351,7 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 	mayTell := w.facts.reportsPause || wasPaused
 	if mayTell && !isHeld { // a held engine gets no requests anyway
 		paused, err := w.readPaused(ctx)
-		if err != nil { // without an answer the last one stays valid, unless the engine lacks the path
+		if err != nil { // without an answer the last known state stays valid, unless the engine lacks the path
 			paused = wasPaused && !isMissingFeature(err)
 		}
 		if paused {
@@ -361,7 +361,7 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 	switch {
 	case w.facts.reportsFaults:
 		fault, err := w.readFault(ctx, w.m.cfg.Timeout)
-		if err != nil { // without an answer, the last one stays valid
+		if err != nil { // without an answer, the last reported fault stays valid
 			w.m.mu.Lock()
 			fault = w.restrictions.reportedFault()
 			w.m.mu.Unlock()
@@ -387,9 +387,9 @@ func (r *restrictions) reportedFault() error {
 	return r.haltReason
 }
 
-// readScaling asks a vLLM that changes the number of its ranks how far the change has come. It returns ErrReforming or, if the change
-// failed, errScaleFailed, each with details. From 0.33 on, vLLM answers with the phase of the change, the requested number and the
-// reason of a failure, even if each rank has an API server of its own (entrypoints/serve/elastic_ep/api_router.py).
+// readScaling asks a vLLM that changes the number of its ranks whether this change goes on or has failed. It returns ErrReforming or, if
+// the change failed, errScaleFailed, each with details. From 0.33 on, vLLM answers with the phase of the change, the requested number and
+// the reason of a failure, even if each rank has an API server of its own (entrypoints/serve/elastic_ep/api_router.py).
 func (w *watch) readScaling(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, min(w.m.cfg.Timeout, time.Second))
 	defer stop()
@@ -415,8 +415,8 @@ func (w *watch) readScaling(ctx context.Context) error {
 	return ErrReforming
 }
 
-// lostRankTryDue says that some rank is lost, and that it is time to try whether it is back. A halted engine is not tried, because it
-// refuses every request. The caller holds m.mu.
+// lostRankTryDue says that some rank is lost, and that it is time to try whether the engine has this rank again. A halted engine is not
+// tried, because it refuses every request. The caller holds m.mu.
 func (w *watch) lostRankTryDue() bool {
 	r := &w.restrictions
 	return w.status.Up && r.rankCount > 0 && r.haltReason == nil && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
@@ -443,7 +443,7 @@ func (w *watch) tryFirstLostRank() {
 	}
 }
 
-// maxRetryDelay bounds the time between two tries of a lost rank.
+// maxRetryDelay bounds retryDelay, which doubles each time the engine refuses a request to a lost rank.
 const maxRetryDelay = 5 * time.Minute
 
 // sendLostRankCanary sends a canary to the first lost rank if a try is due, to find out whether the engine has this rank again. If it
@@ -471,7 +471,7 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	switch {
 	case errors.As(err, &rank):
 		w.restrictions.rankCount = rank.Ranks
-	case computed: // the ranks above it count as back, too, until a request is refused
+	case computed: // all higher ranks count as back, too, until one of them refuses a request
 		w.restrictions.rankCount = 0
 	}
 	w.publish(w.status)
@@ -492,7 +492,7 @@ func (w *watch) readFault(ctx context.Context, timeout time.Duration) (halt, err
 	switch {
 	case err != nil:
 		return nil, err
-	case json.Unmarshal(body, &answer) != nil || answer.Schema == 0: // another server answers with another text
+	case json.Unmarshal(body, &answer) != nil || answer.Schema == 0: // this server is not vLLM, or sends another format
 		return nil, errNoFaults
 	}
 	for _, e := range answer.Engines {

@@ -20,7 +20,7 @@ type Publisher struct {
 	Events, Replay HostPort
 }
 
-// HostPort is an address of ZeroMQ over TCP; its zero value: there is no address.
+// HostPort is a TCP address at which ZeroMQ listens; the zero value: there is no address.
 type HostPort struct {
 	Host string
 	Port int
@@ -43,7 +43,7 @@ func Publishers(ctx context.Context, c *Client, t *Target) ([]Publisher, error) 
 	return all, nil
 }
 
-// parsePublishers reads an answer of GET /kv_event_sources, an object with a publisher for each rank.
+// parsePublishers reads an answer of GET /kv_event_sources, an object whose keys are the numbers of ranks.
 func parsePublishers(body []byte) ([]Publisher, error) {
 	var sources map[string]struct {
 		Events string `json:"endpoint"`
@@ -76,7 +76,7 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	return all, nil
 }
 
-// hostPort reads an address in ZeroMQ's notation, where the host * means all addresses. name is for the error.
+// hostPort reads an address in ZeroMQ's notation, such as tcp://*:5557. The host is empty if it means all addresses. name is for the error.
 func hostPort(name, endpoint string) (address HostPort, err error) {
 	const scheme = "tcp://"
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))

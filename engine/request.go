@@ -40,7 +40,8 @@ func checkRequest(t *Target, method, path string, hdr []Header) error {
 	return nil
 }
 
-// appendHead appends the request head. checkRequest must have accepted the request.
+// appendHead appends the request head, whose Content-Length is length. checkRequest must have accepted the request, because appendHead
+// checks nothing.
 func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length int) []byte {
 	dst = append(dst, method...)
 	dst = append(dst, ' ')
@@ -70,7 +71,7 @@ func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length
 	return append(dst, "\r\n"...)
 }
 
-// appendField appends one line of a request head.
+// appendField appends one line of a request head. It does not check the value for line ends.
 func appendField(dst []byte, name, value string) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)

@@ -11,7 +11,7 @@ import (
 // that called Do may use it. The slices that it returns are valid until Close.
 type Response struct {
 	call     *Call
-	conn     *conn // nil after Close
+	conn     *conn // the connection that has the body; nil after Close
 	status   int
 	mayReuse bool // the connection may be used again if the body ends cleanly
 	body     body
@@ -98,8 +98,7 @@ func (r *Response) Ended() bool { return r.conn == nil || r.err != nil || r.body
 // ReadAll returns the rest of the body. If it has more than limit bytes, ReadAll returns an *Error that wraps ErrTooLarge.
 func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, limit) }
 
-// ReadInto does what ReadAll does, but stores the body in buf, or in a new buffer if buf is too small. It returns the slice with the
-// body.
+// ReadInto returns the rest of the body, as ReadAll does. It stores the body in buf, or in a new buffer if buf is too small.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit {
 		return nil, r.failTooLarge(limit)

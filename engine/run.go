@@ -35,9 +35,9 @@ func (w *watch) checkNow() {
 
 // checkResult has what one check of an engine found out, and what the watch had recorded before the check.
 type checkResult struct {
-	health          error  // of the health check; nil: the engine takes requests
-	halt            error  // see checkRestrictions
-	reforming       error  // see readScaling; nil: the number of ranks does not change
+	health          error  // error of the health check; nil: the engine takes requests
+	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
+	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
 	connectionBroke bool   // watch.connectionBroke before the check
 	reportCount     uint64 // watch.reportCount before the check
 	eventCount      uint64 // Traffic.events before the check
@@ -61,7 +61,7 @@ func (w *watch) check(ctx context.Context) {
 	quick, err := w.alive(ctx, fresh)
 	result.health = err
 	if now := time.Now(); err == nil {
-		if quick { // otherwise the engine computed for its answer
+		if quick { // false: the engine computed for its answer, so the time is no round trip
 			w.learnRTT(now.Sub(began), now, fresh)
 		}
 		w.lastGoodCheck = now
@@ -70,13 +70,13 @@ func (w *watch) check(ctx context.Context) {
 		}
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
-	getsNoRequests := !wasUp || modelsUnknown || wasHalted // until its facts are read
+	getsNoRequests := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
 	factsDue := getsNoRequests || rereadDue || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
 	connects := err == nil || isLate(err)
 	switch {
 	case err == nil && factsDue:
 		w.readFacts(ctx, !wasUp, getsNoRequests)
-	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare: // its streams are silent
+	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare: // requests have waited for half of the allowed silence
 		w.scrapeSigns(ctx)
 	}
 	if err == nil {
@@ -100,7 +100,7 @@ func (w *watch) check(ctx context.Context) {
 // late, but streams of the engine sent tokens meanwhile, the engine stays up: its API server is only busy. The caller holds m.mu.
 func (result checkResult) updateStatus(w *watch) {
 	err := result.health
-	if isOwnFault(err) { // nothing was asked, so the engine stays up or down
+	if isOwnFault(err) { // the engine was not asked, so it stays up or down as it was
 		next := w.status
 		next.Err = fmt.Errorf("the proxy cannot check it, because it can open no connection: %w", err)
 		w.setStatus(next)
@@ -112,7 +112,7 @@ func (result checkResult) updateStatus(w *watch) {
 		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
 	}
 	confirmed, halt := w.haltAfter(result)
-	reported := result.reportCount != w.reportCount // meanwhile a caller could not connect, or the engine took no requests
+	reported := result.reportCount != w.reportCount // during the check a caller could not connect, or got a refusal
 	// If the address is unproven, the streams may be of the host that had the name before.
 	onlyBusy := isLate(err) && w.traffic.events.Load() != result.eventCount && len(w.facts.models) > 0 && !w.addressUnproven
 	switch {
@@ -120,13 +120,13 @@ func (result checkResult) updateStatus(w *watch) {
 		applyReforming(w, err, halt)
 	case w.ignoredWhileHeld(err) && !keyRefused: // a refused key counts: every request would fail
 		w.failedChecks = 0
-	case err == nil && reported: // the next check decides
-	case err == nil: // it answers, which is not enough if it refuses the key or is no usable engine
+	case err == nil && reported: // a caller's report contradicts this good check, so the next check decides
+	case err == nil: // a good answer is not enough if the engine refuses the key or lists no models
 		unusable := keyRefused || errors.Is(w.facts.err, ErrNotAnEngine) || errors.Is(w.facts.err, ErrRetired)
 		w.applyGoodCheck(halt, confirmed, !unusable)
 	case onlyBusy:
 		w.m.metrics.lateChecks.WithLabelValues(w.in.ID).Inc()
-		if !reported { // otherwise the next check decides
+		if !reported { // a caller's report contradicts this, so the next check decides
 			applyLateCheck(w, err)
 		}
 	default:
@@ -265,17 +265,17 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if full || f.version == "" {
 		f.readVersion(ctx, w, timeout)
 	}
-	if w.in.Version == "" && (full || f.featuresUnknown) { // it may be a vLLM
+	if w.in.Version == "" && (full || f.featuresUnknown) { // an engine whose version is at /version may be a vLLM
 		_, faultErr := w.readFault(ctx, timeout)
 		_, pauseErr := w.readPaused(ctx)
 		f.reportsFaults, f.reportsPause = faultErr == nil, pauseErr == nil
 		f.featuresUnknown = faultErr != nil && !isMissingFeature(faultErr) || pauseErr != nil && !isMissingFeature(pauseErr)
 	}
 	w.m.mu.Lock()
-	w.rereadDue = false // before the list is read, because a later report may be about this reading
+	w.rereadDue = false // cleared before the list is read: a later report may be about the list read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // the models are known, except for a number
+	if errors.As(err, new(*PageError)) { // the list of models was read, except for a wrong number
 		pageErr, err = err, nil
 	}
 	f.err = err
@@ -314,8 +314,8 @@ func (w *watch) logBadPage(err error) {
 // earlyScrapeShare is the share of its longest allowed silence after which the gauges of a silent engine are read early.
 const earlyScrapeShare = 0.5
 
-// scrapeSigns reads the gauges before their time. It is for an engine whose streams send nothing, because the gauges may show that
-// its core still works.
+// scrapeSigns reads the gauges before they are due. It is for an engine whose streams send nothing, because the gauges may show that its
+// core still works.
 func (w *watch) scrapeSigns(ctx context.Context) {
 	began := time.Now()
 	if s, err := w.scrape(ctx, min(w.m.cfg.Timeout, time.Second)); err == nil {

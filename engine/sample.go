@@ -29,7 +29,7 @@ var (
 
 // Names of series that are read from each page.
 const (
-	CacheConfigName = "vllm:cache_config_info"     // its labels have the KV capacity
+	CacheConfigName = "vllm:cache_config_info"     // its labels have the number and the size of the KV blocks
 	StartTimeName   = "process_start_time_seconds" // another value means that the engine restarted
 )
 
@@ -57,15 +57,15 @@ type Sample struct {
 
 	kvUsage, running, waiting, capacity, generated, preempted, wantedTokens, pulledTokens, expired map[string]float64
 
-	stepWaits, steps map[string]float64 // seconds and steps, for each DP rank if SGLang labels it
+	stepWaits, steps map[string]float64 // seconds of waiting for other ranks, and number of steps; by DP rank if SGLang labels them
 }
 
-// Scrape reads GET /metrics with the known names. ctx should have a deadline.
+// Scrape reads GET /metrics by the names of series that vLLM and SGLang use. ctx should have a deadline.
 func Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	return MetricNames{}.Scrape(ctx, c, t)
 }
 
-// Scrape reads GET /metrics with the names n.
+// Scrape reads GET /metrics of an engine whose series have the names n. ctx should have a deadline.
 func (n MetricNames) Scrape(ctx context.Context, c *Client, t *Target) (*Sample, error) {
 	page, err := Metrics(ctx, c, t)
 	if err != nil {
@@ -146,25 +146,25 @@ func (s *Sample) readCacheConfig(configs []*dto.Metric) error {
 
 // KVUsage returns the share of KV blocks in use on a rank, 0 to 1; for rank -1 that of the fullest rank. ok is false if it is not known.
 func (s *Sample) KVUsage(rank int) (share float64, ok bool) {
-	if rank < 0 { // the fullest rank
+	if rank < 0 { // for the whole instance, the fullest rank counts
 		return fold(s.kvUsage, math.Max)
 	}
 	return s.rankValue(s.kvUsage, rank)
 }
 
-// Running returns the number of requests in the engine's batch.
+// Running returns the number of requests in a rank's batch; for rank -1, in the batches of all ranks.
 func (s *Sample) Running(rank int) (float64, bool) { return s.rankValueOrSum(s.running, rank) }
 
-// Waiting returns the number of requests in the engine's queue.
+// Waiting returns the number of requests in a rank's queue; for rank -1, in the queues of all ranks.
 func (s *Sample) Waiting(rank int) (float64, bool) { return s.rankValueOrSum(s.waiting, rank) }
 
-// Generated returns how many output tokens the engine has generated since its start.
+// Generated returns how many output tokens a rank has generated since the engine's start; for rank -1, all ranks together.
 func (s *Sample) Generated(rank int) (float64, bool) { return s.rankValueOrSum(s.generated, rank) }
 
 // Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
 func (s *Sample) Expired() (float64, bool) { return s.rankValueOrSum(s.expired, -1) }
 
-// Preempted returns how many requests since the start lost their KV to other requests before they were complete.
+// Preempted returns how many requests of a rank since the engine's start lost their KV to other requests before they were complete.
 func (s *Sample) Preempted(rank int) (float64, bool) { return s.rankValueOrSum(s.preempted, rank) }
 
 // StepWaitSeconds returns how many seconds since the start a rank has waited for the other ranks before its steps, by SGLang's own clock.
@@ -172,7 +172,7 @@ func (s *Sample) StepWaitSeconds(rank int) (float64, bool) {
 	return s.rankValueOrSum(s.stepWaits, rank)
 }
 
-// Steps returns the number of steps to which StepWaitSeconds refers.
+// Steps returns how many steps a rank has made since the engine's start. StepWaitSeconds adds up its waits before these steps.
 func (s *Sample) Steps(rank int) (float64, bool) { return s.rankValueOrSum(s.steps, rank) }
 
 // NotPulledTokens returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that
@@ -183,7 +183,7 @@ func (s *Sample) NotPulledTokens(rank int) (tokens float64, ok bool) {
 	return wanted - pulled, ok && both
 }
 
-// CacheTokens returns the KV capacity in tokens: num_gpu_blocks x block_size.
+// CacheTokens returns the KV capacity of a rank in tokens, num_gpu_blocks x block_size for vLLM; for rank -1, of all ranks together.
 func (s *Sample) CacheTokens(rank int) (int64, bool) {
 	v, ok := s.rankValueOrSum(s.capacity, rank)
 	return int64(v), ok
@@ -213,7 +213,7 @@ func (s *Sample) Engines() []string {
 // "New" means since the previous sample.
 type Gauges struct {
 	Running, Waiting float64 // requests in its batch and in its queue
-	KVShare          float64 // share of its KV memory that is in use
+	KVShare          float64 // share of its KV memory that is in use, 0 to 1
 	Preempted        float64 // new preempted requests
 	Computed         float64 // new prompt tokens whose KV it wanted from other engines and did not get
 	WaitMs           float64 // mean wait for other ranks before a new step, in ms; below 0 also if there was no new step
@@ -237,7 +237,7 @@ func gaugesOf(previous, s *Sample, rank int) Gauges {
 	}
 	g.Preempted, g.Computed = growth((*Sample).Preempted), growth((*Sample).NotPulledTokens)
 	if steps := growth((*Sample).Steps); steps > 0 {
-		if ms := 1000 * growth((*Sample).StepWaitSeconds) / steps; ms >= 0 && ms <= maxWaitMs { // more cannot be right, so it is unknown
+		if ms := 1000 * growth((*Sample).StepWaitSeconds) / steps; ms >= 0 && ms <= maxWaitMs { // a longer wait cannot be right
 			g.WaitMs = ms
 		}
 	}

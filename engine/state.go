@@ -21,8 +21,8 @@ type Monitor struct {
 	cfg      MonitorConfig
 	metrics  *metrics
 	wg       sync.WaitGroup
-	signal   chan struct{}                               // holds a token while changed may have ids
-	onSample func(id string, s *Sample, asked time.Time) // see OnSample; nil: none
+	signal   chan struct{}                               // holds a token while changed may have ids; the token wakes Run
+	onSample func(id string, s *Sample, asked time.Time) // gets each sample (see OnSample); nil: no function is set
 
 	mu       sync.Mutex
 	ctx      context.Context // the argument of Run; nil before Run and after its end
@@ -35,22 +35,22 @@ type Monitor struct {
 // watch has the checks and the state of one instance.
 type watch struct {
 	m         *Monitor
-	in        Instance      // its fields Slots, Canary and Held under m.mu
+	in        Instance      // m.mu guards its fields Slots, Canary and Held
 	checkDue  chan struct{} // holds a token if a check must be made at once
 	canaryDue chan struct{} // holds a token if a canary may be due
 	stop      context.CancelFunc
 	traffic   *Traffic
 
-	factsAt         time.Time    // when facts were read last; only run's goroutine
-	facts           facts        // only run's goroutine
+	factsAt         time.Time    // when facts were last read; only the goroutine of run uses it
+	facts           facts        // only the goroutine of run uses them
 	scrapes         scrapes      // only run's goroutine
-	addrs           []netip.Addr // the addresses of the engine's name when it was last looked up; only run's goroutine
-	addressUnproven bool         // the engine has not answered over a new connection since addrs changed; only run's goroutine
-	lastGoodCheck   time.Time    // the last good health check; only run's goroutine
+	addrs           []netip.Addr // the addresses of the engine's name at the last look-up; only the goroutine of run uses them
+	addressUnproven bool         // the engine has not answered over a new connection since addrs changed; only the goroutine of run uses it
+	lastGoodCheck   time.Time    // when the last good health check ended; only the goroutine of run uses it
 	loggedReason    string       // the last logged reason why the engine does not serve; under m.mu
-	loggedAt        time.Time    // when it was logged
+	loggedAt        time.Time    // when loggedReason was logged; under m.mu
 
-	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be taken while it is held, but not the reverse
+	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be locked while expiredMu is held, but not the reverse
 	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under expiredMu
 
 	// The following fields are under m.mu.
@@ -62,15 +62,15 @@ type watch struct {
 	sampleAt        time.Time      // when this sample was read
 	gauges          map[int]Gauges // the gauges of this sample, by rank
 	failedChecks    int            // failed checks in a row
-	expired         float64        // see Expired; below 0: not known
+	expired         float64        // hand-offs that expired, by the engine's last metrics (see Expired); below 0: not known
 	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
 	connectionBroke bool           // a caller's connection has broken since the last check began
 	redial          bool           // a caller's connect timed out since the last check began, so the next check uses a new connection
-	moved           Moved          // the value for Status.Moved
-	badPageLogged   bool           // see logBadPage; only run's goroutine
+	moved           Moved          // the last change of the engine's addresses, for Status.Moved
+	badPageLogged   bool           // wrong numbers on a page were logged; only the goroutine of run uses it
 	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
-	rereadAt        time.Time      // when a check was last made for this reason
-	refusalLogged   bool           // the engine refuses the API key, and this was logged
+	rereadAt        time.Time      // when rereadDue last caused a check at once
+	refusalLogged   bool           // that the engine refuses the API key was logged
 	removed         bool           // the instance is not watched any more, so a check in progress must not change anything
 }
 
@@ -89,11 +89,11 @@ type Instance struct {
 	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
 	// computes; empty: the monitor sends no such requests.
 	Canaries []*Target
-	// Canary makes the body of this request, which names the rank; nil: the request is a plain completion, and a header names
-	// the rank.
+	// Canary makes the body of a canary, a request for one token; the body names the rank. If Canary is nil, a canary is a plain completion,
+	// and a header names the rank.
 	Canary func(model string, rank int) []byte
-	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. Meanwhile missing or bad answers
-	// do not make the engine count as down, unless no connection can be made or the engine refuses the API key.
+	// Held is set while an operator has stopped requests to the engine; nil: it gets requests. While it is set, the engine counts as down only
+	// if no connection can be made, or if it refuses the API key. Other bad or missing answers do not count.
 	Held *Held
 }
 
@@ -107,20 +107,20 @@ func (h *Held) Error() string { return h.Why }
 type Model struct {
 	ID          string
 	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
-	MaxModelLen int    // 0: unknown
+	MaxModelLen int    // longest prompt and answer together, in tokens; 0: unknown
 }
 
 // Status is what the monitor knows about an instance. Models, version and capacity stay known while it is down.
 type Status struct {
 	Up             bool
-	Late           bool      // it hangs, and its last good check was less than Standstill ago: requests wait for it
-	Hangs          bool      // it takes connections, but did not answer its last health check and sent nothing else meanwhile
-	Err            error     // why it is down, or a problem that it has although it is up
+	Late           bool      // the engine hangs, but its last good check was less than Standstill ago, so requests wait for it
+	Hangs          bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
+	Err            error     // why the engine is down, or a problem that it has although it is up
 	Since          time.Time // when Up last changed
 	Changed        time.Time // when State last changed
 	Models         []Model
 	Version        string
-	CapacityTokens map[string]int64 // by rank, see Sample.Capacities; empty: unknown
+	CapacityTokens map[string]int64 // KV tokens by rank, with the keys of Sample.Capacities; empty: unknown
 	StartTime      float64          // when its process started, in Unix seconds; 0: unknown; another value means that it has restarted
 
 	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
@@ -128,8 +128,8 @@ type Status struct {
 	Out    error
 	Wedged bool
 
-	// Accused is why no new request should go to the engine for a moment: its core gives no sign of life, or several requests failed and
-	// it is not known yet whether the engine is at fault.
+	// Accused is why no new request should go to the engine for now: its core gives no sign of life, or several requests failed and it is not
+	// known yet whether the engine is at fault.
 	Accused error
 
 	// Moved is set once the engine's name resolves to another address than before.
@@ -145,10 +145,10 @@ type Status struct {
 // MonitorConfig has the settings of a Monitor; Client is required.
 type MonitorConfig struct {
 	Client         *Client
-	HealthInterval time.Duration // GET /health; default 1 s
-	FactsInterval  time.Duration // GET /v1/models and /metrics; default 10 s
+	HealthInterval time.Duration // time between two health checks of an engine; default 1 s
+	FactsInterval  time.Duration // time between two readings of an engine's models and metrics; default 10 s
 	Timeout        time.Duration // limit of one GET; default 5 s, because a busy API server may be slow although it works
-	Canary         time.Duration // time limit of a canary; 0: no canaries are sent, and an engine that is out returns after a while
+	Canary         time.Duration // time limit of a canary; 0: none are sent, and an engine that is out of service returns after a while
 	Registerer     prometheus.Registerer
 	Log            *zap.Logger
 }
@@ -156,11 +156,11 @@ type MonitorConfig struct {
 // suspicion has the evidence that an instance does not work although it answers its health check.
 type suspicion struct {
 	circuit         circuit.Circuit
-	canaryPending   bool      // a canary must show whether it computes
+	canaryPending   bool      // a canary must show whether the instance computes
 	wedged          bool      // the canary failed, and no request was served since
 	lastCanaryAt    time.Time // when the last canary was sent
 	outReason       error     // why the instance was taken out of service
-	openAccusations int       // failures of which it is not known whether the engine or the request is at fault
+	openAccusations int       // failed requests of which it is not known yet whether the engine or the request is at fault
 	// silentSince is the time since which requests have waited for their KV without a sign of life of the core; zero: the
 	// core gives signs. It stays set until a sign comes or a canary passes, even if no request waits any more.
 	silentSince time.Time
@@ -173,10 +173,10 @@ type facts struct {
 	capacity              map[string]int64
 	start                 float64
 	err                   error // why models could not be read
-	reportsFaults         bool  // it is a vLLM with --enable-fault-tolerance
-	reportsPause          bool  // it is a vLLM that reports whether it is paused
+	reportsFaults         bool  // the engine is a vLLM with --enable-fault-tolerance
+	reportsPause          bool  // the engine is a vLLM that reports whether it is paused
 	featuresUnknown       bool  // reportsFaults and reportsPause could not be read
-	continuesWithoutRanks bool  // it is an SGLang with --elastic-ep-backend
+	continuesWithoutRanks bool  // the engine is an SGLang with --elastic-ep-backend
 }
 
 // equal compares the fields that matter to callbacks: all but Since and Changed.
@@ -228,7 +228,7 @@ func (m *Monitor) queueChange(id string) {
 	}
 	select {
 	case m.signal <- struct{}{}:
-	default: // notify will be called anyway
+	default: // a wake-up is pending, and reportChanges will report this change, too
 	}
 }
 
@@ -248,7 +248,7 @@ func (m *Monitor) reportChanges() {
 			s = w.status.clone()
 		}
 		m.mu.Unlock()
-		if f != nil && w != nil { // nil: the instance is not watched any more
+		if f != nil && w != nil { // w is nil if the instance is not watched any more
 			f(id, s)
 		}
 	}

@@ -48,7 +48,7 @@ func (m *Monitor) Accuse(id string) (settle func()) {
 	return sync.OnceFunc(func() { m.addAccusations(id, -1) })
 }
 
-// addAccusations adds n to the accusations of an instance, and publishes whether the instance gets new requests.
+// addAccusations adds n to the accusations of an instance, and publishes whether the instance may get new requests.
 func (m *Monitor) addAccusations(id string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +70,7 @@ var (
 		"event on any stream, and no gauge moved")
 )
 
-// accusedError returns why the engine should get no new requests for a moment; nil: it may get them.
+// accusedError returns why the engine should get no new requests for now; nil: it may get them.
 func (s *suspicion) accusedError() error {
 	switch {
 	case s.openAccusations >= maxAccused:
@@ -104,7 +104,7 @@ func (w *watch) checkSilence(now time.Time) {
 	}
 }
 
-// recordOutcome does what RecordOutcome does, for one instance. The caller holds m.mu.
+// recordOutcome applies the verdict on a request to the suspicion of this instance. The caller holds m.mu.
 func (w *watch) recordOutcome(v Verdict, why error) {
 	now := time.Now()
 	s := &w.suspect
@@ -112,9 +112,10 @@ func (w *watch) recordOutcome(v Verdict, why error) {
 	case v == Served:
 		s.circuit.Succeed()
 		s.canaryPending, s.wedged = false, false
-	case v != Unclear && s.circuit.Fail(0, now): // this failure took it out; 0, because only canaries are trials
+	// This failure took the instance out of service. The id is 0, because only canaries are trial requests of the circuit.
+	case v != Unclear && s.circuit.Fail(0, now):
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v != Faulted && s.circuit.InService(): // Silent or Unclear
+	case v != Faulted && s.circuit.InService(): // after Silent or Unclear, a canary shows whether the engine computes
 		s.canaryPending = true
 	}
 	w.publishSuspicion()
@@ -229,7 +230,7 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	switch {
 	case err == nil:
 	case errors.Is(err, context.DeadlineExceeded) && w.traffic.events.Load() != eventsBefore:
-		outcome = canaryVouched // the engine computes, but its batch was full
+		outcome = canaryVouched // streams sent tokens meanwhile, so the engine computes, but its batch was full
 	default:
 		outcome = canaryFailed
 	}
@@ -256,7 +257,8 @@ func applyCanary(w *watch, outcome string, err error) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 { // if canaries are off, the outcome is canaryPassed without one
+	// Without canaries the outcome is canaryPassed although none was sent, so the silence must be over, too.
+	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}
 	switch in := s.circuit.InService(); {

@@ -76,7 +76,7 @@ func (t *Target) check() error {
 // key identifies the connections that a call may use: two calls with equal keys can share them.
 type key struct {
 	https bool
-	host  string // as in the URL
+	host  string // host and port as in the URL
 	tls   *tls.Config
 }
 
@@ -116,7 +116,7 @@ func (t *Target) tlsConfig() *tls.Config {
 	if t.TLS != nil {
 		c = t.TLS.Clone()
 	}
-	if c.ServerName == "" { // tls.Client takes no name from the address
+	if c.ServerName == "" { // tls.Client cannot take the server's name from the address
 		name, _, _ := strings.Cut(t.URL.Hostname(), "%")
 		c.ServerName = name
 	}

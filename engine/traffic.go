@@ -11,21 +11,21 @@ import (
 // gauges. Every method may be called from any goroutine, and is cheap enough to be called for every event.
 type Traffic struct {
 	running         atomic.Int64  // streams that have begun and not ended
-	events          atomic.Uint64 // events so far
+	events          atomic.Uint64 // events of all streams so far
 	tokensPerChunk  atomic.Uint64 // mean number of tokens in a chunk, as the bits of a float64
-	sentWithoutSlot atomic.Int64  // see AddSentWithoutSlot
+	sentWithoutSlot atomic.Int64  // running requests that were sent on purpose although their rank had no free slot
 
 	mu       sync.Mutex
 	liveness map[int]*Liveness // for each rank, by Target.Rank
 
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
-	uncountedTokens atomic.Int64 // the part of them that the engine may not have counted yet
+	uncountedTokens atomic.Int64 // the part of computedTokens that the engine may not have counted yet
 }
 
-// Begin reports the first event of a stream.
+// Begin reports the first event of a stream, which from then on counts as running until End.
 func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 
-// OnEvent reports a later event of a stream.
+// OnEvent reports a later event of a stream, which shows that the engine is not hanging.
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
 // AddSentWithoutSlot reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended.
@@ -105,13 +105,14 @@ func (t *Traffic) SettleComputed(tokens, computed int64) {
 	t.computedTokens.Add(computed - tokens)
 }
 
-// End reports that a stream has ended.
+// End reports that a stream has ended, so that it no longer counts as running.
 func (t *Traffic) End() { t.running.Add(-1) }
 
 // TokensPerChunk returns the average number of tokens in a chunk, as Learn has set it; 0: not known.
 func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.tokensPerChunk.Load()) }
 
-// Learn is called after a complete stream. It replaces the average of TokensPerChunk by next(the old average).
+// Learn is called after a complete stream. It replaces the average that TokensPerChunk returns by the result of next, whose argument is the
+// old average; 0: there is none.
 func (t *Traffic) Learn(next func(before float64) float64) {
 	for {
 		old := t.tokensPerChunk.Load()
@@ -168,12 +169,12 @@ func vitalsOf(s *Sample, rank int) vitals {
 // scrapes has the results of the scrapes of an instance. Only run's goroutine uses it.
 type scrapes struct {
 	at        time.Time      // when the last scrape began
-	ranks     map[int]vitals // of the last scrape, by rank
-	last      vitals         // of the last scrape, of all ranks together
+	ranks     map[int]vitals // vitals of the last scrape, by rank
+	last      vitals         // vitals of the last scrape, of all ranks together
 	busy      bool           // streams of this proxy ran at the last scrape
 	unchanged int            // scrapes in a row that equal the one before although streams of this proxy ran
-	frozen    bool           // see checkFrozen
-	overfull  bool           // see checkOverfull
+	frozen    bool           // the gauges do not change although requests run (checkFrozen)
+	overfull  bool           // a rank runs more requests than it has slots (checkOverfull)
 
 	pulls pullCheck
 

@@ -76,7 +76,7 @@ func (w *watch) setStatus(next Status) {
 	switch {
 	case next.Err == nil:
 		w.loggedReason = ""
-	case old.Up && !next.Up: // logged above
+	case old.Up && !next.Up: // the switch above has logged the reason
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
 	case !next.Up || len(next.Models) == 0:
 		w.logDownReason(log, next)
@@ -133,7 +133,7 @@ func isLate(err error) bool {
 	return errors.As(err, &e) && e.Timeout && e.Phase > PhaseConnect
 }
 
-// storeExpired stores and returns how many hand-offs have expired by the sample.
+// storeExpired stores and returns how many hand-offs have expired since the engine's start, by the sample.
 func (w *watch) storeExpired(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
@@ -163,7 +163,7 @@ func (w *watch) get(ctx context.Context, path string, timeout time.Duration, lim
 	return w.ask(ctx, w.m.cfg.Client.NewCall(w.in.Target), path, timeout, limit)
 }
 
-// ask does what get does, with a call of the caller, for example one that needs a new connection.
+// ask reads a page as get does, but by a call that the caller has prepared, for example one that uses a new connection.
 func (w *watch) ask(ctx context.Context, call *Call, path string, timeout time.Duration, limit int) ([]byte, error) {
 	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()

@@ -1,9 +1,9 @@
-// Package circuit is a circuit breaker. It takes an engine or another resource out of service after several failures in a row.
-// After a while one request, the trial, may be sent again. Each time the trial fails, the time to the next one doubles.
+// Package circuit is a circuit breaker. It takes an engine or another resource out of service after several failures in a row. After a
+// while one request, the trial, may be sent again. Each time the trial fails, the time to the next one doubles.
 //
-// Existing packages do not fit: with sony/gobreaker the time out of service is fixed, and both it and failsafe-go read a
-// clock and have their own lock. The owner of a Circuit passes the time and has its own lock. If a trial ends without a result, the next
-// request becomes the trial.
+// Existing packages do not fit: with sony/gobreaker the time out of service is fixed, and both it and failsafe-go read a clock and have
+// their own lock. The owner of a Circuit passes the time and has its own lock. A trial may also end without a result: then the next request
+// becomes the trial.
 package circuit
 
 import (
@@ -13,14 +13,14 @@ import (
 
 // Defaults of a circuit.
 const (
-	Limit    = 5                // failures in a row that take it out
+	Limit    = 5                // failures in a row that take a resource out of service
 	FirstOut = time.Second      // length of the first outage
 	MaxOut   = 30 * time.Second // longest outage
 )
 
 // Circuit says whether its resource is in service, and when the next trial may be sent. The zero value is in service.
 type Circuit struct {
-	Limit int // failures in a row that take it out; 0: the constant Limit
+	Limit int // failures in a row that take the resource out of service; 0: the constant Limit
 
 	failures     int
 	outageLength time.Duration // length of the current outage, or of the last one if there was no success since
@@ -28,7 +28,7 @@ type Circuit struct {
 	trialID      uint64        // id of the trial while it runs; 0: none runs
 }
 
-// InService says whether requests may be sent without regard to trials.
+// InService says whether requests may be sent to the resource. During an outage only the trial may be sent.
 func (c *Circuit) InService() bool { return c.trialAt.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
@@ -58,7 +58,7 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
-	case c.trialID == 0 || c.trialID != request: // not the trial
+	case c.trialID == 0 || c.trialID != request: // during an outage, only the failure of the trial counts
 		return false
 	}
 	c.Trip(now)

@@ -29,10 +29,10 @@ type Config struct {
 // States of an engine that a source lists.
 const (
 	InUse  = "in_use"
-	Away   = "away"   // it gets no new requests for now: see Engine.Away
-	Trying = "trying" // its trial has not ended
-	Unfit  = "unfit"  // it failed the trial, or the fleet refused it; the trial will be repeated
-	Listed = "listed" // it is also in the config, so discovery does not manage it
+	Away   = "away"   // the engine gets no new requests for now; Engine.Away says why
+	Trying = "trying" // the engine's trial has not ended
+	Unfit  = "unfit"  // the engine failed the trial, or the fleet refused it; the trial will be repeated
+	Listed = "listed" // the engine is also in the config, so discovery does not manage it
 )
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
@@ -46,9 +46,9 @@ type Status struct {
 // SourceStatus says whether a source works.
 type SourceStatus struct {
 	Name    string    `json:"name"`
-	Engines int       `json:"engines"`         // number of engines in its last list
+	Engines int       `json:"engines"`         // number of engines in the source's last list
 	At      time.Time `json:"at,omitzero"`     // when this list came
-	Error   string    `json:"error,omitempty"` // failure since then; the list stays valid
+	Error   string    `json:"error,omitempty"` // failure since that list came, which stays valid
 }
 
 // Found is an engine that a source lists.
@@ -58,7 +58,7 @@ type Found struct {
 	Source      string    `json:"source"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	State       string    `json:"state"`
-	Why         string    `json:"why,omitempty"` // why it is not used
+	Why         string    `json:"why,omitempty"` // why the engine is not used; empty: it is used
 	Tries       int       `json:"tries,omitempty"`
 	Next        time.Time `json:"next_try,omitzero"`
 }
@@ -66,7 +66,7 @@ type Found struct {
 const (
 	maxTrials       = 8           // trials that may run at the same time
 	firstRetryDelay = time.Second // pause after the first failed trial; it doubles with each further one
-	maxRetryDelay   = time.Minute // longest pause
+	maxRetryDelay   = time.Minute // longest pause between two trials of an engine
 )
 
 // Discoverer reports to the fleet which engines the sources list. Only Run's goroutine uses its fields, except the channels and
@@ -83,17 +83,17 @@ type Discoverer struct {
 	sources       []SourceStatus
 	loggedCauses  []map[string]bool // for each source, the causes of failures that were logged since it last worked
 	records       map[string]*record
-	runningTrials int // how many trials run now
+	runningTrials int // number of trials that run now, at most maxTrials
 }
 
-// sourceReport is a report of a source, as its Run passes it on.
+// sourceReport is a report of a source. source is its index in Config.Sources.
 type sourceReport struct {
 	source  int
 	engines []Engine
 	err     error
 }
 
-// trialResult is the result of a trial.
+// trialResult is the result of a trial. engine is the engine as it was listed when the trial began.
 type trialResult struct {
 	engine Engine
 	err    error
@@ -103,12 +103,12 @@ type trialResult struct {
 type record struct {
 	listed       Engine    // the engine as the source lists it
 	inFleet      *Engine   // the engine as the fleet has it; nil: the fleet does not have it
-	trialPassed  bool      // it has passed the trial
-	trialRuns    bool      // its trial runs
-	inConfig     bool      // it is in the config
+	trialPassed  bool      // this engine has passed its trial
+	trialRuns    bool      // a trial of this engine runs now
+	inConfig     bool      // the config lists this engine, so discovery leaves it alone
 	failedTrials int       // failed trials, and refusals by the fleet, since its description changed
-	err          error     // why the last of them failed
-	nextTrial    time.Time // the earliest time of the next trial, or of the next attempt to pass it to the fleet
+	err          error     // why the last failed trial failed; nil: none failed
+	nextTrial    time.Time // the earliest time of the next trial, or of the next attempt to pass the engine to the fleet
 }
 
 // New returns a Discoverer; Run starts it.
@@ -263,15 +263,15 @@ func (d *Discoverer) updateFleet(now time.Time) {
 			r.err, r.failedTrials, r.nextTrial = nil, 0, time.Time{}
 		}
 		if r.inConfig = d.cfg.Fleet.InConfig(e); r.inConfig {
-			r.inFleet, r.trialPassed = nil, false // the fleet now has the engine from the config, so it is not discovery's
+			r.inFleet, r.trialPassed = nil, false // the fleet has this engine from the config now, so discovery no longer manages it
 			continue
 		}
 		d.passToFleet(r, now)
 	}
 }
 
-// passToFleet passes an engine to the fleet if it is new there and may be used, or if its description has changed. After a failure it
-// waits for the time of the next try.
+// passToFleet passes an engine to the fleet if the fleet does not have it and it may be used, or if its description has changed. After a
+// failure it does nothing until r.nextTrial.
 func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.listed
@@ -299,7 +299,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	r.inFleet, r.err, r.failedTrials = new(r.listed), nil, 0
 }
 
-// setAwayOnly starts or stops new work for an engine whose new description the fleet has refused. The fleet keeps the old description.
+// setAwayOnly starts or stops new requests to an engine whose new description the fleet has refused. The fleet keeps the old description.
 func (d *Discoverer) setAwayOnly(r *record) {
 	if r.inFleet == nil || r.inFleet.Away == r.listed.Away {
 		return
@@ -310,7 +310,7 @@ func (d *Discoverer) setAwayOnly(r *record) {
 	r.inFleet = &updated
 }
 
-// difference names the change from old, an engine as the fleet has it, to want.
+// difference names the change from old, the engine as the fleet has it, to want, the engine as its source lists it: changed, away or back.
 func difference(old, want Engine) string {
 	old.Away = want.Away
 	switch {
@@ -332,7 +332,7 @@ func (d *Discoverer) removeFromFleet(r *record) {
 		zap.String("incarnation", r.inFleet.Incarnation))
 }
 
-// startTrials starts the trials that are due.
+// startTrials starts the trials that are due, as long as fewer than maxTrials run.
 func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now time.Time) {
 	if d.cfg.Probe == nil {
 		return
@@ -368,7 +368,7 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 	}
 	r.trialRuns = false
 	switch {
-	case r.listed != result.engine: // a new trial of the changed engine begins
+	case r.listed != result.engine: // the result is of an older description, so startTrials starts a new trial
 	case result.err != nil:
 		d.recordFailure(r, now, result.err)
 	default:
@@ -376,7 +376,8 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 	}
 }
 
-// recordFailure records and logs why an engine cannot be used, and sets the time of its next trial. The time doubles with each failure.
+// recordFailure records and logs why an engine cannot be used, and sets the time of its next trial. The pause doubles with each failure, up
+// to maxRetryDelay.
 func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 	pause := min(firstRetryDelay<<min(r.failedTrials, 10), maxRetryDelay) // 10 doublings are past maxRetryDelay, and more could overflow
 	r.failedTrials++
@@ -390,7 +391,7 @@ func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 
 // untilNextTrial returns the time until the next repeated trial is due; at most an hour, and a millisecond if one is overdue.
 func (d *Discoverer) untilNextTrial(now time.Time) time.Duration {
-	next := now.Add(time.Hour) // any longer wait would do: new reports and results wake Run
+	next := now.Add(time.Hour) // any long wait will do, because new reports and results wake Run
 	for _, r := range d.records {
 		needsTrial := d.cfg.Probe != nil && r.inFleet == nil && !r.trialPassed
 		if needsTrial && d.runningTrials == maxTrials {
@@ -403,7 +404,7 @@ func (d *Discoverer) untilNextTrial(now time.Time) time.Duration {
 	return max(time.Millisecond, next.Sub(now)) // bounded below, so that a try that is overdue does not keep Run busy
 }
 
-// publish stores a copy of the state for calls of Status.
+// publish stores a copy of the state, which Status returns, and updates the metrics.
 func (d *Discoverer) publish() {
 	s := &Status{Sources: slices.Clone(d.sources), Engines: make([]Found, 0, len(d.records))}
 	for _, r := range d.records {

@@ -5,11 +5,11 @@ package discover
 
 import "context"
 
-// Roles of an engine.
+// Roles of an engine in the fleet.
 const (
 	Prefill    = "prefill"
 	Decode     = "decode"
-	Aggregated = "aggregated" // it prefills and decodes
+	Aggregated = "aggregated" // the engine prefills and decodes
 )
 
 // Reasons why a listed engine gets no new requests.
@@ -20,14 +20,14 @@ const (
 
 // Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // name of the source that lists it, or of the first such source
+	Source  string // name of the source that lists it, or of the first source if several list it
 	Role    string
 	Address string // host:port
 	URL     string
 	// Incarnation identifies the process, because another engine may have had the same address before; empty: only the address
 	// identifies the engine.
 	Incarnation string
-	Away        string // why it gets no new requests for now: NotReady or Leaving; empty: it gets them
+	Away        string // why the engine gets no new requests for now: NotReady or Leaving; empty: it gets them
 	Attributes
 }
 
@@ -42,10 +42,11 @@ type Attributes struct {
 	KVTokens                   int64
 	Cost                       float32
 	KVEventsPort, KVReplayPort int
-	KVEngineID, KVHost         string // where decode engines reach it, if they are bound first; empty: its first answer tells
-	KVPort                     int
-	TPSize, PPSize, DCPSize    int
-	Budget, Interval           int // tokens of a step, and the number of steps from one that computes prompts to the next
+	// Of a prefill engine that pushes KV: where decode engines reach it. If they are empty, its first answer names the address.
+	KVEngineID, KVHost      string
+	KVPort                  int
+	TPSize, PPSize, DCPSize int
+	Budget, Interval        int // tokens per step, and steps from one that computes prompts to the next; 0: not set
 }
 
 // A Source passes all its engines to report whenever they change, until ctx ends. An error means that the source does not know
@@ -55,7 +56,7 @@ type Source interface {
 	Run(ctx context.Context, report func([]Engine, error))
 }
 
-// Fleet receives the engines. Only one goroutine calls its methods.
+// Fleet receives the engines. The Discoverer calls its methods from one goroutine.
 type Fleet interface {
 	// Put adds an engine, or replaces the description of an engine that the fleet has. After an error it may be called
 	// again with the same engine.
@@ -65,7 +66,7 @@ type Fleet interface {
 	SetAway(Engine)
 	// Remove removes an engine that no source lists any more, or whose address now belongs to another incarnation.
 	Remove(Engine)
-	// InConfig says that the engine is in the config, so that discovery ignores it.
+	// InConfig says whether the config lists the engine. Discovery ignores such an engine.
 	InConfig(Engine) bool
 }
 

@@ -8,9 +8,9 @@ import (
 // Changes of an engine, as the log names them.
 const (
 	added   = "added"
-	changed = "changed" // its description has changed
-	away    = "away"    // it gets no new requests from now on
-	back    = "back"    // it gets new requests again
+	changed = "changed" // the source describes the engine differently now
+	away    = "away"    // the engine gets no new requests from now on
+	back    = "back"    // the engine gets new requests again
 	removed = "removed"
 )
 
@@ -39,7 +39,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 }
 
-// createSeries creates the series of a source, so that each starts at 0.
+// createSeries creates the series of a source, so that each starts at 0 and an alert notices the first count.
 func (m *metrics) createSeries(source string) {
 	m.stale.WithLabelValues(source).Set(0)
 	for _, outcome := range []string{"used", "failed"} {
@@ -63,7 +63,6 @@ func (m *metrics) countAnswer(source string, err error) {
 	m.stale.WithLabelValues(source).Set(0)
 }
 
-// countTrial counts a trial of an engine by its result.
 func (m *metrics) countTrial(role string, err error) {
 	outcome := "passed"
 	if err != nil {
@@ -72,7 +71,6 @@ func (m *metrics) countTrial(role string, err error) {
 	m.probes.WithLabelValues(role, outcome).Inc()
 }
 
-// setEngineCounts sets the gauges that count the engines of each source by state.
 func (m *metrics) setEngineCounts(s *Status) {
 	type series struct{ source, state string }
 	count := map[series]int{}

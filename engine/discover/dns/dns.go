@@ -33,9 +33,9 @@ type Config struct {
 	Type     string
 	Role     string
 	Scheme   string // empty: http
-	Port     int    // for type A; an SRV record has its own port
+	Port     int    // port of the engines for type A; an SRV record has its own port
 	Interval time.Duration
-	Misses   int      // after so many answers in a row without an engine it is removed
+	Misses   int      // number of answers in a row without an engine after which it is removed
 	Resolver Resolver // nil: the system's resolver
 	Attributes
 }
@@ -58,12 +58,12 @@ var errNothing = errors.New("the name has no such records; no engine is removed 
 // Source looks up one name. It implements discover.Source.
 type Source struct {
 	cfg     Config
-	missing map[string]int // for each known address, answers in a row without it
+	missing map[string]int // by address: number of answers in a row that lacked it
 }
 
 var _ discover.Source = (*Source)(nil)
 
-// New returns a source; Run starts it.
+// New returns a source, which looks nothing up until Run is called.
 func New(cfg Config) *Source {
 	if cfg.Resolver == nil {
 		cfg.Resolver = net.DefaultResolver
@@ -101,7 +101,7 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	defer cancel()
 	if s.cfg.Type == TypeSRV {
 		_, records, err := s.cfg.Resolver.LookupSRV(ctx, "", "", s.cfg.Host)
-		for _, r := range records { // an error beside records only means that the resolver left some out
+		for _, r := range records { // an error that comes with records means only that the resolver left some out
 			if host := strings.ToLower(strings.TrimSuffix(r.Target, ".")); host != "" && r.Port != 0 {
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}

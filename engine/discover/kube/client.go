@@ -38,7 +38,7 @@ type server struct {
 func NewClient(cfg *rest.Config) (Client, error) {
 	s := &server{}
 	types := runtime.NewScheme()
-	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // for the type Status, by which a server describes a failure
+	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // adds the type Status, by which a server describes a failure
 	s.params = runtime.NewParameterCodec(types)
 	for _, group := range []struct {
 		path string
@@ -81,9 +81,9 @@ func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.Lis
 	return w, err
 }
 
-// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, and the caller does
-// not see the refusal meanwhile. It must see it: a server whose data were restored from a backup refuses a resource version that
-// it does not have yet, and the caller must then ask without a version.
+// get prepares a request that is sent only once. By default client-go repeats a refused request for up to 41 s, and the caller does not see
+// the refusal meanwhile. The caller must see the refusal at once: a server whose data were restored from a backup refuses a resource
+// version that it does not have yet, and the caller must then ask without a version.
 func (s *server) get(kind, namespace string, o *metav1.ListOptions) *rest.Request {
 	client := s.core
 	if kind == Slices {

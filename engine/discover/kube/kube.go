@@ -28,7 +28,7 @@ import (
 
 var _ discover.Source = (*Source)(nil)
 
-// New returns a source; Run starts it.
+// New returns a source, which makes no request until Run is called.
 func New(cfg Config) *Source {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -45,7 +45,7 @@ func New(cfg Config) *Source {
 func (s *Source) wake() {
 	select {
 	case s.signal <- struct{}{}:
-	default: // Run will read the mirrors anyway
+	default: // a wake-up is pending, so Run will read the mirrors anyway
 	}
 }
 
@@ -82,7 +82,7 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
-		var news []discover.Engine // nil: the engines are as before
+		var news []discover.Engine // nil tells the Discoverer to keep the last list
 		if complete {
 			// A changed list is reported even with a failure: one mirror may show that a pod leaves while the other is stale.
 			if list := s.list(); failure == nil || !slices.Equal(list, last) {
@@ -144,10 +144,13 @@ func (s *Source) mirror(kind string, object runtime.Object, selector string) *mi
 			o.LabelSelector = selector
 			w, err := s.cfg.Client.Watch(ctx, kind, m.namespace, o)
 			if err != nil {
-				if o.SendInitialEvents == nil { // otherwise this asked for a streamed list, and the reflector tries a plain list next
+				// With SendInitialEvents the request was for a streamed list, and its failure does not count, because the reflector tries a plain list
+				// next.
+				if o.SendInitialEvents == nil {
 					m.recordFailure(ctx, "watch", err)
 				}
-				return nil, errors.New(err.Error()) // without its type: after errors of some types the reflector would not list again
+				// The copy hides the type of the error, because after errors of some types the reflector would not list again.
+				return nil, errors.New(err.Error())
 			}
 			return mapWatch(w, func(e watch.Event) watch.Event { return m.onEvent(ctx, e) }), nil
 		},

@@ -36,7 +36,7 @@ type Config struct {
 	RoleLabel string
 	Port      string // numbers or names of container ports, separated by commas
 	Scheme    string // empty: http
-	Slices    bool   // use EndpointSlices
+	Slices    bool   // EndpointSlices also decide which pods get requests; false: only the pods' own status does
 	Log       *zap.Logger
 	discover.Attributes
 }

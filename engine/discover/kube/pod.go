@@ -13,7 +13,7 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// These annotations of a pod override the source's own attributes.
+// These annotations of a pod override the attributes that the source's config sets for all pods.
 const (
 	prefix = "evenkeel.io/"
 
@@ -28,7 +28,7 @@ const (
 // both is the role of a pod that is listed twice: as a prefill engine and as a decode engine.
 const both = "both"
 
-// slicesState is the state of a pod by its EndpointSlices: a field is true if at least one of them says so.
+// slicesState is the state of a pod by its EndpointSlices: a field is true if at least one EndpointSlice says so.
 type slicesState struct{ terminating, notServing bool }
 
 // statesBySlices returns the state of each pod by its EndpointSlices; the keys are pod UIDs.
@@ -100,7 +100,7 @@ func forRole(e discover.Engine) discover.Engine {
 	case discover.Decode:
 		a.KVEventsPort, a.KVReplayPort = 0, 0
 	}
-	if e.Role != discover.Aggregated { // these settings are about steps that prefill and decode
+	if e.Role != discover.Aggregated { // these settings describe steps in which an engine prefills and decodes
 		e.Budget, e.Interval = 0, 0
 	}
 	return e
