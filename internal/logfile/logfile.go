@@ -29,7 +29,7 @@ func Open(path string) (*os.File, error) {
 // with a line end, so that the next line can be read.
 type Writer struct {
 	Log         io.Writer
-	EndsMidLine bool // the log ends with a part of a line
+	EndsMidLine bool // the log ends with a part of a line, so a line end must come first
 }
 
 // WriteLine writes a line, which has its line end, in one write, so that the lines of two processes do not mix. If the log ends with a part
@@ -55,9 +55,9 @@ func Rest(path string) (begin int64, rest []byte) {
 	if err != nil {
 		return 0, nil
 	}
-	defer func() { _ = f.Close() }() // nothing is written
+	defer func() { _ = f.Close() }() // the file was only read, so Close loses nothing
 	buf, size := make([]byte, 64<<10), info.Size()
-	for end := size; end > 0; end = begin { // from the end of the log backwards, to its last line end
+	for end := size; end > 0; end = begin { // reads backwards from the end of the log, up to its last line end
 		begin = max(0, end-int64(len(buf)))
 		piece := buf[:end-begin]
 		if _, err := f.ReadAt(piece, begin); err != nil {

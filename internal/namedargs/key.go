@@ -14,13 +14,13 @@ type Key[T any] struct {
 	Show func(v *T) string
 }
 
-// Meaning returns the key with another text for Must.
+// Meaning returns the key with must as its Must, for a value whose meaning says more than its range.
 func (k Key[T]) Meaning(must string) Key[T] {
 	k.Must = must
 	return k
 }
 
-// Whole returns a key for a whole number from low to high. at returns where a T holds the value.
+// Whole returns a key for a whole number from low to high. at returns the field of a T that has the value.
 func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *N) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a whole number from " + show(float64(low)) + " to " + show(float64(high)),
@@ -33,7 +33,7 @@ func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *
 	}
 }
 
-// Number returns a key for a number from low to high. at returns where a T holds the value.
+// Number returns a key for a number from low to high. at returns the field of a T that has the value.
 func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a number from " + show(low) + " to " + show(high),
@@ -45,7 +45,8 @@ func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] 
 	}
 }
 
-// Words returns a key whose value is one of these words. value(i) is the value that words[i] stands for.
+// Words returns a key whose value is one of these words. at returns the field of a T that has the value. value(i) is the value that
+// words[i] stands for.
 func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N, words ...string) Key[T] {
 	must := strings.Join(words, ", ")
 	if len(words) == 2 {
@@ -78,7 +79,8 @@ func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
 	return Words(name, at, func(i int) bool { return i == 1 }, no, yes)
 }
 
-// Or returns the key k with one more word, which stands for a value outside the range of k.
+// Or returns the key k with one more word, which stands for the value value, for example auto for -1. at returns the field of a T that has
+// the value.
 func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
 	with := k
 	with.Must = word + " or " + k.Must

@@ -12,7 +12,7 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Setting is a key and its value, as they are written.
+// Setting is a key and its value, as text that is not checked yet.
 type Setting struct{ Key, Value string }
 
 func (s Setting) String() string { return s.Key + "=" + s.Value }
@@ -25,9 +25,9 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 	items = items[1:]
 	hasPresets := slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, name+":") })
 	switch {
-	case colon && hasPresets && !strings.Contains(first, "="): // the name of a preset stands behind the colon
+	case colon && hasPresets && !strings.Contains(first, "="): // the name of a preset comes after the colon
 		name += ":" + first
-	case colon: // the first setting stands behind the colon
+	case colon: // the first setting comes after the colon
 		items = append([]string{first}, items...)
 	}
 	if !slices.Contains(names, name) {
@@ -46,7 +46,7 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 	return name, set, nil
 }
 
-// Apply reads the settings of a policy into v.
+// Apply reads the settings of a policy into v. After an error, v may have some of the settings.
 func Apply[T any](name string, keys []Key[T], v *T, set ...Setting) error {
 	for _, s := range set {
 		k := find(keys, s.Key)
@@ -91,7 +91,7 @@ func find[T any](keys []Key[T], name string) *Key[T] {
 	return nil
 }
 
-// namesOf returns the names of the keys, in their order.
+// namesOf returns the names of the keys, in their order, for error messages.
 func namesOf[T any](keys []Key[T]) []string {
 	names := make([]string, len(keys))
 	for i := range keys {

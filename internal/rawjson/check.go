@@ -64,7 +64,7 @@ func (s *scanner) fail(at int, msg string) int {
 	return -1
 }
 
-// failAt does what fail does: the byte at i, or the end of the text, is not what was wanted.
+// failAt sets err, as fail does: the byte at i, or the end of the text, is where want should be.
 func (s *scanner) failAt(i int, want string) int {
 	if i >= len(s.data) {
 		return s.fail(i, "the text ends where "+want+" should be")
@@ -92,7 +92,7 @@ var class = func() (t [256]uint8) {
 	return t
 }()
 
-// value scans the value that starts at i, inside depth open containers.
+// value scans the value that starts at i. depth is the number of objects and arrays that contain it.
 func (s *scanner) value(i, depth int) int {
 	if i >= len(s.data) {
 		return s.failAt(i, "a value")
@@ -119,7 +119,7 @@ func (s *scanner) value(i, depth int) int {
 	return s.failAt(i, "a value")
 }
 
-// array scans the array that starts at i. depth counts it, too.
+// array scans the array that starts at i. depth is its nesting level; 1 is the outermost.
 func (s *scanner) array(i, depth int) int {
 	i = Space(s.data, i+1)
 	if i < len(s.data) && s.data[i] == ']' {
@@ -141,7 +141,8 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// object scans an object and calls found for each member, unless found is nil.
+// object scans the object that starts at i, and calls found for each of its members, unless found is nil. depth is its nesting level; 1 is
+// the outermost.
 func (s *scanner) object(i, depth int, found func(Place) string) int {
 	from := i + 1
 	i = Space(s.data, from)
@@ -195,7 +196,7 @@ func special(x uint64) uint64 {
 	return (x | (x - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
 }
 
-// str scans the string whose opening quote is at i.
+// str scans the string whose opening quote is at i, and checks that it is valid UTF-8.
 func (s *scanner) str(i int) int {
 	data := s.data
 	for i++; ; {
@@ -285,7 +286,7 @@ func (s *scanner) number(i int) int {
 			return s.failAt(i, "a digit")
 		}
 	}
-	if i < len(s.data) && s.data[i]|0x20 == 'e' { // e or E
+	if i < len(s.data) && s.data[i]|0x20 == 'e' { // an exponent begins with e or E
 		i++
 		if i < len(s.data) && (s.data[i] == '+' || s.data[i] == '-') {
 			i++
@@ -298,7 +299,7 @@ func (s *scanner) number(i int) int {
 	return i
 }
 
-// literal scans true, false or null at i.
+// literal scans the true, false or null that starts at i, and refuses any other word.
 func (s *scanner) literal(i int) int {
 	want := "null"
 	switch s.data[i] {

@@ -32,7 +32,7 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 // Blank overwrites with spaces, in place, each member of an object for whose key drop returns true, together with one comma. The object
 // keeps its length.
 func Blank(value json.RawMessage, drop func(key string) bool) {
-	kept := false // a member before the current one stays
+	kept := false // an earlier member stays, so the current one has a comma before it to remove
 	for o := ObjectAt(value, 0); o.NextValue(); {
 		if !drop(Key(o.Key)) {
 			kept = true
@@ -48,9 +48,10 @@ func Blank(value json.RawMessage, drop func(key string) bool) {
 	}
 }
 
-// Cut returns the part of text to delete in order to remove a member of an object, together with one comma. isFirst says that all members
-// before it are removed, too, so that it is the first one: then the comma after it goes. Otherwise the comma before it goes. Of
-// {"a":1,"b":2}, the part is `"a":1,` for a, and `,"b":2` for b. comma, quote and end are the member's offsets, as an Object has them.
+// Cut returns the part of text to delete in order to remove a member of an object, together with one comma. isFirst says that the member is
+// the first one left, because all members before it are removed. In this case the comma after the member is removed, and otherwise the
+// comma before it. Of {"a":1,"b":2}, the part is `"a":1,` for a, and `,"b":2` for b. comma, quote and end are the member's offsets, as an
+// Object has them.
 func Cut(text []byte, comma, quote, end int, isFirst bool) (from, to int) {
 	if !isFirst {
 		return comma, end

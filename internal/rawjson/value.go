@@ -26,7 +26,7 @@ func IsNull(value []byte) bool { return len(value) > 0 && value[0] == 'n' }
 
 const hexDigits = "0123456789abcdef"
 
-// AppendString appends s as a JSON string.
+// AppendString appends s as a JSON string, with its quotes. Bytes that are not UTF-8 become U+FFFD.
 func AppendString[T string | []byte](dst []byte, s T) []byte {
 	return append(AppendEscaped(append(dst, '"'), s), '"')
 }
@@ -41,7 +41,7 @@ func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
 			dst = append(dst, '\\', 'n')
 		case r < ' ':
 			dst = append(dst, '\\', 'u', '0', '0', hexDigits[r>>4], hexDigits[r&15])
-		default: // range turns an invalid byte into U+FFFD
+		default: // an invalid byte is U+FFFD here, because range decodes it so
 			dst = utf8.AppendRune(dst, r)
 		}
 	}
@@ -65,7 +65,7 @@ func AppendUnescaped(dst, inside []byte) []byte {
 		if i < 0 {
 			return append(dst, inside...)
 		}
-		if i == len(inside)-1 { // a backslash at the end escapes nothing
+		if i == len(inside)-1 { // the text ends with a backslash that escapes nothing
 			return utf8.AppendRune(append(dst, inside[:i]...), utf8.RuneError)
 		}
 		dst, inside = append(dst, inside[:i]...), inside[i:]
@@ -97,8 +97,8 @@ func CodePoint(text []byte) (r rune, n int) {
 	return r, 6
 }
 
-// unit returns the UTF-16 unit of the \u escape at the start of text. It returns -1 if there is none, or if one of its four digits is not
-// hexadecimal.
+// unit returns the UTF-16 unit of the \u escape at the start of text. It returns -1 if there is no such escape, or if one of its four
+// digits is not hexadecimal.
 func unit(text []byte) (r rune) {
 	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
 		return -1

@@ -7,13 +7,13 @@ import "bytes"
 
 // Space returns the position of the first byte from i on that is not white space.
 func Space(b []byte, i int) int {
-	if i < len(b) && b[i] > ' ' { // the usual case stands here, so that the function is small enough to be inlined
+	if i < len(b) && b[i] > ' ' { // the usual case is here and the loop elsewhere, so that the compiler inlines Space
 		return i
 	}
 	return skipSpace(b, i)
 }
 
-// skipSpace does what Space does.
+// skipSpace is the loop of Space, for a byte that may be white space.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -33,7 +33,7 @@ func StringEnd(b []byte, i int) int {
 		for b[j-1-slashes] == '\\' { // the loop ends at the opening quote at the latest
 			slashes++
 		}
-		if slashes%2 == 0 { // an odd number escapes the quote
+		if slashes%2 == 0 { // an odd number of backslashes would escape the quote
 			return j + 1
 		}
 	}
@@ -92,21 +92,23 @@ func nestEnd(b []byte, i int) int {
 	return -1
 }
 
-// Object iterates over the members of a JSON object. After Next, a caller that knows the end of the value may store it in
-// Pos, so that the following Next need not search for it. A caller that stores -1 ends the iteration.
+// Object iterates over the members of a JSON object. After Next, a caller that knows the end of the value may store it in Pos, so that the
+// following Next need not search for it. A caller that stores -1 in Pos ends the iteration.
 type Object struct {
 	Text []byte
-	Pos  int // where the following Next starts; 0: after the value at Val; after the last member: the end of the object; -1: malformed
+	// Pos is where the following Next starts. 0: the end of the value at Val is not known yet. After the last member it is the end of the
+	// object, and -1 if the object is malformed.
+	Pos int
 
 	Open  int    // offset of the opening brace
 	N     int    // how many members were found so far, including the current one
 	Comma int    // offset of the comma before the current member; meaningless for the first
-	Quote int    // offset of the opening quote of its key
-	Key   []byte // its key without quotes, not unescaped
-	Val   int    // offset of its value
+	Quote int    // offset of the opening quote of the current member's key
+	Key   []byte // the current member's key without quotes, with its escapes
+	Val   int    // offset of the current member's value
 }
 
-// ObjectAt returns an iteration over the object at i.
+// ObjectAt returns an iteration over the object at i. Without an object there, the iteration has no members, and Pos is -1.
 func ObjectAt(b []byte, i int) Object {
 	if i < 0 || i >= len(b) || b[i] != '{' {
 		return Object{Pos: -1}
@@ -157,7 +159,7 @@ func (o *Object) Next() bool {
 	return true
 }
 
-// NextValue does what Next does, and also finds the end of the value; false also if the value has no end.
+// NextValue moves to the next member, as Next does, and sets Pos to the end of its value. It also returns false if the value has no end.
 func (o *Object) NextValue() bool {
 	if !o.Next() {
 		return false
@@ -169,7 +171,7 @@ func (o *Object) NextValue() bool {
 // Value returns the current member's value. Pos must be the end of the value, as after NextValue.
 func (o *Object) Value() []byte { return o.Text[o.Val:o.Pos:o.Pos] }
 
-// Array iterates over the elements of a JSON array. Its fields mean the same as those of Object.
+// Array iterates over the elements of a JSON array. Its fields mean the same for elements as those of Object for members.
 type Array struct {
 	Text []byte
 	Pos  int
@@ -177,7 +179,7 @@ type Array struct {
 	Val  int
 }
 
-// ArrayAt returns an iteration over the array at i.
+// ArrayAt returns an iteration over the array at i. Without an array there, the iteration has no elements, and Pos is -1.
 func ArrayAt(b []byte, i int) Array {
 	if i < 0 || i >= len(b) || b[i] != '[' {
 		return Array{Pos: -1}

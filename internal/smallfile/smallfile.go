@@ -1,4 +1,5 @@
-// Package smallfile reads files that should be small, such as configs and keys, whatever file a path leads to.
+// Package smallfile reads files that should be small, such as configs and keys, so that a path to a huge or endless file cannot fill the
+// memory.
 package smallfile
 
 import (
@@ -13,7 +14,7 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // nothing is written
+	defer func() { _ = f.Close() }() // the file was only read, so Close loses nothing
 	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
 	if err == nil && int64(len(text)) > maxBytes {
 		return nil, fmt.Errorf("%s: larger than %d bytes; is it the right file?", path, maxBytes)

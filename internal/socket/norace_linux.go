@@ -2,7 +2,7 @@
 
 package socket
 
-// Without the race detector, these functions do nothing; see race_linux.go.
+// Without the race detector, these functions do nothing. race_linux.go says what they tell the detector.
 
 func raceNoteWrite() {}
 

@@ -34,16 +34,16 @@ func (s Socket) Exists() bool { return s.raw != nil }
 // An ioOp is one operation on a socket: its arguments and its result. A pool keeps ioOps for later operations.
 type ioOp struct {
 	kind operation
-	// Both functions call step. An ioOp that is used again keeps them, because making them anew would allocate.
-	stepOrWait func(fd uintptr) bool // for RawConn.Read and Write
-	stepOnce   func(fd uintptr)      // for RawConn.Control
+	// Both functions call step. A reused ioOp keeps them, because making them anew would allocate.
+	stepOrWait func(fd uintptr) bool // argument of RawConn.Read and Write; step's result says whether the operation is complete
+	stepOnce   func(fd uintptr)      // argument of RawConn.Control, which calls it once
 
-	buf    []byte   // the argument of read and write
-	parts  [][]byte // the arguments of ask
-	onSent func()   // another argument of ask; nil: none
+	buf    []byte   // of read and write: the bytes
+	parts  [][]byte // of ask: the parts of the request
+	onSent func()   // of ask: called once all parts are written; nil: nothing is called
 
 	stepped    bool // step was called before for this operation
-	hasNoInput bool // the result of peek: there is nothing to read
+	hasNoInput bool // the result of peek: the socket has nothing to read
 	n          int
 	err        error
 }
@@ -53,9 +53,9 @@ type operation uint8
 const (
 	read operation = iota
 	write
-	await // see Await
-	ask   // see Ask
-	peek  // see Quiet
+	await // wait until the socket has something to read (Await)
+	ask   // write the request and wait for the answer (Ask)
+	peek  // look whether the socket has something to read (Quiet)
 )
 
 var ioOpPool = sync.Pool{New: func() any {
@@ -65,7 +65,7 @@ var ioOpPool = sync.Pool{New: func() any {
 	return t
 }}
 
-// recycle clears the arguments and the result, and puts the ioOp back into the pool.
+// recycle clears the arguments and the result, so that the pool keeps no caller's buffer alive, and puts the ioOp back into the pool.
 func (t *ioOp) recycle() {
 	*t = ioOp{stepOrWait: t.stepOrWait, stepOnce: t.stepOnce}
 	ioOpPool.Put(t)
@@ -94,8 +94,8 @@ func (t *ioOp) step(fd uintptr) bool {
 	return true
 }
 
-// writeRequest writes parts, and calls onSent if it could write everything. done is then false, because the operation must still wait for
-// the answer.
+// writeRequest writes parts, and calls onSent if it could write everything. In that case done is false, because the operation must still
+// wait for the answer.
 func (t *ioOp) writeRequest(fd uintptr) (done bool) {
 	size := 0
 	for _, p := range t.parts {
@@ -110,7 +110,7 @@ func (t *ioOp) writeRequest(fd uintptr) (done bool) {
 	return false
 }
 
-// Read does what Read of the connection does.
+// Read reads as Read of the connection does: it waits for at least one byte, and obeys the read deadline.
 func (s Socket) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -124,7 +124,7 @@ func (s Socket) Read(p []byte) (int, error) {
 	return t.n, t.err
 }
 
-// Write does what Write of the connection does.
+// Write writes all of p, as Write of the connection does, and obeys the write deadline.
 func (s Socket) Write(p []byte) (int, error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
@@ -136,7 +136,7 @@ func (s Socket) Write(p []byte) (int, error) {
 	return t.n, err
 }
 
-// Await waits until Read would not block. A caller needs no buffer while it waits so.
+// Await waits until Read would not block. Unlike Read, it needs no buffer while it waits.
 func (s Socket) Await() error {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
@@ -144,17 +144,17 @@ func (s Socket) Await() error {
 	return s.raw.Read(t.stepOrWait)
 }
 
-// Ask writes parts, as far as the socket has room. If it could write everything, it calls onSent, unless onSent is nil, and waits
-// until Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read.
-// A Read after a Write would first try to read an answer that cannot have come yet. Ask saves this system call.
+// Ask writes parts, as far as the socket has room. If it could write everything, it calls onSent, unless onSent is nil, and waits until
+// Read would not block. n and err are about the writing only: an error that ends the wait is returned by the next Read. Ask saves one
+// system call over Write and Read: Read would first try to read an answer that cannot have come yet.
 func (s Socket) Ask(parts [][]byte, onSent func()) (n int, err error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.parts, t.onSent = ask, parts, onSent
-	// The poller forgets earlier events and then calls step, so it always notices an answer that comes after the writing.
-	// It does not notice bytes that came before: the caller must check Quiet first.
+	// The poller forgets earlier events before it calls step, so it always notices an answer that comes after the writing. It does not notice
+	// bytes that came before, so the caller of Ask must check Quiet first.
 	err = s.raw.Read(t.stepOrWait)
-	if t.stepped { // it has written, and an error of the poller is about the wait
+	if t.stepped { // step has written already, so an error of the poller is only about the wait
 		err = t.err
 	}
 	return t.n, err
@@ -165,7 +165,7 @@ func (s Socket) Quiet() bool {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind = peek
-	// Control instead of Read, because Read fails once a deadline has passed.
+	// This uses Control instead of RawConn.Read, which fails once a deadline has passed.
 	return s.raw.Control(t.stepOnce) == nil && t.hasNoInput
 }
 
@@ -184,7 +184,7 @@ func Read(fd uintptr, p []byte) (int, error) {
 	return n, nil
 }
 
-// Write writes to a non-blocking socket as much of p as it has room for.
+// Write writes to a non-blocking socket as much of p as the socket has room for.
 func Write(fd uintptr, p []byte) (n int, err error) {
 	raceNoteWrite() // before the write, so that the race detector orders it before the read on the other side
 	for n < len(p) {
@@ -200,7 +200,8 @@ func Write(fd uintptr, p []byte) (n int, err error) {
 	return n, nil
 }
 
-// writev does what Write does, for several parts in one system call. It ignores parts after the first 16 that are not empty.
+// writev writes several parts in one system call, as far as the socket has room for them. It ignores parts after the first 16 that are not
+// empty.
 func writev(fd uintptr, parts [][]byte) (int, error) {
 	var list [16]unix.Iovec
 	n := 0
@@ -233,8 +234,9 @@ func hasNoInput(fd uintptr) bool {
 	}
 }
 
-// call makes a system call, and repeats it if a signal interrupts it. It does not tell Go's scheduler, because a call on a non-blocking
-// socket cannot block. Callers use recvfrom and sendto instead of read and write, because the kernel handles these faster for sockets.
+// call makes a system call on a non-blocking socket, and repeats it if a signal interrupts it. It does not tell Go's scheduler, because the
+// call cannot block. Callers use recvfrom and sendto instead of read and write, because the kernel handles recvfrom and sendto faster for
+// sockets.
 func call(trap, fd uintptr, p unsafe.Pointer, size int, flags uintptr) (int, syscall.Errno) {
 	for {
 		n, _, errno := unix.RawSyscall6(trap, fd, uintptr(p), uintptr(size), flags, 0, 0)

@@ -7,8 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// maxDistance is how many letters of a word may be missing, wrong or superfluous. In a word of two to four letters, Hint allows only one.
-// The parser of the command line uses the same number for commands and flags (kong, findPotentialCandidates).
+// maxDistance is how many letters a word may lack, have too many or have wrong for Hint to name the right word. In a word of two to four
+// letters, Hint allows only one such letter. The parser of the command line uses the same number for commands and flags (kong,
+// findPotentialCandidates).
 const maxDistance = 2
 
 // Hint returns ` (did you mean "name"?)` with the names that are closest to word, or nothing if no name is close.

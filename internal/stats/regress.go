@@ -4,13 +4,13 @@ import "math"
 
 // Regression is a linear model, y = the sum of Of[i] * x[i], fitted by least squares. For a constant term, one column must be all ones.
 type Regression struct {
-	N         int       // how many rows it was fitted to
+	N         int       // number of rows to which the model was fitted
 	Of, Error []float64 // the coefficient of each column, and its standard error
 	R2        float64   // share of y's variance that the model explains; 0 if y does not vary
 }
 
-// Regress fits y to the rows, each of which has one value per column. ok is false unless there are more rows than columns, and if
-// columns depend on each other.
+// Regress fits y to the rows, each of which has one value per column. ok is false if there are not more rows than columns, or if the
+// columns depend on each other linearly.
 func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 	r.N = len(rows)
 	if r.N == 0 || r.N <= len(rows[0]) {
@@ -91,7 +91,7 @@ func eliminate(sums [][]float64) bool {
 	return true
 }
 
-// At returns the model's y at x.
+// At returns the model's y for one row x, which has a value per column.
 func (r Regression) At(x []float64) (y float64) {
 	for i, v := range x {
 		y += r.Of[i] * v

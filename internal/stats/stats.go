@@ -42,7 +42,8 @@ func Deviation(values []float64) float64 {
 	return math.Sqrt(sum / float64(len(values)-1))
 }
 
-// Percentile returns the percentile of sorted values by the nearest-rank method, so it is one of the values; NaN if there are none.
+// Percentile returns the percentile of sorted values at share, 0 to 1, by the nearest-rank method, so the result is one of the values. It
+// is NaN if there are no values.
 func Percentile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
@@ -110,15 +111,15 @@ func LeastSquares(points []Point) Line {
 	return l
 }
 
-// At returns the line's y at x.
+// At returns the line's y at x, also for an x outside MinX and MaxX.
 func (l Line) At(x float64) float64 { return l.Intercept + l.Slope*x }
 
-// redraws is how often Bootstrap draws the samples anew. With so many, the ends of the interval are accurate to about a
-// hundredth of its length.
+// redraws is how often Bootstrap draws a new set of samples. With 2000 sets, the ends of the interval are accurate to about a hundredth of
+// its length.
 const redraws = 2000
 
-// Bootstrap returns a confidence interval of a figure that was computed from n samples. It draws n of the samples with
-// replacement, many times, and computes the figure each time. The interval contains the middle share of the results.
+// Bootstrap returns a confidence interval of a figure that was computed from n samples. It draws n of the samples with replacement, many
+// times, and computes the figure each time. The interval contains the part share of the results that is in the middle; share is 0 to 1.
 // figure gets the indices of the samples drawn. The same arguments always give the same interval.
 func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, high float64) {
 	dice := rand.New(rand.NewPCG(uint64(n), 1))

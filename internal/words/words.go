@@ -1,4 +1,5 @@
-// Package words forms the parts of English sentences that depend on a number or on their position. It also bounds texts that others wrote.
+// Package words forms the parts of English sentences that depend on a number or on their position. It also bounds the length of texts that
+// come from clients or engines.
 package words
 
 import (
@@ -32,7 +33,7 @@ func Capital(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-// FirstOf lists the first three names and says how many more there are.
+// FirstOf lists the first three names, and says how many more there are: "a, b, c and 2 more".
 func FirstOf(names []string) (s string) {
 	const maxListed = 3
 	for i, n := range names[:min(maxListed, len(names))] {
