@@ -24,9 +24,9 @@ type Call struct {
 	aborted      bool               // Abort or Disconnect was called
 	closeIgnored bool               // the engine did not close its half in time after Disconnect
 	cancel       context.CancelFunc // cancels the dial that is in progress; nil: there is none
-	conn         *conn              // the connection, from attach until release
+	conn         *conn              // the connection of the call, from attach until release; nil: it has none
 
-	wrote, read int64 // see Bytes; set when the connection is released
+	wrote, read int64 // bytes sent and received (see Bytes), set when the connection is released
 }
 
 // NewCall prepares a call; Do sends it.

@@ -34,7 +34,7 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 			if computed { // the answer shows that this rank's core was alive after sentAt
 				w.traffic.Liveness(rank.Rank).RecordSign(sentAt)
 			}
-			if errors.As(err, new(*RankError)) { // the engine refuses only this rank
+			if errors.As(err, new(*RankError)) { // the engine lacks only this rank, so it may still compute
 				err = nil
 			}
 			failures <- err
@@ -67,8 +67,8 @@ func (w *watch) canaryRequestFor(model string) canaryRequest {
 	}
 }
 
-// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the core sees
-// the request. It is an error only if its message says that the engine does not have this rank.
+// oneToken asks a rank for one token. computed says that the rank's core computed it. A refusal (4xx) comes before the core sees the
+// request. A refusal is an error only if its message says that the engine does not have this rank.
 func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (computed bool, err error) {
 	to, request := ask(t)
 	call := c.NewCall(to).Fresh() // an idle connection may lead to another process, which ran at this address before

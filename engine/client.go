@@ -22,7 +22,9 @@ type Options struct {
 	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
 	ReadBuffer  int           // size of a connection's read buffer in bytes, which also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
-	Lookup      func(ctx context.Context, host string) ([]netip.Addr, error) // nil: the system's resolver, or no look-ups if Dial is set
+	// Lookup resolves the name of an engine, to notice when the name gets another address. nil: the system's resolver, or no look-ups if Dial
+	// is set.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
 // Client makes calls to any number of engines and keeps idle connections for later calls.

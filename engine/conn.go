@@ -42,16 +42,16 @@ type conn struct {
 	br             *bufio.Reader // nil while the connection is idle, so that it occupies no buffer
 	bw             *bufio.Writer // only with TLS, to make few large records; a plain socket needs none, because it gets one writev
 	socket         socket.Socket // the socket of raw; its zero value if raw has none
-	hasPlainSocket bool          // the connection has no TLS
+	hasPlainSocket bool          // the connection has no TLS and raw has a socket: reads and writes may go to the socket directly
 	key            key
-	readers        *sync.Pool // pool of readers, shared by the client's connections
+	readers        *sync.Pool // pool of buffered readers, shared by the client's connections
 	reused         bool       // an earlier request used the connection
-	idleSince      time.Time  // when it was put into the pool
+	idleSince      time.Time  // when the connection was last put into the idle pool
 
 	head        fasthttp.ResponseHeader
 	out         []byte      // the request head
 	parts       [][]byte    // the request head and the parts of the body
-	writevParts net.Buffers // parts, while writev consumes it
+	writevParts net.Buffers // copy of parts that writev consumes
 	onSent      func()      // called once parts are written; nil: none
 	wrote       int64       // request bytes that the socket has taken
 	read        int64       // response bytes that were read
@@ -80,14 +80,14 @@ func newConn(raw, nc net.Conn, k key, readers *sync.Pool) *conn {
 	return c
 }
 
-// setSocket makes c use raw. nc is raw itself, or TLS over it.
+// setSocket makes raw the connection that c uses. nc is raw itself, or TLS over it. Both are nil while an event loop reads the socket.
 func (c *conn) setSocket(raw, nc net.Conn) {
 	c.raw, c.nc = raw, nc
 	c.socket = socket.Of(raw)
 	c.hasPlainSocket = raw == nc && c.socket.Exists()
 }
 
-// newReaders returns a pool of readers whose buffers have this size in bytes.
+// newReaders returns a pool of readers whose buffers have this size in bytes. The size also bounds a response head.
 func newReaders(size int) *sync.Pool {
 	return &sync.Pool{New: func() any { return bufio.NewReaderSize(nil, size) }}
 }
@@ -99,7 +99,7 @@ func (c *conn) attachReader() {
 	c.br.Reset(c)
 }
 
-// releaseReader returns the reader to the pool after the call.
+// releaseReader returns the reader to the pool after the call, so that an idle connection occupies no buffer.
 func (c *conn) releaseReader() {
 	c.br.Reset(nil)
 	c.readers.Put(c.br)
@@ -214,7 +214,7 @@ func (c *conn) send() error {
 
 // write writes parts: by one writev without TLS, in large records with TLS.
 func (c *conn) write() error {
-	if c.bw == nil { // no TLS
+	if c.bw == nil { // without TLS there is no buffer bw
 		c.writevParts = c.parts
 		n, err := c.writevParts.WriteTo(c.nc)
 		c.wrote += n
@@ -311,7 +311,7 @@ func (c *conn) halfClose(limit time.Duration) {
 	if c.detachedFD != noSocket { // an event loop reads the socket, and raw is nil
 		c.shutdownDetached(false)
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
-		c.close() // one half alone cannot be closed
+		c.close() // this connection cannot close one half alone
 		return
 	}
 	c.shortenWaitLocked(limit)
@@ -392,7 +392,7 @@ func (c *conn) hasNoInput() bool {
 // tlsDrained reports that the TLS layer has no decrypted bytes that were not read. To find out, it tries to read one byte with a
 // deadline in the past, which returns only bytes that are there already. Without TLS it is true.
 func (c *conn) tlsDrained() bool {
-	if c.bw == nil { // no TLS
+	if c.bw == nil { // only with TLS can there be decrypted bytes
 		return true
 	}
 	c.mu.Lock()

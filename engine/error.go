@@ -43,7 +43,7 @@ func (p Phase) String() string {
 // Error has the facts by which a caller decides about a retry: whether the engine may have seen the request, and whether it
 // had begun to answer.
 type Error struct {
-	Target   string // Target.ID
+	Target   string // the ID of the target
 	Phase    Phase
 	Sent     bool // request bytes may have reached the engine
 	Answered bool // at least one response byte came
@@ -104,7 +104,7 @@ func (e *StatusError) Error() string {
 	return s
 }
 
-// Unwrap returns the known reason, or ErrCredential for a 401 or 403.
+// Unwrap returns Why or, without it, ErrCredential for a 401 or 403; nil: the reason is not known.
 func (e *StatusError) Unwrap() error {
 	if e.Why != nil {
 		return e.Why

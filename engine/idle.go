@@ -13,7 +13,7 @@ type idlePool struct {
 	max int // largest number of idle connections per host
 
 	mu     sync.Mutex
-	stacks map[key][]*conn // each is sorted by idleSince, the oldest first
+	stacks map[key][]*conn // idle connections by host; each list is sorted by idleSince, the oldest first
 	timer  *time.Timer     // calls closeExpired while any connection is idle; nil: none is
 	closed bool
 }
@@ -34,7 +34,7 @@ func (p *idlePool) take(host key) *conn {
 	}
 }
 
-// pop takes the newest connection to a host off its stack; nil: none is younger than ttl.
+// pop takes the newest connection to a host off its stack; nil: there is none, or all have been idle for ttl or longer.
 func (p *idlePool) pop(host key) *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +69,7 @@ func (p *idlePool) put(c *conn) {
 	}
 }
 
-// count returns how many connections to a host are younger than ttl.
+// count returns how many connections to a host have been idle for less than ttl, so that they may be used again.
 func (p *idlePool) count(host key) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -91,7 +91,7 @@ func (p *idlePool) closeHost(host key) {
 	closeAll(stack)
 }
 
-// closeExpired closes the connections that are older than ttl.
+// closeExpired closes the connections that have been idle for ttl or longer. A timer calls it while any connection is idle.
 func (p *idlePool) closeExpired() {
 	var old []*conn
 	p.mu.Lock()

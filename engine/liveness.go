@@ -16,7 +16,7 @@ import (
 // may keep this KV only as long as the core works (see mooncake.Hold). Methods may be called from any goroutine.
 type Liveness struct {
 	epoch          time.Time    // times are stored as ns after epoch, which fit into an atomic and do not depend on the wall clock
-	lastSign       atomic.Int64 // the last sign, ns after epoch
+	lastSign       atomic.Int64 // time of the last sign, in ns after epoch
 	minReportedGap atomic.Int64 // ns; only longer gaps between two signs are reported to the holds of waiting requests
 	hasGauges      atomic.Bool  // the engine reports gauges that change while the rank works
 
@@ -94,10 +94,10 @@ func (l *Liveness) changeSalt() {
 	l.saltGeneration++
 }
 
-// LastRead is the last read of bytes from a stream.
+// LastRead records the last read from a stream. With it, the next read shows since when the engine must have been alive.
 type LastRead struct {
 	at    time.Time
-	bytes int // how many bytes were read at this time
+	bytes int // bytes that were read at the time at
 }
 
 // fullRead is a number of bytes: a read of fewer bytes has emptied the socket.

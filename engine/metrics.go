@@ -68,7 +68,7 @@ func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
 // states are the states of an instance, as values of a label.
 var states = []string{"up", "out", "wedged", "halted", "down"}
 
-// State returns the state of the instance: one of states.
+// State returns the state of the instance, one of states. If several apply, the first case of the switch counts.
 func (s Status) State() string {
 	switch {
 	case !s.Up:
@@ -83,7 +83,7 @@ func (s Status) State() string {
 	return "up"
 }
 
-// setState sets the gauges of an instance to its state.
+// setState sets the gauges of an instance: up, and for each state 1 if the instance is in it, else 0.
 func (m *metrics) setState(in Instance, s Status) {
 	m.up.WithLabelValues(in.ID, in.Role).Set(gaugeValue(s.Up))
 	for _, state := range states {
@@ -109,7 +109,7 @@ func (m *metrics) createSeries(in Instance) {
 	m.shortPulls.WithLabelValues(in.ID)
 }
 
-// deleteSeries deletes the series of an instance that is not watched any more.
+// deleteSeries deletes the series of an instance that is not watched any more, so that no old value stays on the page.
 func (m *metrics) deleteSeries(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
@@ -125,7 +125,6 @@ func (m *metrics) deleteSeries(in Instance) {
 	m.shortPulls.DeletePartialMatch(gone)
 }
 
-// gaugeValue returns 1 for true and 0 for false.
 func gaugeValue(b bool) float64 {
 	if b {
 		return 1

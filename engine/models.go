@@ -39,7 +39,7 @@ func parseModels(body []byte) ([]Model, error) {
 		return nil, ErrNotAnEngine
 	}
 	models := make([]Model, 0, len(list.Data))
-	var badNumber error // the first number that cannot be right
+	var badNumber error // the first context length that cannot be right; nil: all are right
 	for _, d := range list.Data {
 		if d.ID == "" {
 			continue

@@ -18,7 +18,7 @@ type Moved struct {
 	At   time.Time `json:"at"` // when a look-up first showed the change
 }
 
-// lookupTimeout bounds one look-up of a name.
+// lookupTimeout bounds one look-up of an engine's name, so that a slow resolver does not delay health checks for long.
 const lookupTimeout = time.Second
 
 // checkAddress looks up the addresses of the engine's name, before the engine is checked over a new connection. If none of them

@@ -28,15 +28,15 @@ func (e *PageError) Error() string {
 // The largest numbers that are accepted from an engine's page. They are far above those of any engine. A
 // larger number comes from a broken counter, or from a page that is not an engine's.
 const (
-	MostRanks    = 4096            // ranks behind one address
-	MostRequests = 1 << 20         // requests that run or wait on a rank; each needs a connection
-	MostKVTokens = 100_000_000_000 // KV tokens of a rank: at 1 KB per token, less than models need, they would take 100 TB
-	MostStep     = 100_000_000     // tokens in one step of a rank, and steps in a cycle
-	MostContext  = 100_000_000     // tokens of one request
-	mostCounted  = 1 << 53         // a count; a 64-bit float cannot count by one above this
-	mostShare    = 1.01            // a share of the KV memory; it may exceed 1, because engines read its two terms one after the other
-	mostBlock    = 1 << 20         // tokens of a KV block
-	latestStart  = 100_000_000_000 // a start time in Unix seconds: the year 5138
+	MostRanks    = 4096            // most ranks behind one address
+	MostRequests = 1 << 20         // most requests that run or wait on a rank; each needs a connection
+	MostKVTokens = 100_000_000_000 // most KV tokens of a rank: at 1 KB per token, less than models need, they would take 100 TB
+	MostStep     = 100_000_000     // most tokens in one step of a rank, and most steps in a cycle
+	MostContext  = 100_000_000     // most tokens of one request, prompt and answer together
+	mostCounted  = 1 << 53         // largest count; a 64-bit float cannot count by one above it
+	mostShare    = 1.01            // largest share of the KV memory; above 1, because engines read its two terms one after the other
+	mostBlock    = 1 << 20         // most tokens of a KV block
+	latestStart  = 100_000_000_000 // latest start time in Unix seconds: the year 5138
 )
 
 // Limits lists the series to read from a page, and the largest value that each may have.

@@ -500,7 +500,7 @@ func (w *watch) readFault(ctx context.Context, timeout time.Duration) (halt, err
 		case "healthy":
 		case "dead":
 			return errDead, nil
-		default: // unhealthy
+		default: // the status unhealthy: recovery is possible
 			return fmt.Errorf("it has met a fault (%.64q) and waits for its recovery (vLLM, POST /fault_tolerance/apply)", e.Fault), nil
 		}
 	}

@@ -120,7 +120,7 @@ func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
 			return nil, err
 		}
 		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)] // append gives it more capacity
+			buf = append(buf, 0)[:len(buf)] // append grows the buffer, which is full
 		}
 	}
 }

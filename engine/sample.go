@@ -23,7 +23,7 @@ var (
 	wantedNames   = []string{"vllm:external_prefix_cache_queries_total"}
 	pulledNames   = []string{"vllm:external_prefix_cache_hits_total"}
 	expiredNames  = []string{"vllm:nixl_num_kv_expired_reqs_total"}
-	stepWaitNames = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
+	stepWaitNames = []string{"sglang:dp_attention_sync_wait_seconds_sum"} // SGLang has it only with SGLANG_ENABLE_METRICS_DP_ATTENTION=1
 	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
@@ -34,7 +34,7 @@ const (
 )
 
 const (
-	metricsLimit  = 16 << 20                           // bytes of a page; the page of a big deployment is below 1 MiB
+	metricsLimit  = 16 << 20                           // largest page in bytes; the page of a big deployment is below 1 MiB
 	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // not OpenMetrics, whose time stamps have another unit
 )
 
@@ -212,10 +212,10 @@ func (s *Sample) Engines() []string {
 // Gauges are values that an engine reported about one of its ranks. A value below 0 is not known.
 // "New" means since the previous sample.
 type Gauges struct {
-	Running, Waiting float64 // requests in its batch and in its queue
+	Running, Waiting float64 // requests in the rank's batch and in its queue
 	KVShare          float64 // share of its KV memory that is in use, 0 to 1
 	Preempted        float64 // new preempted requests
-	Computed         float64 // new prompt tokens whose KV it wanted from other engines and did not get
+	Computed         float64 // new prompt tokens whose KV the rank wanted from other engines and did not get
 	WaitMs           float64 // mean wait for other ranks before a new step, in ms; below 0 also if there was no new step
 }
 

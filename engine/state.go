@@ -43,7 +43,7 @@ type watch struct {
 
 	factsAt         time.Time    // when facts were last read; only the goroutine of run uses it
 	facts           facts        // only the goroutine of run uses them
-	scrapes         scrapes      // only run's goroutine
+	scrapes         scrapes      // results of the last scrapes; only the goroutine of run uses them
 	addrs           []netip.Addr // the addresses of the engine's name at the last look-up; only the goroutine of run uses them
 	addressUnproven bool         // the engine has not answered over a new connection since addrs changed; only the goroutine of run uses it
 	lastGoodCheck   time.Time    // when the last good health check ended; only the goroutine of run uses it
@@ -53,24 +53,24 @@ type watch struct {
 	expiredMu     sync.Mutex // held while ExpiredNow reads metrics; m.mu may be locked while expiredMu is held, but not the reverse
 	expiredReadAt time.Time  // when ExpiredNow last began to read metrics; under expiredMu
 
-	// The following fields are under m.mu.
+	// m.mu guards the following fields.
 	status          Status
 	suspect         suspicion
-	restrictions    restrictions // except its loadReports, which only run's goroutine uses
+	restrictions    restrictions // only the goroutine of run uses its loadReports
 	rtt             time.Duration
 	sample          *Sample        // the last sample that crossCheck has seen; nil: there was none
 	sampleAt        time.Time      // when this sample was read
-	gauges          map[int]Gauges // the gauges of this sample, by rank
+	gauges          map[int]Gauges // gauges of each rank in this sample
 	failedChecks    int            // failed checks in a row
 	expired         float64        // hand-offs that expired, by the engine's last metrics (see Expired); below 0: not known
 	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
 	connectionBroke bool           // a caller's connection has broken since the last check began
 	redial          bool           // a caller's connect timed out since the last check began, so the next check uses a new connection
 	moved           Moved          // the last change of the engine's addresses, for Status.Moved
-	badPageLogged   bool           // wrong numbers on a page were logged; only the goroutine of run uses it
+	badPageLogged   bool           // the log already says that a page has wrong numbers; only the goroutine of run uses it
 	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
 	rereadAt        time.Time      // when rereadDue last caused a check at once
-	refusalLogged   bool           // that the engine refuses the API key was logged
+	refusalLogged   bool           // the log already says that the engine refuses the API key
 	removed         bool           // the instance is not watched any more, so a check in progress must not change anything
 }
 
@@ -121,7 +121,7 @@ type Status struct {
 	Models         []Model
 	Version        string
 	CapacityTokens map[string]int64 // KV tokens by rank, with the keys of Sample.Capacities; empty: unknown
-	StartTime      float64          // when its process started, in Unix seconds; 0: unknown; another value means that it has restarted
+	StartTime      float64          // when the engine's process started, in Unix seconds; 0: unknown; a new value: it has restarted
 
 	// Out is why no request should go to the engine although it is up: earlier requests failed. Wedged says that a
 	// canary failed, too.

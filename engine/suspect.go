@@ -13,11 +13,11 @@ import (
 	"evenkeel/engine/circuit"
 )
 
-// Verdict is what the end of a request says about its engine. If the request or its client caused the end, it says nothing, and
+// Verdict is what the end of a request says about its engine. If the request or its client caused the end, there is no verdict, and
 // RecordOutcome is not called.
 type Verdict uint8
 
-// The verdicts.
+// The verdicts, from which RecordOutcome decides whether the engine gets a canary or is taken out of service.
 const (
 	Served  Verdict = iota // the whole answer came
 	Faulted                // the request failed, and the engine is at fault
@@ -145,7 +145,7 @@ func (w *watch) takeOut(reason string, why error) {
 		zap.String("engine", w.in.ID), zap.Duration("after", s.circuit.OutageLength()), zap.Error(why))
 }
 
-// publishSuspicion updates the status to whether the instance is out of service, and wakes runCanaries if a canary may be due.
+// publishSuspicion publishes in the status whether the instance is out of service, and why, and wakes runCanaries if a canary may be due.
 // The caller holds m.mu.
 func (w *watch) publishSuspicion() {
 	next := w.status

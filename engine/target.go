@@ -32,7 +32,7 @@ type Header struct{ Name, Value string }
 // RequestID is the header that names a request in the logs of engines.
 const RequestID = "X-Request-Id"
 
-// JSONHeaders are the headers of a request with a JSON body.
+// JSONHeaders returns the headers of a request with a JSON body. id names the request in the logs of engines.
 func JSONHeaders(id string) []Header {
 	return []Header{{Name: "Content-Type", Value: "application/json"}, {Name: RequestID, Value: id}}
 }
@@ -40,9 +40,9 @@ func JSONHeaders(id string) []Header {
 // Deadlines bound the phases of a call; zero: no bound. The whole call has no bound, because a healthy stream may run
 // for an hour.
 type Deadlines struct {
-	Connect   time.Duration // name lookup, TCP and TLS together
-	FirstByte time.Duration // from the connection to the end of the response head, including the writing of the request
-	Idle      time.Duration // between two reads of the body; see Response.SetIdle
+	Connect   time.Duration // time for name lookup, TCP and TLS together
+	FirstByte time.Duration // time from the connection to the end of the response head, including the writing of the request
+	Idle      time.Duration // longest wait of one read of the body; see Response.SetIdle
 }
 
 // Validate returns an error if calls to the target can never work.

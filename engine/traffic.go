@@ -16,7 +16,7 @@ type Traffic struct {
 	sentWithoutSlot atomic.Int64  // running requests that were sent on purpose although their rank had no free slot
 
 	mu       sync.Mutex
-	liveness map[int]*Liveness // for each rank, by Target.Rank
+	liveness map[int]*Liveness // the Liveness of each rank, by Target.Rank
 
 	computedTokens  atomic.Int64 // upper bound of the prompt tokens that the engine had to compute itself
 	uncountedTokens atomic.Int64 // the part of computedTokens that the engine may not have counted yet
@@ -70,7 +70,8 @@ func (t *Traffic) mayNeedSalt() bool {
 	return false
 }
 
-// maxSilenceShare returns the largest value of Liveness.silenceShare over all ranks.
+// maxSilenceShare returns the largest value of Liveness.silenceShare over all ranks. Above 1, some rank has been silent for longer than
+// allowed.
 func (t *Traffic) maxSilenceShare(now time.Time) (share float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,11 +210,11 @@ type pullCheck struct {
 	hasBase       bool
 	start         float64 // start time of the process that counts
 	countedTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
-	base          float64 // the difference of the two counts at the first scrape of this process
-	reported      float64 // tokens that newlyNotPulled has returned since then
+	base          float64 // tokens that were not pulled, minus countedTokens, at the first scrape of this process
+	reported      float64 // tokens that newlyNotPulled has returned since the first scrape of this process
 }
 
-// noteComputed sets countedTokens. It must be called right before a scrape.
+// noteComputed sets countedTokens. It must be called right before a scrape, so that the scrape includes these tokens.
 func (p *pullCheck) noteComputed(t *Traffic) {
 	p.countedTokens = float64(t.computedTokens.Load() - t.uncountedTokens.Load())
 }

@@ -87,7 +87,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	switch end {
 	case NotEnded:
 		switch {
-		case a.Filter.streamEnded: // no [DONE] comes after this event
+		case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
 			a.Reader.markEnd()
 			a.endBytes, effects.End = len(dst)-from, Complete
 		case a.Filter.Started():
@@ -102,7 +102,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	case Broken, Garbled:
 		a.err = a.Filter.Fault()
 	case Refused, Complete, Short:
-		dst = dst[:from] // the caller writes evenkeel's own error event, or [DONE]
+		dst = dst[:from] // the client does not get this event: the caller writes an error event or [DONE]
 	} // with Preempted, the client gets the event's content
 	return dst, effects
 }

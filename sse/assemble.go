@@ -13,7 +13,7 @@ import (
 // ErrNoAnswer says that no event of the stream had a choice or a usage.
 var ErrNoAnswer = errors.New("sse: the decode stream ended without any choice or usage; prefill again")
 
-// ErrTooLarge says that an answer has more bytes than may be put together.
+// ErrTooLarge says that an answer has more bytes than the limit of NewAssembler.
 var ErrTooLarge = errors.New("the answer is larger than limits.answer_bytes; ask for a stream, or for less")
 
 // Assembler joins the events of a stream into an answer in one piece. The events come from a Filter whose Options.Usage is

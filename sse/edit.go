@@ -14,7 +14,7 @@ const (
 	keepValue action = iota
 	removeMember
 	setNull
-	setValue // write a new value: see appendValue
+	setValue // write the value that appendValue returns
 )
 
 // editMarked returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
@@ -172,7 +172,7 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 		return strconv.AppendInt(dst, int64(f.options.Continuation.addEarlier(f.facts.usage).Total), 10)
 	case indexValue:
 		return strconv.AppendInt(dst, int64(f.options.Choice), 10)
-	default: // cachedValue
+	default: // cachedValue: the prefill engine's count
 		return strconv.AppendInt(dst, int64(f.options.Cached), 10)
 	}
 }
@@ -213,7 +213,7 @@ func appendShifted(dst, list []byte, offset int) []byte {
 	return append(dst, ']')
 }
 
-// appendHead appends the bytes of an event before its data.
+// appendHead appends the bytes of an event before its data. If the data came in several lines, all other lines of the event come first.
 func appendHead(dst []byte, e Event) []byte {
 	if e.dataAt > 0 {
 		return append(dst, e.Raw[:e.dataAt]...)
@@ -236,7 +236,7 @@ func appendPart(dst []byte, e Event, part []byte) []byte {
 	}
 }
 
-// appendTail appends the bytes of an event after its data.
+// appendTail appends the bytes of an event after its data, at least the blank line that ends the event.
 func appendTail(dst []byte, e Event) []byte {
 	if e.dataAt > 0 {
 		return append(dst, e.Raw[e.dataAt+len(e.Data):]...)

@@ -37,7 +37,7 @@ func ReadFailure(data []byte) Failure {
 	fields := top.errorFields
 	if len(top.Error) > 0 && !rawjson.IsNull(top.Error) {
 		fields = errorFields{}
-		if json.Unmarshal(top.Error, &fields) != nil { // it may be a string
+		if json.Unmarshal(top.Error, &fields) != nil { // the error may be a string instead of an object
 			_ = json.Unmarshal(top.Error, &fields.Message)
 		}
 	}

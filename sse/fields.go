@@ -98,7 +98,7 @@ func (fs *fields) appendMember(key, val []byte) {
 	*fs = append(*fs, field{string(key), append([]byte(nil), val...)})
 }
 
-// joinArrays appends the elements of array b to array a.
+// joinArrays appends the elements of array b to array a, and may reuse the memory of a.
 func joinArrays(a, b []byte) []byte {
 	switch first := rawjson.Space(b, 1); {
 	case b[first] == ']':

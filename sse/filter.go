@@ -11,7 +11,7 @@ import (
 // prompts, is a fan-out: it becomes several engine requests. Options also says how the events of one such request change so that all of
 // them share the client's stream.
 type Options struct {
-	Form Form // the form of the engine's events
+	Form Form // the format of the engine's events
 
 	Usage           bool // the client set stream_options.include_usage
 	ContinuousUsage bool // the client set stream_options.continuous_usage_stats; ignored without Usage
@@ -35,8 +35,8 @@ type Options struct {
 	ID             []byte // replaces the id in each event; nil: the engine's id stays
 	Created        int64  // replaces created in each event, in seconds since 1970; 0: the engine's value stays
 	Choice         int    // replaces choices[].index; -1: the engine's index stays
-	DropFinalUsage bool   // the fan-out sends one UsageEvent for all its streams instead
-	DropDone       bool   // the fan-out sends one [DONE] for all its streams instead
+	DropFinalUsage bool   // leave out the final usage: the fan-out sends one UsageEvent for all its streams
+	DropDone       bool   // leave out [DONE]: the fan-out sends one for all its streams
 
 	Aborted func() bool // true once the client aborted the answer: finish_reason abort is then no failure; nil: clients cannot abort it
 
@@ -56,9 +56,9 @@ const unknownCached = -1 // as the value of Options.Cached: cached_tokens is rem
 // End is how an engine's answer ended.
 type End uint8
 
-// The possible ends of an answer.
+// The possible ends of an answer. With NotEnded, the zero value, the answer goes on.
 const (
-	NotEnded  End = iota // the answer has not ended
+	NotEnded  End = iota // the engine may send more events
 	Complete             // the engine sent the whole answer
 	Short                // [DONE] or the end of the body came before a finish_reason
 	Refused              // the engine reported an error: see Filter.Failure
@@ -358,8 +358,8 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 	return out
 }
 
-// LacksUsage says that the client asked for the usage, that neither the engine nor MissingUsage has the final usage for it. It is false for
-// an answer that another engine began.
+// LacksUsage says that the client asked for the usage, and that neither the engine has sent the final usage nor MissingUsage can append it.
+// It is false for an answer that another engine began.
 func (f *Filter) LacksUsage() bool {
 	fanOutHasIt := f.options.DropFinalUsage && f.usageSeen // the fan-out reads the usage by the method Usage and sends it itself
 	hasUsage := f.usageSent || len(f.pendingUsage) > 0 || fanOutHasIt
@@ -514,7 +514,7 @@ func (t *Transcript) recordContent(facts *facts, b []byte) {
 	t.Shown = len(t.IDs) // also tokens of earlier events without text, because their text came with this event
 	t.MoreThan = t.MoreThan || facts.hasNonText
 	if facts.textEnd > facts.textAt {
-		text := b[facts.textAt+1 : facts.textEnd-1] // without its quotes
+		text := b[facts.textAt+1 : facts.textEnd-1] // the JSON string without its quotes
 		t.Runes += runes(text)
 		if t.KeepText {
 			t.Text = append(t.Text, text...)

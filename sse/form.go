@@ -180,8 +180,7 @@ func hold(f *Filter, e Event, edits []edit) End {
 	return NotEnded
 }
 
-// setFacts makes the facts of an event whose form is not chunked the facts of the filter's current event, so that countTokens and
-// exceededLimit can use them.
+// setFacts copies the facts of an event whose form is not chunked to f.facts, so that countTokens and exceededLimit can use them.
 func setFacts(f *Filter, event *formFacts) {
 	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
 	if event.usage.Prompt == 0 && event.usage.Total > 0 {
@@ -236,8 +235,8 @@ func (f *Filter) appendEdited(e Event, edits []edit, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, e.Data[copied:]), e)
 }
 
-// removalOf returns the edit that removes an object's current member and one comma: the comma before it if keptBefore is true, which says
-// that an earlier member stays, else the comma after it.
+// removalOf returns the edit that removes an object's current member and one comma. keptBefore says that an earlier member stays: then the
+// comma before the member is removed, else the comma after it.
 func removalOf(o *rawjson.Object, keptBefore bool) edit {
 	from, to := rawjson.Cut(o.Text, o.Comma, o.Quote, o.Pos, !keptBefore)
 	return edit{from: from, to: to}
@@ -263,7 +262,7 @@ func text(v []byte) string {
 	return rawjson.Unquote(v)
 }
 
-// countOf reads the current member of an object as a number of tokens; 0: it is no such number.
+// countOf reads the current member of an object as a number of tokens; 0: it is not a whole number.
 func countOf(o *rawjson.Object) int {
 	n, _ := rawjson.Int(o.Text, o.Val, o.Pos)
 	return max(0, n)

@@ -18,7 +18,7 @@ const maxKeptBuffer = 4 << 10
 // Kind says whether an event carries data, ends the stream, or cannot be read.
 type Kind uint8
 
-// The kinds of event.
+// The kinds of event. Only an event of KindData has data to parse.
 const (
 	KindData    Kind = iota // at least one data line
 	KindComment             // no data line: only comments, id:, retry:, or a superfluous blank line
@@ -32,7 +32,7 @@ type Event struct {
 	Data []byte // the value of its data line; the values of several data lines are joined by \n
 	Kind Kind
 
-	dataAt int // where Data starts in Raw; 0: Data was joined from several lines and is not a part of Raw
+	dataAt int // offset of Data in Raw; 0: Data was joined from several lines and is not a part of Raw
 }
 
 // Framer cuts a byte stream into events at blank lines. How the network split the bytes makes no difference.

@@ -95,7 +95,7 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	}
 	if f.options.Choice >= 0 && !f.options.Unstreamed { // an answer in one piece has no index
 		comma := ","
-		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // an object without members
+		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // no members, so no comma before the new one
 			comma = ""
 		}
 		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})

@@ -122,7 +122,7 @@ func (t *Transcript) Join(next *Transcript) {
 	t.joinLast(next)
 }
 
-// joinLast replaces the last event so far by the last event of the next engine, joined with it.
+// joinLast replaces t.Last by next.Last, edited so that it also has the answer of the engines before.
 func (t *Transcript) joinLast(next *Transcript) {
 	if len(next.Last) == 0 { // the endpoint is not /generate, or the next engine sent nothing
 		return
@@ -195,7 +195,8 @@ func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 	return edits
 }
 
-// editsToJoinMeta does for the member meta_info what editsToJoin does for an event.
+// editsToJoinMeta adds the edits that make a meta_info look as if its engine had made the whole answer. last is the meta_info of the
+// engines before.
 func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) []edit {
 	tokens := numberOf(memberOf(last, "completion_tokens"))
 	for o.NextValue() {
@@ -221,7 +222,7 @@ func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) 
 			key == "output_token_sampling_mask_length":
 			put = strconv.Itoa(numberOf(before) + numberOf(v))
 		case key == "prompt_tokens", key == "cached_tokens", key == "cached_tokens_details", bytes.HasPrefix(o.Key, []byte("input_")):
-			put = string(before) // these count the client's own prompt; this engine's prompt includes the answer so far
+			put = string(before) // these members describe the client's own prompt; this engine's prompt includes the answer so far
 		}
 		if put != "" {
 			edits = append(edits, edit{o.Val, o.Pos, put})

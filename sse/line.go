@@ -2,7 +2,7 @@ package sse
 
 import "bytes"
 
-// dataLine returns the value of a data line: the bytes after the colon and one optional space.
+// dataLine returns the value of a data line: the bytes after the colon and one optional space. ok is false for another line.
 func dataLine(line []byte) (value []byte, ok bool) {
 	if !bytes.HasPrefix(line, []byte("data")) {
 		return nil, false
@@ -21,7 +21,7 @@ func dataLine(line []byte) (value []byte, ok bool) {
 	return value, true
 }
 
-// cutLine splits off the first line of a complete event.
+// cutLine splits off the first line of a complete event. Neither line nor rest has its line end, an LF, CRLF or CR.
 func cutLine(b []byte) (line, rest []byte) {
 	i := bytes.IndexAny(b, "\r\n")
 	switch {
@@ -51,7 +51,7 @@ func appendDataLines(dst, raw []byte) []byte {
 	return dst
 }
 
-// appendOtherLines appends an event's lines that are neither data nor blank.
+// appendOtherLines appends an event's lines that are neither data nor blank, each with an LF.
 func appendOtherLines(dst, raw []byte) []byte {
 	for len(raw) > 0 {
 		var line []byte

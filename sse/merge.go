@@ -39,7 +39,8 @@ type merger struct {
 	usage      usageSum
 }
 
-// add adds the next answer.
+// add takes in the next answer. Its choices get new indices, and its usage is added to the sum. Of its other members, only those that no
+// earlier answer had are used.
 func (m *merger) add(p Part) error {
 	b := p.JSON
 	hasChoices := false
@@ -92,7 +93,7 @@ func (m *merger) addChoice(b []byte, i int) int {
 	return o.Pos
 }
 
-// json returns the merged answer.
+// json returns the merged answer. It has a usage if at least one of the answers had one.
 func (m *merger) json() ([]byte, error) {
 	dst := appendKey(m.topMembers.appendMembers([]byte{'{'}), "choices")
 	dst = append(append(append(dst, '['), m.choices...), ']')

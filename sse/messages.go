@@ -49,7 +49,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 		s.readAnswer(rawjson.ObjectAt(b, at), cached)
 	case kind == "message_delta":
 		s.hasFinalUsage = true
-		if s.finishReason == "" && !s.failed { // see noReason
+		if s.finishReason == "" && !s.failed { // vLLM ends an aborted answer in this way; see noReason
 			s.failed, s.failure = true, []byte(noReason)
 		}
 	case kind == "message_stop":

@@ -29,12 +29,12 @@ type Filter struct {
 	fault         error
 	pendingUsage  []byte // the final usage as an event of its own, if the engine has not sent such an event
 
-	// For forms that are not chunked:
+	// The following fields are only for forms that are not chunked, such as that of /v1/responses:
 	heldEvents []byte // events that are held back until the first event with a token
 	heldCount  int    // how many events were held back
 	eventCount int    // events for the client so far, including those that are held back
 
-	// The flags stand together, because a stream holds a filter for its whole life, and each flag elsewhere would take eight bytes.
+	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a filter.
 
 	continuous      bool // the client gets the usage of every chunk
 	isTokensForm    bool // the answer is one of /inference/v1/generate

@@ -132,7 +132,7 @@ type Continuation struct {
 	Grows Growth
 }
 
-// addEarlier adds the tokens of earlier engines to the usage of this one.
+// addEarlier adds the tokens of earlier engines to the usage of this engine, and removes them from its prompt, which included them.
 func (c *Continuation) addEarlier(u Usage) Usage {
 	u.Prompt -= c.Tokens
 	if c.Prompt > 0 {

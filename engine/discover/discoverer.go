@@ -37,7 +37,7 @@ const (
 
 var states = []string{InUse, Away, Trying, Unfit, Listed}
 
-// Status is the state of all sources and engines.
+// Status is the state of all sources and of the engines that they list.
 type Status struct {
 	Sources []SourceStatus `json:"sources"`
 	Engines []Found        `json:"engines"`
@@ -129,7 +129,7 @@ func New(cfg Config) *Discoverer {
 	return d
 }
 
-// Status returns the last published status.
+// Status returns the state after the last update by Run. Any goroutine may call it.
 func (d *Discoverer) Status() Status { return *d.status.Load() }
 
 // Recheck makes Run ask the fleet again which engines are in the config, after the config has changed.
@@ -322,7 +322,7 @@ func difference(old, want Engine) string {
 	return back
 }
 
-// removeFromFleet removes an engine from the fleet, if the fleet has it.
+// removeFromFleet removes an engine from the fleet. It does nothing if the fleet does not have the engine.
 func (d *Discoverer) removeFromFleet(r *record) {
 	if r.inFleet == nil {
 		return

@@ -15,12 +15,12 @@ const (
 // Reasons why a listed engine gets no new requests.
 const (
 	NotReady = "not ready"
-	Leaving  = "leaving" // its running requests may finish
+	Leaving  = "leaving" // the engine will end soon, but its running requests may finish
 )
 
 // Engine is an engine as a source lists it.
 type Engine struct {
-	Source  string // name of the source that lists it, or of the first source if several list it
+	Source  string // name of the source that lists the engine; if several do, of the first one
 	Role    string
 	Address string // host:port
 	URL     string

@@ -5,7 +5,7 @@ import "bytes"
 // The functions in this file find where members and values start and end. They do not check the content of
 // strings, numbers and literals. Each returns -1 if brackets, commas, colons or quotes are wrong. Keys are not unescaped.
 
-// Space returns the position of the first byte from i on that is not white space.
+// Space returns the position of the first byte from i on that is not white space; len(b): there is none.
 func Space(b []byte, i int) int {
 	if i < len(b) && b[i] > ' ' { // the usual case is here and the loop elsewhere, so that the compiler inlines Space
 		return i
@@ -21,7 +21,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// StringEnd returns the position after the string whose opening quote is at i.
+// StringEnd returns the position after the string whose opening quote is at i; -1: the string has no closing quote.
 func StringEnd(b []byte, i int) int {
 	for j := i + 1; ; j++ {
 		q := bytes.IndexByte(b[j:], '"')
@@ -39,7 +39,7 @@ func StringEnd(b []byte, i int) int {
 	}
 }
 
-// ValueEnd returns the position after the value that starts at i.
+// ValueEnd returns the position after the value that starts at i; -1: there is no value, or it has no end.
 func ValueEnd(b []byte, i int) int {
 	if i < 0 || i >= len(b) {
 		return -1
@@ -65,7 +65,7 @@ var endsScalar = [256]bool{',': true, '}': true, ']': true, ' ': true, '\n': tru
 
 var nests = [256]bool{'"': true, '{': true, '}': true, '[': true, ']': true}
 
-// nestEnd returns the position after the object or array that starts at i.
+// nestEnd returns the position after the object or array that starts at i; -1: it has no end.
 func nestEnd(b []byte, i int) int {
 	depth := 0
 	for i < len(b) {

@@ -13,7 +13,7 @@ type Socket struct{}
 // Of returns a Socket that does not exist.
 func Of(net.Conn) Socket { return Socket{} }
 
-// Exists returns false.
+// Exists returns false, so callers use the connection itself.
 func (Socket) Exists() bool { return false }
 
 // These methods are never called, because Exists is false.
@@ -23,5 +23,5 @@ func (Socket) Await() error                      { return errors.ErrUnsupported 
 func (Socket) Ask([][]byte, func()) (int, error) { return 0, errors.ErrUnsupported }
 func (Socket) Quiet() bool                       { return false }
 
-// Write always fails.
+// Write always fails on this system.
 func Write(uintptr, []byte) (int, error) { return 0, errors.ErrUnsupported }

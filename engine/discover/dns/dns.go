@@ -21,13 +21,13 @@ import (
 	"evenkeel/engine/discover"
 )
 
-// Types of DNS records.
+// Types of DNS records by which a Source finds engines.
 const (
 	TypeA   = "A" // A and AAAA records
 	TypeSRV = "SRV"
 )
 
-// Config has the settings of a Source.
+// Config has the settings of a Source. Host, Role, Interval and Misses are required.
 type Config struct {
 	Host     string
 	Type     string

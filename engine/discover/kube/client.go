@@ -99,7 +99,7 @@ type errorRecorder struct{ http.RoundTripper }
 // errorRecorder sets.
 type failureKey struct{}
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends the request. If the request's context has a failureKey, it also stores the error, or nil, in the caller's variable.
 func (t errorRecorder) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer, err := t.RoundTripper.RoundTrip(r)
 	if failed, ok := r.Context().Value(failureKey{}).(*error); ok {

@@ -22,16 +22,16 @@ import (
 type Source struct {
 	cfg    Config
 	pods   *mirror
-	slices *mirror           // nil: EndpointSlices are not used
+	slices *mirror           // the mirror of the EndpointSlices; nil: they are not used
 	signal chan struct{}     // holds a token while a mirror may have changed
 	warned map[string]string // for each pod UID, the logged reason why the pod is not used
 }
 
-// Config has the settings of a Source.
+// Config says which pods of a namespace run engines, and what these engines are like.
 type Config struct {
 	Client    Client
 	Namespace string
-	Selector  string // label selector
+	Selector  string // label selector of the pods; empty: all pods of the namespace
 	Role      string // prefill, decode, both or aggregated; empty: the value of the pod's label RoleLabel
 	RoleLabel string
 	Port      string // numbers or names of container ports, separated by commas
@@ -127,10 +127,10 @@ func mapWatch(w watch.Interface, each func(watch.Event) watch.Event) *mappedWatc
 	return o
 }
 
-// ResultChan implements watch.Interface.
+// ResultChan returns the channel of the mapped events. It is closed after Stop, or once the original watch has ended.
 func (o *mappedWatch) ResultChan() <-chan watch.Event { return o.events }
 
-// Stop implements watch.Interface.
+// Stop ends the goroutine and the original watch. It may be called more than once.
 func (o *mappedWatch) Stop() {
 	o.stop.Do(func() { close(o.stopped) })
 	o.Interface.Stop()

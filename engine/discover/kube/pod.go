@@ -137,7 +137,7 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 
 // namedPort returns the number of the container port with this name; 0: there is none.
 func namedPort(pod *corev1.Pod, name string) int {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are init containers
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // a sidecar is an init container
 		for _, c := range list {
 			for _, p := range c.Ports {
 				if p.Name == name {
@@ -149,7 +149,7 @@ func namedPort(pod *corev1.Pod, name string) int {
 	return 0
 }
 
-// ready says whether the pod's own status is ready.
+// ready says whether the pod's own condition Ready is true. A pod without this condition is not ready.
 func ready(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {

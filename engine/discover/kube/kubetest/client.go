@@ -15,7 +15,7 @@ const slices = "endpointslices" // equal to kube.Slices, which cannot be importe
 // Client is a kube.Client that asks a clientset.
 type Client struct{ API kubernetes.Interface }
 
-// List implements kube.Client.
+// List lists the objects of a kind, as kube.Client demands. kind is pods or endpointslices.
 func (c Client) List(ctx context.Context, kind, namespace string, o metav1.ListOptions) (runtime.Object, error) {
 	if kind == slices {
 		return c.API.DiscoveryV1().EndpointSlices(namespace).List(ctx, o)
@@ -23,7 +23,7 @@ func (c Client) List(ctx context.Context, kind, namespace string, o metav1.ListO
 	return c.API.CoreV1().Pods(namespace).List(ctx, o)
 }
 
-// Watch implements kube.Client.
+// Watch watches the objects of a kind, as kube.Client demands. kind is pods or endpointslices.
 func (c Client) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	if kind == slices {
 		return c.API.DiscoveryV1().EndpointSlices(namespace).Watch(ctx, o)
