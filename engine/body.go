@@ -18,7 +18,7 @@ const (
 	byClose // the engine closes the connection, so a body that was cut off looks complete
 )
 
-// body reads one response body, whatever its framing.
+// body reads one response body. It hides from its caller how the engine marks the end of the body.
 type body struct {
 	framing   framing
 	bytesLeft int // of byLength: bytes of the body that were not read yet

@@ -15,8 +15,8 @@ type Call struct {
 	target      *Target
 	fresh       bool         // Fresh was called: use no idle connection
 	mayRepeat   bool         // Repeat was called: the request may be sent twice
-	beforeWrite func() error // called right before the request is written; its error ends the call; nil: none
-	onSent      func()       // called once the request is written; nil: none
+	beforeWrite func() error // called right before the request is written; its error ends the call; nil: nothing is called
+	onSent      func()       // called once the request is written; nil: nothing is called
 	resp        Response
 
 	mu           sync.Mutex

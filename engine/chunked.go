@@ -8,12 +8,12 @@ import (
 )
 
 const (
-	maxChunk   = 1 << 30 // bytes of one chunk; a larger size is taken for garbage
-	maxLine    = 4 << 10 // bytes of one line between chunks
-	maxTrailer = 1 << 16 // bytes of all trailer lines together
+	maxChunk   = 1 << 30 // most bytes of one chunk; a larger size is taken for garbage
+	maxLine    = 4 << 10 // most bytes of one line between chunks
+	maxTrailer = 1 << 16 // most bytes of all trailer lines together
 )
 
-// part names a part of a chunked body.
+// part says to which part of a chunked body a byte belongs.
 type part uint8
 
 const (
@@ -118,7 +118,7 @@ func (c *chunked) sizeByte(b byte) error {
 		return errChunkSize
 	default:
 		c.digits = true
-		c.size = min(c.size<<4+digit, maxChunk+1) // bounded, so that many digits cannot overflow it
+		c.size = min(c.size<<4+digit, maxChunk+1) // bounded, so that many digits cannot overflow the size
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	b, _ := br.Peek(br.Buffered()) // no error is possible, because all these bytes are buffered
 	data, used, err := c.step(b, len(p))
 	n = copy(p, data)
-	_, _ = br.Discard(used) // no error is possible either
+	_, _ = br.Discard(used) // Discard cannot fail, because these bytes are buffered
 	return n, err
 }
 

@@ -18,7 +18,7 @@ import (
 
 // Options has the settings of a Client; the zero value uses the defaults.
 type Options struct {
-	MaxIdle     int           // idle connections kept for each host; default 1024
+	MaxIdle     int           // most idle connections that are kept for each host; default 1024
 	IdleTimeout time.Duration // how long an idle connection may be used again; default 4 s
 	ReadBuffer  int           // size of a connection's read buffer in bytes, which also bounds the response head; default 8 KiB
 	Dial        func(ctx context.Context, network, address string) (net.Conn, error)
@@ -87,6 +87,6 @@ func (c *Client) dial(ctx context.Context, t *Target) (*conn, error) {
 }
 
 const (
-	answerLimit  = 1 << 20  // bytes of an answer about health or models
-	versionLimit = 16 << 20 // bytes of an answer about the version, in which SGLang includes the settings of each rank
+	answerLimit  = 1 << 20  // most bytes of an answer about health or models
+	versionLimit = 16 << 20 // most bytes of an answer about the version, in which SGLang includes the settings of each rank
 )

@@ -24,7 +24,7 @@ const (
 	// reading the request. An answer that has not arrived by then is lost.
 	lastAnswerWait = time.Second
 	maxInterim     = 16       // most response heads with status 1xx before the final one
-	tlsRecord      = 16 << 10 // bytes of the largest TLS record
+	tlsRecord      = 16 << 10 // bytes of the largest TLS record, which is also the size of the buffer bw
 )
 
 var (
@@ -49,13 +49,13 @@ type conn struct {
 	idleSince      time.Time  // when the connection was last put into the idle pool
 
 	head        fasthttp.ResponseHeader
-	out         []byte      // the request head
+	out         []byte      // buffer in which a call builds the request head
 	parts       [][]byte    // the request head and the parts of the body
 	writevParts net.Buffers // copy of parts that writev consumes
-	onSent      func()      // called once parts are written; nil: none
-	wrote       int64       // request bytes that the socket has taken
-	read        int64       // response bytes that were read
-	answered    bool        // a response byte came
+	onSent      func()      // called once all parts are written; nil: nothing is called
+	wrote       int64       // request bytes of this exchange that the socket has taken
+	read        int64       // response bytes of this exchange that were read
+	answered    bool        // at least one response byte of this exchange came
 	readErr     error       // the last read error; kept because fasthttp's header parser hides it
 
 	detachedFD int    // the socket while an event loop reads it (see Response.Detach), else noSocket; the call's lock guards it
@@ -64,7 +64,7 @@ type conn struct {
 	mu              sync.Mutex
 	readDeadline    time.Time     // until when reads may wait, for example for the response head; zero: only idleLimit bounds them
 	halfClosed      bool          // halfClose was called, and readDeadline bounds all reads from now on
-	idleLimit       time.Duration // how long each read of the body may wait
+	idleLimit       time.Duration // longest wait of one read of the body; 0: for ever
 	appliedDeadline time.Time     // the deadline that the socket has; zero: it must be set again
 }
 

@@ -22,10 +22,10 @@ var (
 // Phase is how far a call had come when it failed.
 type Phase uint8
 
-// The phases of a call, in order.
+// The phases of a call, in the order in which they follow each other.
 const (
 	PhaseRequest Phase = iota // the client refused the request before it dialled
-	PhaseConnect              // name lookup, TCP, TLS handshake
+	PhaseConnect              // no connection: name look-up, TCP or the TLS handshake failed
 	PhaseWrite                // the request was not fully written
 	PhaseHead                 // the request was written, but no complete response head came
 	PhaseBody                 // the response body broke off
@@ -89,7 +89,7 @@ func isOwnFault(err error) bool {
 // StatusError is an answer with an HTTP status other than the expected one.
 type StatusError struct {
 	Target string
-	Method string // empty: GET
+	Method string // method of the request; empty: GET
 	Path   string
 	Status int
 	Why    error // the reason that the engine gave; nil: evenkeel does not know the reason

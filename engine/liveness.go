@@ -21,7 +21,7 @@ type Liveness struct {
 	hasGauges      atomic.Bool  // the engine reports gauges that change while the rank works
 
 	mu             sync.Mutex
-	pulls          []*PendingPull // requests whose first event has not come
+	pulls          []*PendingPull // requests to this rank whose first event has not come
 	salt           string         // the cache_salt of later requests; empty: none is needed
 	saltGeneration int            // number of salts so far, so that an older salt has a lower generation
 }
@@ -48,7 +48,7 @@ func (l *Liveness) RecordSign(at time.Time) {
 		switch {
 		case sign <= previous: // another goroutine has recorded a later sign
 			return
-		case sign-previous > l.minReportedGap.Load(): // KV may have been lost meanwhile
+		case sign-previous > l.minReportedGap.Load(): // in so long a gap, the KV of a waiting request may have been lost
 			l.mu.Lock()
 			l.recordSignLocked(sign)
 			l.mu.Unlock()
@@ -125,8 +125,8 @@ type PendingPull struct {
 	sent               time.Time
 	keptWithoutRenewal time.Time // up to this time the KV is kept even if nothing renews the hold
 	hold               mooncake.Hold
-	salt               string      // the cache_salt of the request
-	saltGeneration     int         // Liveness.saltGeneration when the wait began
+	salt               string      // the cache_salt of the request; empty: it needs none
+	saltGeneration     int         // Liveness.saltGeneration when the request was sent
 	lossCounted        bool        // its KV is lost, and the salt was changed for this reason
 	timer              *time.Timer // calls the function given to OnExpiry; nil: no timer runs
 }

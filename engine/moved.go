@@ -41,7 +41,7 @@ func (w *watch) checkAddress(ctx context.Context) {
 	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
 		return
 	}
-	w.addressUnproven = true // until the engine answers over a new connection
+	w.addressUnproven = true // stays true until the engine answers over a new connection
 	c.idle.closeHost(w.in.Target.key())
 	moved := Moved{From: joinAddresses(before), To: joinAddresses(found), At: time.Now()}
 	w.m.cfg.Log.Warn("the name of an engine has another address now; it is up only while new connections to that address are answered",

@@ -61,7 +61,7 @@ func (l Limits) limitOf(name string) (limit float64, wanted bool) {
 	switch name {
 	case StartTimeName:
 		return latestStart, true
-	case CacheConfigName: // only its labels are used
+	case CacheConfigName: // only the labels of this series are used, so its value has no limit
 		return math.MaxFloat64, true
 	}
 	limit, wanted = l[name]

@@ -136,7 +136,7 @@ func IsRefusal(err error) bool {
 // restrictions says which ranks of an engine get no requests although the engine is up, or why the whole engine gets none.
 type restrictions struct {
 	haltReason    error         // why the engine gets no new requests for now; nil: it may get them
-	haltedAt      time.Time     // when the halt began
+	haltedAt      time.Time     // when the halt for haltReason began
 	haltConfirmed bool          // a check has seen the reason; false: only answers to requests gave it
 	rankCount     int           // number of ranks that the engine has now, by its last RankError; 0: all ranks of the config
 	lastTryAt     time.Time     // when a request last showed how many ranks the engine has
@@ -270,7 +270,7 @@ func (w *watch) setHalt(why error, confirmed bool) {
 		if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
-	case r.haltConfirmed && !confirmedBefore: // logged once per halt
+	case r.haltConfirmed && !confirmedBefore: // each halt is logged once, when a check confirms it
 		w.m.cfg.Log.Warn("an engine takes no requests for now, and its requests wait", zap.String("engine", w.in.ID), zap.Error(why))
 	}
 	w.publish(w.status)
@@ -425,19 +425,19 @@ func (w *watch) lostRankTryDue() bool {
 // tryFirstLostRank starts a try of the first lost rank if one is due. If canaries are turned off, it puts this rank back into service,
 // and the next request of a client is the try. The caller holds m.mu.
 func (w *watch) tryFirstLostRank() {
-	firstLost := w.restrictions.rankCount // ranks are lost from this number on
+	firstLost := w.restrictions.rankCount // ranks with this and higher numbers are lost
 	switch r := &w.restrictions; {
 	case !w.lostRankTryDue():
 	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost }):
 		select {
 		case w.canaryDue <- struct{}{}:
-		default: // a wake-up is pending already
+		default: // runCanaries has a wake-up pending already
 		}
 	default:
 		r.lastTryAt = time.Now()
 		r.retryDelay = max(r.retryDelay, w.m.cfg.FactsInterval)
 		if r.rankCount++; r.rankCount >= w.in.Ranks {
-			r.rankCount = 0 // the engine has all its ranks
+			r.rankCount = 0 // 0 says that the engine has all its ranks
 		}
 		w.publish(w.status)
 	}

@@ -35,7 +35,7 @@ func (w *watch) checkNow() {
 
 // checkResult has what one check of an engine found out, and what the watch had recorded before the check.
 type checkResult struct {
-	health          error  // error of the health check; nil: the engine takes requests
+	health          error  // why the health check failed; nil: the engine takes requests
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
 	connectionBroke bool   // watch.connectionBroke before the check
@@ -65,7 +65,7 @@ func (w *watch) check(ctx context.Context) {
 			w.learnRTT(now.Sub(began), now, fresh)
 		}
 		w.lastGoodCheck = now
-		if fresh { // the answer came over a new connection
+		if fresh { // the answer came over a new connection, so the address is proven
 			w.addressUnproven = false
 		}
 	}
@@ -134,15 +134,15 @@ func (result checkResult) updateStatus(w *watch) {
 	}
 }
 
-// applyReforming halts an engine whose health check says that its group re-forms. The engine stays up or down, unless the halt has lasted
-// too long. The caller holds m.mu.
+// applyReforming halts an engine whose health check says that its group re-forms. The engine stays up or down as it was, unless the halt
+// has lasted too long. The caller holds m.mu.
 func applyReforming(w *watch, err, halt error) {
 	w.failedChecks = 0
 	w.setHalt(halt, true)
 	next := w.status
 	if why := w.restrictions.downReason(time.Now()); why != nil {
 		next.Up, next.Err = false, why
-	} else if !next.Up { // the engine stays down, now for this reason
+	} else if !next.Up { // the engine stays down, now because its group re-forms
 		next.Err = err
 	}
 	w.setStatus(next)

@@ -27,10 +27,10 @@ var (
 	stepsNames    = []string{"sglang:dp_attention_sync_wait_seconds_count"}
 )
 
-// Names of series that are read from each page.
+// Names of series that are read from each page, whatever names the config gives other series.
 const (
 	CacheConfigName = "vllm:cache_config_info"     // its labels have the number and the size of the KV blocks
-	StartTimeName   = "process_start_time_seconds" // another value means that the engine restarted
+	StartTimeName   = "process_start_time_seconds" // when the process started; a new value means that the engine restarted
 )
 
 const (
@@ -214,7 +214,7 @@ func (s *Sample) Engines() []string {
 type Gauges struct {
 	Running, Waiting float64 // requests in the rank's batch and in its queue
 	KVShare          float64 // share of its KV memory that is in use, 0 to 1
-	Preempted        float64 // new preempted requests
+	Preempted        float64 // requests preempted since the previous sample
 	Computed         float64 // new prompt tokens whose KV the rank wanted from other engines and did not get
 	WaitMs           float64 // mean wait for other ranks before a new step, in ms; below 0 also if there was no new step
 }
@@ -227,7 +227,7 @@ const maxWaitMs = 3600 * 1000
 func gaugesOf(previous, s *Sample, rank int) Gauges {
 	g := Gauges{Running: orUnknown(s.Running(rank)), Waiting: orUnknown(s.Waiting(rank)), KVShare: orUnknown(s.KVUsage(rank))}
 	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1
-	if previous == nil || previous.StartTime != s.StartTime { // a restart begins the counters at 0
+	if previous == nil || previous.StartTime != s.StartTime { // after a restart the counters begin at 0 again
 		return g
 	}
 	growth := func(counter func(*Sample, int) (float64, bool)) float64 {

@@ -59,9 +59,9 @@ type watch struct {
 	restrictions    restrictions // only the goroutine of run uses its loadReports
 	rtt             time.Duration
 	sample          *Sample        // the last sample that crossCheck has seen; nil: there was none
-	sampleAt        time.Time      // when this sample was read
-	gauges          map[int]Gauges // gauges of each rank in this sample
-	failedChecks    int            // failed checks in a row
+	sampleAt        time.Time      // when the scrape of sample began
+	gauges          map[int]Gauges // gauges of each rank in sample, by rank
+	failedChecks    int            // failed health checks in a row
 	expired         float64        // hand-offs that expired, by the engine's last metrics (see Expired); below 0: not known
 	reportCount     uint64         // how many failures to connect, or refusals of all requests, callers have reported
 	connectionBroke bool           // a caller's connection has broken since the last check began
@@ -71,7 +71,7 @@ type watch struct {
 	rereadDue       bool           // an answer to a request showed that the engine's list of models has changed
 	rereadAt        time.Time      // when rereadDue last caused a check at once
 	refusalLogged   bool           // the log already says that the engine refuses the API key
-	removed         bool           // the instance is not watched any more, so a check in progress must not change anything
+	removed         bool           // the instance is not watched any more, so a check in progress must change nothing
 }
 
 // Instance is one engine process to watch: one URL, with any number of DP ranks.
@@ -84,7 +84,7 @@ type Instance struct {
 	// compute; empty: GET /health is cheap.
 	Ready string
 
-	Ranks   int    // number of ranks in the config; 0: 1
+	Ranks   int    // number of ranks in the config; 0 counts as 1
 	Version string // the path that returns the engine's version; empty: /version
 	// Canaries are the ranks that get a request for one token if it is doubtful whether the engine still
 	// computes; empty: the monitor sends no such requests.
@@ -103,7 +103,7 @@ type Held struct{ Why string }
 
 func (h *Held) Error() string { return h.Why }
 
-// Model is an entry of an engine's /v1/models.
+// Model is one model or LoRA adapter in an engine's answer to GET /v1/models.
 type Model struct {
 	ID          string
 	Parent      string // the base model of a LoRA adapter; empty: the model is not an adapter
@@ -117,7 +117,7 @@ type Status struct {
 	Hangs          bool      // the engine takes connections, but did not answer its last health check, and no stream sent anything meanwhile
 	Err            error     // why the engine is down, or a problem that it has although it is up
 	Since          time.Time // when Up last changed
-	Changed        time.Time // when State last changed
+	Changed        time.Time // when the result of State last changed
 	Models         []Model
 	Version        string
 	CapacityTokens map[string]int64 // KV tokens by rank, with the keys of Sample.Capacities; empty: unknown
@@ -159,7 +159,7 @@ type suspicion struct {
 	canaryPending   bool      // a canary must show whether the instance computes
 	wedged          bool      // the canary failed, and no request was served since
 	lastCanaryAt    time.Time // when the last canary was sent
-	outReason       error     // why the instance was taken out of service
+	outReason       error     // why the instance was last taken out of service
 	openAccusations int       // failed requests of which it is not known yet whether the engine or the request is at fault
 	// silentSince is the time since which requests have waited for their KV without a sign of life of the core; zero: the
 	// core gives signs. It stays set until a sign comes or a canary passes, even if no request waits any more.
@@ -172,7 +172,7 @@ type facts struct {
 	version               string
 	capacity              map[string]int64
 	start                 float64
-	err                   error // why models could not be read
+	err                   error // why the list of models could not be read; nil: it was read
 	reportsFaults         bool  // the engine is a vLLM with --enable-fault-tolerance
 	reportsPause          bool  // the engine is a vLLM that reports whether it is paused
 	featuresUnknown       bool  // reportsFaults and reportsPause could not be read
@@ -232,7 +232,7 @@ func (m *Monitor) queueChange(id string) {
 	}
 }
 
-// reportChanges calls onChange for each instance that has changed.
+// reportChanges calls onChange for each instance that has changed, without holding mu, so that onChange may call the monitor.
 func (m *Monitor) reportChanges() {
 	for {
 		m.mu.Lock()

@@ -19,7 +19,7 @@ type Verdict uint8
 
 // The verdicts, from which RecordOutcome decides whether the engine gets a canary or is taken out of service.
 const (
-	Served  Verdict = iota // the whole answer came
+	Served  Verdict = iota // the whole answer came, so the engine works
 	Faulted                // the request failed, and the engine is at fault
 	Silent                 // the engine sent nothing in time, so it may hang
 	Unclear                // the request failed, and only a canary can show whether the engine is at fault
@@ -75,7 +75,7 @@ func (s *suspicion) accusedError() error {
 	switch {
 	case s.openAccusations >= maxAccused:
 		return errAccused
-	case !s.silentSince.IsZero(): // its core gives no sign of life
+	case !s.silentSince.IsZero(): // the core gives no sign of life while requests wait for their KV
 		return errSilent
 	}
 	return nil
@@ -157,7 +157,7 @@ func (w *watch) publishSuspicion() {
 	if w.suspect.canaryPending || !w.suspect.circuit.InService() {
 		select {
 		case w.canaryDue <- struct{}{}:
-		default: // a wake-up is pending already
+		default: // runCanaries has a wake-up pending already
 		}
 	}
 }

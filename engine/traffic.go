@@ -169,7 +169,7 @@ func vitalsOf(s *Sample, rank int) vitals {
 
 // scrapes has the results of the scrapes of an instance. Only run's goroutine uses it.
 type scrapes struct {
-	at        time.Time      // when the last scrape began
+	at        time.Time      // when the last scrape of this instance began
 	ranks     map[int]vitals // vitals of the last scrape, by rank
 	last      vitals         // vitals of the last scrape, of all ranks together
 	busy      bool           // streams of this proxy ran at the last scrape
@@ -208,7 +208,7 @@ func (p *scrapes) followSlots(slots int, running float64) {
 // before the request is sent, but base subtracts them only once the request has its first event.
 type pullCheck struct {
 	hasBase       bool
-	start         float64 // start time of the process that counts
+	start         float64 // Sample.StartTime of the process to which base belongs
 	countedTokens float64 // tokens that the engine had to compute itself and has surely counted before the scrape
 	base          float64 // tokens that were not pulled, minus countedTokens, at the first scrape of this process
 	reported      float64 // tokens that newlyNotPulled has returned since the first scrape of this process
@@ -225,7 +225,7 @@ func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 	if !ok {
 		return 0
 	}
-	if !p.hasBase || s.StartTime != p.start { // the first scrape of this process
+	if !p.hasBase || s.StartTime != p.start { // the first scrape of this process only sets the base
 		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.countedTokens, 0
 		return 0
 	}

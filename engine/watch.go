@@ -151,7 +151,7 @@ func (w *watch) models(ctx context.Context) ([]Model, error) {
 	return Models(ctx, w.m.cfg.Client, w.in.Target)
 }
 
-// scrape reads the engine's metrics, within timeout.
+// scrape reads the engine's metrics, within timeout, by the names of series that vLLM and SGLang use.
 func (w *watch) scrape(ctx context.Context, timeout time.Duration) (*Sample, error) {
 	ctx, stop := context.WithTimeout(ctx, timeout)
 	defer stop()

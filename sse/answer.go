@@ -60,7 +60,7 @@ func (a *Answer) Feed(dst, p []byte, now time.Time) ([]byte, Effects) {
 // assembler collects the events, or if the event ends the answer without being a part of it. It also tells the Reader whether the event
 // ends the answer, and whether the wait for the next event goes on as if this one had not come.
 func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
-	from := len(dst) // where the client's copy of the event begins
+	from := len(dst) // offset in dst where the client's copy of the event begins
 	edited, end := a.Filter.Event(e, dst)
 	effects := Effects{End: end}
 	// The filter returns e.Raw if the event needs no edit, and otherwise dst with the edited event appended.

@@ -62,7 +62,7 @@ func (a *Assembler) Add(event []byte) error {
 			if !rawjson.IsNull(o.Value()) {
 				a.usage, a.hasAnswer = append(a.usage[:0], o.Value()...), true
 			}
-		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // all events have the same value
+		case "id", "request_id", "created", "model", "system_fingerprint", "prompt_token_ids": // the same in all events that have it
 			a.topMembers.setFirst(o.Key, o.Value())
 		default:
 			a.topMembers.merge(o.Key, o.Value())
@@ -139,7 +139,7 @@ func (a *Assembler) JSON(dst []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// appendJSON appends the answer of a chat or of a completion.
+// appendJSON appends the answer of a chat or of a completion as OpenAI's API sends it without a stream.
 func (a *Assembler) appendJSON(dst []byte) []byte {
 	dst = append(dst, '{')
 	if id := a.topMembers.find([]byte("id")); id != nil { // OpenAI sends id and object first

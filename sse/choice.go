@@ -7,11 +7,11 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// choice is one choice of an answer under construction.
+// choice collects one choice of an answer from the events of a stream.
 type choice struct {
 	index        int
-	text         []byte // completions: the text as a JSON string
-	message      fields // chat: the members of all deltas, joined
+	text         []byte // of a completion: the text so far as a JSON string; nil: none came
+	message      fields // of a chat: the members of all deltas so far, joined
 	tools        calls
 	function     fields // the single function_call of older APIs
 	logprobs     fields
@@ -168,7 +168,8 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// hasNonContent says whether the message has anything besides content: a tool call, a refusal or reasoning.
+// hasNonContent says whether the message has anything besides content, so that an empty content becomes null: a tool call, a refusal or
+// reasoning.
 func (c *choice) hasNonContent() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
 		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)

@@ -37,7 +37,7 @@ func (f *Filter) editMarked(e Event, dst []byte) []byte {
 			if removed.open != marked.open {
 				removed.open, removed.n = marked.open, 0
 			}
-			isFirst := marked.membersBefore == removed.n // all members before it are removed
+			isFirst := marked.membersBefore == removed.n // every member before this one is removed
 			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, isFirst)
 			removed.n++
 		}
@@ -84,7 +84,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		if f.facts.hasUsage {
 			return setValue
 		}
-		return keepValue // a usage without counts gets no details either
+		return keepValue // a usage whose counts could not be read gets no new details
 	case engineOnlyValue:
 		switch {
 		case !f.options.Unstreamed:

@@ -10,10 +10,10 @@ import (
 // BlankLine ends an event, even one that was cut off in the middle of a line.
 const BlankLine = "\n\n"
 
-// Done is the event that ends a stream.
+// Done is the last event of a stream of OpenAI's API. It says that the stream is complete, or that an error event came before it.
 const Done = "data: [DONE]\n\n"
 
-// Usage is the token usage of one answer.
+// Usage has the token counts of one answer.
 type Usage struct {
 	Prompt, Completion, Total int
 	Cached                    int // prompt tokens that prefill found in its prefix cache; -1: not known

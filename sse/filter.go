@@ -53,7 +53,7 @@ const OwnCached = -2
 
 const unknownCached = -1 // as the value of Options.Cached: cached_tokens is removed
 
-// End is how an engine's answer ended.
+// End says whether and how an engine's answer has ended.
 type End uint8
 
 // The possible ends of an answer. With NotEnded, the zero value, the answer goes on.
@@ -156,7 +156,7 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 	}
 	f.countTokens(e.Data)
 	out, end = f.decide(e, dst)
-	if f.options.Transcript != nil && end != Refused { // an error is no part of the answer
+	if f.options.Transcript != nil && end != Refused { // an error event is no part of the answer to continue
 		f.options.Transcript.record(f, e.Data)
 	}
 	return out, end
@@ -325,7 +325,7 @@ func (f *Filter) deferUsage(data []byte) {
 	switch {
 	case !f.options.Usage || f.continuous || f.options.DropFinalUsage: // the client gets no usage, every usage, or the fan-out's sum
 		return
-	case facts.choices == 0: // the engine itself has sent such an event
+	case facts.choices == 0: // the engine itself has sent an event with only the usage
 		f.pendingUsage = f.pendingUsage[:0]
 		return
 	}
@@ -366,7 +366,7 @@ func (f *Filter) LacksUsage() bool {
 	return f.options.Usage && !hasUsage && f.options.Continuation == nil
 }
 
-// Untrack stops adding events to Options.Transcript.
+// Untrack stops adding events to Options.Transcript, so that from now on no other engine can continue the answer.
 func (f *Filter) Untrack() { f.options.Transcript = nil }
 
 // Tokens returns how many tokens this engine generated so far. The number falls if the engine's

@@ -17,7 +17,7 @@ const (
 	Messages       // the events of /v1/messages
 	Tokens         // the events of /inference/v1/generate
 	Generated      // the events of /generate
-	Verbatim       // any events: the client gets them unchanged, and a finish_reason is not required
+	Verbatim       // events of any other format: the client gets them unchanged, and a finish_reason is not required
 )
 
 // FormOf returns the form of the events that the endpoint at this path sends. Every path that is not listed has Chunks.
@@ -52,7 +52,7 @@ type formFacts struct {
 	finishReason    string // the finish_reason; empty: the event has none
 	endedByStopText bool   // a stop text of the request ended the answer
 	usage           Usage
-	edits           []edit // changes that the client's copy needs
+	edits           []edit // changes between the engine's event and the client's copy
 	idAt            edit   // of Generated: the offsets of the answer's id
 	textAt          edit   // of Generated: the offsets of the text
 	idsAt           edit   // of Generated: the offsets of the list of token ids
@@ -145,7 +145,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 		f.fault = fault
 		return nil, Broken
 	}
-	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // so far, only events that announce the answer have come
+	beforeAnswer := !f.started && !event.hasTokens && !event.hasFinalUsage // so far, no event had a part of the answer itself
 	// Once maxHeldEvents events are held back, a further event is forwarded as a part of the answer. If it still announces the answer, hold
 	// refuses it.
 	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
@@ -171,7 +171,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 // hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
 // maxHeldEvents of them.
 func hold(f *Filter, e Event, edits []edit) End {
-	if f.heldCount++; f.heldCount > maxHeldEvents { // no engine opens an answer with so many events
+	if f.heldCount++; f.heldCount > maxHeldEvents { // no engine announces an answer with so many events
 		f.fault = ErrBadCount
 		return Broken
 	}
@@ -195,7 +195,7 @@ func setFacts(f *Filter, event *formFacts) {
 
 // takeOpaque takes a piece of an event that is too large to be read, and forwards it.
 func takeOpaque(f *Filter, e Event, dst []byte) (out []byte, end End) {
-	if f.options.Form == Responses { // the event may have members that clients must not get
+	if f.options.Form == Responses { // such an event may have members that clients must not get, and cannot be edited
 		f.fault = ErrLargeEvent
 		return nil, Broken
 	}

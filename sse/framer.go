@@ -20,15 +20,15 @@ type Kind uint8
 
 // The kinds of event. Only an event of KindData has data to parse.
 const (
-	KindData    Kind = iota // at least one data line
-	KindComment             // no data line: only comments, id:, retry:, or a superfluous blank line
-	KindDone                // data: [DONE]
+	KindData    Kind = iota // the event has at least one data line
+	KindComment             // the event has no data line: only comments, id:, retry:, or a superfluous blank line
+	KindDone                // the data line is [DONE], which ends the stream
 	KindOpaque              // a piece of an event that exceeds the size limit: forward it unchanged, do not parse it
 )
 
 // Event is one block of the stream, its closing blank line included.
 type Event struct {
-	Raw  []byte // the bytes of the event as they came
+	Raw  []byte // the bytes of the event as the engine sent them
 	Data []byte // the value of its data line; the values of several data lines are joined by \n
 	Kind Kind
 
@@ -42,10 +42,10 @@ type Framer struct {
 	buf          []byte // the bytes to cut: the argument of Feed while bufIsCallers is true, else a part of ownBuf
 	ownBuf       []byte // memory of the framer for an event of which only a part has come
 	bufIsCallers bool
-	scratch      []byte // joined data of the events returned since the last Feed
+	scratch      []byte // memory for the Data of events with several data lines that were returned since the last Feed
 
-	eventStart int // where the current event starts in buf
-	lineStart  int // where the current line starts in buf
+	eventStart int // offset in buf where the current event starts
+	lineStart  int // offset in buf where the current line starts
 	scanned    int // offset in buf: the current line has no line end before it
 	nextLF     int // there is no LF from scanned up to this offset; each lone CR would otherwise cost another search for the next LF
 
@@ -53,7 +53,7 @@ type Framer struct {
 	lineBegunEarlier bool // some bytes of the current line were returned already, so the line is not blank
 	afterCR          bool // the previous line of this event ended in a lone CR
 
-	dataLines       int // how many data lines this event has so far
+	dataLines       int // data lines of the current event so far
 	dataAt, dataLen int // offset (from eventStart) and length of the value of its first data line
 }
 

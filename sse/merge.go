@@ -11,8 +11,8 @@ import (
 
 // Part is one answer of a fan-out: a client's request that evenkeel split into several engine requests.
 type Part struct {
-	JSON        []byte // a chat.completion or text_completion
-	PromptIndex int    // which of the client's prompts it answers
+	JSON        []byte // the answer in one piece: a chat.completion or text_completion
+	PromptIndex int    // index of the prompt in the client's request that this answer is for
 }
 
 // MergeAnswers joins the answers of a fan-out. The choices are in the order of the parts and numbered anew.
@@ -34,7 +34,7 @@ func MergeAnswers(parts []Part) ([]byte, error) {
 type merger struct {
 	single     bool // there is only one answer, so members that describe one answer may stay
 	topMembers fields
-	choices    []byte // the elements of the list, with commas between them
+	choices    []byte // the elements of the list choices, as JSON with commas between them
 	count      int    // number of choices so far, and so the index of the next one
 	usage      usageSum
 }

@@ -63,7 +63,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 
 // readAnswer reads a message, and adds edits for the members that clients must not get.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
-	keptBefore := false // an earlier member stays in the client's copy
+	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
 		key := rawjson.Key(o.Key)
 		if isEngineOnlyKey(key) {
@@ -148,7 +148,8 @@ func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
 	s.edits = append(append(s.edits, inputEdits...), readEdits...)
 }
 
-// failedMessage appends the error event of /v1/messages.
+// failedMessage appends the error event of /v1/messages. This event has no place for the other two arguments, the event number and the
+// code.
 func failedMessage(dst []byte, _ int, message, typ, _ string) []byte {
 	dst = rawjson.AppendString(append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":"...), typ)
 	return append(rawjson.AppendString(append(dst, `,"message":`...), message), "}}\n\n"...)

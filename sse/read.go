@@ -18,8 +18,8 @@ type Filter struct {
 	tokens        int // tokens that this engine generated so far
 	ids           int // token ids that came from this engine so far
 	chunks        int // chunks with content that came so far
-	idsAtUsage    int // the value of ids when the last usage came
-	chunksAtUsage int // the value of chunks when the last usage came
+	idsAtUsage    int // the value of ids when the last usage came; tokens after it are counted by ids
+	chunksAtUsage int // the value of chunks when the last usage came; tokens after it may be estimated
 	finishReason  string
 	usage         Usage
 	details       []byte // the JSON of prompt_tokens_details in the last usage; empty: it had none
@@ -31,7 +31,7 @@ type Filter struct {
 
 	// The following fields are only for forms that are not chunked, such as that of /v1/responses:
 	heldEvents []byte // events that are held back until the first event with a token
-	heldCount  int    // how many events were held back
+	heldCount  int    // events that were held back so far, at most maxHeldEvents
 	eventCount int    // events for the client so far, including those that are held back
 
 	// The flags are declared together to save memory: a flag between other fields would take eight bytes, and every stream has a filter.
@@ -62,14 +62,14 @@ type facts struct {
 	emptyChoice           bool // the last choice is empty: an empty delta, no finish_reason, no logprobs
 
 	finishAt, finishEnd     int  // the offsets of the finish_reason, without its quotes; both 0: there is none
-	recomputed              bool // the stop_reason is "recomputed"
-	stopText                bool // the stop_reason is a string
+	recomputed              bool // the stop_reason is "recomputed": the engine has preempted the request
+	stopText                bool // the stop_reason is a string, so a stop text of the request may have ended the answer
 	handBackAt, handBackEnd int  // the offsets of kv_transfer_params, with which vLLM hands back the answer's KV; 0: there are none
 	isError                 bool
 
 	textAt, textEnd int  // the offsets of the member text or content, with its quotes
 	hasNonText      bool // the event has content other than this text
-	hasRole         bool // the delta has a role
+	hasRole         bool // the delta has a role, such as assistant
 	idsAt           int  // the offset of the list of generated token ids; 0: there is none
 	promptIDs       int  // how many token ids of the prompt the event has
 
@@ -87,7 +87,7 @@ const (
 	idValue
 	createdValue
 	indexValue
-	endValue // a finish_reason or stop_reason
+	endValue // a finish_reason or stop_reason, which becomes null after a preemption
 
 	// These members are marked only if this engine continues an answer that another engine began:
 	modelValue
@@ -99,10 +99,10 @@ const (
 	offsetsValue
 	spansValue
 
-	// These marks say where to insert the prefill engine's cached_tokens if the decode engine's usage lacks this member:
-	noDetails   // at the end of a usage without prompt_tokens_details
-	nullDetails // in place of prompt_tokens_details: null
-	noCached    // at the end of prompt_tokens_details
+	// These marks say where the prefill engine's cached_tokens must be inserted, because the decode engine's usage lacks this member:
+	noDetails   // a usage without prompt_tokens_details: insert them at its end
+	nullDetails // prompt_tokens_details is null: replace the null
+	noCached    // prompt_tokens_details without cached_tokens: insert it at their end
 )
 
 // mark is a member of an event that may have to change before the client gets the event. Marks are in the order of their keys in the event,
@@ -121,8 +121,8 @@ type mark struct {
 // These levels say how deep in an event a member is.
 const (
 	inEvent   uint8 = iota
-	inPart          // in a choice, or in the usage
-	inSubpart       // in a delta, in logprobs, or in the details of the usage
+	inPart          // the member is in a choice, or in the usage
+	inSubpart       // the member is in a delta, in logprobs, or in the details of the usage
 )
 
 // markMember records the current member of o. If o.Pos is not yet the end of the value, the caller must set end later.
@@ -162,7 +162,7 @@ func (f *Filter) read(b []byte) bool {
 			if len(f.id) > 0 {
 				f.markWholeMember(idValue, inEvent, &o)
 			}
-		case "request_id": // the id of /inference/v1/generate
+		case "request_id": // events of /inference/v1/generate have their id here
 			if f.isTokensForm && len(f.id) > 0 {
 				f.markWholeMember(idValue, inEvent, &o)
 			}
@@ -401,7 +401,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 	at := len(f.marks)
 	f.markMember(detailsValue, inPart, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
-	found := 0 // how often the details have cached_tokens
+	found := 0 // how many members cached_tokens the details have
 	for o.Next() {
 		if string(o.Key) == "cached_tokens" {
 			found++

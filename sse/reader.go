@@ -43,7 +43,7 @@ type Reader struct {
 	silentFor    time.Duration // time spent in waits since the last data event with content
 	silentBefore time.Duration // the value of silentFor when the last data event came; see ignoreAsFirst
 	waitBegan    time.Time     // when the current wait began; zero: there is no wait
-	sawData      bool          // a data event came
+	sawData      bool          // a data event has come that counts for Limits.First; see ignoreAsFirst
 	done         bool          // [DONE] or another last event came
 	torn         bool          // the last event returned is a piece of an event, but not its last piece
 	err          error
@@ -77,7 +77,7 @@ func (r *Reader) Wait(now time.Time) time.Duration {
 	if timeLeft <= 0 {
 		r.failTimedOut()
 	}
-	return max(timeLeft, 1) // 0 would mean for ever
+	return max(timeLeft, 1) // a result of 0 would mean that the wait may last for ever
 }
 
 // Pause ends the current wait before bytes have come. The time until the next Wait does not count. The proxy calls it when it stops
@@ -147,7 +147,7 @@ func (r *Reader) Next() (Event, bool) {
 	switch {
 	case e.Kind == KindDone:
 		r.markEnd()
-	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the end of a large one
+	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the last piece of a large one
 		r.sawData, r.silentFor, r.silentBefore = true, 0, r.silentFor
 	}
 	return e, true

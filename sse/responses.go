@@ -30,7 +30,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
 	case !s.readable:
-	case object == "response": // an answer in one piece
+	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
 		s.sortEdits()
@@ -49,7 +49,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 
 // readResponse reads a response object, and adds edits for members that clients must not get.
 func (s *formFacts) readResponse(o rawjson.Object, cached int) {
-	keptBefore := false // an earlier member stays in the client's copy
+	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
 		key, v := rawjson.Key(o.Key), o.Value()
 		if isEngineOnlyKey(key) {

@@ -43,7 +43,7 @@ func (fs fields) appendNamedOrNull(dst []byte, names []string) []byte {
 	return dst
 }
 
-// appendExcept appends all members but those with these names.
+// appendExcept appends all members but those with these names. They stay in the order in which they came.
 func (fs fields) appendExcept(dst []byte, names ...[]string) []byte {
 	for _, f := range fs {
 		if !slices.ContainsFunc(names, func(list []string) bool { return slices.Contains(list, f.key) }) {
@@ -133,7 +133,7 @@ func appendSpans(dst, list []byte, offset int) []byte {
 		if a.N > 1 {
 			dst = append(dst, ',')
 		}
-		if list[a.Val] != '{' { // not a span, so it is copied
+		if list[a.Val] != '{' { // the element is no span, so it is copied unchanged
 			a.Pos = rawjson.ValueEnd(list, a.Val)
 			dst = append(dst, list[a.Val:max(a.Val, a.Pos)]...) // Pos is -1 if the list is malformed
 			continue

@@ -5,21 +5,21 @@ import "evenkeel/internal/rawjson"
 // Transcript records what one engine has answered, so that another engine can continue the answer. The filter adds to it with each
 // event that reaches the client.
 type Transcript struct {
-	KeepText   bool // record Text; false: it stays empty
-	KeepPrompt bool // record PromptIDs; false: it stays empty
+	KeepText   bool // true: Text is recorded; false: it stays empty
+	KeepPrompt bool // true: PromptIDs is recorded; false: it stays empty
 
-	Content  bool   // an event had content
+	Content  bool   // an event had content: text, reasoning or a tool call
 	MoreThan bool   // there was content other than plain text: reasoning or a tool call
 	Unread   bool   // an event could not be read, so the transcript may lack a part of the answer
 	Guessed  bool   // the engine did not count all tokens: Completed is partly estimated from chunks
 	Grows    Growth // whether events of /generate have all tokens so far (cumulative) or only new ones (delta)
 
 	Head      Head
-	IDs       []int32 // the ids of the tokens, in order
+	IDs       []int32 // the ids of the generated tokens, in order
 	Shown     int     // number of IDs that came up to the last event with text; the client has seen the text of these tokens
-	Text      []byte  // the content, escaped as inside a JSON string
+	Text      []byte  // the text of the answer so far, escaped as inside a JSON string
 	PromptIDs []byte  // the JSON list of the prompt's token ids, as the engine sent it
-	Runes     int     // how many runes the content has
+	Runes     int     // runes of the text of the answer so far
 	Prompt    int     // tokens of the prompt as the decode engine counted them; 0: it sent no count
 	Completed int     // tokens of the answer as the engine counted them
 
@@ -45,7 +45,7 @@ type Head struct {
 	Mode                            []byte // the output_mode of /inference/v1/generate
 }
 
-// Reset empties the transcript and reuses its memory.
+// Reset empties the transcript for another answer and reuses its memory.
 func (t *Transcript) Reset(keepText bool) {
 	*t = Transcript{KeepText: keepText, IDs: t.IDs[:0], Text: t.Text[:0], Last: t.Last[:0], HandBack: t.HandBack[:0]}
 }

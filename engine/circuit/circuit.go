@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Defaults of a circuit.
+// Limits of a circuit. The owner of a circuit can change only the first one.
 const (
 	Limit    = 5                // failures in a row that take a resource out of service
 	FirstOut = time.Second      // length of the first outage
-	MaxOut   = 30 * time.Second // longest outage
+	MaxOut   = 30 * time.Second // length of the longest outage
 )
 
 // Circuit says whether its resource is in service, and when the next trial may be sent. The zero value is in service.

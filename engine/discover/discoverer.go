@@ -18,7 +18,7 @@ import (
 // Config has the settings of a Discoverer; Fleet and Sources are required.
 type Config struct {
 	Fleet   Fleet
-	Sources []Source // if two sources list an engine, the first one counts
+	Sources []Source // if two sources list an engine, the list of the first one counts
 	// Probe is the trial of an engine before its first request. It returns an error if the engine cannot be used. nil: engines are
 	// used without a trial.
 	Probe      func(context.Context, Engine) error
@@ -26,7 +26,7 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// States of an engine that a source lists.
+// States of an engine that a source lists, as operators see them.
 const (
 	InUse  = "in_use"
 	Away   = "away"   // the engine gets no new requests for now; Engine.Away says why
@@ -47,8 +47,8 @@ type Status struct {
 type SourceStatus struct {
 	Name    string    `json:"name"`
 	Engines int       `json:"engines"`         // number of engines in the source's last list
-	At      time.Time `json:"at,omitzero"`     // when this list came
-	Error   string    `json:"error,omitempty"` // failure since that list came, which stays valid
+	At      time.Time `json:"at,omitzero"`     // when the source's last list came
+	Error   string    `json:"error,omitempty"` // failure since the last list came; the list stays valid
 }
 
 // Found is an engine that a source lists.
@@ -64,7 +64,7 @@ type Found struct {
 }
 
 const (
-	maxTrials       = 8           // trials that may run at the same time
+	maxTrials       = 8           // largest number of trials that run at the same time
 	firstRetryDelay = time.Second // pause after the first failed trial; it doubles with each further one
 	maxRetryDelay   = time.Minute // longest pause between two trials of an engine
 )
@@ -79,7 +79,7 @@ type Discoverer struct {
 	recheck      chan struct{}
 	status       atomic.Pointer[Status]
 
-	lists         [][]Engine // for each source, its last list
+	lists         [][]Engine // the last list of each source, in the order of Config.Sources
 	sources       []SourceStatus
 	loggedCauses  []map[string]bool // for each source, the causes of failures that were logged since it last worked
 	records       map[string]*record

@@ -12,7 +12,7 @@ const (
 	Aggregated = "aggregated" // the engine prefills and decodes
 )
 
-// Reasons why a listed engine gets no new requests.
+// Reasons why an engine gets no new requests although a source lists it.
 const (
 	NotReady = "not ready"
 	Leaving  = "leaving" // the engine will end soon, but its running requests may finish
@@ -22,7 +22,7 @@ const (
 type Engine struct {
 	Source  string // name of the source that lists the engine; if several do, of the first one
 	Role    string
-	Address string // host:port
+	Address string // host:port of the engine
 	URL     string
 	// Incarnation identifies the process, because another engine may have had the same address before; empty: only the address
 	// identifies the engine.

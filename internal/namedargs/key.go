@@ -6,10 +6,11 @@ import (
 	"strings"
 )
 
-// Key is a setting of a policy: its name, and how its value is read into a T and shown again.
+// Key is one setting of a policy. T is the type that holds all settings of the policy. Read stores a value in it, and Show writes the value
+// as text again.
 type Key[T any] struct {
 	Name string
-	Must string // what a value must be, for error messages
+	Must string // what the value must be, such as "a number from 0 to 1", for error messages
 	Read func(v *T, text string) (ok bool)
 	Show func(v *T) string
 }
@@ -106,5 +107,5 @@ func number(text string, low, high float64) (x float64, ok bool) {
 	return x, err == nil && x >= low && x <= high
 }
 
-// show returns a number without an exponent.
+// show returns a number as text without an exponent, because people read it in error messages.
 func show(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }

@@ -78,7 +78,7 @@ func Text[T any](name string, keys []Key[T], v, defaults *T) string {
 	return text
 }
 
-// Has says whether one of the keys has this name.
+// Has says whether a policy with these keys has a setting with this name.
 func Has[T any](keys []Key[T], name string) bool { return find(keys, name) != nil }
 
 // find returns the key with this name; nil: there is none.

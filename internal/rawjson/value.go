@@ -89,7 +89,7 @@ func CodePoint(text []byte) (r rune, n int) {
 	if r = unit(text); r < 0 {
 		return utf8.RuneError, min(2, len(text))
 	}
-	if utf16.IsSurrogate(r) { // the other half must follow
+	if utf16.IsSurrogate(r) { // a surrogate is half of a pair, so the other half must follow
 		if r = utf16.DecodeRune(r, unit(text[6:])); r != utf8.RuneError {
 			return r, 12
 		}

@@ -28,7 +28,7 @@ func Of(c net.Conn) Socket {
 	return Socket{raw}
 }
 
-// Exists says whether the connection has a socket.
+// Exists says whether the connection has a socket. Without one, no other method may be called.
 func (s Socket) Exists() bool { return s.raw != nil }
 
 // An ioOp is one operation on a socket: its arguments and its result. A pool keeps ioOps for later operations.
@@ -38,7 +38,7 @@ type ioOp struct {
 	stepOrWait func(fd uintptr) bool // argument of RawConn.Read and Write; step's result says whether the operation is complete
 	stepOnce   func(fd uintptr)      // argument of RawConn.Control, which calls it once
 
-	buf    []byte   // of read and write: the bytes
+	buf    []byte   // of read: where to store the bytes; of write: the bytes to write
 	parts  [][]byte // of ask: the parts of the request
 	onSent func()   // of ask: called once all parts are written; nil: nothing is called
 

@@ -10,7 +10,7 @@ import (
 // A Socket never exists on this system: callers use the connection instead.
 type Socket struct{}
 
-// Of returns a Socket that does not exist.
+// Of returns a Socket whose Exists is false.
 func Of(net.Conn) Socket { return Socket{} }
 
 // Exists returns false, so callers use the connection itself.

@@ -23,7 +23,7 @@ import (
 
 // Types of DNS records by which a Source finds engines.
 const (
-	TypeA   = "A" // A and AAAA records
+	TypeA   = "A" // look up A and AAAA records, which have no port
 	TypeSRV = "SRV"
 )
 
@@ -32,24 +32,24 @@ type Config struct {
 	Host     string
 	Type     string
 	Role     string
-	Scheme   string // empty: http
+	Scheme   string // scheme of the engines' URLs; empty: http
 	Port     int    // port of the engines for type A; an SRV record has its own port
 	Interval time.Duration
-	Misses   int      // number of answers in a row without an engine after which it is removed
-	Resolver Resolver // nil: the system's resolver
+	Misses   int      // an engine that is missing from so many answers in a row is removed
+	Resolver Resolver // answers the look-ups; nil: the system's resolver
 	Attributes
 }
 
 // Attributes are the attributes of all engines that a Source finds.
 type Attributes = discover.Attributes
 
-// Resolver has the methods of net.Resolver that a Source uses.
+// Resolver has the methods of net.Resolver that a Source uses, so that another resolver can take its place.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 	LookupSRV(ctx context.Context, service, proto, name string) (cname string, srvs []*net.SRV, err error)
 }
 
-// timeout bounds one look-up.
+// timeout bounds one look-up. A look-up that takes longer counts as failed, and no engine is removed.
 const timeout = 5 * time.Second
 
 var errNothing = errors.New("the name has no such records; no engine is removed for this reason; remove the entry from discovery.dns if " +
@@ -127,7 +127,7 @@ func errUnlessFound(found []string, err error) error {
 // and returns engines for the others.
 func (s *Source) withoutMissing(found []string) (list []discover.Engine) {
 	for _, address := range found {
-		s.missing[address] = -1 // the loop below makes it 0
+		s.missing[address] = -1 // the next loop raises it to 0: the address is missing from no answer
 	}
 	for address := range s.missing {
 		if s.missing[address]++; s.missing[address] >= s.cfg.Misses {

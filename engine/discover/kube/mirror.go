@@ -34,8 +34,8 @@ type Config struct {
 	Selector  string // label selector of the pods; empty: all pods of the namespace
 	Role      string // prefill, decode, both or aggregated; empty: the value of the pod's label RoleLabel
 	RoleLabel string
-	Port      string // numbers or names of container ports, separated by commas
-	Scheme    string // empty: http
+	Port      string // the engines' ports: numbers or names of container ports, separated by commas
+	Scheme    string // scheme of the engines' URLs; empty: http
 	Slices    bool   // EndpointSlices also decide which pods get requests; false: only the pods' own status does
 	Log       *zap.Logger
 	discover.Attributes
@@ -52,7 +52,7 @@ type mirror struct {
 	wake      func() // called after each change or failure
 
 	mu     sync.Mutex
-	listed bool  // at least one list has come
+	listed bool  // at least one list has come from the API server
 	failed error // last failure since the last list; nil: the mirror is fresh
 }
 

@@ -137,7 +137,7 @@ func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 
 // namedPort returns the number of the container port with this name; 0: there is none.
 func namedPort(pod *corev1.Pod, name string) int {
-	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // a sidecar is an init container
+	for _, list := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} { // sidecars are init containers, too
 		for _, c := range list {
 			for _, p := range c.Ports {
 				if p.Name == name {

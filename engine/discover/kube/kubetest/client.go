@@ -12,7 +12,7 @@ import (
 
 const slices = "endpointslices" // equal to kube.Slices, which cannot be imported, because the tests of kube import this package
 
-// Client is a kube.Client that asks a clientset.
+// Client is a kube.Client that asks the clientset API, usually the fake one.
 type Client struct{ API kubernetes.Interface }
 
 // List lists the objects of a kind, as kube.Client demands. kind is pods or endpointslices.
