@@ -33,7 +33,7 @@ func checkFrozen(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	gauges := vitalsOf(s, -1)
 	busy := w.traffic.running.Load() > 0
-	mustChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes
+	mustChange := busy && scrapes.busy && gauges != noVitals // the engine had requests at both scrapes, so a gauge must have changed
 	if mustChange && gauges == scrapes.last {
 		scrapes.unchanged++
 	} else {

@@ -77,7 +77,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &t) && t.Timeout()
 }
 
-// outOfSockets lists the errors of a process or a machine that can open no more sockets, to whatever address.
+// outOfSockets lists the errors of a process or a machine that can open no more sockets, to any address.
 var outOfSockets = []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS}
 
 // isOwnFault says that no connection could be made because the proxy has no file descriptor or memory left. This says nothing about the

@@ -20,7 +20,7 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	const off = "start it with --min-free-slots-delay 1"
 	switch algorithm := strings.ToUpper(h.Speculation); {
 	case h.FreeSlots == "": // this version has no such setting
-	case h.FreeSlots == "null": // two algorithms turn the setting on if the flag is not set, unless a rank has few slots
+	case h.FreeSlots == "null": // without the flag, two algorithms turn the setting on if a rank has fewSlots or more slots
 		if (algorithm == "DFLASH" || algorithm == "DSPARK") && (slots == 0 || slots >= fewSlots) {
 			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", off)
 		}

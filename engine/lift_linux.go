@@ -24,7 +24,7 @@ func dupSocket(c net.Conn) (fd int, ok bool) {
 	return fd, err == nil && dupErr == nil
 }
 
-// netConn returns a connection that uses a copy of the descriptor fd. It always closes fd itself.
+// netConn returns a connection that uses a copy of the descriptor fd. It closes fd in any case, even after an error.
 func netConn(fd int) (net.Conn, error) {
 	err := syscall.SetNonblock(fd, false) // a non-blocking fd would make os.NewFile register it needlessly with Go's poller
 	f := os.NewFile(uintptr(fd), "socket")

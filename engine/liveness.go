@@ -123,7 +123,7 @@ func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.T
 type PendingPull struct {
 	liveness           *Liveness
 	sent               time.Time
-	keptWithoutRenewal time.Time // up to this time the KV is kept even if nothing renews the hold
+	keptWithoutRenewal time.Time // up to this time the prefill engine keeps the KV even if no sign renews the hold
 	hold               mooncake.Hold
 	salt               string      // the cache_salt of the request; empty: it needs none
 	saltGeneration     int         // Liveness.saltGeneration when the request was sent

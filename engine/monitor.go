@@ -179,8 +179,8 @@ func (m *Monitor) Expired(id string) (n float64, known bool) {
 	return w.expired, true
 }
 
-// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that wait for this
-// reading share the next one.
+// ExpiredNow returns the same number as Expired, but reads the metrics now, within at most a second. Calls that come during a reading wait
+// for its end and then share one new reading.
 func (m *Monitor) ExpiredNow(ctx context.Context, id string) (n float64, known bool) {
 	asked := time.Now()
 	m.mu.Lock()

@@ -349,7 +349,7 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 	isHeld, wasPaused := w.in.Held != nil, errors.Is(w.restrictions.haltReason, ErrPaused)
 	w.m.mu.Unlock()
 	mayTell := w.facts.reportsPause || wasPaused
-	if mayTell && !isHeld { // a held engine gets no requests anyway
+	if mayTell && !isHeld { // an engine that an operator holds gets no requests anyway
 		paused, err := w.readPaused(ctx)
 		if err != nil { // without an answer the last known state stays valid, unless the engine lacks the path
 			paused = wasPaused && !isMissingFeature(err)

@@ -38,9 +38,9 @@ type checkResult struct {
 	health          error  // why the health check failed; nil: the engine takes requests
 	halt            error  // why the engine may get no new requests, by checkRestrictions; nil: it may get them
 	reforming       error  // state of a change of the number of ranks, by readScaling; nil: the number does not change
-	connectionBroke bool   // watch.connectionBroke before the check
-	reportCount     uint64 // watch.reportCount before the check
-	eventCount      uint64 // Traffic.events before the check
+	connectionBroke bool   // whether a caller's connection broke before the check
+	reportCount     uint64 // watch.reportCount before the check; a higher count now shows a report during the check
+	eventCount      uint64 // Traffic.events before the check; a higher count now shows that streams sent tokens meanwhile
 }
 
 // check makes one check and updates the engine's status: it asks for the engine's health, reads its facts or gauges if that is due, and
@@ -118,7 +118,7 @@ func (result checkResult) updateStatus(w *watch) {
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		applyReforming(w, err, halt)
-	case w.ignoredWhileHeld(err) && !keyRefused: // a refused key counts: every request would fail
+	case w.ignoredWhileHeld(err) && !keyRefused: // while an operator holds the engine, only a refused key or no connection counts
 		w.failedChecks = 0
 	case err == nil && reported: // a caller's report contradicts this good check, so the next check decides
 	case err == nil: // a good answer is not enough if the engine refuses the key or lists no models
@@ -126,7 +126,7 @@ func (result checkResult) updateStatus(w *watch) {
 		w.applyGoodCheck(halt, confirmed, !unusable)
 	case onlyBusy:
 		w.m.metrics.lateChecks.WithLabelValues(w.in.ID).Inc()
-		if !reported { // a caller's report contradicts this, so the next check decides
+		if !reported { // after a contrary report of a caller, the next check decides
 			applyLateCheck(w, err)
 		}
 	default:
@@ -205,7 +205,7 @@ func (w *watch) applyFailedCheck(err error, connectionBroke, keyRefused bool) {
 		w.failedChecks = failuresUntilDown
 	}
 	next := w.status
-	if keyRefused || w.failedChecks >= failuresUntilDown { // with a refused key, every request would fail
+	if keyRefused || w.failedChecks >= failuresUntilDown { // a refused key counts at once, because every request would fail
 		next.Up = false
 	}
 	next.Hangs = isLate(err)
@@ -311,7 +311,7 @@ func (w *watch) logBadPage(err error) {
 	}
 }
 
-// earlyScrapeShare is the share of its longest allowed silence after which the gauges of a silent engine are read early.
+// earlyScrapeShare says when the gauges of a silent engine are read early: after this share of the silence that its waiting requests allow.
 const earlyScrapeShare = 0.5
 
 // scrapeSigns reads the gauges before they are due. It is for an engine whose streams send nothing, because the gauges may show that its

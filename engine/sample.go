@@ -38,7 +38,8 @@ const (
 	metricsAccept = "text/plain;version=0.0.4;q=1,*/*" // not OpenMetrics, whose time stamps have another unit
 )
 
-// MetricNames are names of series that replace the known ones, for an engine with other names. An empty name keeps the known ones.
+// MetricNames are names of series, for an engine that does not use those of vLLM or SGLang. An empty name means the names that vLLM and
+// SGLang use.
 type MetricNames struct{ KVUsage, Running, Waiting string }
 
 // Sample is one reading of an engine's metrics. It has a value for each DP rank, which the label engine names.

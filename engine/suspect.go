@@ -257,7 +257,8 @@ func applyCanary(w *watch, outcome string, err error) {
 		return
 	}
 	w.m.metrics.canaries.WithLabelValues(w.in.ID, outcome).Inc()
-	// Without canaries the outcome is canaryPassed although none was sent, so the silence must be over, too.
+	// If canaries are off, the outcome is canaryPassed although none was sent. Therefore silentSince is cleared only if no rank is silent for
+	// too long any more.
 	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}

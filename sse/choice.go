@@ -255,7 +255,7 @@ func addFunction(fn *fields, b []byte, i int) bool {
 	return o.Pos > 0
 }
 
-// appendJSON appends the tool calls as the list of a message.
+// appendJSON appends the tool calls as the list tool_calls of a message, without the index that they have in a stream.
 func (cs calls) appendJSON(dst []byte) []byte {
 	dst = append(dst, '[')
 	for i, c := range cs {

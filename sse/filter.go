@@ -125,8 +125,8 @@ func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
 		}
 		return e.Raw, end
 	}
-	// The answer shares the client's stream with others, so its id and index must be replaced. An event that is too large to be read cannot be
-	// edited.
+	// With DropDone, the answer shares the client's stream with others, so the id and the index in its events must be replaced. In an event
+	// that is too large to be read, they cannot be replaced.
 	if e.Kind == KindOpaque && f.options.DropDone {
 		f.fault = ErrLargeEvent
 		return nil, Broken
@@ -511,7 +511,7 @@ func (t *Transcript) recordID(idJSON []byte) {
 // recordContent adds the content of an event, whose data is b. The transcript already has the event's ids.
 func (t *Transcript) recordContent(facts *facts, b []byte) {
 	t.Content = true
-	t.Shown = len(t.IDs) // also tokens of earlier events without text, because their text came with this event
+	t.Shown = len(t.IDs) // earlier tokens without text count, too: their text came with this event
 	t.MoreThan = t.MoreThan || facts.hasNonText
 	if facts.textEnd > facts.textAt {
 		text := b[facts.textAt+1 : facts.textEnd-1] // the JSON string without its quotes

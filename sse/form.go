@@ -268,7 +268,7 @@ func countOf(o *rawjson.Object) int {
 	return max(0, n)
 }
 
-// OnlyFailure appends a complete stream whose only event is an error.
+// OnlyFailure appends a complete stream whose only event is an error, with [DONE] after it if the endpoint uses it.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
 	return (&Answer{Filter: Filter{options: Options{Form: f}}}).Ending(dst, true, message, typ, code)
 }

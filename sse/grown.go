@@ -234,7 +234,7 @@ func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) 
 // A span says which model weights made the tokens from start to end of an answer (add_weight_versions_to_meta_info in
 // utils/weight_versions.py).
 type span struct {
-	versionJSON []byte // as the engine sent it, with its quotes
+	versionJSON []byte // the version as the engine sent it, as JSON with its quotes
 	start, end  int
 }
 

@@ -117,7 +117,7 @@ type usageSum struct {
 	PromptBy   map[string]int `json:"prompt_tokens_details,omitempty"`
 	ComplBy    map[string]int `json:"completion_tokens_details,omitempty"`
 
-	found   bool // an answer had a usage
+	found   bool // at least one answer had a usage
 	prompts map[int]bool
 }
 

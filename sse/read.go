@@ -27,7 +27,7 @@ type Filter struct {
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
 	fault         error
-	pendingUsage  []byte // the final usage as an event of its own, if the engine has not sent such an event
+	pendingUsage  []byte // the final usage as an event of its own, which MissingUsage appends; empty: there is none
 
 	// The following fields are only for forms that are not chunked, such as that of /v1/responses:
 	heldEvents []byte // events that are held back until the first event with a token

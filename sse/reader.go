@@ -24,8 +24,8 @@ const (
 
 // Limits bound what an engine may send for one answer. Zero means no bound, except for Event.
 type Limits struct {
-	Event int           // bytes of one event, 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
-	Bytes int64         // bytes of the whole stream, including comments and line ends
+	Event int           // most bytes of one event; 0: DefaultMaxEvent; a larger event comes in pieces of KindOpaque
+	Bytes int64         // most bytes of the whole stream, including comments and line ends
 	First time.Duration // longest wait for the first data event
 	Gap   time.Duration // longest wait between two data events with content
 }

@@ -91,7 +91,8 @@ func (c *Circuit) Neutral(request uint64) {
 // Failures returns how many failures in a row were counted.
 func (c *Circuit) Failures() int { return c.failures }
 
-// OutageLength returns the length of the current outage, from its begin to the next trial.
+// OutageLength returns the length of the current outage, from its start to the next trial. After ReturnToService it is that of the last
+// outage, and after Succeed 0.
 func (c *Circuit) OutageLength() time.Duration { return c.outageLength }
 
 // TrialAt returns when the next trial may be sent; zero: the circuit is in service.

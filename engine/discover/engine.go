@@ -46,7 +46,7 @@ type Attributes struct {
 	KVEngineID, KVHost      string
 	KVPort                  int
 	TPSize, PPSize, DCPSize int
-	Budget, Interval        int // tokens per step, and steps from one that computes prompts to the next; 0: not set
+	Budget, Interval        int // most tokens in a step; steps from one that prefills to the next one that does; 0: not set
 }
 
 // A Source passes all its engines to report whenever they change, until ctx ends. An error means that the source does not know

@@ -1,4 +1,4 @@
-// Package logfile opens a log to which a process appends lines, and writes them.
+// Package logfile opens logs for appending, and writes whole lines to them.
 package logfile
 
 import (

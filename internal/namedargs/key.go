@@ -21,7 +21,7 @@ func (k Key[T]) Meaning(must string) Key[T] {
 	return k
 }
 
-// Whole returns a key for a whole number from low to high. at returns the field of a T that has the value.
+// Whole returns a key for a whole number from low to high. at points to the field of a T that has the value.
 func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *N) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a whole number from " + show(float64(low)) + " to " + show(float64(high)),
@@ -34,7 +34,7 @@ func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *
 	}
 }
 
-// Number returns a key for a number from low to high. at returns the field of a T that has the value.
+// Number returns a key for a number from low to high. at points to the field of a T that has the value.
 func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a number from " + show(low) + " to " + show(high),
@@ -46,7 +46,7 @@ func Number[T any](name string, low, high float64, at func(*T) *float64) Key[T] 
 	}
 }
 
-// Words returns a key whose value is one of these words. at returns the field of a T that has the value. value(i) is the value that
+// Words returns a key whose value is one of these words. at points to the field of a T that has the value. value(i) is the value that
 // words[i] stands for.
 func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N, words ...string) Key[T] {
 	must := strings.Join(words, ", ")
@@ -75,13 +75,13 @@ func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N
 	}
 }
 
-// Either returns a key for two words: no means false, yes means true.
+// Either returns a key whose value is one of two words: the word in no stands for false, the word in yes for true.
 func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
 	return Words(name, at, func(i int) bool { return i == 1 }, no, yes)
 }
 
-// Or returns the key k with one more word, which stands for the value value, for example auto for -1. at returns the field of a T that has
-// the value.
+// Or returns the key k with one more word, which stands for the value value, for example auto for -1. at points to the field of a T that
+// has the value.
 func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
 	with := k
 	with.Must = word + " or " + k.Must

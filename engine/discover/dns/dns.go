@@ -40,7 +40,7 @@ type Config struct {
 	Attributes
 }
 
-// Attributes are the attributes of all engines that a Source finds.
+// Attributes are settings that all engines of a Source share, because DNS does not report them.
 type Attributes = discover.Attributes
 
 // Resolver has the methods of net.Resolver that a Source uses, so that another resolver can take its place.

@@ -58,8 +58,8 @@ func (s *Source) Name() string {
 	return name
 }
 
-// Run mirrors pods and EndpointSlices until ctx ends. It reports the engines after each change, once each mirror has a list. It reports a
-// failure together with the engines only if they have changed.
+// Run mirrors pods and EndpointSlices until ctx ends. It reports the engines after each change, once each mirror has a list. With a
+// failure, it reports the engines only if their list has changed.
 func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
