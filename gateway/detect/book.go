@@ -7,80 +7,80 @@ import (
 )
 
 const (
-	togetherWithin  = 30 * time.Second // findings that begin within this time have begun together
+	togetherWithin  = 30 * time.Second // findings that begin at most this long apart count as having begun together
 	effectWithin    = 2 * time.Minute  // an effect that clients notice may begin this long after its cause
 	resumedWithin   = time.Minute      // a finding that returns within this time continues its incident
 	resolvedKeptFor = 15 * time.Minute // how long a resolved incident stays in the list
-	maxIncidents    = 64               // incidents, open and resolved
+	maxIncidents    = 64               // bound on the incidents that are kept, open and resolved
 	maxFindings     = 2000             // more findings of one round are ignored, to bound the work
-	maxNames        = 48               // names in Incident.Where
+	maxNames        = 48               // bound on the names in Incident.Where
 )
 
-// Incident is everything that one cause has made wrong.
+// Incident is what is wrong because of one cause, in the form in which it is shown.
 type Incident struct {
-	ID       int      `json:"id"`      // unique while the process lives
-	Kind     Kind     `json:"kind"`    // also a label of evenkeel_incident
+	ID       int      `json:"id"`      // unique while the proxy runs
+	Kind     Kind     `json:"kind"`    // kind of the incident's first finding; also a label of the metric evenkeel_incident
 	State    State    `json:"state"`   // new, lasting, paused or over
-	Subject  string   `json:"subject"` // where it was found first, as in evenkeel_incident; empty: the proxy
+	Subject  string   `json:"subject"` // place of the first finding, as in the metric evenkeel_incident; empty: the whole proxy
 	Severity string   `json:"severity"`
-	Panel    string   `json:"panel"`           // the panel that shows more
+	Panel    string   `json:"panel"`           // panel of the live page that shows more
 	Headline string   `json:"headline"`        // the cause in a few words
 	What     string   `json:"what"`            // the cause, as a sentence
 	Harm     string   `json:"harm,omitempty"`  // sentence with numbers on what clients noticed; empty: nothing, or not known yet
-	Where    []string `json:"where"`           // names of engines, ranks, groups or models, the first ones; empty: the proxy
-	Named    string   `json:"named"`           // the names and what each one is, as sentences; empty: What has them
-	Ranks    []string `json:"ranks,omitempty"` // ranks that What names beside Where, the first ones
-	Count    int      `json:"count"`           // number of names, including those that Where leaves out
+	Where    []string `json:"where"`           // first names of the engines, ranks, groups or models that are at fault; empty: the whole proxy
+	Named    string   `json:"named"`           // the names of Where, and what each of them is, as sentences; empty: What has all names
+	Ranks    []string `json:"ranks,omitempty"` // first names of ranks that are in What and not in Where
+	Count    int      `json:"count"`           // number of places at fault, including those that Where leaves out
 	SinceMs  int64    `json:"since_ms"`
-	UntilMs  int64    `json:"until_ms"`          // 0: it lasts
-	LastMs   int64    `json:"last_ms"`           // when it was found last, if it comes and goes and is not found now; else 0
-	Times    int      `json:"times"`             // occurrences: equal warnings that are over are counted here instead of listed
-	FirstMs  int64    `json:"first_ms"`          // since_ms of the first of them
-	Clients  string   `json:"clients"`           // what clients notice of it
-	Next     string   `json:"next"`              // what to do
-	Command  string   `json:"command"`           // a command to copy; empty: there is none
-	Runbook  string   `json:"runbook"`           // entry of the runbook; empty: there is none
-	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as the cause or as an effect of it
+	UntilMs  int64    `json:"until_ms"`          // Unix time at which the incident ended; 0: it lasts
+	LastMs   int64    `json:"last_ms"`           // Unix time of the last finding, if the incident comes and goes and is not found now; else 0
+	Times    int      `json:"times"`             // number of occurrences: ended warnings with the same text are counted here, and not listed
+	FirstMs  int64    `json:"first_ms"`          // since_ms of the first occurrence
+	Clients  string   `json:"clients"`           // what clients notice of the incident
+	Next     string   `json:"next"`              // what the operator should do
+	Command  string   `json:"command"`           // a shell command to copy; empty: there is none
+	Runbook  string   `json:"runbook"`           // name of the incident's entry in the runbook; empty: there is none
+	Crowded  bool     `json:"crowded,omitempty"` // many requests wait, as the cause of the incident or as an effect of it
 }
 
-// Book holds the incidents of the last minutes. Its zero value is empty and ready to use.
+// Book holds the open incidents, and those that ended in the last 15 minutes. Its zero value is empty and ready to use.
 type Book struct {
-	lastID        int // the last id that was used
+	lastID        int // id of the newest incident
 	now           time.Time
 	enginesAway   bool // some engine gets no requests now
 	list          []*incident
 	unplaced      []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
-	unplacedSince time.Time // since when there are such findings; zero: there are none
-	unplacedBad   bool      // one of these findings is bad
+	unplacedSince time.Time // since when there have been unplaced findings; zero: there are none
+	unplacedBad   bool      // one of the unplaced findings is bad
 }
 
 // incident is an incident with its findings. Incident is the form in which it is shown.
 type incident struct {
 	id            int
-	since, until  time.Time // until is zero while it is open
-	openSince     time.Time // when it last began or came back; since is when it began first
-	previousEnd   time.Time // when it ended before it came back; zero: it never came back
-	members       []member  // its present findings; once it has ended, those that it had until then
-	subject       string    // where it was found first
-	lastBad       time.Time // when one of its findings was last bad
-	baseline      *baseline // counters and latencies of the proxy when it began
+	since, until  time.Time // begin and end of the incident; until is zero while it is open
+	openSince     time.Time // when the incident last came back; if it never did, when it began
+	previousEnd   time.Time // when the incident ended before it came back; zero: it never came back
+	members       []member  // the incident's present findings; once it has ended, those that it had until then
+	subject       string    // place of the first finding; empty: the whole proxy
+	lastBad       time.Time // when one of the incident's findings was last bad
+	baseline      *baseline // counters and latencies of the proxy when the incident began
 	baselineSince time.Time
 	harmText      string   // what clients have noticed since it began, in numbers; empty: nothing was measured
-	everFound     []member // all findings it ever had, each in its last form: causes first, then in order of arrival
+	everFound     []member // all findings that the incident ever had, each as it was found last: causes first, then in order of arrival
 }
 
-// State says how far an incident has come.
+// State says whether an incident is new, lasts, may come back, or is over.
 type State string
 
 // States of an incident.
 const (
-	New     State = "new"     // it began at most 30 s ago: findings that begin now may belong to it
-	Lasting State = "lasting" // it is found now, and began more than 30 s ago
-	Paused  State = "paused"  // it is not found now; if it is found again soon, it goes on
+	New     State = "new"     // the incident began at most 30 s ago: findings that begin now may belong to it
+	Lasting State = "lasting" // the incident is found now, and began more than 30 s ago
+	Paused  State = "paused"  // the incident is not found now; if it is found again within a minute, it goes on
 	Over    State = "over"
 )
 
-// state is the incident's state now.
+// state is the incident's state at the time now.
 func (o *incident) state(now time.Time) State {
 	switch {
 	case !o.isOpen() && now.Sub(o.until) > resumedWithin:
@@ -96,10 +96,10 @@ func (o *incident) state(now time.Time) State {
 // isOpen says whether the incident is found now, or is of a kind that comes and goes and was found a short time ago.
 func (o *incident) isOpen() bool { return o.until.IsZero() }
 
-// member is a finding as a part of an incident.
+// member is a finding that belongs to an incident, with values that are derived from it.
 type member struct {
 	Finding
-	host, commonReason string // its machine, and its reason without words that differ between engines, to compare findings
+	host, commonReason string // host of its place, and its reason without words that differ between engines: to compare findings
 	effect             bool   // the finding is an effect of the incident's cause
 	found              time.Time
 }
@@ -110,7 +110,6 @@ type subject struct {
 	where string
 }
 
-// subject identifies the finding by its kind and its place.
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
@@ -136,7 +135,7 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.dropOld(now)
 }
 
-// update gives the incident its members of now. Without members, an open incident ends.
+// update sets the incident's members to the findings of this moment. Without any, an open incident ends.
 func (o *incident) update(members []member, now time.Time) {
 	if len(members) > 0 {
 		o.members = members
@@ -149,7 +148,7 @@ func (o *incident) update(members []member, now time.Time) {
 		}
 	} else if o.isOpen() {
 		o.until = now
-		if len(o.members) > 0 && kinds[o.members[0].Kind].toleratedAbsence > 0 { // it came and went, so it ended when it was found last
+		if len(o.members) > 0 && kinds[o.members[0].Kind].toleratedAbsence > 0 { // what comes and goes ended when it was found last
 			o.until = o.lastFound()
 		}
 	}
@@ -162,7 +161,7 @@ func (b *Book) measureHarm(r *Ring) {
 		if !o.isOpen() || o.harm() < leastHarm {
 			continue
 		}
-		if o.baseline == nil || o.since.Before(o.baselineSince) { // or an earlier finding has joined it since then
+		if o.baseline == nil || o.since.Before(o.baselineSince) { // none yet, or a finding that began earlier has joined
 			o.baseline, o.baselineSince = r.baseline(o.since), o.since
 		}
 		o.harmText = r.describeHarm(o.baseline)
@@ -231,8 +230,7 @@ func mergeBySubject(found []Finding) []Finding {
 }
 
 // dropOld drops incidents that were resolved long ago. If there are still too many, it drops those that were resolved first, then open
-// incidents with the least harm, whose findings become unplaced. Of equally harmful ones it drops the newest. It also keeps the time since
-// when findings are unplaced.
+// incidents with the least harm, whose findings become unplaced. Of equally harmful ones it drops the newest. It also sets unplacedSince.
 func (b *Book) dropOld(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.isOpen() && now.Sub(o.until) >= resolvedKeptFor })
 	for len(b.list) > maxIncidents {
@@ -257,8 +255,8 @@ func (b *Book) dropOld(now time.Time) {
 	}
 }
 
-// isDroppedBefore says whether dropOld drops this incident before the other: ended ones go first, the one that ended first before the rest,
-// then those with less harm, and of equally harmful ones the newest.
+// isDroppedBefore says whether dropOld drops o before the other incident. Ended incidents go first, in the order in which they ended. Then
+// those with less harm go, and of equally harmful ones the newest.
 func (o *incident) isDroppedBefore(other *incident) bool {
 	switch ended, otherEnded := !o.isOpen(), !other.isOpen(); {
 	case ended && otherEnded:
@@ -283,7 +281,7 @@ func mostHarm(members []member) (most int) {
 	return most
 }
 
-// harm ranks findings by how much clients notice: by the harm of the kind first, then by severity.
+// harm ranks findings by how much clients notice: by the harm of the kind first, then by severity. Below leastHarm, clients notice nothing.
 func (f *Finding) harm() int {
 	n := 2 * int(kinds[f.Kind].harm)
 	if f.Severity == Bad {

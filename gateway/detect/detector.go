@@ -8,16 +8,16 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kind is the kind of a finding.
+// Kind names what is wrong, such as engine_down. Incidents and the metric evenkeel_incident have it as a label.
 type Kind string
 
 // Severities of a Finding.
 const (
-	Bad  = "bad"  // requests fail or wait because of it, or soon will
-	Warn = "warn" // worth a look
+	Bad  = "bad"  // requests fail or wait because of the finding, or soon will
+	Warn = "warn" // no request fails or waits because of the finding, but an operator should look
 )
 
-// harm is how much clients notice.
+// harm is how much clients notice of a finding, from nothing to failing requests.
 type harm int
 
 const (
@@ -27,34 +27,34 @@ const (
 	failing
 )
 
-// Detector describes one kind of finding: how it is found, how it relates to other kinds, and what is said about it.
+// Detector describes one kind of finding: how it is found, how it relates to other kinds, and which texts describe it.
 type Detector struct {
 	Kind           Kind
 	find           func(v *view, report reportFunc)
 	harm           harm
-	urgent         bool // it is Bad, although clients notice nothing yet
-	effect         bool // it is a result of another finding, if one is present
-	overload       bool // many requests wait: the effect of a cause that harms at least as much as waiting, else itself a cause
-	manyWait       bool // many requests wait, so engines that are missing may be the reason
+	urgent         bool // the finding is Bad, although clients notice nothing yet
+	effect         bool // the finding is the result of another one, if another one is present
+	overload       bool // many requests wait: an effect of a cause whose harm is waiting or failing, and otherwise itself a cause
+	manyWait       bool // many requests wait, and missing engines may be the reason
 	getsNoRequests bool // the engine gets no requests; one such finding may replace another at the same engine
 	// other engines may do the work: the finding is bad only while requests fail or wait, or while more than half of the engines of
 	// the role are away
 	othersMayServe   bool
-	slowsTokens      bool          // it makes tokens slower: it is bad if tokens are much slower and many requests are affected
-	unspecific       bool          // other kinds of the same harm say more, so they come first
-	family           string        // kinds of one family are the same problem, seen at engines or at ranks
-	sharesNoCause    bool          // it shares its cause with no other finding: an operator caused it, or it is about a whole group or proxy
-	toleratedAbsence time.Duration // for kinds that come and go: the incident ends once the finding was missing for so long
+	slowsTokens      bool          // the finding makes tokens slower: it is bad if they are much slower, and many requests are affected
+	unspecific       bool          // kinds with the same harm say more about the cause, so they come first
+	family           string        // name of a family; its kinds are the same problem, seen at engines or at ranks; empty: none
+	sharesNoCause    bool          // the finding never shares its cause: an operator caused it, or it is about a whole group or proxy
+	toleratedAbsence time.Duration // the incident ends once the finding was missing for so long, because it comes and goes; 0: at once
 
-	headline         string // the first words of the verdict
-	pluralText       string // for several of them: the words after their number and noun; empty: there is at most one
-	clients          string // what clients notice of it
-	clientsOfPrefill string // replaces clients if all of these are prefill engines; empty: clients is used
+	headline         string // title of an incident with this cause
+	pluralText       string // predicate of a sentence about several such findings: "are down"; empty: there is at most one
+	clients          string // what clients notice of the finding
+	clientsOfPrefill string // replaces clients if all findings are about prefill engines; empty: clients is used
 	headlineAsEffect string // words before the cause in an incident where this finding is an effect
-	next             string // what to do
-	nextForKey       string // what to do instead of next if most of the requests are from one API key; {key} is replaced by it
-	command          string // a command to copy; {where} and {engine} are replaced
-	runbook          string // entry of the runbook
+	next             string // what the operator should do
+	nextForKey       string // replaces next if one API key sends most of the requests; the key replaces {key}
+	command          string // shell command to copy; names replace {where}, {engine}, {host} and {rank}
+	runbook          string // name of the kind's entry in the runbook
 }
 
 // slowEngineAbsence is the toleratedAbsence of findings about engines that answer late: a busy engine answers late, then in time for a
@@ -69,7 +69,7 @@ func (d *Detector) severity() string {
 	return Warn
 }
 
-// sortKey sorts causes before effects, and more harmful causes before less harmful ones.
+// sortKey sorts causes before effects, and more harmful causes before less harmful ones: a smaller key comes first.
 func (d *Detector) sortKey() int {
 	n := 10 * int(failing-d.harm)
 	if d.unspecific {
@@ -79,7 +79,7 @@ func (d *Detector) sortKey() int {
 		n += 1000
 	}
 	if d.overload {
-		n -= 500 // it is the cause of other effects
+		n -= 500 // an overload may cause other effects, so it comes before them
 	}
 	return n
 }
@@ -88,17 +88,17 @@ func (d *Detector) sortKey() int {
 type Finding struct {
 	Kind           Kind
 	Severity       string
-	Panel          string        // the panel of the page that shows more
+	Panel          string        // panel of the live page that shows more
 	WhereKind      string        // what Where names: "prefill engine", "group"
 	Where          string        // name of the engine, rank, group or model; empty: the proxy
 	What           string        // a whole sentence with the name in Where and all numbers, without a full stop
 	Suffix         string        // text after What; findings that differ only in Suffix may have one cause
-	Ranks          []string      // ranks that What names, beside Where
-	slowedRequests int           // requests whose tokens it makes slower
-	slowdown       float64       // factor by which these tokens take longer
-	Key            string        // key of the caller that causes most of it; empty: there is none
+	Ranks          []string      // ranks that What names in addition to Where
+	slowedRequests int           // number of running requests whose tokens take longer because of the finding
+	slowdown       float64       // factor by which the tokens of slowedRequests take longer
+	Key            string        // API key that causes most of the problem; empty: no single key does
 	Reason         string        // cause in the words of an engine or a file, to compare findings; empty: not known
-	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it counts from when it was found
+	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so that it begins when it is found
 }
 
 // setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer.
@@ -111,9 +111,9 @@ func (f *Finding) setSlowdown(running int, times float64) *Finding {
 type view struct {
 	*Facts
 	lastMinute Ended  // requests that ended in the last minute
-	loads      []load // of each model
+	loads      []load // load of each model, in the order of Models
 	drained    map[string]bool
-	running    int  // requests that run on all ranks
+	running    int  // number of requests that run on all ranks together
 	manyGroups bool // there are several groups, so each is named with its model
 }
 
@@ -161,5 +161,4 @@ func requests(n int) string {
 	return stats.Grouped(max(0, n)) + " requests"
 }
 
-// seconds converts seconds to a Duration.
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

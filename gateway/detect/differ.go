@@ -8,9 +8,9 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// gauge is a value that engines report of each rank. A rank differs if its value is above the group's median by more than all three of:
-// least, half of the median, and several times the usual distance of a rank from the median. A value below the median does not count,
-// because a rank with less work makes no step longer.
+// gauge is a value that engines report of each rank. A rank differs if its value is above the group's median by more than each of three
+// limits: leastExcess, half of the median, and several times the usual distance of a rank from the median. A value below the median does
+// not count, because a rank with less work makes no step longer.
 type gauge struct {
 	name        string
 	leastExcess float64
@@ -39,8 +39,8 @@ var gauges = []gauge{
 }
 
 const (
-	differShare = 0.5 // of the median: a rank must be farther above the median than this
-	differApart = 6   // median absolute deviations: the same
+	differShare = 0.5 // share of the median by which a value must exceed the median
+	differApart = 6   // number of median absolute deviations by which a value must exceed the median
 )
 
 // grouped writes a whole number with its digits in groups of three.

@@ -9,7 +9,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds.
+// Kinds of findings about engines, and about the sources that discover engines.
 const (
 	EngineMoved  Kind = "engine_moved"
 	EngineHangs  Kind = "engine_hangs"
@@ -97,8 +97,8 @@ var engineDetectors = []Detector{
 	},
 }
 
-// troubleKind is the kind of the one finding about the engine's state; empty: nothing is wrong, or an operator has paused it. If several
-// kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
+// troubleKind is the kind of finding that the engine's state causes; empty: nothing is wrong, or an operator has paused the engine. If
+// several kinds apply, the one nearest to the cause is taken: a new address may explain a hang or an outage, and a hang explains an outage.
 func (e *Engine) troubleKind() Kind {
 	addressChanged := e.Moved != nil && e.Moved.AgoS < addressChangeS
 	// An engine in state halted or odd has a known reason for its state, which a new address does not explain.
@@ -108,7 +108,7 @@ func (e *Engine) troubleKind() Kind {
 		return ""
 	case addressChanged && answersBadly:
 		return EngineMoved
-	case e.Hangs && e.State != "odd": // an odd engine gets no requests anyway, and its Why is about its connector, not about the hang
+	case e.Hangs && e.State != "odd": // Why of an odd engine is about its connector, and not about the hang
 		return EngineHangs
 	case e.State == "down":
 		return EngineDown
@@ -136,18 +136,18 @@ const addressChangeS = 3600
 // there, the finding says so.
 func findEngineMoved(v *view, report reportFunc) {
 	v.eachEngine(EngineMoved, func(e *Engine, where place, why string) {
-		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below says this
+		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below names the new address
 		finding := "nothing answers there"
 		if e.State != "down" {
 			finding = "what answers there is not the engine"
 		}
 		report(where, noReason, "%s has another address: its name leads to %s since %s ago, and led to %s before; and %s: %s",
 			where.capitalized(), e.Moved.To, spokenAge(e.Moved.AgoS), e.Moved.From, finding,
-			cmp.Or(why, unknownWhy)).LastedFor = seconds(min(e.Moved.AgoS, e.SinceS)) // it began when both had happened
+			cmp.Or(why, unknownWhy)).LastedFor = seconds(min(e.Moved.AgoS, e.SinceS)) // the later of the two began the trouble
 	})
 }
 
-// spokenAge writes a time in seconds or minutes.
+// spokenAge writes a time for people: in seconds below two minutes, and else in minutes.
 func spokenAge(s float64) string {
 	if s < 120 {
 		return fmt.Sprintf("%.0f s", s)
@@ -155,7 +155,8 @@ func spokenAge(s float64) string {
 	return fmt.Sprintf("%.0f minutes", s/60)
 }
 
-// drainedEngines returns the draining engines that have decode ranks and are up. EngineDrains reports them, which covers their ranks.
+// drainedEngines returns the ids of the draining engines that have decode ranks and are up. A finding of kind EngineDrains reports each of
+// them, together with its ranks.
 func drainedEngines(f *Facts) map[string]bool {
 	all := map[string]bool{}
 	for i := range f.Engines {
@@ -180,7 +181,7 @@ const unknownWhy = "no reason is known"
 // findEngineHangs reports engines whose port takes connections, but which do not answer health checks.
 func findEngineHangs(v *view, report reportFunc) {
 	v.eachEngine(EngineHangs, func(e *Engine, where place, why string) {
-		cause, _, _ := strings.Cut(why, ":") // after the colon stands only the error of a call that timed out
+		cause, _, _ := strings.Cut(why, ":") // after the colon, why has only the error of a call that timed out
 		f := report(where, noReason, "%s hangs: its port takes connections, but %s", where.capitalized(), cause)
 		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
 			f.LastedFor = seconds(e.SinceS)
@@ -188,20 +189,19 @@ func findEngineHangs(v *view, report reportFunc) {
 	})
 }
 
-// findEngineDown reports engines that do not answer.
 func findEngineDown(v *view, report reportFunc) {
 	v.eachEngine(EngineDown, func(e *Engine, where place, why string) {
 		report(where, e.Why, "%s is down: %s", where.capitalized(), cmp.Or(why, unknownWhy)).LastedFor = seconds(e.SinceS)
 	})
 }
 
-// findEngineOut reports engines that answer and get no requests all the same, with words for the reason that their state gives.
+// findEngineOut reports engines that answer but get no requests. The text of the reason depends on the state: out, odd or wedged.
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))
 		switch e.State {
 		case "odd":
-			text = "is not used: " + why // never empty in this state
+			text = "is not used: " + why // why is never empty in state odd
 		case "wedged":
 			text = "answers, but computes nothing: " + cmp.Or(why, unknownWhy)
 		}
@@ -216,7 +216,6 @@ func findEngineHalted(v *view, report reportFunc) {
 	})
 }
 
-// findEngineDrains reports engines that drain.
 func findEngineDrains(v *view, report reportFunc) {
 	v.eachEngine(EngineDrains, func(_ *Engine, where place, _ string) {
 		report(where, noReason, "%s drains: it takes no new requests", where.capitalized())

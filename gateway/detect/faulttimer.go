@@ -8,7 +8,7 @@ import (
 // faultTimer measures for how long a condition has been wrong. It filters flicker: the fault counts once the condition has been wrong for
 // minDuration, and ends once the condition has been well for minDuration.
 type faultTimer struct {
-	minDuration time.Duration // 0: defaultMinDuration
+	minDuration time.Duration // time that a condition must be wrong, or well, to begin or end the fault; 0: defaultMinDuration
 	state       faultState
 	since       time.Time // when the condition became wrong; zero in noFault
 	wellSince   time.Time // in faultBegun and faultEnding: when the condition became well; zero: it is wrong now
@@ -19,7 +19,7 @@ type faultState int
 const (
 	noFault      faultState = iota
 	faultBegun              // the condition has been wrong for less than minDuration
-	faultLasting            // the condition has been wrong for longer, so it is reported
+	faultLasting            // the condition has been wrong for at least minDuration, so it is reported
 	faultEnding             // the fault was lasting, and the condition has been well for less than minDuration
 )
 
@@ -30,11 +30,11 @@ const (
 	endsUnreportedAfter = 4 * time.Second
 )
 
-// observe records whether the condition is wrong now. It returns for how long it has been wrong; 0: it is well, or has not been wrong for
-// long enough.
+// observe records whether the condition is wrong now. It returns for how long the condition has been wrong; 0: the condition is well, or
+// has not been wrong for long enough.
 func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 	least := cmp.Or(s.minDuration, defaultMinDuration)
-	wellFor := time.Duration(0) // 0 also the first time that the condition is found well
+	wellFor := time.Duration(0) // stays 0 when the condition is found well for the first time
 	if isWrong {
 		s.wellSince = time.Time{}
 	} else if s.wellSince.IsZero() {

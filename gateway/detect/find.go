@@ -56,13 +56,13 @@ func Find(f *Facts, last Ended) (all []Finding) {
 
 // Much slower answers harm as much as waiting requests, if many clients get them.
 const (
-	badSlowdown    = 2.0 // times as long as before, or as elsewhere
-	badSlowedShare = 0.1 // share of the running requests
+	badSlowdown    = 2.0 // a token takes this many times as long as before, or as on the other ranks
+	badSlowedShare = 0.1 // share of the running requests that get slower tokens
 )
 
-// lowerIfOthersServe lowers the findings about engines that get no requests to warnings while other engines do their work. It does so if no
-// request fails or waits, and if at most half of the engines on their side (same role and model) are away. An engine that hangs but does
-// not count as down yet still has requests, so its finding stays bad.
+// lowerIfOthersServe makes warnings of the findings about engines that get no requests, while other engines do their work. It does so if no
+// request fails or waits, and if at most half of the engines with the same role and model are away. An engine that hangs but does not count
+// as down yet still has requests, so its finding stays bad.
 func (v *view) lowerIfOthersServe(all []Finding) {
 	sideOf, engines := v.sides()
 	away := map[side]map[string]bool{}
@@ -75,7 +75,7 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 			}
 			away[t][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad:
-			return // requests fail or wait
+			return // requests fail or wait, so nothing is lowered
 		}
 	}
 	for i := range all {
@@ -92,7 +92,7 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ kind, model string }
 
-// sides returns the side of each engine and group, by Finding.WhereKind and its name, and how many engines or groups each side has.
+// sides returns the side of each engine and group, by Finding.WhereKind and name, and how many engines or groups each side has.
 func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
 	sideOf, engines = map[[2]string]side{}, map[side]int{}
 	for i := range v.Engines {

@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds.
+// Kinds of findings about groups of ranks, and about the pool in front of them.
 const (
 	PoolLate   Kind = "pool_late"
 	RoundStuck Kind = "round_stuck"
@@ -68,7 +68,7 @@ var groupDetectors = []Detector{
 
 // Limits from which a number of a group becomes a finding.
 const (
-	lateShare = 0.5  // of the time that a pool entry may wait: the oldest entry has waited longer
+	lateShare = 0.5  // share of the time that a pool entry may wait: an entry that has waited longer is late
 	lostShare = 0.15 // share of a step's time that imbalance costs
 	heldSlack = 5.0  // s of tolerance: a round may be late because the process gets no CPU time
 )
@@ -113,7 +113,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 	}
 }
 
-// findRoundStuck reports groups whose policy holds requests back for the next round for longer than it may.
+// findRoundStuck reports groups whose policy holds requests back for the next round for longer than its own limit (MaxHoldS).
 func findRoundStuck(v *view, report reportFunc) {
 	v.eachGroup("ranks", func(_ *Model, g *Group, where place) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
@@ -135,7 +135,7 @@ func findPolicySlow(v *view, report reportFunc) {
 // findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
 func findImbalance(v *view, report reportFunc) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
-		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // an operator empties it
+		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // a draining rank explains it
 		if g.LostShare > lostShare && !drains {
 			report(where, noReason, "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}
@@ -187,7 +187,7 @@ func (g *Group) commonHostText() string {
 
 const (
 	differRanks = 3 // ranks that must report a gauge before one of them can differ
-	differNamed = 2 // ranks that the sentence names
+	differNamed = 2 // the sentence names at most this many ranks
 )
 
 // differingText returns text that follows a sentence about slow steps and names the ranks whose gauges differ from the others', or says

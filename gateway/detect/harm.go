@@ -8,13 +8,13 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A latency counts as longer if it has grown by the factor longerTimes and also by this many ms.
+// A latency counts as longer if it has grown by the factor longerTimes, and by more than longerTTFTMs or longerTPOTMs.
 const (
 	longerTimes  = 1.3
 	longerTTFTMs = 50
 	longerTPOTMs = 5
-	fewerTokens  = 0.7              // of the earlier tokens per second: a lower rate is reported
-	baselineLead = 10 * time.Second // latencies are compared with those this long before the incident began
+	fewerTokens  = 0.7              // a rate of tokens is reported if it is below this share of the earlier rate
+	baselineLead = 10 * time.Second // latencies are compared with those at this time before the incident began
 )
 
 // baseline has the counts of requests when an incident began, and latencies and throughput shortly before it.
@@ -24,8 +24,8 @@ type baseline struct {
 	tokensPerS    float64
 }
 
-// baseline returns the values to compare an incident that began at since with; nil: there is no sample. Latencies and throughput are those
-// of a while earlier (baselineLead), because they may get worse before the incident is found.
+// baseline returns the values with which an incident that began at the time since is compared; nil: there is no sample. Latencies and
+// throughput are those of baselineLead earlier, because they may get worse before the incident is found.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.sampleAt(since), r.sampleAt(since.Add(-baselineLead))
 	if began == nil {
@@ -55,7 +55,7 @@ func (r *Ring) describeHarm(base *baseline) string {
 	switch was, is := base.tpot, now.TPOT; {
 	case isLonger(was, is, longerTPOTMs):
 		parts = append(parts, fmt.Sprintf("a token takes %s in the median, and took %s", spokenMs(is.P50Ms), spokenMs(was.P50Ms)))
-	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // P99 in the place of the median
+	case isLonger(Latency{was.P99Ms, 0, was.Samples}, Latency{is.P99Ms, 0, is.Samples}, longerTPOTMs): // the P99s in place of P50Ms
 		parts = append(parts, fmt.Sprintf("in the slowest of 100 answers a token takes %s, and took %s", spokenMs(is.P99Ms), spokenMs(was.P99Ms)))
 	}
 	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {
@@ -73,7 +73,7 @@ func isLonger(was, is Latency, ms float64) bool {
 	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
-// spokenMs writes a time in ms or s.
+// spokenMs writes a time for people: in ms below one second, and else in s.
 func spokenMs(ms float64) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%.0f ms", ms)

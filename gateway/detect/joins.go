@@ -6,13 +6,13 @@ import "time"
 type joinClass int
 
 const (
-	isAlone        joinClass = iota // no other finding shares its cause
-	isUnnoticed                     // clients do not notice it
-	isCause                         // something is wrong
-	isIntermittent                  // something is wrong that comes and goes
-	isEffect                        // clients notice it; it is a result of another finding, if one is present
+	isAlone        joinClass = iota // the finding shares its cause with no other finding
+	isUnnoticed                     // clients do not notice the finding
+	isCause                         // something is wrong that clients notice
+	isIntermittent                  // something is wrong that clients notice, and that comes and goes
+	isEffect                        // clients notice the finding; if another one is present, that one is the cause
 	isLoad                          // many requests wait: an effect of a harmful cause, else itself the cause of other effects
-	classes                         // number of classes
+	classes                         // number of classes above
 )
 
 // joinClass is the class of the detector's findings.
@@ -32,16 +32,16 @@ func (d *Detector) joinClass() joinClass {
 	return isCause
 }
 
-// joinWindow says when a finding may join an incident, by the time from the begin of the incident to that of the finding.
+// joinWindow says when a finding may join an incident, by the time from the begin of the incident to the begin of the finding.
 type joinWindow int
 
 const (
 	never           joinWindow = iota
-	atBeginIfShared            // within a moment (30 s) of the incident's begin, if both share a cause
+	atBeginIfShared            // at most 30 s before or after the incident's begin, if both share a cause
 	alwaysIfShared             // at any time, if both share a cause
-	soonAfterBegin             // from a moment before the incident's begin until two minutes after it
-	aroundBegin                // within a moment before or after the incident's begin
-	afterBegin                 // at any time from a moment before the incident's begin
+	soonAfterBegin             // from 30 s before the incident's begin until two minutes after it
+	aroundBegin                // at most 30 s before or after the incident's begin
+	afterBegin                 // at any time from 30 s before the incident's begin on
 )
 
 // joinWhen says which finding may join which incident: a row for the class of the incident's first member, a column
@@ -57,7 +57,7 @@ var joinWhen = [classes][classes]joinWindow{
 }
 
 // allows says whether a finding may join an incident. delay is the time from the begin of the incident to that of the finding: below 0 if
-// the finding began first. sharesCause: both have the same cause.
+// the finding began first. sharesCause says that the incident and the finding have the same cause.
 func (w joinWindow) allows(delay time.Duration, sharesCause bool) bool {
 	switch w {
 	case atBeginIfShared:

@@ -6,7 +6,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// Kinds.
+// Kinds of findings about the load of a model.
 const (
 	Overload Kind = "overload"
 	KVFull   Kind = "kv_full"
@@ -36,20 +36,20 @@ var loadDetectors = []Detector{
 
 // Limits from which a load becomes a finding.
 const (
-	allTakenShare = 0.95 // of the slots in use count as all: the rest was just given back and is taken in the next round
-	kvFullShare   = 0.85 // of the KV capacity in use counts as full: running answers need the rest to grow
+	allTakenShare = 0.95 // all slots count as taken if this share is in use: the rest is free only until the next round
+	kvFullShare   = 0.85 // the KV cache counts as full if this share is in use: running answers need the rest to grow
 )
 
 // load is the load of a model. It is a finding if the model has no free slot or no KV memory, and if about as many requests wait as run, so
 // that each waits for one answer to end. A short burst is no finding, unless requests are refused.
 type load struct {
-	crowded            bool // about as many requests wait as run, now
+	crowded            bool // about as many requests wait as run now
 	hasFreeSlots       bool
-	kind               Kind // kind of the finding; empty: none
+	kind               Kind // kind of the finding; empty: the load is no finding
 	used, slots        int
 	kvTokens, capacity int64
 	waiting            int
-	where              string // where the requests wait
+	where              string // words for where the requests wait
 }
 
 // modelLoad sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and decides whether the load
@@ -79,7 +79,7 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity)
 	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
 	hasRoom := l.hasFreeSlots && !kvIsFull
-	if l.slots == 0 || l.waiting == 0 || hasRoom { // where no rank takes requests (no slots), other findings say why
+	if l.slots == 0 || l.waiting == 0 || hasRoom { // no slots: no rank takes requests, and other findings say why
 		return l
 	}
 	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
@@ -87,7 +87,7 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 	refused := f.manyFail() && f.queueFullFailures() != nil
 	lastingCrowd := l.crowded && m.CrowdedS > 0
 	switch {
-	case !refused && !lastingCrowd: // no finding
+	case !refused && !lastingCrowd: // a short burst of which no request was refused is no finding
 	case l.hasFreeSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help
@@ -96,7 +96,7 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 	return l
 }
 
-// manyFail says whether more than a few requests fail now.
+// manyFail says whether more than failShare of the requests fail now, by the rates over the last ten seconds.
 func (f *Facts) manyFail() bool { return f.Traffic.FailuresPerS > failShare*f.Traffic.RequestsPerS }
 
 // onlyKeyLimits says whether nearly all failures are due to limits of the callers' own keys.

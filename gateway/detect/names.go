@@ -17,7 +17,7 @@ func isShellSafe(name string) bool {
 	})
 }
 
-// engineOf is the host:port of an engine or of a rank.
+// engineOf returns the host:port of an engine. where is this host:port itself, or a rank of the engine as host:port/rank.
 func engineOf(where string) string {
 	engine, _, _ := strings.Cut(where, "/")
 	return engine

@@ -4,7 +4,7 @@ import (
 	"cmp"
 )
 
-// Kinds.
+// Kinds of findings about other proxies, and about the ownership of engines.
 const (
 	PeerDown Kind = "peer_down"
 	NoOwner  Kind = "no_owner"
@@ -41,7 +41,7 @@ func findPeerDown(v *view, report reportFunc) {
 // findNoOwner reports scopes that no proxy owns, unless this proxy may send requests to their engines all the same.
 func findNoOwner(v *view, report reportFunc) {
 	for _, a := range v.Scopes {
-		if a.Holder != "" || a.Admits { // its engines get requests, from its owner or from this proxy
+		if a.Holder != "" || a.Admits { // the engines get requests, from the scope's owner or from this proxy
 			continue
 		}
 		where := place{"region", a.Region, "geo"}

@@ -9,8 +9,8 @@ import (
 
 const (
 	paceWindow = 20 * time.Second // time over which a rank's pace is measured
-	paceTokens = 50               // fewer tokens in this time say too little
-	fewAnswers = 20               // a share of fewer answers proves nothing
+	paceTokens = 50               // a rank that gave fewer tokens in paceWindow has no known pace
+	fewAnswers = 20               // a share of empty answers proves nothing if there are fewer answers than this
 
 	span       = 2 * time.Second // the length of the spans in which ranks are compared
 	spans      = 30              // spans that are compared: one minute
@@ -39,7 +39,7 @@ type streamSum struct {
 	tokens   int64
 }
 
-// add adds the time of all streams together, and their tokens.
+// add adds ms of stream time, summed over the streams that ran, and the tokens that came in this time.
 func (s *streamSum) add(ms float64, tokens int64) {
 	s.streamMs, s.tokens = s.streamMs+ms, s.tokens+tokens
 }
@@ -61,7 +61,7 @@ func (r *Ring) measurePaces() map[int32]pace {
 	for k := range now.Ranks {
 		record := &now.Ranks[k]
 		p := pace{answers: record.answersSince(r.oldestRecordWithin(record.ID, time.Minute))}
-		if p.answers.Answers < fewAnswers { // a longer time may have enough
+		if p.answers.Answers < fewAnswers { // the last five minutes may have enough answers
 			p.answers = record.answersSince(r.oldestRecordWithin(record.ID, SecondsKeptFor))
 		}
 		bySpan, recent, minute := r.streamsOf(record)
@@ -78,8 +78,8 @@ func (r *Ring) measurePaces() map[int32]pace {
 	return paces
 }
 
-// streamsOf sums up the streams of a rank, whose newest record is given: in each of the last spans, in the last paceWindow (recent), and in
-// all spans together (minute). It goes back from sample to sample.
+// streamsOf sums up the streams of a rank: in each of the last spans, in the last paceWindow (recent), and in all spans together (minute).
+// record is the newest record of the rank, from which streamsOf goes back in time, from sample to sample.
 func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minute streamSum) {
 	list := r.fine.list
 	now := list[len(list)-1].At
@@ -89,9 +89,9 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 		index := int((age - 1) / span)
 		before := list[i].rank(record.ID)
 		if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
-			break // the samples end here, or the totals began anew: earlier ones are of another engine process
+			break // the samples end here, or earlier totals are of another engine process
 		}
-		// Running is known at both ends only, so its mean stands for the time between them.
+		// Running is known only at the begin and the end of the time between two samples, so the mean of both stands for this time.
 		ms := float64(list[i+1].At.Sub(list[i].At).Milliseconds()) * float64(before.Running+later.Running) / 2
 		tokens := later.Output - before.Output
 		bySpan[index].add(ms, tokens)
@@ -154,7 +154,7 @@ func (g *Group) fillInPaces(ranks map[int32]pace) {
 
 // fillInSlowRanks fills in SlowMs and OthersMs of the ranks that were slow in several spans: much slower than the group's median rank.
 func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
-	var all []float64 // token times of all ranks in one span
+	var all []float64 // token times of all ranks in one span, in ms
 	slow := make([]slowSpanSums, len(g.Ranks))
 	for i := range spans {
 		all = all[:0]
@@ -173,7 +173,7 @@ func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 		}
 	}
 	leastSpans := slowSpans
-	if g.Rounds != nil { // the ranks prefill
+	if g.Rounds != nil { // the ranks also prefill
 		leastSpans = slowSpansBoth
 	}
 	for k := range g.Ranks {

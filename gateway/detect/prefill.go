@@ -10,7 +10,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds.
+// Kinds of findings about prefill engines and the arrival queue.
 const (
 	GateClosed  Kind = "gate_closed"
 	PrefillOut  Kind = "prefill_out"
@@ -83,7 +83,8 @@ const lateSeconds = 10.0
 // IsBacklogLong says whether a new prompt would wait longer than lateSeconds until an engine begins it.
 func (p *Prefill) IsBacklogLong() bool { return p.BacklogS > lateSeconds }
 
-// gateOpenFor is how long the gate of a full engine may be open between two prompts while the incident lasts.
+// gateOpenFor is the toleratedAbsence of GateClosed: a full engine may take prompts for this long, between two times at which it takes
+// none, without the end of the incident.
 const gateOpenFor = 15 * time.Second
 
 // The metrics of an engine are old if they are older than oldScrapes scrape intervals and older than oldMs.
@@ -160,10 +161,10 @@ func findMetricsOld(v *view, report reportFunc) {
 	v.eachCandidate(func(e *PrefillEngine, where place) {
 		inService := e.State == "open" || e.State == "closed"
 		switch {
-		case intervalMs <= 0 || !inService: // it is not asked for its metrics, or its state is a finding of its own
+		case intervalMs <= 0 || !inService: // the engine is not asked for its metrics, or another finding reports its state
 		case e.ScrapeAgeMs > max(oldMs, oldScrapes*intervalMs):
 			report(where, noReason, "%s answers too late when it is asked for its metrics", where.capitalized())
-		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS: // never scraped
+		case e.ScrapeAgeMs < 0 && upFor[engineOf(e.ID)] > silentS: // -1: the engine's metrics were never read
 			report(where, noReason, "%s has not told its load since it is up: its metrics cannot be read, or lack it", where.capitalized())
 		}
 	})
@@ -193,7 +194,7 @@ func findNoPrefill(v *view, report reportFunc) {
 	if open, called := v.Prefill.countOpen(); open == 0 && hasAny && !v.anyPaused() {
 		f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", called)
 		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
-			f.Severity = Warn // their caches are full for the moment, and no request waits
+			f.Severity = Warn // the engines' KV caches are full for the moment, and no request waits
 		}
 	}
 }
@@ -234,7 +235,8 @@ func (v *view) anyOverloaded() bool {
 	return false
 }
 
-// findQueueFull reports a full arrival queue. If requests were refused because of it, the finding has the reason of the last one.
+// findQueueFull reports a full arrival queue. If requests were refused because a queue is full, the finding has the reason of the last
+// refusal.
 func findQueueFull(v *view, report reportFunc) {
 	if v.queueTrouble() != QueueFull {
 		return
@@ -250,8 +252,8 @@ func findQueueFull(v *view, report reportFunc) {
 		stats.Grouped(p.QueueMax))
 }
 
-// findPrefillBusy reports that prompts come faster than prefill engines compute them. It names the API key that causes most of it: the one
-// with most prompt tokens, else the one with most waiting requests.
+// findPrefillBusy reports that prompts come faster than prefill engines compute them. It names the API key that causes most of the backlog:
+// the one with most prompt tokens, else the one with most waiting requests.
 func findPrefillBusy(v *view, report reportFunc) {
 	if v.queueTrouble() == PrefillBusy {
 		key, keyText := v.floodingKey()
@@ -288,8 +290,8 @@ func (p *Prefill) dominantKey() (key, sentence string) {
 	return "", ""
 }
 
-// lostHitsText returns text that follows a sentence: the prompts of a key are in the prefix caches much less than before. Empty: they are
-// not, or it is not known (nil).
+// lostHitsText returns text that follows a sentence and says that far fewer prompt tokens of a key are found in the prefix caches than
+// before. Empty: the share has not fallen so much, or h is nil, so it is not known.
 func lostHitsText(h *Hits) string {
 	if h == nil || h.Before-h.Share < reportedHitsDrop {
 		return ""

@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds.
+// Kinds of findings about the proxy itself.
 const (
 	Drains        Kind = "drains"
 	NotReady      Kind = "not_ready"
@@ -60,7 +60,6 @@ var proxyDetectors = []Detector{
 	},
 }
 
-// findDrains reports that the proxy drains.
 func findDrains(v *view, report reportFunc) {
 	if v.Proxy.Draining {
 		report(proxyPlace("proxy"), noReason, "The proxy drains: it is being taken out of service")
@@ -95,7 +94,7 @@ func shortConfigError(text string) string {
 	return what
 }
 
-// How long before its end a certificate is reported.
+// A certificate is reported as a warning from certSoon before its end on, and as bad from certNow before its end on.
 const (
 	certSoon = 14 * day
 	certNow  = day

@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Kinds.
+// Kinds of findings about ranks.
 const (
 	RankEmpty  Kind = "rank_empty"
 	RankSlow   Kind = "rank_slow"
@@ -54,8 +54,8 @@ var rankDetectors = []Detector{
 }
 
 const (
-	fullShare       = 0.95 // of a rank's KV capacity: from this share on, the rank is full
-	rankEmptyShare  = 0.8  // least share of empty answers of a rank that is reported
+	fullShare       = 0.95 // from this share of its KV capacity on, a rank counts as full
+	rankEmptyShare  = 0.8  // a rank is reported from this share of empty answers on
 	modelEmptyShare = 0.2  // if the other ranks have a larger share, the model itself gives empty answers
 )
 
@@ -67,7 +67,7 @@ func (l AnswerCounts) share() (share float64, known bool) {
 // emptyAnswers says how a model's ranks answered: those that give nearly only empty answers, and the others.
 type emptyAnswers struct {
 	ranks    []string     // names of the ranks that give empty answers
-	ofThese  AnswerCounts // answers of these ranks
+	ofThese  AnswerCounts // answers of the ranks that give empty answers
 	ofOthers AnswerCounts // answers of the model's other ranks
 }
 
@@ -152,7 +152,7 @@ func findRankSlow(v *view, report reportFunc) {
 	})
 }
 
-// role is the role of the model's engines.
+// role is the role of the model's engines: aggregated or decode.
 func (m *Model) role() string {
 	if m.Aggregated {
 		return aggregatedRole
@@ -163,7 +163,7 @@ func (m *Model) role() string {
 // reportRanks reports the ranks for which isOne returns true, in one finding per group. one and many are the ends of the sentence for
 // one rank and for several. The model passed to isOne is an index in Models.
 func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model int, r *Rank) bool) {
-	model := 0 // index of m in Models
+	model := 0 // index in v.Models of m, the model of the present group
 	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
 		for &v.Models[model] != m { // eachGroup goes through Models in order
 			model++
@@ -189,23 +189,23 @@ func (r *Rank) isFull() bool {
 	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
-// findRanksFull reports ranks with a nearly full KV cache, unless a finding about their model includes them.
+// findRanksFull reports ranks with a nearly full KV cache. It leaves out ranks of models for which a KVFull finding reports this already.
 func findRanksFull(v *view, report reportFunc) {
 	v.reportRanks(report, "has a full KV cache", "have full KV caches", func(model int, r *Rank) bool {
 		return r.isFull() && v.loads[model].kind != KVFull // a KVFull finding about the model includes its ranks
 	})
 }
 
-// findRanksTight reports ranks that are kept emptier because they ran out of KV memory. Other findings include those that are full or
-// drain.
+// findRanksTight reports ranks that are kept emptier because they ran out of KV memory. It leaves out ranks that are full or drain, because
+// other findings report them.
 func findRanksTight(v *view, report reportFunc) {
 	v.reportRanks(report, "ran out of KV memory and is kept emptier", "ran out of KV memory and are kept emptier", func(_ int, r *Rank) bool {
 		return r.Tight && !r.isFull() && r.State != RankDraining
 	})
 }
 
-// findRanksDrain reports ranks that drain, except those of engines that drain as a whole, because the findings about these engines include
-// them.
+// findRanksDrain reports ranks that drain. It leaves out ranks of engines that drain as a whole, because findings about these engines
+// report them.
 func findRanksDrain(v *view, report reportFunc) {
 	v.reportRanks(report, "drains: it takes no new requests", "drain and take no new requests", func(_ int, r *Rank) bool {
 		engine, _, _ := strings.Cut(r.Name, "/")

@@ -6,7 +6,7 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// Kinds.
+// Kinds of findings about the requests of clients.
 const (
 	RequestsFail Kind = "requests_fail"
 )

@@ -15,19 +15,19 @@ type Sample struct {
 	Failed     uint64
 	ByKeyLimit uint64 // failed requests that a limit of the caller's key refused
 	Tokens     int64
-	Failures   map[Outcome]uint64 // never written to
-	Whys       map[Outcome]Why    // reason of the last request that failed in this way, if known; never written to
+	Failures   map[Outcome]uint64 // total of failed requests by outcome; samples may share the map, so it is never changed
+	Whys       map[Outcome]Why    // reason of the last request that failed in this way, if known; the map is never changed
 	TTFT       Latency
 	TPOT       Latency
 	Pool       int
 	Ranks      []RankAt
 	rankIndex  map[int32]int // index of each rank in Ranks; samples of the same ranks share the map
-	Rates                    // (found)
+	Rates                    // rates over the last ten seconds; Ring.Add fills them in
 
-	Examined   bool // the whole proxy was examined, so the fields below are known
+	Examined   bool // the whole proxy was examined, so the fields from Groups to Started are known
 	Groups     []GroupAt
 	groupIndex map[GroupName]int     // index of each group in Groups
-	Engines    map[EngineName]string // up, drain, or why it gets no requests; also ranks of engines that do not drain as a whole
+	Engines    map[EngineName]string // up, drain, or a state without requests; also for ranks of engines that do not drain as a whole
 	Drains     bool
 	Policy     string
 	Reload     time.Time // when another config last came into force; Unix time 0: never
@@ -41,8 +41,8 @@ type RankAt struct {
 	ID           int32
 	Running      int
 	KVTokens     int64
-	Output       int64 // output tokens without the first one of each complete answer, because its wait is no time between tokens
-	AnswerCounts       // of all its answers so far, not only the last minute
+	Output       int64 // output tokens without the first one of each complete answer, whose wait is no time between tokens
+	AnswerCounts       // counts of all the rank's answers so far, not only of the last minute
 }
 
 // GroupName identifies a group of ranks.
@@ -53,7 +53,7 @@ type GroupAt struct {
 	GroupName
 	MostTokens int64
 	StepModel  StepModel
-	Usual      bool // nothing was wrong, so later steps are compared with these
+	Usual      bool // the steps had no fault, so later steps are compared with them
 	yield      stepYield
 }
 
@@ -71,13 +71,13 @@ const (
 	SecondsKeptFor = 5 * time.Minute
 	BinsKeptFor    = 15 * time.Minute
 	minutesKeptFor = time.Hour
-	rateSamples    = 10 // samples that a rate is taken over
+	rateSamples    = 10 // a rate is a mean over this many intervals of SampleInterval
 
 	maxRankRecords = 400_000  // rank records in all samples of a tier, to bound memory
-	maxPageBytes   = 16 << 20 // bytes of pages in a tier
+	maxPageBytes   = 16 << 20 // bytes of live pages in a tier, to bound memory
 )
 
-// Ring keeps samples in three tiers: one per second, one per bin, one per minute. Longer steps go back further.
+// Ring keeps samples in three tiers: one per second, one per bin, one per minute. The tiers with longer steps go back further in time.
 type Ring struct {
 	fine, bins, minutes tier
 }
@@ -109,9 +109,9 @@ func (r *Ring) Add(s Sample) {
 	s.Rates = r.rates()
 	second := r.fine.last()
 	second.Rates = s.Rates
-	second.Examined, second.Groups, second.Engines = false, nil, nil // only the longer tiers keep what an examination provides
+	second.Examined, second.Groups, second.Engines = false, nil, nil // only the tiers of bins and minutes keep what an examination provides
 	r.fine.dropOverLimits()
-	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the samples of single seconds keep these
+	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the tier of single seconds keeps ranks and reasons
 	r.bins.add(s)
 	r.bins.dropOverLimits()
 	s.Page = nil
@@ -127,7 +127,7 @@ func (t *tier) add(s Sample) {
 	t.list = append(t.list, s)
 	old := 0
 	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keptFor {
-		t.list[old] = Sample{} // frees its memory, because the slice still holds the place
+		t.list[old] = Sample{} // frees the sample's memory, because the slice's array still holds it
 		old++
 	}
 	t.list = t.list[old:]
@@ -200,10 +200,10 @@ func (t *tier) last() *Sample {
 	return &t.list[len(t.list)-1]
 }
 
-// Seconds returns the samples of the last minutes. They must not be changed.
+// Seconds returns the samples of the last five minutes, one per second. They must not be changed.
 func (r *Ring) Seconds() []Sample { return r.fine.list }
 
-// Bins returns the samples of the last quarter of an hour. They must not be changed.
+// Bins returns the samples of the last quarter of an hour, one per five seconds. They must not be changed.
 func (r *Ring) Bins() []Sample { return r.bins.list }
 
 // oldestWithin returns the oldest sample that is no older than age; nil: there is none.
@@ -217,7 +217,7 @@ func (r *Ring) oldestWithin(age time.Duration) (oldest *Sample) {
 	return oldest
 }
 
-// KeepPage stores the page that is shown now in the newest bin. The page is compressed.
+// KeepPage stores the compressed live page that is shown now in the newest bin.
 func (r *Ring) KeepPage(page []byte, at time.Time) {
 	if s := r.bins.last(); s != nil {
 		s.Page, s.PageAt = page, at
@@ -225,7 +225,7 @@ func (r *Ring) KeepPage(page []byte, at time.Time) {
 	}
 }
 
-// PageAt returns the last page that was shown at or before the given time; ok is false if none is kept.
+// PageAt returns the last live page that was shown at or before the given time, compressed; ok is false if no such page is kept.
 func (r *Ring) PageAt(at time.Time) (page []byte, ok bool) {
 	for i := len(r.bins.list) - 1; i >= 0; i-- {
 		if s := &r.bins.list[i]; s.Page != nil && !s.PageAt.After(at) {
@@ -255,7 +255,7 @@ func (r *Ring) rates() (t Rates) {
 
 const (
 	enoughFailures = 5               // failures that a lasting fault would have caused since the last failure
-	calmFor        = 3 * time.Second // least time without a failure: at high rates, many requests succeed between two failures
+	calmFor        = 3 * time.Second // least time without a failure, because at high rates many requests succeed between two failures
 )
 
 // recovered says whether the failures in a window have stopped. It compares single samples, because a rate over ten seconds shows failures
@@ -285,7 +285,7 @@ func (r *Ring) lastMinute() (e Ended) {
 	return Ended{last.Ended - min(last.Ended, first.Ended), last.Failed - min(last.Failed, first.Failed)}
 }
 
-// failures returns the counts of all ways in which requests failed. Those with the most failures in the last seconds come first.
+// failures returns the counts of all ways in which requests failed. Those with the most failures in the last ten seconds come first.
 func (r *Ring) failures() []Failed {
 	last := r.Last()
 	if last == nil {

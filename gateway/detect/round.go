@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// round has what one call of Observe works with.
+// round has the values with which one call of Book.Observe works.
 type round struct {
 	now           time.Time
-	foundNow      map[subject]bool       // the findings of this moment
+	foundNow      map[subject]bool       // kinds and places of the findings of this moment
 	idleEngines   map[string]bool        // engines that get no requests now
-	incidentOf    map[subject]*incident  // the incident of each known finding
+	incidentOf    map[subject]*incident  // by kind and place of a finding: the incident that has it
 	idleIncidents map[string]*incident   // by engine: the open incident that keeps requests away from it
 	ending        map[*incident]bool     // incidents whose cause is not found now and is not expected back: see causeContinues
-	separate      map[*incident]bool     // ended incidents that do not go on: see separateOutages
+	separate      map[*incident]bool     // ended incidents that do not go on, although one of their findings is back: see separateOutages
 	nextMembers   map[*incident][]member // the members that incidents have got so far in this round
 }
 
@@ -41,7 +41,7 @@ func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, 
 	incidentOf, idleIncidents = map[subject]*incident{}, map[string]*incident{}
 	for _, o := range b.list {
 		members := o.members
-		if o.state(now) == Paused && !o.isOpen() { // all findings that it had may come back
+		if o.state(now) == Paused && !o.isOpen() { // any finding that the ended incident ever had may come back
 			members = o.everFound
 		}
 		for i := range members {
@@ -57,8 +57,8 @@ func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, 
 	return incidentOf, idleIncidents
 }
 
-// separateOutages returns the incidents that ended a moment ago and are not continued, although one of their findings is back. Together
-// with that finding a new one was found that shares its cause and never belonged to the incident. So the two outages are different ones.
+// separateOutages returns the incidents that ended at most resumedWithin ago and must not go on, although one of their findings is back.
+// The reason is a new finding that shares the cause and never belonged to the incident: so the two outages are different ones.
 func separateOutages(found []Finding, r *round) map[*incident]bool {
 	cameBack, separate := map[*incident]bool{}, map[*incident]bool{}
 	for i := range found {
@@ -71,7 +71,7 @@ func separateOutages(found []Finding, r *round) map[*incident]bool {
 	}
 	for i := range found {
 		f := memberOf(&found[i], r.now)
-		if r.incidentOf[f.subject()] != nil || kinds[f.Kind].effect { // it is known, or is no cause
+		if r.incidentOf[f.subject()] != nil || kinds[f.Kind].effect { // the finding belongs to an incident already, or is no cause
 			continue
 		}
 		for o := range cameBack {
@@ -81,12 +81,12 @@ func separateOutages(found []Finding, r *round) map[*incident]bool {
 	return separate
 }
 
-// add puts a finding into the incident that it continues, else into the one that assign chooses. An ended incident is open again then. If
-// there is no room for another incident, the finding is unplaced.
+// add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
+// is open again. If there is no room for another incident, the finding is unplaced.
 func (b *Book) add(f *member, r *round) {
 	k := kinds[f.Kind]
 	o := r.continued(f)
-	if o == nil || !o.isOpen() && k.effect { // the cause of an ended incident is over, so this effect has another one
+	if o == nil || !o.isOpen() && k.effect { // the cause of an ended incident is over, so this effect has another cause
 		o = b.assign(f, o, r)
 	}
 	if o == nil {
@@ -107,7 +107,7 @@ func (b *Book) add(f *member, r *round) {
 // continued returns the incident that a finding continues; nil: there is none.
 func (r *round) continued(f *member) *incident {
 	o := r.incidentOf[f.subject()]
-	// If the engine got no requests before, for whatever reason, its incident goes on.
+	// If the engine got no requests before, for whatever reason, the incident of that time goes on.
 	if earlier := r.idleIncidents[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].getsNoRequests && (o == nil || !o.isOpen()) {
 		o = earlier
 	}
@@ -125,8 +125,8 @@ func (o *incident) causeContinues(r *round) bool {
 	})
 }
 
-// isNewerThan decides which of two incidents gets a finding that both have had. It is this one if only this one is open, or if both have
-// ended and this one ended later.
+// isNewerThan says whether o, and not the other incident, gets a finding that both have had. This is so if only o is open, or if both have
+// ended and o ended later.
 func (o *incident) isNewerThan(other *incident) bool {
 	if o.isOpen() || other.isOpen() {
 		return !other.isOpen()
@@ -134,9 +134,9 @@ func (o *incident) isNewerThan(other *incident) bool {
 	return o.until.After(other.until)
 }
 
-// assign finds the incident for a finding that belongs to no open incident yet: an incident that it may join, else the ended incident that
-// had it before (before, nil: none), else a new one, which takes over the effects that clients noticed earlier. It returns nil if the book
-// is full of incidents that harm as much.
+// assign finds the incident for a finding that belongs to no open incident yet. The first choice is an incident that the finding may join,
+// and the second is before, the ended incident that had the finding (nil: there is none). The last choice is a new incident, which takes
+// over the effects that clients noticed earlier. assign returns nil if the list is full of incidents that harm as much.
 func (b *Book) assign(f *member, before *incident, r *round) *incident {
 	since := r.now.Add(-f.LastedFor)
 	best := b.mostHarmfulToJoin(f, since, r)
@@ -171,9 +171,9 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 		members := r.nextMembers[o]
 		if len(members) == 0 { // no finding of this round has gone to the incident yet
 			if !o.isOpen() || len(o.members) == 0 {
-				continue // it has ended
+				continue // the incident has ended
 			}
-			if r.ending[o] && !onlyEffect && !o.hasEngine(f) { // its cause is over, and f may be a cause at another engine
+			if r.ending[o] && !onlyEffect && !o.hasEngine(f) { // the incident's cause is over, and f may be a cause at another engine
 				continue
 			}
 			members = o.members
@@ -217,8 +217,8 @@ func (o *incident) hadEffect(f *member) bool {
 		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// hasEngine says whether a member of the incident is of the same engine as the finding. A finding whose place has no host is not about an
-// engine.
+// hasEngine says whether a member of the incident is about the same engine as the finding. A finding whose place has no host is not about
+// an engine.
 func (o *incident) hasEngine(f *member) bool {
 	return f.host != "" && slices.ContainsFunc(o.members, func(m member) bool { return engineOf(m.Where) == engineOf(f.Where) })
 }
@@ -246,7 +246,7 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		if noticed.openSince.Before(o.since) {
 			o.since = noticed.openSince
 		}
-		noticed.until = noticed.previousEnd // if it had ended and come back, its first part stays in the list
+		noticed.until = noticed.previousEnd // if the incident had ended and come back, its first part stays in the list
 		return noticed.previousEnd.IsZero()
 	})
 }
@@ -304,7 +304,7 @@ func (b *Book) hasNoRoom(harm int, r *round) bool {
 	asHarmful := 0
 	for _, o := range b.list {
 		members := r.nextMembers[o]          // an ended incident that gets a finding is open again
-		if len(members) == 0 && o.isOpen() { // members of an ended incident are only those that it had until then
+		if len(members) == 0 && o.isOpen() { // the old members of an ended incident do not count
 			members = o.members
 		}
 		if len(members) > 0 && mostHarm(members) >= harm {

@@ -41,13 +41,13 @@ func (o *incident) describe(now time.Time) Incident {
 	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.harmText, Panel: lead.Panel,
 		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
-	in.Times = 1 // Incidents counts further occurrences
+	in.Times = 1 // the method Incidents adds further occurrences
 	if !o.isOpen() {
 		in.UntilMs = o.until.UnixMilli()
 	} else if at := o.lastFound(); k.toleratedAbsence > 0 && at.Before(now) {
 		in.LastMs = at.UnixMilli()
 	}
-	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin { // keeps the severity from changing with every Update
+	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin { // so that the severity does not change with every Update
 		in.Severity = Bad
 	}
 	groups := byKind(members)
@@ -58,7 +58,7 @@ func (o *incident) describe(now time.Time) Incident {
 		in.Clients = k.clientsOfPrefill
 	}
 	isMissing := func(name string) bool { return !strings.Contains(in.What, name) }
-	if in.Count > 1 && slices.ContainsFunc(in.Where, isMissing) { // the sentence does not have all names
+	if in.Count > 1 && slices.ContainsFunc(in.Where, isMissing) { // in.What lacks some names
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
 	in.addOtherKinds(groups[1:])
@@ -69,7 +69,7 @@ func (o *incident) describe(now time.Time) Incident {
 	return in
 }
 
-// setCommand sets the command for the cause. If one API key causes most of it, the advice and the command are those for this key.
+// setCommand sets the command for the cause. If one API key causes most of the problem, the advice and the command are those for this key.
 func (in *Incident) setCommand(lead *member) {
 	k := kinds[lead.Kind]
 	in.Command = fillCommand(k.command, lead)
@@ -118,7 +118,7 @@ func (in *Incident) addOtherKinds(groups [][]*member) {
 		headline := kinds[g[0].Kind].headlineAsEffect
 		if headline != "" && g[0].effect && in.What != "" {
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
-			if in.Kind == EngineHangs { // its requests are not lost yet: they wait until it goes on
+			if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
 				headline = "All new requests wait, and get a 503 if it lasts"
 				in.Clients = "Clients whose requests ran there wait, too, and get an error if no engine comes back."
 			}
@@ -216,7 +216,7 @@ func namesByKind(members []*member, all int) string {
 	return s + "."
 }
 
-// joinNames joins names as in a sentence.
+// joinNames joins names with commas. The last name follows "and", unless there are maxNames names, so that more may be left out.
 func joinNames(names []string) string {
 	if n := len(names) - 1; n > 0 && n < maxNames-1 {
 		return strings.Join(names[:n], ", ") + " and " + names[n]
@@ -231,14 +231,14 @@ func plural(noun string, n int) string {
 	return noun + "s"
 }
 
-// nounOf returns one noun for the places of all these findings.
+// nounOf returns one noun for the places of several findings, such as "engine" for prefill engines and decode engines together.
 func nounOf(same []*member) string {
 	noun := same[0].WhereKind
 	for _, m := range same {
 		if m.WhereKind != noun && strings.HasSuffix(m.WhereKind, "engine") && strings.HasSuffix(noun, "engine") {
 			noun = "engine"
 		} else if m.WhereKind != noun {
-			return "area" // a group and a region
+			return "area" // one word for a group and a region together
 		}
 	}
 	return noun
@@ -270,8 +270,8 @@ func (d *Detector) describeSeveral(which, reason string) string {
 	return s
 }
 
-// Incidents lists the open incidents, the most harmful first, then one for all unplaced findings, if there are any, and then the ended
-// incidents, the latest first. An ended warning is not listed if an equal warning stands before it: the Times of the earlier entry count
+// Incidents lists the open incidents, the most harmful first, then one incident for all unplaced findings, if there are any, and then the
+// ended incidents, the latest first. An ended warning is not listed if the list has an equal warning already: Times of that entry counts
 // it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
@@ -287,8 +287,8 @@ func (b *Book) Incidents() []Incident {
 		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
 	})
 	list := make([]Incident, 0, len(sorted))
-	unplacedListed := len(b.unplaced) == 0 // or there are none to list
-	equal := map[string]int{}              // index in list of the first warning with these words
+	unplacedListed := len(b.unplaced) == 0 // true also if there are no unplaced findings
+	equal := map[string]int{}              // by the text of a warning: the index in list of the first one
 	for _, o := range sorted {
 		if !unplacedListed && !o.isOpen() { // unplaced findings still last, so they come before the ended incidents
 			list, unplacedListed = append(list, b.summarizeUnplaced()), true
@@ -299,7 +299,7 @@ func (b *Book) Incidents() []Incident {
 		}
 		if in.Severity == Warn {
 			text := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			if i, ok := equal[text]; ok && in.UntilMs > 0 { // ended
+			if i, ok := equal[text]; ok && in.UntilMs > 0 { // the warning has ended
 				list[i].Times++
 				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
 				continue

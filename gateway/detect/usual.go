@@ -11,7 +11,7 @@ import (
 // model learns while it runs, so it would soon predict the longer steps.
 type stepWatch struct {
 	ignoreBefore         time.Time  // steps before this time are ignored
-	slowSteps, fewTokens faultTimer // steps take too long, or give too few tokens
+	slowSteps, fewTokens faultTimer // timers of the faults that steps take too long, and that they give too few tokens
 
 	usualSteps []GroupAt // usual steps: one per minute of the hour before something went wrong
 
@@ -22,22 +22,23 @@ type stepWatch struct {
 const (
 	minUsualMinutes = 5             // fewer minutes of usual steps prove nothing
 	slowTimes       = 1.6           // a step is slow if it takes this many times as long as usual
-	slowMs          = 5             // and this many ms longer than usual
-	acceptedAfter   = 2 * time.Hour // after that, the slow steps are the usual ones
+	slowMs          = 5             // a slow step also takes this many ms longer than usual
+	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	fewTimes        = 1.3           // and if a token takes this many times as long: otherwise only the size of stream chunks has changed
+	fewTimes        = 1.3           // and if a token takes this many times as long: else only the size of stream chunks has changed
 )
 
 // StepsAreComparable says whether a group's steps can be compared with a step model: its ranks step together, and do not prefill. If ranks
 // prefill, a prompt makes a step longer, which is no fault.
 func (g *Group) StepsAreComparable() bool { return g.Barrier && g.Rounds == nil }
 
-// hasNoFault says whether the group's present steps may count as usual: nothing is wrong with them, not even since a moment ago.
+// hasNoFault says whether the group's present steps may count as usual: they are neither slow nor low in tokens, not even for a time too
+// short to be reported.
 func (u *stepWatch) hasNoFault() bool {
 	return u.slowSteps.state == noFault && u.fewTokens.state == noFault
 }
 
-// group returns the load of a group that the sample has.
+// group returns the record of a group. The sample must have a record of it.
 func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.groupIndex[name]]
 }

@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// Watch holds the samples of a proxy and its incidents. The zero value is ready to use.
+// Watch holds the samples of a proxy and its incidents. The zero value is ready to use. It has no lock: its owner must call one method at a
+// time.
 type Watch struct {
 	Ring
 	book        Book
 	updatedAt   time.Time      // time of the last Update
-	ranksPace   map[int32]pace // the pace of each rank
+	ranksPace   map[int32]pace // the pace of each rank at the last Update, by Rank.ID
 	stepWatches map[GroupName]*stepWatch
 	longBacklog faultTimer             // lasts while prompts come faster than prefill engines compute them
-	crowded     map[string]*faultTimer // by model; lasts while so many requests wait that each waits for about one answer
+	crowded     map[string]*faultTimer // by model; lasts while about as many requests wait as run
 }
 
 // Update adds the facts about the whole proxy and the sample of the same moment. It fills in the fields of f that are marked with (found),
@@ -60,9 +61,9 @@ func (w *Watch) compareSteps(f *Facts) {
 // crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
 const crowdedLasts = 10 * time.Second
 
-// measureCrowding measures for how long each model has been crowded (see load).
+// measureCrowding measures for how long each model has been crowded: about as many requests wait as run.
 func (w *Watch) measureCrowding(f *Facts) {
-	timers := map[string]*faultTimer{} // models that are gone are left out
+	timers := map[string]*faultTimer{} // models that have left the proxy are not in the new map
 	for i := range f.Models {
 		m := &f.Models[i]
 		t := w.crowded[m.Name]
