@@ -26,7 +26,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 // Undrain ends a drain, so that the engine or rank takes new work again.
 func (f *Fleet) Undrain(role, id string) error {
 	engines := f.Now()
-	named, err := engines.NewDrain(role, id, time.Now()) // only for its key
+	named, err := engines.NewDrain(role, id, time.Now()) // only the key of this drain is used
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func (p publisher) Places(ctx context.Context) ([]kvevents.Place, error) {
 // placeOf returns the addresses at which a rank publishes, from the engine's answer (all). The engine numbers its ranks as the whole
 // deployment does, so its first number may be above 0. hosts are the hosts of the engine, the host of its URL first.
 func placeOf(ctx context.Context, all []engine.Publisher, rank, ranks int, hosts []string) (kvevents.Place, error) {
-	hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank // the numbers follow one another
+	hasRank := rank < len(all) && all[rank].Rank == all[0].Rank+rank // the rank numbers in the answer have no gaps
 	if !hasRank || len(all) < ranks {
 		return kvevents.Place{}, fmt.Errorf("GET /kv_event_sources tells of %d ranks, and the config of %d", len(all), ranks)
 	}

@@ -15,7 +15,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// defaultSlots is how many slots a rank gets if the config does not say. Engines do not report how many requests they can run.
+// defaultSlots is how many slots a rank gets if the config sets none. Engines do not report how many requests they can run.
 const defaultSlots = 32
 
 // Load builds the engines of the config. err joins the errors of all engines that cannot be built. The caller puts the others into the

@@ -20,11 +20,11 @@ type Deps struct {
 	Started    time.Time
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
-	Settings   func() *Settings // the current settings
+	Settings   func() *Settings // returns the settings in force
 	Client     *engine.Client
 	Monitor    *engine.Monitor
 	Dispatch   func(context.Context) board.Status
 	Publish    func([]prefill.Candidate, []local.Rank, []board.Worker) // gives the lists to all components that bind requests
-	// Gauged receives the KV tokens in use on a decode rank, and the time for which the number is valid. It must not block.
+	// Gauged receives the KV tokens in use on a decode rank, and the time at which this number was true. It must not block.
 	Gauged func(worker int32, kvTokens int64, at time.Time)
 }

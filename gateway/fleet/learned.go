@@ -28,7 +28,7 @@ type reportedCoordinates struct {
 	at      *mooncake.KVAddress
 }
 
-// bootstrapAnswer is an answer of a bootstrap server, with its time.
+// bootstrapAnswer is an answer of a bootstrap server, with the time from which bootstrapAnswerLife counts.
 type bootstrapAnswer struct {
 	answer mooncake.BootstrapInfo
 	at     time.Time

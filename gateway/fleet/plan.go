@@ -61,7 +61,7 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 	if !changed {
 		return false, nil
 	}
-	failed := map[string]bool{} // by profile
+	failed := map[string]bool{} // profiles with an engine that could not be built
 	for _, e := range f.Now().Engines() {
 		usesFile := e.Profile.CAFile != "" && e.Target.TLS != nil
 		if !usesFile || failed[e.Conf.Profile] {

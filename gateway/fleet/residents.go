@@ -20,7 +20,7 @@ const residentsTimeout = time.Second
 // returns those of all proxies together (all), from the gauges of the engines. silent lists the ranks whose engines do not report them.
 func (f *Fleet) LoadOf(ctx context.Context, scope string, askEngines bool) (ours, all []geo.Resident, silent []string) {
 	now := f.Now()
-	indexOf := map[int32]int{} // by worker: the index in ours
+	indexOf := map[int32]int{} // index in ours, by worker id
 	for _, m := range f.deps.Dispatch(ctx).Models {
 		for _, w := range m.Workers {
 			r := now.Rank(w.ID)

@@ -55,7 +55,7 @@ func New(d Deps) *Fleet {
 // pictures may contradict each other.
 func (f *Fleet) Now() *roster.Snapshot { return f.current.Load() }
 
-// Publish updates the roster after changes of the settings or the owners, or because time has passed.
+// Publish applies changed settings, changed owners and the present time to the roster, and publishes the result.
 func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the callback of the monitor for an engine whose health has changed.
@@ -91,7 +91,7 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
 	f.tape.Step(now, append(events, owners), effects, next)
-	f.current.Store(next.WithRoutes(f.Now())) // the new routes are published last: see WithRoutes
+	f.current.Store(next.WithRoutes(f.Now())) // requests get the new routes only below: see WithRoutes
 	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines }) {
 		f.deps.Monitor.Set(instancesToWatch(next.Engines()))
 		f.dropPagesOfGone(next)
@@ -146,7 +146,7 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 	}
 	o.Scopes, o.Quotas = map[string]roster.Owned{}, map[string]roster.RankQuota{}
 	r.EachScope(o.Kind, func(scope string, e *roster.Engine) {
-		if _, done := o.Scopes[scope]; !done { // another engine of the scope came first
+		if _, done := o.Scopes[scope]; !done { // an earlier engine has the same scope
 			o.Scopes[scope] = roster.Owned{Admits: owners.Admits(scope), Fence: owners.Scope(scope)}
 		}
 		if !e.Decodes() {
@@ -201,8 +201,8 @@ func (d *Deps) resolveHosts(e, before *roster.Engine) {
 	for _, name := range slices.Clone(hosts) {
 		addrs, err := net.DefaultResolver.LookupHost(ctx, name)
 		switch {
-		case err == nil: // addrs has the addresses
-		case before != nil && slices.Equal(before.Profile.KVHosts, e.Profile.KVHosts): // before.Hosts are of the same names
+		case err == nil: // the name resolves to addrs
+		case before != nil && slices.Equal(before.Profile.KVHosts, e.Profile.KVHosts): // before.Hosts has addresses of these names
 			addrs = before.Hosts
 			d.Log.Warn("the name of an engine does not resolve now; the addresses that it had before stay trusted",
 				zap.String("engine", e.Key()), zap.String("host", name), zap.Error(err))
@@ -243,7 +243,7 @@ type publisher struct {
 	rank  int
 }
 
-// enginesIn returns the engines that an event brings into the fleet; nil: the event brings none.
+// enginesIn returns the engines that an event adds to the fleet or describes anew; nil: none.
 func enginesIn(e roster.Event) []*roster.Engine {
 	switch e := e.(type) {
 	case roster.Entered:

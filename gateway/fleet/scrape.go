@@ -64,7 +64,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 func (f *Fleet) recordStart(key string, start float64, asked time.Time) {
 	alreadyKnown := func() bool {
 		e := f.Now().Engine(key)
-		return e == nil || !e.StartIsNews(start, asked) // nil: the engine has left
+		return e == nil || !e.StartIsNews(start, asked) // e is nil if the engine has left
 	}
 	if !alreadyKnown() {
 		f.applyUnless(alreadyKnown, roster.Lived{Key: key, Start: start, Asked: asked})

@@ -38,7 +38,8 @@ func (s *Settings) Tier() prefill.Config {
 	if c.Policy == "least-tokens" && c.Work != "" { // prefill.work is a parameter of this policy
 		c.Policy, c.Work = c.Policy+":work="+c.Work, ""
 	}
-	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)} // early requests wait for a decode rank
+	// With an early connector, requests wait for a decode rank before their prefill, so the limits of the pool apply.
+	c.Early = prefill.QueueConfig{Max: s.Pool.Size, Timeout: cmp.Or(s.Pool.TTL, c.Queue.Timeout)}
 	c.Calibration.Known = c.Calibration.TPMs > 0
 	c.Push.Lead = s.Bind.Lead
 	return c
@@ -77,7 +78,7 @@ func (s *Settings) PoolTTL() time.Duration {
 	return shortest
 }
 
-// enginesOf lists the engines of a config by role and host:port.
+// enginesOf lists the engines of a config by key (role and host:port). order has the keys in the order of the config.
 func enginesOf(s *Settings) (all map[string]roster.Listed, order []string) {
 	all = map[string]roster.Listed{}
 	for role, e := range s.Engines.All() {

@@ -12,7 +12,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// trackedCalls has the calls to engines that are under way.
+// trackedCalls has the calls to engines that are under way, so that a drain or a failure of an engine can end them.
 type trackedCalls struct {
 	now     func() *roster.Snapshot
 	serving func() context.Context // ends when requests that have no answer yet must end
@@ -23,14 +23,14 @@ type trackedCalls struct {
 // Reasons why a call must go on elsewhere (TrackedCall.reason).
 const (
 	stays   uint32 = iota // the call need not go on elsewhere
-	drained               // its engine was taken out of service, or takes no requests while another engine can do the work
-	died                  // its engine was declared down while another engine can do the work
+	drained               // the engine was taken out of service, or takes no requests while another one can do the work
+	died                  // the engine was declared down while another one can do the work
 )
 
 // TrackedCall is a call to an engine. The deadline of a drain may end the call. A probe also ends when its engine is declared down.
 type TrackedCall struct {
 	at        roster.Location
-	now       func() *roster.Snapshot // nil: only in tests
+	now       func() *roster.Snapshot // returns the present fleet; nil: only in tests
 	call      *engine.Call
 	probe     bool
 	reason    atomic.Uint32 // why the call must go on elsewhere: drained or died; stays: it need not go

@@ -56,11 +56,11 @@ func Derive(r *Roster) *Snapshot {
 	return p
 }
 
-// deriving is a Snapshot under construction.
+// deriving is a Snapshot under construction, with lists that only its construction needs.
 type deriving struct {
 	r                             *Roster
 	p                             *Snapshot
-	regionListings, groupListings map[string]*listings // of decode-only ranks, by region; of aggregated ranks, by group
+	regionListings, groupListings map[string]*listings // model lists: of decode-only ranks, by region; of aggregated ranks, by group
 }
 
 // addDecodeRank adds a rank that decodes. The rank becomes a worker, to which requests can be bound, once its engine has named its models.
@@ -74,7 +74,7 @@ func (d *deriving) addDecodeRank(e *Engine, rank int, state RankState) {
 	}
 	region := e.otherRegion
 	if len(e.Status.Models) == 0 {
-		if e.Role == Decode { // it may still list any model; an aggregated rank decodes only for its own group
+		if e.Role == Decode { // the engine may still list any model; an aggregated one decodes only for its own group
 			listingsOf(d.regionListings, region).unknown = true
 		}
 		return
@@ -137,7 +137,7 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 		ProbeLimit: e.limitOf(slowProbes),
 		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
-	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine that does both is there twice, once in each role
+	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles is there twice
 	for _, m := range e.Status.Models {
 		c.Models = append(c.Models, m.ID)
 	}
@@ -181,8 +181,8 @@ func (d *deriving) newWorker(e *Engine, number int, rank *Rank) board.Worker {
 		w.Mixed = true
 		w.Budget = e.Conf.Budget
 		w.Interval = e.Conf.Interval
-		w.Early, w.AtOnce = false, false // no KV is sent to the rank
-	} else if e.Profile.Renews() { // so a prefill engine keeps the KV of a request that waits in the queue of this engine
+		w.Early, w.AtOnce = false, false // no KV is sent to an aggregated rank
+	} else if e.Profile.Renews() { // prefill engines keep the KV of requests that wait in this engine's own queue
 		w.MaxEngineQueue = d.r.terms.Beyond
 	}
 	// If requests of other proxies run on the rank as well, this proxy may use only a part of the slots.
@@ -241,7 +241,7 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 			r.NoHandOff[ep] = r.NoHandOff[ep] || usable && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
-		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // also if it is down now: it may be up when a request gets there
+		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // an engine that is down may be up when a request gets there
 		if e.Role == Decode {
 			r.PromptLogprobs = r.PromptLogprobs && e.computesPromptLogprobs()
 		} else {

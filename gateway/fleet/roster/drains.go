@@ -72,7 +72,7 @@ type DrainStatus struct {
 	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits there for a decode engine
 }
 
-// States of a drain.
+// Values of DrainStatus.State.
 const (
 	drainRuns    = "draining"
 	drainEnded   = "done"

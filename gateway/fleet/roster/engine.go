@@ -24,30 +24,30 @@ type Engine struct {
 	Profile *mooncake.Profile
 	Hosts   []string // hosts that hand-offs or callbacks of the engine may name; a change replaces the list
 	Found
-	FromNewEntry bool                           // a reload has built it from a new or changed entry of the config
-	Traffic      *engine.Traffic                `json:"-"` // what the streams of the engine have shown
+	FromNewEntry bool                           // a reload has built the engine from a new or changed entry of the config
+	Traffic      *engine.Traffic                `json:"-"` // what this proxy's streams on the engine have shown, e.g. signs of life
 	Finder       func(rank int) kvevents.Finder `json:"-"` // finds where a rank publishes its KV events; nil: as the config says
 
 	Status   engine.Status
-	Scope    string // its decode group or its region: the unit that one proxy owns
-	Deserted bool   // it is down or halted while another engine serves one of its models, so probes leave it
+	Scope    string // the engine's decode group or region: the unit that one proxy owns
+	Deserted bool   // the engine is down or halted while another one serves one of its models, so its prefill calls (probes) move there
 	serviceState
 	pausedBy     *Pause         // the pause that keeps requests away; nil: none
-	otherRegion  string         // its region; empty: the proxy's own region
+	otherRegion  string         // the engine's region; empty: the proxy's own region
 	fence        *owner.Scope   // says whether this proxy owns the engine's scope; nil: scopes have no owners
-	board        string         // board of its models; empty: it has never named its models
-	lists        *board.Names   // names of the models in its status; nil: not known
+	board        string         // board of the engine's models; empty: the engine has never named its models
+	lists        *board.Names   // names of the models in Status; nil: not known
 	listedModels []engine.Model // the models from which lists was made
-	arrival      int            // how many engines had been added when this one was, itself included
-	processes    *Processes     // processes that were seen at its address
-	gaveBack     *float64       // start time of the process that gave a request back against its profile; 0: not known; nil: none did
+	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
+	processes    *Processes     // processes that were seen at the engine's address
+	gaveBack     *float64       // start time of the process that gave a request back against its profile; 0: not known; nil: no process did
 }
 
 // Found is what discovery says about an engine; the zero value: discovery did not find the engine.
 type Found struct {
 	Source      string
 	Incarnation string // identifies one of several engines at the same host:port; empty: only host:port does
-	Away        string // why the engine gets no new work: not ready, leaving; empty: it gets work
+	Away        string // why the engine gets no new work, by the source: not ready, leaving; empty: it gets work
 }
 
 // Roles of an engine.
@@ -60,8 +60,8 @@ const (
 // RegionMark stands between the name of a board and its region, if that is not the proxy's own region.
 const RegionMark = "@"
 
-// BoardIn returns the name of a board in a region; empty: the proxy's own. KV does not cross regions, so each region has boards of its own
-// for the ranks that this proxy owns there.
+// BoardIn returns the name of a board in a region; an empty region is the proxy's own. KV does not cross regions, so each region has boards
+// of its own for the ranks that this proxy owns there.
 func BoardIn(board, region string) string {
 	if region == "" {
 		return board
@@ -69,8 +69,8 @@ func BoardIn(board, region string) string {
 	return board + RegionMark + region
 }
 
-// AggregatedMark follows the model's name in the name of the board for aggregated ranks, which prefill and decode. Once a request has its
-// turn, it stays on ranks of one kind, so the aggregated ranks have a board of their own.
+// AggregatedMark follows the model's name in the name of the board for aggregated ranks, which prefill and decode. A request that has left
+// the arrival queue stays on ranks of one kind, so the aggregated ranks have a board of their own.
 const AggregatedMark = "+aggregated"
 
 // DisplayName returns the name of a board, or of a group with its board, in a form for people. aggregated says that the ranks of the board
@@ -93,7 +93,7 @@ const NoRank = -1
 // Key is the engine's role and address. The monitor knows the engine by it.
 func (e *Engine) Key() string { return e.Role + " " + e.ID }
 
-// rankDrainKey is the key of a drain of the rank, with which the roster finds it: the rank's role and name.
+// rankDrainKey is the key (Drain.Key) that a drain of this one rank has: the role and the name of the rank.
 func (e *Engine) rankDrainKey(rank int) string { return e.Key() + "/" + strconv.Itoa(max(0, rank)) }
 
 // At returns the target for one rank of the engine; NoRank: for the engine itself.
@@ -171,11 +171,11 @@ func (e *Engine) Serves() bool { return e.state.serves() }
 // StartIsNews says whether a start time, just read from the engine's metrics, shows something new about the engine's processes. asked is
 // when the proxy sent the question.
 func (e *Engine) StartIsNews(start float64, asked time.Time) bool {
-	next, _ := e.processes.RecordStartRead(start, asked) // the same pointer if it learns nothing
+	next, _ := e.processes.RecordStartRead(start, asked) // next is the same pointer if the start time shows nothing new
 	return e.Role == Prefill && next != e.processes
 }
 
-// listsModel says whether the engine lists a model, as far as is known.
+// listsModel says whether the engine lists a model. It is false while the engine has not named its models.
 func (e *Engine) listsModel(model string) bool {
 	return slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return m.ID == model })
 }
@@ -249,8 +249,9 @@ func (e *Engine) clampsMaxTokens() bool {
 	return e.hasVersion(clampsMinor, true)
 }
 
-// takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors and nixl-push, an engine that pushes KV finds
-// the destination by the X-Request-Id. vLLM does not give a response this id, so with these connectors a response has no hand-off.
+// takesHandOff says whether an engine takes hand-offs at an endpoint. With early connectors (the decode rank is chosen before the prefill)
+// and nixl-push, the engine that pushes KV finds the destination by the X-Request-Id. vLLM does not give a response this id, so with these
+// connectors a response has no hand-off.
 func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	if ep.IsChatOrCompletions() {
 		return true
@@ -265,10 +266,11 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 	return e.hasVersion(handOffMinor[ep], false)
 }
 
-// mayGiveBack says whether a decode engine that lacks KV memory may give a request back before the end of its answer: by its profile, or
+// mayGiveBack says whether a decode engine that lacks KV memory may give a request back, i.e. end its answer early: by its profile, or
 // because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
-	processGaveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime) // or may be
+	// A start time of 0 is not known, so the present process may be the one that gave the request back.
+	processGaveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
 	return e.Role == Decode && (e.Profile.MayGiveBack() || processGaveBack)
 }
 
@@ -290,7 +292,7 @@ func (e *Engine) longestContext() (longest int) {
 	return longest
 }
 
-// maxLen is the context length of a model in tokens: the profile's, or else as the engine reports it.
+// maxLen is the context length of a model in tokens: the profile's, or else as the engine reports it; 0: unknown.
 func (e *Engine) maxLen(m engine.Model) int {
 	if e.Profile.MaxModelLen > 0 {
 		return e.Profile.MaxModelLen

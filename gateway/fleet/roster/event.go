@@ -24,10 +24,10 @@ func (r *Roster) Apply(e Event, now time.Time, dst []Effect) []Effect {
 	return out.list
 }
 
-// What is the kind of an effect.
+// What is the kind of an effect: it says what the runner must do.
 type What uint8
 
-// The kinds. Each says what the runner must do.
+// Kinds of effects: each comment says what the runner must do.
 const (
 	Restarted        What = iota // report that a prefill engine has restarted, and forget what was learned of the old process
 	MayHaveRestarted             // report that a prefill engine may have restarted, and forget what was learned of the old process
@@ -47,7 +47,7 @@ func (w What) String() string {
 	}[w]
 }
 
-// Effect is something that the runner must do.
+// Effect is something that the runner of the roster must do after an event.
 type Effect struct {
 	What   What
 	Engine *Engine
@@ -59,7 +59,8 @@ type Effect struct {
 func (t Terms) apply(r *Roster, _ *effects)  { r.terms = t }
 func (o Owners) apply(r *Roster, _ *effects) { r.owners = o }
 
-// Entered says that an engine is added, or replaces the engine with the same key. EndDrains: an operator added it, so its drains end.
+// Entered says that an engine is added, or replaces the engine with the same key. EndDrains says that an operator has added it, so that its
+// drains end.
 type Entered struct {
 	Engine    *Engine
 	EndDrains bool
@@ -210,8 +211,9 @@ func (e *Engine) setProcesses(out *effects, what What, next *Processes, evidence
 	}
 }
 
-// GaveBack says that a decode engine gave a request back. If its profile says that it never does, clients may have received incomplete
-// responses and messages as complete. The engine gets no more of these until its metrics show that it has restarted.
+// GaveBack says that a decode engine gave a request back: it ended the answer early, because it lacked KV memory. If the engine's profile
+// says that it never does, clients may have received incomplete responses and messages as complete. The engine gets no more of these until
+// its metrics show that it has restarted.
 type GaveBack struct{ Key string }
 
 // apply records which process gave the request back, and has this reported. It does nothing if the profile lets the engine give requests
@@ -229,13 +231,13 @@ type Stopped struct{ Drain }
 // apply stores the drain. If the engine or rank drains already, only the deadline changes.
 func (v Stopped) apply(r *Roster, _ *effects) {
 	s := v.Drain
-	if old := r.drains[s.Key()]; old != nil { // only the deadline is new
+	if old := r.drains[s.Key()]; old != nil { // the drain began earlier, and only its deadline is new
 		s.Since = old.Since
 	}
 	r.drains[s.Key()] = &s
 }
 
-// Resumed ends a drain.
+// Resumed ends the drain with this key (Drain.Key), so that the engine or rank gets new work again.
 type Resumed struct{ Key string }
 
 func (v Resumed) apply(r *Roster, _ *effects) { delete(r.drains, v.Key) }

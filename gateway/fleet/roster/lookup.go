@@ -47,7 +47,7 @@ func (p *Snapshot) SoleModel(offered []string) (baseModel string) {
 	}
 	for _, model := range offered {
 		if r, listed, _ := p.Lookup(model); listed {
-			model = r.Board // it may be an adapter
+			model = r.Board // model may be a LoRA adapter
 		}
 		if baseModel != "" && model != baseModel {
 			return ""
@@ -125,7 +125,7 @@ func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32,
 		func(r *Rank) bool { return r.Group == refusing.Group },
 		func(r *Rank) bool { return r.Instance == refusing.Instance },
 	} {
-		anyElsewhere := false // a rank that is not around takes requests
+		anyElsewhere := false // whether a rank that is not in around takes requests
 		around = around[:0]
 		for id, r := range p.ranks {
 			switch {
@@ -179,7 +179,7 @@ func (p *Snapshot) CountKnown() (prefills, decodes int) {
 }
 
 // RoleText is how messages about missing engines name the engines of a role (Prefill or Decode). Aggregated engines can do the work of
-// either role, so messages name them as well. If there are no other engines, messages name only them.
+// either role, so messages name them as well. If all engines are aggregated, messages name only that role.
 func (p *Snapshot) RoleText(role string) string {
 	anyAggregated, anySplit := false, len(p.order) == 0
 	for _, e := range p.order {
@@ -207,7 +207,7 @@ func (p *Snapshot) AnyPrefill(model string, turn int) *engine.Target {
 	return nil
 }
 
-// SoleEngine is an engine that may serve a whole request alone, without another engine.
+// SoleEngine is an engine that may serve a whole request alone: no second engine prefills or decodes for it.
 type SoleEngine struct {
 	Instance string // the id of the engine in engine.Monitor
 	ID       string // host:port
@@ -248,7 +248,7 @@ func (e *Engine) computesAlone(engines []*Engine, model string) bool {
 	switch {
 	case e.Role == Aggregated:
 		return true
-	case e.Profile.Connector == mooncake.SGLang: // its server ends when its DP controller gets a request without a bootstrap room
+	case e.Profile.Connector == mooncake.SGLang: // the server exits if its DP controller gets a request without a bootstrap room
 		return false
 	case e.Profile.PassThrough:
 		return true
@@ -275,8 +275,8 @@ func (p *Snapshot) CountByScope() map[string]owner.EngineCounts {
 	return all
 }
 
-// BoardsOf returns the boards of the ranks of a decode group, without the mark of aggregated ones: the base models of the group's engines,
-// as far as the engines have named their models.
+// BoardsOf returns the boards of the ranks of a decode group, without AggregatedMark: the base models of the group's engines, as far as the
+// engines have named their models.
 func (p *Snapshot) BoardsOf(name string) (boards []string) {
 	for _, e := range p.order {
 		if !e.Decodes() || e.Conf.Group != name || len(e.Status.Models) == 0 {
@@ -378,8 +378,8 @@ func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	return fate != Known, fate == Gone
 }
 
-// HostsOf returns a function that says whether a host belongs to an engine. A callback of a decode engine may name no other host, and no
-// prefill engine fetches KV of it from any other host.
+// HostsOf returns a function that says whether a host belongs to an engine. Callbacks of a decode engine may name no other host, and
+// prefill engines may fetch the engine's KV from no other host.
 func (p *Snapshot) HostsOf(key string) func(host string) bool {
 	hosts := p.engineOrEmpty(key).Hosts
 	return func(host string) bool { return slices.Contains(hosts, host) }

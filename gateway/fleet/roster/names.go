@@ -18,7 +18,7 @@ type listings struct {
 	unknown        bool           // an engine has not named its models yet
 }
 
-// listingsOf returns the listings with that key (a region, or the ID of a group), and creates them if there are none.
+// listingsOf returns the listings of a region or of a group of aggregated ranks, whose ID is the key. It creates them if there are none.
 func listingsOf(all map[string]*listings, key string) *listings {
 	if all[key] == nil {
 		all[key] = &listings{}
@@ -56,7 +56,7 @@ func dropUnlistedModels(candidates []prefill.Candidate, regions, groups map[stri
 			continue
 		}
 		isListed := func(model string) bool { return anyLists(reachable.all, model) }
-		if !reachable.unknown && slices.ContainsFunc(c.Models, isListed) { // unknown: another engine may still list the models
+		if !reachable.unknown && slices.ContainsFunc(c.Models, isListed) { // if unknown is true, another engine may still list the models
 			c.Models = slices.DeleteFunc(c.Models, func(model string) bool { return !isListed(model) })
 		}
 		if len(reachable.accepting) == 0 {
@@ -77,8 +77,9 @@ const (
 )
 
 // markOneSided marks the routes of models that only engines of one side, prefill or decode, list (OneSided): no request for such a model
-// can be completed. A model is marked only if the other side has engines of its base model, and has no engine that has not named its models
-// yet. If the other side does not have the base model, e.g. that of a model for embeddings, one engine alone may serve the model.
+// can be completed. A model is marked only if the other side has engines of the base model, and if all engines of the other side have named
+// their models. If the other side does not have the base model at all, e.g. of a model for embeddings, one engine alone may serve the
+// model.
 func markOneSided(routes map[string]Route, engines []*Engine) {
 	hasBase := map[string][2]bool{} // by base model: for each side, whether an engine has it
 	var unknown [2]bool             // for each side, whether an engine has not named its models yet
@@ -102,7 +103,7 @@ func markOneSided(routes map[string]Route, engines []*Engine) {
 			if isListed || r.OneSided {
 				continue
 			}
-			r.OneSided = hasBase[baseModel][side] && !unknown[side] // engines of the side have the base model, and all lists are known
+			r.OneSided = hasBase[baseModel][side] && !unknown[side] // the side has the base model, and all its lists are known
 		}
 		routes[name] = r
 	}

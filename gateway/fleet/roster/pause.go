@@ -19,7 +19,7 @@ type Pause struct {
 	Path       string             `json:"path"`  // path of the call that began the pause
 	Since      time.Time          `json:"since"`
 	StartTimes map[string]float64 `json:"-"` // start times of the processes when the pause began, by the engines' keys
-	Unresumed  map[string]float64 `json:"-"` // start times of engines that did not resume with their group, by key; nil: it has not resumed
+	Unresumed  map[string]float64 `json:"-"` // by key: start times of engines that did not resume with their group; nil: no resume yet
 }
 
 // Restarted says whether a paused engine has a process that began after the pause, as far as start times show. It is false for a nil
@@ -171,7 +171,7 @@ func (p *Snapshot) Pauses() []Pause {
 	return all
 }
 
-// Paused says whether an engine is paused.
+// Paused says whether an operator's call has paused an engine. It is false for an engine that is not in the fleet.
 func (p *Snapshot) Paused(instance string) bool {
 	e := p.engines[instance]
 	return e != nil && e.pausedBy != nil

@@ -31,7 +31,7 @@ type Changes struct {
 // stays would have no profile.
 func (p *Snapshot) Compare(before, after map[string]Listed, order []string, profile func(*Engine) *mooncake.Profile) (c Changes,
 	err error) {
-	entryChanged := map[string]bool{} // by key
+	entryChanged := map[string]bool{} // by key: the entry is new, changed or removed
 	for _, key := range order {
 		old, known := before[key]
 		if entry := after[key]; !known || !reflect.DeepEqual(old, entry) {
@@ -47,7 +47,7 @@ func (p *Snapshot) Compare(before, after map[string]Listed, order []string, prof
 	}
 	for _, e := range p.order {
 		switch next := profile(e); {
-		case entryChanged[e.Key()]: // it is removed, or built again with its new entry
+		case entryChanged[e.Key()]: // the engine is removed, or built again with its new entry
 		case next == nil:
 			err = errors.Join(err, fmt.Errorf("profiles.%s is missing, but %s engine %s, which was added while the proxy runs, uses it; "+
 				"remove the engine first, or keep the profile", e.Conf.Profile, e.Role, e.ID))
@@ -85,7 +85,7 @@ func (v Planned) apply(r *Roster, out *effects) {
 	}
 	r.order = r.order[:0]
 	for key, e := range r.engines {
-		if _, listed := position[key]; !listed { // behind all engines of the file
+		if _, listed := position[key]; !listed { // the engine comes after all engines of the file
 			position[key] = len(v.Order) + e.arrival
 		}
 		r.order = append(r.order, key)

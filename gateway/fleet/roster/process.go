@@ -10,13 +10,13 @@ import (
 // When an engine restarts, the KV of its old process is lost. A decode engine that still asks the engine's address for this KV would fetch
 // blocks of another prompt, or wait. So each hand-off records which process at the address made it.
 
-// Fate says whether a process still runs.
+// Fate says whether an engine process still runs, as far as the proxy can tell.
 type Fate uint8
 
 // Fates of a process. A known process may become doubted, and a doubted process known again. A process that is gone stays gone.
 const (
 	Known   Fate = iota // the process runs, as far as is known
-	Doubted             // another process may have replaced it: its hand-offs are not used, but their KV does not count as free either
+	Doubted             // another process may have replaced this one: its hand-offs are not used, but their KV does not count as free
 	Gone                // the process has ended
 )
 
@@ -37,7 +37,7 @@ type Processes struct {
 	doubtSince time.Time // when a new engine id last gave reason for doubt
 	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known
 	connection connectionState
-	engineIDs  map[string]engineIDs // by the candidate's ID
+	engineIDs  map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
 }
 
 // connectionState says how the last connections to an engine went, and whether the known start time is that of the process which accepts
@@ -53,11 +53,11 @@ const (
 
 // engineIDs are the engine ids in a candidate's hand-offs.
 type engineIDs struct {
-	ids    []engineID // in the order in which they were first seen
+	ids    []engineID // engine ids in the order in which they were first seen
 	shared bool       // old ids come back: several engines share the address, so a new id shows no restart
 }
 
-// engineID is one engine id.
+// engineID is one engine id, with the processes that are known to use it.
 type engineID struct {
 	id           string
 	firstProcess int     // number of the process in whose time the id was first seen
@@ -93,8 +93,8 @@ func (p *Processes) Fate(process int) Fate {
 	return Known
 }
 
-// RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). evidence
-// says what shows that there must be a new process, and the process before then counts as Gone; empty: there need not be a new one.
+// RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). If this
+// shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process.
 func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, evidence string) {
 	nextState := p.connection
 	switch {
@@ -105,7 +105,7 @@ func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, ev
 		}
 	case isRefused && (p.connection == startKnown || p.connection == startAwaited):
 		nextState, evidence = lastRefused, evidenceRefused
-	case isRefused: // an earlier refusal has shown this already
+	case isRefused: // an earlier refusal has shown already that the old process is gone
 	case p.connection == lastRefused: // the new process accepts connections now
 		nextState = startAwaited
 	case p.connection == refusedMeanwhile: // the process whose start time was read accepts connections now
@@ -128,7 +128,7 @@ func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, ev
 func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, evidence string) {
 	nextState := startKnown // the process with this start time accepts connections
 	if p.connection == lastRefused || p.connection == refusedMeanwhile {
-		nextState = refusedMeanwhile // but the last connection was refused
+		nextState = refusedMeanwhile // the start time is known, but the last connection was refused
 	}
 	unchanged := start == p.start && (!readNow || nextState == p.connection)
 	if start == 0 || start < p.start || unchanged {
@@ -185,7 +185,7 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	shared := seen.shared
 	suspectNew := false // the id gives reason to think that a new process has made the hand-off
 	switch {
-	case seen.shared: // ids show no restart
+	case seen.shared: // several engines share the address, so ids show no restart
 	case tooMany: // so many ids do not come from restarts: several engines share the address
 		shared = true
 	case isNew && newest < 0: // the first id of this candidate
@@ -196,10 +196,10 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 			maker++
 		}
 		entry.firstProcess, entry.lastProcess = maker, maker
-	case index == newest: // the id of the newest process; the probe may have reached it before the proxy knew this process
+	case index == newest: // the id of the newest process, which the probe may have reached before the proxy knew this process
 		maker = max(process, entry.lastProcess)
 		entry.lastProcess = maker
-	case process >= seen.ids[newest].lastProcess: // an older id, although the probe was sent after a newer id came: so both engines run
+	case process >= seen.ids[newest].lastProcess: // an older id, although the probe was sent after a newer id came: so two engines run there
 		shared = true
 	default: // an older id, and the probe was sent before the newer id came
 		return p, maker, ""

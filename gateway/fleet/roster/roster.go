@@ -21,15 +21,15 @@ type Roster struct {
 	owners            Owners
 	engines           map[string]*Engine           // by key: role and host:port
 	order             []string                     // keys in the order of the config, then of arrival
-	drains            map[string]*Drain            // drains of engines and ranks, by role and id
-	pauses            map[string]*Pause            // by group
-	broken            map[string]bool              // groups of ranks that prefill and decode, in which an engine is down
+	drains            map[string]*Drain            // drains of engines and ranks, by role and host:port or host:port/rank
+	pauses            map[string]*Pause            // pauses by decode group; the empty group stands for all engines
+	broken            map[string]bool              // groups of aggregated ranks that step together, in which an engine is down or wedged
 	hosts             map[string]trust             // hosts from which decode engines may fetch a prefill engine's KV
-	workerIDs         map[string]int32             // worker ids, by role and name of the rank: two roles may share an address; never reused
+	workerIDs         map[string]int32             // worker ids by role and name of the rank (two roles may share an address); never reused
 	nextWorkerID      int32                        // the worker id that the next new rank gets
 	revivableIDs      map[string]revivableID       // worker ids of ranks whose engine may come back, by incarnation and name
 	departedRanks     map[int32]departedRank       // ranks of engines that left less than rankMemory ago, by worker id
-	endedIncarnations map[string]time.Time         // when the last hand-off of an incarnation that has ended may still turn up
+	endedIncarnations map[string]time.Time         // by incarnation that has ended: until when one of its hand-offs may still turn up
 	departed          map[ProcessID]departedEngine // engines that may come back, by their ProcessID with process 0
 	engineCount       int                          // how many engines have been added so far
 }
@@ -41,15 +41,15 @@ type Terms struct {
 	SlowStart    time.Duration
 	ProbeTimeout time.Duration
 	KVEvents     prefill.KVEventsConfig
-	Beyond       int    // value of board.Worker.MaxEngineQueue
-	Prefer       string // the preferred kind of engine if a model has aggregated and split ones
+	Beyond       int    // how many requests may wait in a decode engine's own queue (board.Worker.MaxEngineQueue)
+	Prefer       string // the preferred kind of engine if a model has aggregated and split engines
 }
 
 // Owners says whether this proxy may send requests to each scope: a region or a decode group.
 type Owners struct {
 	Kind   owner.Kind           // kind of the scopes; empty: scopes have no owners, so this proxy may use all engines
-	Scopes map[string]Owned     // by name
-	Quotas map[string]RankQuota `json:"Rooms"` // ranks on which requests of another proxy may run, by name
+	Scopes map[string]Owned     // ownership of each scope, by its name
+	Quotas map[string]RankQuota `json:"Rooms"` // quotas of ranks on which requests of another proxy may run, by the rank's name
 }
 
 // RankQuota says how much of a rank this proxy may use.
@@ -75,9 +75,9 @@ type Location struct {
 // Drain is the drain of an engine, or one rank of it, that gets no new work.
 type Drain struct {
 	Role, ID string   // host:port; for a rank, with /rank behind it
-	At       Location // rank -1: the whole engine
+	At       Location // the engine or rank that drains; rank -1: the whole engine
 	Since    time.Time
-	Deadline time.Time // zero: requests that run may take any time
+	Deadline time.Time // when calls that still run are moved elsewhere or ended; zero: they may take any time
 	Overdue  bool      `json:"Passed"` // the deadline has passed, so calls that start from now on are moved elsewhere at once
 }
 
@@ -92,30 +92,30 @@ func (s *Drain) Covers(at Location) bool {
 // trust says until when decode engines may fetch KV from a host that a hand-off names.
 type trust struct {
 	engines int       // number of prefill engines with this host
-	until   time.Time // if these engines have left, the host is trusted until this time
+	until   time.Time // the host is trusted until this time after these engines have left
 }
 
-// revivableID is the worker id of a rank whose engine has left, and may come back. The rank then gets the id again. at is when it left.
+// revivableID is the worker id of a rank whose engine has left at the time at. If the engine comes back, the rank gets the id again.
 type revivableID struct {
 	id int32
 	at time.Time
 }
 
-// departedEngine has the processes of an engine that has left. One of their hand-offs may still turn up until the given time.
+// departedEngine has the processes of an engine that has left. One of their hand-offs may still turn up before the time in until.
 type departedEngine struct {
 	processes *Processes
 	until     time.Time
 }
 
-// departedRank is a rank of an engine that has left. at is when it left.
+// departedRank is a rank of an engine that has left at the time at.
 type departedRank struct {
 	engine *Engine
 	rank   int
 	at     time.Time
 }
 
-// rankMemory is how long a rank is remembered after its engine has left. It is far longer than the time from an assignment to the call, and
-// calls that run hold the rank themselves.
+// rankMemory is how long a rank is remembered after its engine has left. It is far longer than the time from the assignment of a request to
+// its call. Calls that run have a pointer to the rank, so they do not need the memory.
 const rankMemory = 10 * time.Minute
 
 // New returns a roster without engines.
@@ -145,7 +145,7 @@ func (r *Roster) put(e *Engine, now time.Time) {
 		// Worker ids are assigned here, so that they follow the order of the config and not the order in which engines come up.
 		for _, rank := range e.Ranks() {
 			id := r.assignWorkerID(e, rank)
-			delete(r.departedRanks, id) // a rank that had left and has come back is not a departed one any more
+			delete(r.departedRanks, id) // a rank that has come back is not a departed one any more
 		}
 	}
 }
@@ -156,7 +156,7 @@ func (r *Roster) replace(old, e *Engine, now time.Time) {
 	e.Status, e.serviceState, e.arrival = old.Status, old.serviceState, old.arrival
 	e.board, e.lists, e.listedModels = old.board, old.lists, old.listedModels
 	e.processes, e.gaveBack = old.processes, old.gaveBack
-	if e.Found == (Found{}) && !e.FromNewEntry { // the description is an operator's: it lacks what discovery had found
+	if e.Found == (Found{}) && !e.FromNewEntry { // the description is an operator's, so it lacks what discovery has found
 		e.Found = old.Found
 	}
 	r.distrustHosts(old, mayStillRun, now)
@@ -201,7 +201,8 @@ func (r *Roster) adaptDrains(e *Engine) {
 // load. Only some sources of discovery, such as Kubernetes, can distinguish two engines that had the same address one after the other, by
 // their incarnation. Then the second engine takes over nothing from the first, above all not its KV.
 
-// mayStillRun is a value of the argument dead of remove and distrustHosts: the engine was only taken off the list, or described anew.
+// mayStillRun is passed as the argument dead of remove and distrustHosts if the engine was only taken off the list, or described anew: its
+// process may still run.
 const mayStillRun = false
 
 // remove takes an engine out of the roster, and ends its drains and the trust in its hosts. Its requests finish. dead says that the engine
@@ -324,7 +325,7 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 	maps.DeleteFunc(r.hosts, func(_ string, t trust) bool { return t.engines == 0 && !now.Before(t.until) })
 }
 
-// scopeOf returns an engine's scope: its decode group or its region, as one proxy owns it.
+// scopeOf returns an engine's scope, the unit that one proxy owns: its decode group if kind is owner.Groups, and otherwise its region.
 func (r *Roster) scopeOf(e *Engine, kind owner.Kind) string {
 	if kind == owner.Groups {
 		return e.Conf.Group
@@ -343,13 +344,12 @@ func (r *Roster) EachScope(kind owner.Kind, f func(scope string, e *Engine)) {
 // allRanksDrain says whether every rank of an engine drains, each by a drain of its own.
 func (r *Roster) allRanksDrain(e *Engine) bool {
 	takesWork := func(rank int) bool {
-		isOnlyRank := rank < 0 // its drain is one of the engine
+		isOnlyRank := rank < 0 // an only rank drains with the engine and not by itself
 		return isOnlyRank || r.drains[e.rankDrainKey(rank)] == nil
 	}
 	return len(r.drains) > 0 && !slices.ContainsFunc(e.Ranks(), takesWork)
 }
 
-// endDrains ends the drains for which ends returns true.
 func (r *Roster) endDrains(ends func(*Drain) bool) {
 	for key, s := range r.drains {
 		if ends(s) {

@@ -20,7 +20,7 @@ type Snapshot struct {
 	owners            Owners
 	engines           map[string]*Engine
 	order             []*Engine
-	ranks             map[int32]*Rank  // by worker id; also ranks of engines that left less than rankMemory ago
+	ranks             map[int32]*Rank  // ranks that decode, by worker id; also ranks of engines that left less than rankMemory ago
 	workers           map[string]int32 // worker ids of ranks that decode, by name
 	drains            map[string]*Drain
 	pauses            map[string]*Pause
@@ -46,17 +46,17 @@ func (p *Snapshot) WithRoutes(before *Snapshot) *Snapshot {
 // Rank is a rank to which a decode call can be sent.
 type Rank struct {
 	Worker        int32
-	Instance      string // key of its engine, by which the monitor knows it
+	Instance      string // key of the rank's engine, by which the monitor knows the engine
 	Target        *engine.Target
 	Profile       *mooncake.Profile
 	Traffic       *engine.Traffic
-	Signs         *engine.Liveness // signs of life of the rank's core
-	Region        string           // its region; empty: the proxy's own
+	Signs         *engine.Liveness // signs of life of the rank's engine core
+	Region        string           // the rank's region; empty: the proxy's own
 	Board         string           // the dispatcher's board for the rank's model
-	Group         string           // groupID of a rank that prefills and decodes; empty: it only decodes
-	Context       int              // longest context of its models, prompt and answer together, in tokens; 0: unknown
-	PinsResponses bool             // its engine runs a request for a response on the rank that the request names
-	Scope         *owner.Scope     // says whether this proxy owns it; nil: ranks have no owners
+	Group         string           // groupID of an aggregated rank, which prefills and decodes; empty: the rank only decodes
+	Context       int              // longest context of the rank's models, prompt and answer together, in tokens; 0: unknown
+	PinsResponses bool             // the engine runs a request to /v1/responses on the rank that the request names
+	Scope         *owner.Scope     // says whether this proxy owns the rank; nil: ranks have no owners
 
 	State RankState
 }
@@ -88,14 +88,14 @@ func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
 // Route says where a model's requests go.
 type Route struct {
 	Name            string // the name in the request: a base model or a LoRA
-	Board           string // the board of its base model, whose ranks LoRAs share
+	Board           string // the dispatcher's board of the base model, whose ranks LoRAs share
 	MaxLen          int    // context length in tokens; 0: unknown
 	Clamps          bool   // some decode engine cuts max_tokens to what the prompt leaves of the context
-	Prefill         bool   // some engine that prefills, and is in service or awaited, lists the model
-	Decode          bool   // some engine that decodes, and is in service or awaited, lists the model
+	Prefill         bool   // some engine that prefills lists the model, and is in service or has requests that wait for it
+	Decode          bool   // some engine that decodes lists the model, and is in service or has requests that wait for it
 	AllAggregated   bool   // all engines that list the model, even if down, prefill and decode
 	PromptLogprobs  bool   // every engine of role decode computes a prompt by itself if the prompt's logprobs are asked for
-	SGLang          bool   // some engine accepts keys that only SGLang knows
+	SGLang          bool   // some engine accepts request keys that only SGLang knows
 	OneSided        bool   // only engines that prefill, or only engines that decode, list the model, so no request for it can be completed
 	GivesBackUnseen bool   // some engine may give a request back at an endpoint whose answers do not show it
 

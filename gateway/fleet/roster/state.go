@@ -10,8 +10,8 @@ import (
 // ranks as far as it does not depend on a single rank or its group.
 type RankState uint8
 
-// States. If several reasons apply, the one furthest down in this list counts. But if an engine takes no requests at all, the reasons of
-// single ranks and groups do not count.
+// States of a rank. If several reasons apply, the one furthest down in this list counts. But if an engine takes no requests at all, the
+// reasons of single ranks and groups do not count.
 //
 // Legal moves in one Tick (TestOnlyLegalMoves); "any" is any state but Absent. Odd may appear one Tick late, because it depends on which
 // engines served at the last Tick:
@@ -27,19 +27,19 @@ type RankState uint8
 //	a pause begins, ends   Out, Starting, Up, Paused <-> Halted           the same, and as after a health check
 //	this proxy admits      Unowned -> any but Draining, Odd, Down         the same
 const (
-	Absent   RankState = iota // its engine is not there any more
-	Late                      // its engine's health checks get no answer for the moment; requests wait for it
-	Out                       // its engine answers, but requests failed there, and other engines serve its model
-	Starting                  // its engine has not named its models yet
-	Up                        // it takes requests
-	Paused                    // requests failed there, perhaps not by its engine's fault; another engine serves until this is known
-	Halted                    // its engine is paused, or its group re-forms or waits for its recovery; requests wait for it
-	Unowned                   // another proxy owns it
-	Broken                    // an engine of its group is down, and the ranks of the group step together
-	Lost                      // its engine reports that the rank is out of its group
-	Draining                  // an operator or a source of discovery stopped new requests to it
-	Odd                       // its engine has another connector than the others of its model
-	Down                      // its engine does not answer
+	Absent   RankState = iota // the rank's engine is not there any more
+	Late                      // the engine's health checks get no answer for the moment; requests wait for the rank
+	Out                       // the engine answers, but requests failed there, and other engines serve its model
+	Starting                  // the engine has not named its models yet
+	Up                        // the rank takes requests
+	Paused                    // requests failed there, perhaps not by the engine's fault; another engine serves until this is known
+	Halted                    // the engine is paused, or its group re-forms or waits for its recovery; requests wait for the rank
+	Unowned                   // another proxy owns the rank's region or group
+	Broken                    // an engine of the rank's group is down, and the ranks of the group step together
+	Lost                      // the engine reports that the rank is out of its group
+	Draining                  // an operator or a source of discovery stopped new requests to the rank
+	Odd                       // the engine has another connector than the others of its model
+	Down                      // the engine does not answer
 )
 
 // states has the name of each state, and the reason why a rank in this state takes no requests.
@@ -64,7 +64,6 @@ func (s RankState) String() string { return states[s].name }
 // Why says why a rank in this state takes no requests; empty: it takes requests.
 func (s RankState) Why() string { return states[s].why }
 
-// in says whether the state is one of those given.
 func (s RankState) in(states ...RankState) bool { return slices.Contains(states, s) }
 
 // serves says whether an engine in that state is in service, although it may get no new requests at this moment.
@@ -75,17 +74,17 @@ func (s RankState) awaited() bool { return s.in(Late, Halted) }
 
 // serviceState says whether an engine gets new requests, and how many. It has no effect on requests that already run on the engine.
 type serviceState struct {
-	byHealth          RankState // its state by its own answers
+	byHealth          RankState // the engine's state by its own answers
 	withheld          RankState // Draining or Unowned if that keeps new requests away; else Up
 	state             RankState // the state that follows from byHealth and withheld
 	hasServed         bool      // the engine has been in service before
 	servedStart       float64   // start time of the process that served last, in Unix seconds
-	slowStartBegan    time.Time // when its slow start began; zero: it is not in a slow start
-	share             float64   // share of its slots that may be used now; below 1 during a slow start
-	connectorConflict string    // why it cannot serve beside the other engines of its model; empty: it can
+	slowStartBegan    time.Time // when the engine's slow start began; zero: it is not in a slow start
+	share             float64   // share of the engine's slots that may be used now; below 1 during a slow start
+	connectorConflict string    // why the engine cannot serve beside the other engines of its model; empty: it can
 }
 
-// limitOf is how many of n slots or probes may be used now; 0: all.
+// limitOf returns how many of n slots or probes the engine may use now; 0: all of them.
 func (s *serviceState) limitOf(n int) int {
 	if s.share >= 1 {
 		return 0
@@ -100,7 +99,7 @@ func slowStartShare(age, duration time.Duration) float64 {
 }
 
 const (
-	firstShare = 0.1 // share of its slots that an engine may use when its slow start begins
-	slowSteps  = 30  // number of steps in which the share grows
+	firstShare = 0.1 // share of the slots that an engine may use when its slow start begins
+	slowSteps  = 30  // the share grows in this many steps
 	slowProbes = 8   // unanswered probes that a prefill engine may have at the end of a slow start
 )

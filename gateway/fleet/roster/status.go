@@ -11,31 +11,33 @@ import (
 	"evenkeel/engine"
 )
 
-// mostMissing is how many engines Missing names; it only counts the rest.
+// mostMissing is the largest number of engines that Missing names. It only counts the others.
 const mostMissing = 8
 
 // EngineStatus says whether an engine answers, which state it is in and why, and which models it serves.
 type EngineStatus struct {
-	ID       string        `json:"id"` // host:port
-	Role     string        `json:"role"`
-	URL      string        `json:"url"`
-	Group    string        `json:"group,omitempty"`
-	Profile  string        `json:"profile"`
-	Up       bool          `json:"up"`    // the engine answers its health check
-	State    string        `json:"state"` // up, out (requests failed in a row), wedged (a request of one token failed, too), halted (it is paused, or its group re-forms or waits for its recovery, and requests wait for it), down, odd (another connector than its model's); error says why
-	Share    float64       `json:"share"` // share of its slots that may be used now; below 1 during a slow start
+	ID      string `json:"id"` // host:port
+	Role    string `json:"role"`
+	URL     string `json:"url"`
+	Group   string `json:"group,omitempty"`
+	Profile string `json:"profile"`
+	Up      bool   `json:"up"` // the engine answers its health check
+	// up, out (requests failed in a row), wedged (a request of one token failed, too), halted (the engine is paused, or its group re-forms or
+	// waits for its recovery, and requests wait for the engine), down, odd (another connector than its model's); error says why
+	State    string        `json:"state"`
+	Share    float64       `json:"share"` // share of the engine's slots that may be used now; below 1 during a slow start
 	Draining bool          `json:"draining"`
 	Source   string        `json:"source,omitempty"` // the source of discovery that found the engine
-	Away     string        `json:"away,omitempty"`   // why it gets no new work, as its source says: not ready, leaving
+	Away     string        `json:"away,omitempty"`   // why the engine gets no new work, as its source says: not ready, leaving
 	Since    time.Time     `json:"since"`
 	Error    string        `json:"error,omitempty"`
 	Paused   bool          `json:"paused,omitempty"` // paused by POST /admin/fleet/call; error says since when
 	Hangs    bool          `json:"hangs,omitempty"`  // the port accepts connections, but the last health check got no answer
-	Moved    *engine.Moved `json:"moved,omitempty"`  // the host name of the engine has new addresses
+	Moved    *engine.Moved `json:"moved,omitempty"`  // last change of the addresses to which the engine's host name leads; nil: none
 	Models   []string      `json:"models"`
 	Version  string        `json:"version,omitempty"`
 	Ranks    int           `json:"ranks"`
-	Slots    int           `json:"slots,omitempty"` // per rank
+	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
 }
 
 // Statuses returns the status of every engine.

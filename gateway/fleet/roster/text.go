@@ -47,5 +47,4 @@ func wordIf(word string, condition bool) string {
 	return word
 }
 
-// joined joins names with commas.
 func joined(names []string) string { return strings.Join(names, ",") }

@@ -14,7 +14,8 @@ import (
 	"evenkeel/gateway/owner"
 )
 
-// Tick decides the state of each engine. It must be applied after all events of a moment, and when the time that Next returned has passed.
+// Tick decides the state of each engine. It must be applied after all events that happen at the same time, and again when the time that
+// Next returned has passed.
 type Tick struct{}
 
 // apply decides the engines' states from pauses, connectors, health and groups, in this order. It also reports drains whose deadline has
@@ -71,18 +72,18 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 func (r *Roster) updateBoard(e *Engine) {
 	e.Scope = r.scopeOf(e, r.owners.Kind)
 	e.otherRegion = e.Conf.Region
-	if e.otherRegion == r.terms.Region { // the proxy's own region has no name here
+	if e.otherRegion == r.terms.Region { // an empty otherRegion stands for the proxy's own region
 		e.otherRegion = ""
 	}
 	e.fence = r.owners.Scopes[e.Scope].Fence
 	if len(e.Status.Models) > 0 {
 		e.board = BoardIn(e.homeBoard(), e.otherRegion)
 	}
-	if slices.Equal(e.listedModels, e.Status.Models) { // lists is of these models already
+	if slices.Equal(e.listedModels, e.Status.Models) { // lists was made from these models already
 		return
 	}
 	e.listedModels, e.lists = e.Status.Models, nil
-	if len(e.listedModels) == 0 { // not known
+	if len(e.listedModels) == 0 { // the engine has not named its models
 		return
 	}
 	names := make([]string, len(e.listedModels))
@@ -159,7 +160,7 @@ func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 	serves := service.byHealth.serves()
 	service.share = 1
 	switch {
-	case !serves || slow == 0: // 0: the config has no slow start
+	case !serves || slow == 0: // slow is 0 if the config has no slow start
 		service.slowStartBegan = time.Time{}
 	// right after the start of the proxy all engines are new, so only an engine that served before starts slowly then
 	case isNew && (service.hasServed || out.now.Sub(r.terms.Started) > slow) && r.hasStandIn(e):
