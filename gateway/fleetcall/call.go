@@ -32,7 +32,7 @@ type Deps struct {
 	Client   *engine.Client
 	Settings func() *config.Config
 	Fleet    Fleet
-	Forget   func(candidates []string, workers []int32) // forgets what is known of these prefix caches
+	Forget   func(candidates []string, workers []int32) // forgets what the proxy knows of the contents of these prefix caches
 }
 
 // Fleet knows which engines exist, and which of them are paused. Pause stops new requests to a group; an empty group means all engines.
@@ -49,7 +49,7 @@ type Fleet interface {
 type Caller struct {
 	deps Deps
 	mu   sync.Mutex
-	busy string // the call under way, as text for people; empty: none
+	busy string // text for people about the call under way; empty: there is none
 }
 
 // New returns a Caller.
@@ -94,7 +94,7 @@ func (c *Caller) begin(p *checkedCall, limit time.Duration) *Refusal {
 	return nil
 }
 
-// end makes the Caller free for the next call.
+// end lets the Caller accept the next call.
 func (c *Caller) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -169,7 +169,7 @@ func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, con
 	began := time.Now()
 	a := Answer{Engine: to.id}
 	engines := c.deps.Fleet.Now()
-	called := engines.Engine(to.keys[0]) // nil: it has left in the meantime
+	called := engines.Engine(to.keys[0]) // nil: the engine has left in the meantime
 	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(called) })
 	call := c.deps.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	stopWaiting := context.AfterFunc(ctx, call.Abort)

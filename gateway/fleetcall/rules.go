@@ -14,10 +14,10 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// Call is what an operator wants all engines to do.
+// Call is an operator's call to all engines, or to those of a group.
 type Call struct {
 	Path   string          `json:"path"`   // path on the engines, with its query
-	Method string          `json:"method"` // default POST
+	Method string          `json:"method"` // HTTP method; default: POST
 	Group  string          `json:"group"`  // decode group to call; empty: all engines
 	Body   json.RawMessage `json:"body"`   // body that each engine gets; by default {}, and none for a GET
 }
@@ -32,11 +32,11 @@ type Refusal struct {
 type Answer struct {
 	Engine string          `json:"engine"`          // host:port
 	Done   bool            `json:"done"`            // the engine did what it was asked for
-	Status int             `json:"status"`          // 0: no answer came
-	Body   json.RawMessage `json:"body,omitempty"`  // at most 16 KiB; a body that is not JSON is given as a string
-	Error  string          `json:"error,omitempty"` // why the engine did not do it
+	Status int             `json:"status"`          // HTTP status of the engine's answer; 0: no answer came
+	Body   json.RawMessage `json:"body,omitempty"`  // body of the answer, at most 16 KiB; a body that is not JSON is given as a string
+	Error  string          `json:"error,omitempty"` // why the engine did not do what it was asked for
 	Ms     float64         `json:"ms"`              // how long the call took, in milliseconds
-	// the engine restarted after its pause began: it has its initial weights, and only a later call can have paused it
+	// the engine restarted after its pause began: it has its initial weights again, and is paused only if a later call has paused it
 	Restarted bool `json:"restarted,omitempty"`
 
 	sent bool // the call was sent, so the engine may have acted
@@ -47,14 +47,14 @@ type Result struct {
 	Done    bool     `json:"done"` // every engine did what it was asked for
 	Path    string   `json:"path"`
 	Group   string   `json:"group,omitempty"`
-	Paused  []string `json:"paused,omitempty"` // which engines are paused now, each with the reason
+	Paused  []string `json:"paused,omitempty"` // the pauses in force after the call: group, path of the call, and time
 	Engines []Answer `json:"engines"`
 }
 
 // target is the address of one or more engines. It is called once, although engines of two roles may share it.
 type target struct {
 	id     string   // host:port
-	keys   []string // keys of the engines
+	keys   []string // keys of the engines at this address: role and host:port
 	target *engine.Target
 }
 
@@ -116,7 +116,7 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 		return nil, &Refusal{http.StatusNotFound, "not_found",
 			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
 	}
-	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Unresumed == nil } // none has resumed yet
+	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Unresumed == nil } // nil: no engine has resumed
 	if p.does(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), ofAllEngines) {
 		return nil, &Refusal{http.StatusConflict, "call_refused",
 			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
@@ -141,9 +141,9 @@ func targetsOf(engines *roster.Snapshot, group string) (targets []target) {
 	return targets
 }
 
-// setDone sets whether an engine did what it was asked for, and otherwise why not. An engine does not empty a cache of which requests or
-// hand-offs hold blocks: vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and SGLang
-// answers 400 (0.5.23, entrypoints/http_server.py).
+// setDone sets whether an engine did what it was asked for, and otherwise why not. An engine does not empty a cache while requests or
+// hand-offs hold blocks of it: vLLM then answers 200 with success false (0.32 and 0.33, entrypoints/serve/dev/cache/api_router.py), and
+// SGLang answers 400 (0.5.23, entrypoints/http_server.py).
 func (a *Answer) setDone() {
 	var reply struct {
 		Success *bool `json:"success"`
