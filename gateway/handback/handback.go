@@ -24,7 +24,7 @@ type Turn struct {
 	hash uint64
 }
 
-// bytes returns how much memory a turn takes; 256 stands for its struct and its map entries.
+// bytes returns how many bytes of memory a turn takes. 256 bytes stand for its struct and its map entries.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
 // Turns is a bounded set of turns. The zero value is empty.
@@ -32,8 +32,8 @@ type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn
 	lengths map[int]int // how many turns have a given number of tokens
-	order   []*Turn     // the oldest first
-	bytes   int         // memory that all turns take
+	order   []*Turn     // all turns, the oldest first
+	bytes   int         // memory that all turns take, in bytes
 }
 
 // Keep remembers a turn. It forgets the oldest turns until all turns together take at most maxBytes of memory. It does not remember a turn
@@ -76,7 +76,7 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 		}
 		for _, t := range k.byHash[hash] {
 			if t.Scope == scope && slices.Equal(t.IDs, prompt[:i+1]) && now.Before(t.OfferUntil) && useful(t) {
-				best = t // longer than all before
+				best = t // t is longer than every turn that was found before
 			}
 		}
 	}
