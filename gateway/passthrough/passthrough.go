@@ -58,8 +58,8 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 	return s.Requests.ServePassthrough(ctx, in, req, p)
 }
 
-// tooManyError is the error of a request for which no seat is free: all callers together have taken all seats, or this one has taken its
-// share (ByKeyLimit).
+// tooManyError is the error of a request beyond limits.passed_through: all callers together have reached the limit, or this caller has
+// taken its share of it (ByKeyLimit).
 func (s *Server) tooManyError() *openai.Error {
 	e := &openai.Error{
 		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: !s.seats.Full(),
@@ -78,7 +78,7 @@ func (s *Server) tooManyError() *openai.Error {
 // Deps has the parts of the proxy that a Server uses.
 type Deps struct {
 	Registerer prometheus.Registerer
-	Buckets    []float64 // of the histogram, in seconds
+	Buckets    []float64 // upper bounds of the buckets of the histogram, in seconds
 	Settings   func() *fleet.Settings
 	Engines    func() Engines  // returns the engines as they are now
 	Requests   *request.Server // serves the requests, with the engines that Choose returns
@@ -92,14 +92,14 @@ type Engines interface {
 	SoleEngines(model string, runsModel bool) (list []roster.SoleEngine, onlyPairs bool)
 }
 
-// A Server passes requests through.
+// A Server passes each request unchanged to one engine, and bounds how many run at once.
 type Server struct {
 	Deps
 	duration *prometheus.HistogramVec
-	seats    *edge.Quota // bounds the requests that are passed through at once; no queue and no pool does
+	seats    *edge.Quota // bounds the requests that are passed through at once, because they wait in no queue and no pool
 
 	mu               sync.Mutex
-	runningCalls     map[string]int                // running calls, by engine
+	runningCalls     map[string]int                // number of this proxy's running calls, by engine
 	missingEndpoints map[missingEndpoint]time.Time // endpoints that engines do not have; the value is when the engine said so
 }
 
@@ -110,7 +110,7 @@ type missingEndpoint struct{ instance, path string }
 // After that time the engine may have been replaced by a version that has the endpoint.
 const missingEndpointTTL = time.Minute
 
-// New returns a server, and registers its metric.
+// New returns a server, and registers the metric evenkeel_passed_seconds. It panics if the metric is registered already.
 func New(deps Deps) *Server {
 	s := &Server{Deps: deps, seats: edge.NewPlaces(int64(deps.Settings().Limits.PassedThrough)), runningCalls: map[string]int{},
 		missingEndpoints: map[missingEndpoint]time.Time{}}
@@ -165,7 +165,8 @@ var errNoEngine = openai.Unavailable("engine_unavailable", "no healthy engine of
 
 // Choose returns the engine with the fewest calls of this proxy, among those that are not in tried and may have the endpoint. An engine
 // whose group has an engine in tried comes last, because the whole group may share one limit. Choose counts a call for the engine. The
-// caller must subtract the call with AddRunning when it is over. outcome is Chosen; NoRoute if no engine has the endpoint; else NoneLeft.
+// caller must subtract the call with AddRunning when it is over. outcome is Chosen if an engine was chosen, NoRoute if no engine has the
+// endpoint, and otherwise NoneLeft.
 func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleEngine, outcome lifecycle.EventKind, fail *openai.Error) {
 	all, onlyPairs := s.Engines().SoleEngines(model, runsModel(path))
 	switch {
@@ -194,7 +195,7 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	for k := range all {
 		i := (start + k) % len(all)
 		notedAt, noted := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
-		if noted && now.Sub(notedAt) < missingEndpointTTL { // also an engine that was tried and said so
+		if noted && now.Sub(notedAt) < missingEndpointTTL { // this also counts an engine that was tried and lacks the endpoint
 			withoutEndpoint++
 			continue
 		}
