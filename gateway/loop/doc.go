@@ -31,7 +31,7 @@ const (
 type wheel struct {
 	slots  [slots]*Watch
 	cursor int64 // the next tick to check
-	first  int64 // no earlier tick has a watch; 0: no tick has one
+	first  int64 // the first tick that may have a watch; 0: no tick has one
 	count  int   // number of watches in the wheel
 }
 
@@ -97,7 +97,7 @@ func (h *wheel) expire(dst []*Watch, now int64) []*Watch {
 	if current-h.cursor >= slots {
 		h.cursor = current - slots + 1 // so that the loop below checks every slot only once
 	}
-	var notYet *Watch // list of watches whose time has not come
+	var notYet *Watch // linked list of watches whose time has not come
 	for ; h.cursor <= current; h.cursor++ {
 		for w := h.slots[h.cursor%slots]; w != nil; w = h.slots[h.cursor%slots] {
 			h.remove(w)

@@ -20,7 +20,7 @@ import (
 // A Loop is one goroutine and the sockets that it watches.
 type Loop struct {
 	Buffer [64 << 10]byte // scratch memory for a handler, valid until its call returns
-	Out    []byte         // as Buffer, for bytes to write
+	Out    []byte         // scratch memory for bytes that a handler writes, valid until its call returns
 
 	log    *zap.Logger
 	base   time.Time
@@ -31,35 +31,35 @@ type Loop struct {
 
 	watches        []*Watch // by Watch.index; nil: the index is free
 	again          []*Watch // watches that called CallAgain: they are called after the sockets that are ready
-	calledAgain    []*Watch // the list again as poll found it, while poll calls its watches
-	free           []uint32 // free indexes of watches
+	calledAgain    []*Watch // the watches that were in again when poll began, and that poll calls now
+	free           []uint32 // indexes in watches that are free
 	lastGeneration uint32   // the generation of the newest watch
 	wheel          wheel
 	expired        []*Watch
 	armed          int64 // when Go's poller ends the wait, in ns since base; 0: never
 
 	mu     sync.Mutex
-	posted []func() // functions that run has to call
+	posted []func() // functions that the goroutine of run has to call
 	closed bool
 	done   chan struct{}
 }
 
-// A Watch is a socket in a loop. It belongs to the loop's goroutine.
+// A Watch is a socket in a loop. Only the loop's goroutine may use it.
 type Watch struct {
 	loop       *Loop
 	handler    Handler
 	fd         int
 	index      uint32
 	generation uint32 // number of the watch: an event with another number is meant for an earlier watch of this index
-	again      bool   // the watch is in the loop's list again
-	ended      bool   // the argument ended for the next call of Ready from that list
+	again      bool   // the watch is in the list Loop.again
+	ended      bool   // argument ended of the call of Ready that CallAgain has asked for
 
-	at         int64 // ns since the loop's base; 0: never
+	at         int64 // when Expired is to be called, in ns since the loop's base; 0: never
 	tick       int64 // the tick of its slot in the wheel; 0: the watch is in no slot
 	prev, next *Watch
 }
 
-// New starts a loop.
+// New starts a loop, whose goroutine runs until Close.
 func New(log *zap.Logger) (*Loop, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -190,7 +190,7 @@ func (l *Loop) poll(uintptr) bool {
 		}
 		ended := ev.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 		if w.again {
-			w.ended = w.ended || ended // its handler is called below
+			w.ended = w.ended || ended // the watch's handler is called below, in the loop over calledAgain
 			continue
 		}
 		l.ready(w, ended, now)

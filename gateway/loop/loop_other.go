@@ -23,19 +23,19 @@ type Watch struct {
 	prev, next *Watch
 }
 
-// New fails.
+// New always returns errors.ErrUnsupported, because loops need epoll, which only Linux has.
 func New(*zap.Logger) (*Loop, error) { return nil, errors.ErrUnsupported }
 
-// Post is never called.
+// Post is never called, because New returns no loop.
 func (l *Loop) Post(func()) bool { return false }
 
-// Close is never called.
+// Close is never called, because New returns no loop.
 func (l *Loop) Close() {}
 
-// Add fails.
+// Add is never called, because New returns no loop.
 func (l *Loop) Add(int, Handler, bool) (*Watch, error) { return nil, errors.ErrUnsupported }
 
-// These are never called.
+// The methods of Watch are never called, because no Watch is made on this system.
 func (w *Watch) Loop() *Loop              { return nil }
 func (w *Watch) CallAgain(bool)           {}
 func (w *Watch) Pause() error             { return errors.ErrUnsupported }

@@ -18,7 +18,7 @@ func Default() int { return min(maxDefaultLoops, (runtime.GOMAXPROCS(0)+1)/2) }
 // A Set holds the loops of a program.
 type Set struct {
 	loops []*Loop
-	calls atomic.Uint64 // of Next
+	calls atomic.Uint64 // number of calls of Next
 }
 
 // Start starts n loops. On a system without loops, the set stays empty.
@@ -45,7 +45,7 @@ func (s *Set) Next() *Loop {
 	return s.loops[s.calls.Add(1)%uint64(len(s.loops))]
 }
 
-// Close ends all loops.
+// Close ends all loops. It waits until each has called the functions that were posted before.
 func (s *Set) Close() {
 	for _, l := range s.loops {
 		l.Close()
