@@ -36,17 +36,18 @@ type Stream interface {
 
 	// Wait says that a wait for the engine begins now, and returns how long it may last; 0: for ever.
 	Wait(now time.Time) time.Duration
-	// Pause says that the wait for the engine ends now, because nothing is read until the client has taken a comment.
+	// Pause says that the wait for the engine ends now, because the client takes no bytes, and nothing is read until it does.
 	Pause(now time.Time)
 	// Arrive processes data of the response, and appends the bytes for the client to dst. The returned sse.End says
 	// whether the answer has ended. If it has, only the end of the body is still to be read.
 	Arrive(dst, data []byte, now time.Time) ([]byte, sse.End)
-	// Err returns why the stream accepts no more data of the engine; nil: it does.
+	// Err returns why the stream accepts no more data of the engine; nil: it still accepts data.
 	Err() error
 
-	// GoBack ends the loop's part. The next call of Next returns these events. end is the last one that Arrive returned.
+	// GoBack is called when the loop has passed the stream to a goroutine. The next call of Next returns these events. end is the last sse.End
+	// that Arrive returned.
 	GoBack(events []byte, end sse.End)
-	// Close gives back what the request holds, however it ended.
+	// Close releases what the request holds, such as slots and memory, however the answer ended.
 	Close()
 	// Panicked is called instead of Close if the code that drives the stream panics with v.
 	Panicked(v any)
@@ -200,7 +201,7 @@ func (p *pump) awaitEngine(now time.Time) {
 type readResult struct {
 	end        sse.End
 	frame      []byte // edge.ChunkRoom empty bytes, and then the bytes for the client
-	readErr    error  // the error of the engine's socket
+	readErr    error  // the error of the last read from the engine's socket
 	bodyEnded  bool   // the body has ended, or is malformed
 	clientGone bool   // nothing can be written to the client any more
 }
@@ -212,7 +213,7 @@ const maxReadPerTurn = 256 << 10
 // Ready is called when one of the two sockets is ready: it reads bytes of the engine, or writes to a client that takes bytes again.
 func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 	defer p.recoverOnLoop()
-	if w != p.engineWatch { // the client's socket
+	if w != p.engineWatch { // the client's socket is ready
 		p.writeUnsent(now)
 		return
 	}
@@ -226,7 +227,7 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		if err != nil {
 			r := readResult{readErr: err}
 			if errors.Is(err, io.EOF) {
-				r.readErr = nil // the goroutine reads it again, and decides whether the answer is complete
+				r.readErr = nil // the goroutine reads the end again, and decides whether the answer is complete
 			}
 			p.passToGoroutine(r)
 			return
@@ -282,11 +283,11 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 		b = b[used:]
 		if len(data) > 0 {
 			var end sse.End
-			if out, end = p.Arrive(out, data, now); r.end == sse.NotEnded { // the first end counts
+			if out, end = p.Arrive(out, data, now); r.end == sse.NotEnded { // if several ends are reported, the first one counts
 				r.end = end
 			}
 		}
-		r.bodyEnded = err != nil // also at the end of the body
+		r.bodyEnded = err != nil // err is set at the end of the body, too
 	}
 	r.frame = out
 	if p.loop.Out = out[:0]; cap(out) > 4*len(p.loop.Buffer) {
