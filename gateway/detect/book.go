@@ -65,7 +65,7 @@ type incident struct {
 	lastBad       time.Time // when one of the incident's findings was last bad
 	baseline      *baseline // counters and latencies of the proxy when the incident began
 	baselineSince time.Time
-	harmText      string   // what clients have noticed since it began, in numbers; empty: nothing was measured
+	harmText      string   // what clients have noticed since the incident began, in numbers; empty: nothing was measured
 	everFound     []member // all findings that the incident ever had, each as it was found last: causes first, then in order of arrival
 }
 
@@ -80,7 +80,6 @@ const (
 	Over    State = "over"
 )
 
-// state is the incident's state at the time now.
 func (o *incident) state(now time.Time) State {
 	switch {
 	case !o.isOpen() && now.Sub(o.until) > resumedWithin:
@@ -99,7 +98,7 @@ func (o *incident) isOpen() bool { return o.until.IsZero() }
 // member is a finding that belongs to an incident, with values that are derived from it.
 type member struct {
 	Finding
-	host, commonReason string // host of its place, and its reason without words that differ between engines: to compare findings
+	host, commonReason string // host of Where, and Reason without words that differ between engines, to compare findings
 	effect             bool   // the finding is an effect of the incident's cause
 	found              time.Time
 }
@@ -148,7 +147,7 @@ func (o *incident) update(members []member, now time.Time) {
 		}
 	} else if o.isOpen() {
 		o.until = now
-		if len(o.members) > 0 && kinds[o.members[0].Kind].toleratedAbsence > 0 { // what comes and goes ended when it was found last
+		if len(o.members) > 0 && kinds[o.members[0].Kind].toleratedAbsence > 0 { // a finding that comes and goes ended when found last
 			o.until = o.lastFound()
 		}
 	}
@@ -203,7 +202,7 @@ func markEffects(members []member) {
 	}
 }
 
-// lastFound is when one of the members was found last.
+// lastFound is the latest time at which one of the members was found.
 func (o *incident) lastFound() (last time.Time) {
 	for i := range o.members {
 		if at := o.members[i].found; at.After(last) {

@@ -44,7 +44,7 @@ type Detector struct {
 	unspecific       bool          // kinds with the same harm say more about the cause, so they come first
 	family           string        // name of a family; its kinds are the same problem, seen at engines or at ranks; empty: none
 	sharesNoCause    bool          // the finding never shares its cause: an operator caused it, or it is about a whole group or proxy
-	toleratedAbsence time.Duration // the incident ends once the finding was missing for so long, because it comes and goes; 0: at once
+	toleratedAbsence time.Duration // the finding comes and goes: its incident ends once it was missing for this long; 0: at once
 
 	headline         string // title of an incident with this cause
 	pluralText       string // predicate of a sentence about several such findings: "are down"; empty: there is at most one
@@ -98,7 +98,7 @@ type Finding struct {
 	slowdown       float64       // factor by which the tokens of slowedRequests take longer
 	Key            string        // API key that causes most of the problem; empty: no single key does
 	Reason         string        // cause in the words of an engine or a file, to compare findings; empty: not known
-	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so that it begins when it is found
+	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it is taken to begin now
 }
 
 // setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer.
@@ -114,7 +114,7 @@ type view struct {
 	loads      []load // load of each model, in the order of Models
 	drained    map[string]bool
 	running    int  // number of requests that run on all ranks together
-	manyGroups bool // there are several groups, so each is named with its model
+	manyGroups bool // there are several groups, so the name of each includes its model
 }
 
 // reportFunc adds a finding about a place and returns it. format and args make its sentence. reason is the cause in the words of an engine
@@ -150,7 +150,6 @@ func waits(n int) string {
 	return requests(n) + " wait"
 }
 
-// requests returns the number of requests in words.
 func requests(n int) string {
 	switch n {
 	case 0:

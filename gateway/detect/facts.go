@@ -31,9 +31,9 @@ type Facts struct {
 
 // Proxy has the facts about the proxy's own process.
 type Proxy struct {
-	ID            string  `json:"id"` // geo.self.id, else the host's name
+	ID            string  `json:"id"` // value of geo.self.id, else the name of the host
 	Region        string  `json:"region,omitempty"`
-	Role          string  `json:"role,omitempty"` // owner or standby among the proxies that serve the same engines; empty: no other proxy does
+	Role          string  `json:"role,omitempty"` // among the proxies of the same engines: owner or standby; empty: no other proxy serves them
 	Version       string  `json:"version"`
 	UptimeS       float64 `json:"uptime_s"`
 	Ready         bool    `json:"ready"`
@@ -63,7 +63,7 @@ type Traffic struct {
 	Rates            // (found) rates over the last ten seconds
 	FailedOn string  `json:"failed_on,omitempty"` // host on which nearly all requests that failed in the last minute had a failed attempt
 	TTFT     Latency `json:"ttft"`
-	TPOT     Latency `json:"tpot"` // one sample for each request, when it ends
+	TPOT     Latency `json:"tpot"` // time per output token: one sample for each request, when it ends
 }
 
 // Rates are means per second over the last ten seconds.
@@ -268,14 +268,14 @@ type BatchStatus struct {
 
 // Hits says what share of an API key's prompt tokens was found in a prefix cache, in the last minute and before.
 type Hits struct {
-	Key    string  `json:"key"` // its name; empty: callers without a key
+	Key    string  `json:"key"` // name of the API key; empty: callers without a key
 	Share  float64 `json:"share"`
 	Before float64 `json:"share_before"` // the same share in the quarter of an hour before the last minute
 }
 
 // Heaviest is the API key with the most prompt tokens that prefill engines compute or hold.
 type Heaviest struct {
-	Key   string  // its name; empty: callers without a key
+	Key   string  // name of the API key; empty: callers without a key
 	Share float64 // the key's share of the prompt tokens of all keys
 	Mean  int     // mean number of tokens of the key's prompts
 }
@@ -363,7 +363,7 @@ type Geo struct {
 	Peers  []Peer `json:"peers"`
 }
 
-// Peer is another region's proxy.
+// Peer is another region's proxy, to which this proxy may forward requests.
 type Peer struct {
 	ID       string  `json:"id"`
 	Region   string  `json:"region"`
@@ -386,7 +386,7 @@ type Scope struct {
 	Epoch  int64  `json:"epoch"`
 }
 
-// groups returns all groups with their names.
+// groups iterates over the groups of all models. A GroupName includes the model, because groups of two models may have the same name.
 func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
 	return func(yield func(GroupName, *Group) bool) {
 		for i := range f.Models {
@@ -400,7 +400,6 @@ func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
 	}
 }
 
-// running is the number of requests that run on all ranks of the group.
 func (g *Group) running() (n int) {
 	for i := range g.Ranks {
 		n += g.Ranks[i].Running
@@ -437,7 +436,6 @@ func (f *Facts) ReplaceNilLists() {
 	}
 }
 
-// replaceNil replaces a nil list by an empty one.
 func replaceNil[T any](l *[]T) {
 	if *l == nil {
 		*l = []T{}

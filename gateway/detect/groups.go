@@ -135,7 +135,7 @@ func findPolicySlow(v *view, report reportFunc) {
 // findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
 func findImbalance(v *view, report reportFunc) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
-		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // a draining rank explains it
+		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // a draining rank makes the group unequal
 		if g.LostShare > lostShare && !drains {
 			report(where, noReason, "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}

@@ -36,7 +36,7 @@ var loadDetectors = []Detector{
 
 // Limits from which a load becomes a finding.
 const (
-	allTakenShare = 0.95 // all slots count as taken if this share is in use: the rest is free only until the next round
+	allTakenShare = 0.95 // all slots count as taken if this share is in use: the rest will be taken in the next round
 	kvFullShare   = 0.85 // the KV cache counts as full if this share is in use: running answers need the rest to grow
 )
 

@@ -184,7 +184,7 @@ func (g *Group) fillInSlowRanks(ranks map[int32]pace) {
 // slowSpanSums counts the spans in which a rank was slow, and sums up the times per token in them.
 type slowSpanSums struct {
 	spans            int
-	rankMs, middleMs float64 // sums over these spans of the time per token: of the rank, and of the median rank
+	rankMs, middleMs float64 // times per token, summed over the slow spans: of the rank, and of the group's median rank
 }
 
 // add counts one more span in which the rank was slow. ms and middle are the times per token of the rank and of the median rank.

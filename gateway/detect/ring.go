@@ -45,7 +45,7 @@ type RankAt struct {
 	AnswerCounts       // counts of all the rank's answers so far, not only of the last minute
 }
 
-// GroupName identifies a group of ranks.
+// GroupName identifies a group of ranks. It includes the model, because groups of two models may have the same name.
 type GroupName struct{ Model, Group string }
 
 // GroupAt is the load of a group and the pace of its steps at one moment.
@@ -276,7 +276,7 @@ func recovered(window []Sample) bool {
 // Ended counts the requests that ended in some time, and those of them that failed.
 type Ended struct{ All, Failed uint64 }
 
-// lastMinute counts the requests that ended in the last minute.
+// lastMinute counts the requests that ended in the last minute; zero if there is no sample.
 func (r *Ring) lastMinute() (e Ended) {
 	last, first := r.Last(), r.oldestWithin(time.Minute)
 	if last == nil {

@@ -12,7 +12,7 @@ type round struct {
 	foundNow      map[subject]bool       // kinds and places of the findings of this moment
 	idleEngines   map[string]bool        // engines that get no requests now
 	incidentOf    map[subject]*incident  // by kind and place of a finding: the incident that has it
-	idleIncidents map[string]*incident   // by engine: the open incident that keeps requests away from it
+	idleIncidents map[string]*incident   // by engine: the open incident that keeps requests away from the engine
 	ending        map[*incident]bool     // incidents whose cause is not found now and is not expected back: see causeContinues
 	separate      map[*incident]bool     // ended incidents that do not go on, although one of their findings is back: see separateOutages
 	nextMembers   map[*incident][]member // the members that incidents have got so far in this round
@@ -232,7 +232,7 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
-		unchanged := noticed != o && noticed.isOpen() && len(r.nextMembers[noticed]) == 0 // no finding of this round has gone to it
+		unchanged := noticed != o && noticed.isOpen() && len(r.nextMembers[noticed]) == 0 // no finding of this round has gone to noticed
 		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect  // causes come first
 		if !unchanged || !onlyEffects || o.since.Sub(noticed.openSince).Abs() > togetherWithin {
 			return false

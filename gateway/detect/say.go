@@ -288,7 +288,7 @@ func (b *Book) Incidents() []Incident {
 	})
 	list := make([]Incident, 0, len(sorted))
 	unplacedListed := len(b.unplaced) == 0 // true also if there are no unplaced findings
-	equal := map[string]int{}              // by the text of a warning: the index in list of the first one
+	equal := map[string]int{}              // by the text of a warning: the index in list of the first warning with it
 	for _, o := range sorted {
 		if !unplacedListed && !o.isOpen() { // unplaced findings still last, so they come before the ended incidents
 			list, unplacedListed = append(list, b.summarizeUnplaced()), true
@@ -315,7 +315,6 @@ func (b *Book) Incidents() []Incident {
 	return list
 }
 
-// unplacedSeverity is the worst severity of the unplaced findings.
 func (b *Book) unplacedSeverity() string {
 	if b.unplacedBad {
 		return Bad

@@ -25,7 +25,7 @@ const (
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
 	fewShare        = 0.6           // a step gives few tokens if they are less than this share of the usual number
-	fewTimes        = 1.3           // and if a token takes this many times as long: else only the size of stream chunks has changed
+	fewTimes        = 1.3           // few tokens count only if a token takes this many times as long: else only the size of chunks has changed
 )
 
 // StepsAreComparable says whether a group's steps can be compared with a step model: its ranks step together, and do not prefill. If ranks

@@ -119,7 +119,6 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	return &withoutTransfer
 }
 
-// aOrAn puts the right article before the name of a role.
 func aOrAn(role string) string {
 	if role == roster.Aggregated {
 		return "an " + role

@@ -85,7 +85,7 @@ func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 		switch {
 		case err == nil:
 			stored.answer = info
-		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the call failed before its time was over
+		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the call failed before its deadline
 			return nil, err
 		default: // the server is slow, so its last answer is used for another bootstrapAnswerLife
 			l.deps.Log.Warn("a bootstrap server did not answer in time; the proxy uses its last answer", zap.String("candidate", c.ID),

@@ -40,7 +40,7 @@ type Fleet struct {
 	trackedCalls
 }
 
-// New returns a Fleet without engines.
+// New returns a Fleet without engines. The caller adds those of the config with Load.
 func New(d Deps) *Fleet {
 	f := &Fleet{deps: &d, roster: roster.New()}
 	f.learned.deps, f.learned.now = &d, f.Now
@@ -125,7 +125,6 @@ func (f *Fleet) withSettings(events []roster.Event) []roster.Event {
 	return events
 }
 
-// termsOf returns the settings that the roster depends on.
 func termsOf(s *Settings, started time.Time) roster.Terms {
 	return roster.Terms{
 		Region: s.Geo.Self.Region, Started: started, SlowStart: s.Health.SlowStart, ProbeTimeout: s.Limits.ProbeTimeout,

@@ -18,7 +18,7 @@ type Settings struct {
 	Listed   map[string]bool // engines that the config lists, by role and host:port
 }
 
-// NewSettings derives the settings from a config.
+// NewSettings derives the settings from a config that was validated.
 func NewSettings(cfg *config.Config) *Settings {
 	s := &Settings{Config: cfg, Profiles: map[string]*mooncake.Profile{}}
 	for name, p := range cfg.Profiles {
@@ -45,7 +45,7 @@ func (s *Settings) Tier() prefill.Config {
 	return c
 }
 
-// HoldTimeout is the longest kv_hold_timeout of all profiles.
+// HoldTimeout is the longest kv_hold_timeout of all profiles; 0: there are no profiles.
 func (s *Settings) HoldTimeout() (longest time.Duration) {
 	for _, p := range s.Profiles {
 		longest = max(longest, p.KVHoldTimeout)

@@ -108,7 +108,7 @@ func (t *trackedCalls) track(c *TrackedCall) {
 	}
 }
 
-// Untrack forgets a call that has ended.
+// Untrack forgets a call that has ended, so that no drain tries to end it.
 func (t *trackedCalls) Untrack(c *TrackedCall) {
 	t.mu.Lock()
 	delete(t.all, c)

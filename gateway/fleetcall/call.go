@@ -52,7 +52,7 @@ type Caller struct {
 	busy string // text for people about the call under way; empty: there is none
 }
 
-// New returns a Caller.
+// New returns a Caller, which has no call under way.
 func New(d Deps) *Caller { return &Caller{deps: d} }
 
 // mostBody bounds how much of an engine's answer the result has, in bytes. The rest is cut off.
@@ -164,7 +164,7 @@ func (r *Result) logTo(log *zap.Logger) {
 		zap.Strings("why", failed[:min(len(failed), mostNamed)]))
 }
 
-// callEngine makes the call to one engine, and returns its answer.
+// callEngine makes the call to one engine. If the call fails, the Answer says why in Error.
 func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, connect, limit time.Duration) Answer {
 	began := time.Now()
 	a := Answer{Engine: to.id}

@@ -28,7 +28,7 @@ type Refusal struct {
 	Code, Reason string
 }
 
-// Answer is the answer of one engine.
+// Answer is the answer of one engine to an operator's call.
 type Answer struct {
 	Engine string          `json:"engine"`          // host:port
 	Done   bool            `json:"done"`            // the engine did what it was asked for

@@ -27,7 +27,7 @@ type Turn struct {
 // bytes returns how many bytes of memory a turn takes. 256 bytes stand for its struct and its map entries.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
-// Turns is a bounded set of turns. The zero value is empty.
+// Turns is a set of turns, whose memory is bounded by Keep. The zero value is empty.
 type Turns struct {
 	mu      sync.Mutex
 	byHash  map[uint64][]*Turn

@@ -215,7 +215,7 @@ func (l *Loop) ready(w *Watch, ended bool, now time.Time) {
 	w.handler.Ready(w, ended, now)
 }
 
-// expire calls the handlers of watches whose time has come.
+// expire calls Expired of the handlers whose watches are due (WakeAt).
 func (l *Loop) expire() {
 	now := time.Now()
 	l.expired = l.wheel.expire(l.expired[:0], int64(now.Sub(l.base)))

@@ -103,7 +103,7 @@ type Server struct {
 	missingEndpoints map[missingEndpoint]time.Time // endpoints that engines do not have; the value is when the engine said so
 }
 
-// missingEndpoint is an endpoint that an engine does not have.
+// missingEndpoint names an endpoint (path) that an engine (instance) does not have.
 type missingEndpoint struct{ instance, path string }
 
 // missingEndpointTTL is how long an engine is not asked again for an endpoint that it does not have.

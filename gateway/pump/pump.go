@@ -327,7 +327,7 @@ func (p *pump) writeUnsent(now time.Time) {
 	p.awaitEngine(now)
 }
 
-// stopClientWatch ends the watch of the client's socket.
+// stopClientWatch ends the watch of the client's socket, if there is one.
 func (p *pump) stopClientWatch() {
 	if p.clientWatch == nil {
 		return

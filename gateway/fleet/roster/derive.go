@@ -137,7 +137,7 @@ func (d *deriving) newCandidate(e *Engine, rank int, state RankState) prefill.Ca
 		ProbeLimit: e.limitOf(slowProbes),
 		Live:       state.in(Up, Starting), AnswersLate: state.awaited(),
 	}
-	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles is there twice
+	_, c.Decodes = d.r.engines[Decode+" "+e.ID] // an engine with both roles has two entries in engines
 	for _, m := range e.Status.Models {
 		c.Models = append(c.Models, m.ID)
 	}

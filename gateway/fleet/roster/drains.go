@@ -69,7 +69,7 @@ type DrainStatus struct {
 	State    string     `json:"state"`     // draining; done; deadline: the deadline has passed, but some requests are left
 	Requests int        `json:"requests"`  // requests that the engine or rank still works on
 	KVTokens int64      `json:"kv_tokens"` // KV tokens that these requests hold
-	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits there for a decode engine
+	Handoffs int        `json:"handoffs"`  // finished prefills whose KV still waits on the engine or rank for a decode engine
 }
 
 // Values of DrainStatus.State.

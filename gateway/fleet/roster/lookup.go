@@ -330,7 +330,7 @@ func (p *Snapshot) engineOrEmpty(key string) *Engine {
 	return emptyEngine
 }
 
-// Engine finds an engine by its key; nil: there is none.
+// Engine finds an engine by its key (role and host:port); nil: there is none.
 func (p *Snapshot) Engine(key string) *Engine { return p.engines[key] }
 
 // Engines are all engines, in the order of the config and then of arrival.

@@ -36,7 +36,6 @@ func (l *listings) add(models *board.Names, accepts bool) {
 	}
 }
 
-// anyLists says whether one of the lists has the name of a model.
 func anyLists(lists []*board.Names, model string) bool {
 	return slices.ContainsFunc(lists, func(n *board.Names) bool { return n.Has(model) })
 }

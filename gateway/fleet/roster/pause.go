@@ -32,7 +32,7 @@ func (p *Pause) Restarted(e *Engine) bool {
 	return e.Status.Up && (!wasThere || e.Status.StartTime != pausedStart)
 }
 
-// Covers says whether the pause applies to an engine.
+// Covers says whether the pause applies to an engine. After the group has resumed, it applies only to the engines in Unresumed.
 func (p *Pause) Covers(e *Engine) bool {
 	if p.Unresumed != nil {
 		_, isPaused := p.Unresumed[e.Key()]

@@ -40,7 +40,7 @@ type EngineStatus struct {
 	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
 }
 
-// Statuses returns the status of every engine.
+// Statuses returns the status of every engine, in the order of Engines.
 func (p *Snapshot) Statuses() []EngineStatus {
 	list := make([]EngineStatus, 0, len(p.order))
 	for _, e := range p.order {
@@ -105,7 +105,7 @@ func (p *Snapshot) Missing() []string {
 // EngineStates names the states of the engines that list a model, on the side that decodes or (decodes is false) the side that prefills. If
 // no engine of the side lists the model, it names the states of all engines of the side.
 func (p *Snapshot) EngineStates(model string, decodes bool) string {
-	ofModel, ofSide := map[RankState]bool{}, map[RankState]bool{} // the states of the engines that list the model, and of all engines
+	ofModel, ofSide := map[RankState]bool{}, map[RankState]bool{} // the states of the side's engines that list the model, and of all
 	for _, e := range p.order {
 		isOfSide := e.Role != Decode
 		if decodes {
