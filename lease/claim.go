@@ -21,12 +21,12 @@ type Claim struct {
 
 	mu       sync.Mutex // guards the machine; never held during a call of the engine
 	machine  *Machine
-	lastView View // the view of the last OnChange; under mu
+	lastView View // the view that OnChange got last; guarded by mu
 
 	logOnce   logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
 	admission atomic.Pointer[admission] // for readers without the lock; nil: the dispatcher does not admit
 
-	origin                 time.Time                     // when the claim was made
+	origin                 time.Time                     // when the claim was made; start of the times that wallMinusMonotonic compares
 	wall                   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
 	lastWallMinusMonotonic time.Duration                 // wallMinusMonotonic at the last detectSuspension
 	askedMembers           map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
@@ -54,7 +54,7 @@ type admission struct {
 	wallMinusMonotonic time.Duration // Claim.lastWallMinusMonotonic when until was set
 }
 
-// NewClaim makes a claim; Run runs it.
+// NewClaim makes a claim, which does nothing until Run is called.
 func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
@@ -149,8 +149,8 @@ func (c *Claim) wallMinusMonotonic(now time.Time) time.Duration {
 }
 
 // detectSuspension tells the machine if the computer was suspended since the last call of detectSuspension, and logs it. Renewals from
-// before a suspension no longer prove that the lease is held. Up to c.retry is ignored, because the waits allow for clocks that differ
-// in speed, see Times. detectSuspension is called with c.mu held.
+// before a suspension no longer prove that the lease is held. A suspension of at most c.retry is ignored, because Times allows for
+// clocks that differ in speed. detectSuspension is called with c.mu held.
 func (c *Claim) detectSuspension(now time.Time) {
 	wallMinusMonotonic := c.wallMinusMonotonic(now)
 	if suspendedFor := wallMinusMonotonic - c.lastWallMinusMonotonic; suspendedFor > c.retry {
@@ -237,7 +237,7 @@ func (c *Claim) changeMachine(change func(*Machine, time.Time)) {
 	c.wake()
 }
 
-// wake makes Run look at the machine again.
+// wake makes Run look at the machine again at once, without waiting for its timer.
 func (c *Claim) wake() {
 	select {
 	case c.wakeUp <- struct{}{}:
@@ -292,7 +292,7 @@ func (c *Claim) GivePromise(ask Vote) error {
 	return nil
 }
 
-// ObserveEpoch reports an epoch that a peer has seen.
+// ObserveEpoch records an epoch that a peer has seen, so that the next acquisition gets a higher one.
 func (c *Claim) ObserveEpoch(epoch int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -320,7 +320,7 @@ func (c *Claim) Refused(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
 }
 
-// View is the machine's view now.
+// View returns the machine's state now. It takes the claim's lock; Admits does not.
 func (c *Claim) View() View {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,21 +16,21 @@ import (
 
 // Record is the state of a lease in the store.
 type Record struct {
-	Holder string // identity; empty: never held, or given back
-	Epoch  int64  // of the last acquisition; each acquisition has a higher epoch; 0: never held
-	Stamp  string // changes with every acquisition, renewal and release
+	Holder string // identity of the process that holds the lease; empty: never held, or released
+	Epoch  int64  // number of the last acquisition; each acquisition gets a higher number; 0: never held
+	Stamp  string // opaque version that changes with every acquisition, renewal and release
 	Expiry Expiry
 
 	Duration time.Duration // how long the holder's lease lasts after a renewal; 0: not known
 	Members  []string      // the only dispatchers that may ever take the lease; empty: any dispatcher may
 }
 
-// Expiry says whether the store itself measures the holder's time, and whether it is over.
+// Expiry says whether the store itself measures how long the holder's lease lasts, and whether the lease has expired.
 type Expiry int
 
 // Values of Expiry.
 const (
-	ExpiryUnknown Expiry = iota // the store does not measure it: the holder lives while Stamp changes
+	ExpiryUnknown Expiry = iota // the store does not measure the time of a lease: the holder counts as alive while Stamp changes
 	NotExpired                  // by the store, the holder's lease has not expired
 	Expired                     // by the store, the holder's lease has expired, and no dispatcher has acquired it since
 )
@@ -51,10 +51,10 @@ type Engine interface {
 	Release(ctx context.Context, epoch int64) error
 }
 
-// ErrLost is returned if the lease has another holder or epoch, or no holder.
+// ErrLost is returned by Renew and Release if the lease has another holder or epoch, or no holder.
 var ErrLost = errors.New("the lease is not held with this epoch any more")
 
-// ErrTaken is returned if the lease was written since the last Look.
+// ErrTaken is returned by Acquire if another call has written the lease since the last Look. The caller must look again.
 var ErrTaken = errors.New("the lease was written by another meanwhile")
 
 // Identity names one process of a dispatcher. A restarted dispatcher is another holder, because its earlier process may
@@ -74,17 +74,17 @@ func Dispatcher(holder string) string {
 type Times struct {
 	Duration      time.Duration // a lease may be taken if it was not renewed for this time
 	RenewDeadline time.Duration // an owner stops admission if it could not renew for this time
-	Retry         time.Duration // between renewals, and between looks
-	StartDelay    time.Duration // from the expiry of a lease to the first admission of its next owner
+	Retry         time.Duration // interval between an owner's renewals, and between another dispatcher's looks at the lease
+	StartDelay    time.Duration // wait from the expiry of a lease to the first admission of its next owner
 	RankDelay     time.Duration // a dispatcher with TakeoverRank k waits k times this longer before it takes an expired lease
-	Step          time.Duration // a step of the hand-back fails after this time
+	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
 // Waits are the times in the config file, which must be the same for every dispatcher. All other Times are scaled in
 // proportion to Lease.
 type Waits struct {
 	Lease      time.Duration `yaml:"lease"`       // an owner that does not renew for this time may lose what it owns
-	StartDelay time.Duration `yaml:"start_delay"` // from the end of the lease until another dispatcher admits
+	StartDelay time.Duration `yaml:"start_delay"` // wait from the end of the lease until another dispatcher may admit
 }
 
 // DefaultWaits are the Waits that result in DefaultTimes.
@@ -100,7 +100,7 @@ func (w Waits) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// Times returns all times for these waits.
+// Times returns the waits of a machine: StartDelay as configured, and the others in proportion to Lease.
 func (w Waits) Times() Times {
 	t := DefaultTimes
 	scaled := func(d time.Duration) time.Duration {

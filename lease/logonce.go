@@ -19,7 +19,7 @@ type logOnce struct {
 // logResult logs that a call begins to fail or to be slow, and that it succeeds or is fast again. A further failure in a row is only
 // logged at level debug. An answer that takes longer than fastLimit is slow.
 func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit time.Duration) {
-	if r.member != "" { // a member that gives no promise is nothing that an operator must know
+	if r.member != "" { // this debug line is enough, because an operator need not act if a member gives no promise
 		if r.err != nil {
 			log.Debug("ownership: a member does not promise not to take over", zap.String("member", r.member), zap.Error(r.err))
 		}
@@ -36,7 +36,7 @@ func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit 
 		log.Info("ownership: the call succeeds again", zap.Stringer("call", r.call))
 	}
 	s.failing[r.call] = failed
-	if r.call == AskBack { // its time depends on the holder, and says nothing about the store
+	if r.call == AskBack { // how long this call takes depends on the holder, not on the store
 		return
 	}
 	switch took := now.Sub(r.sent); {
@@ -82,7 +82,7 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 		log.Info("ownership: the holder's ha.members are the same as ours again")
 	}
 	s.membersDiffer, s.holderMembers = differ, rec.Members
-	if rec.Duration == s.holderDuration || rec.Duration == 0 { // unchanged, or not known
+	if rec.Duration == s.holderDuration || rec.Duration == 0 { // the holder's duration is unchanged, or not known (0)
 		return
 	}
 	if s.holderDuration = rec.Duration; rec.Duration != cfg.Duration {
@@ -92,13 +92,13 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 	}
 }
 
-// result is the outcome of a call.
+// result is the outcome of a call to the store, to the lease's holder or to a member.
 type result struct {
 	call               Call
 	sent               time.Time
 	wallMinusMonotonic time.Duration // Claim.wallMinusMonotonic when the call was sent
 	rec                Record
 	err                error
-	member             string                         // the member that was asked for a vote; empty: another call
+	member             string                         // the member that was asked for a vote; empty: the call was no question for a vote
 	apply              func(now time.Time, err error) // passes the outcome to the machine
 }

@@ -11,7 +11,7 @@ import (
 // scope back.
 type Call int
 
-// Calls.
+// Values of Call. None means that nothing is to be done now. Look, Acquire, Renew and Release are the methods of Engine.
 const (
 	None Call = iota
 	Look
@@ -28,21 +28,21 @@ func (c Call) String() string {
 // Phase is the relation of a dispatcher to a scope.
 type Phase string
 
-// Phases.
+// Values of Phase. A dispatcher admits requests only in the phase Owner.
 const (
-	Watching   Phase = "watching"   // another dispatcher holds the lease, or none
+	Watching   Phase = "watching"   // another dispatcher holds the lease, or no dispatcher does
 	Recovering Phase = "recovering" // another dispatcher holds the lease, and this one, the scope's home, wants it back
 	Starting   Phase = "starting"   // holds the lease, and waits until the earlier owner must have stopped
 	Owner      Phase = "owner"      // holds the lease and admits
 	Fenced     Phase = "fenced"     // admits nothing, because it is not certain that it still holds the lease
-	Giving     Phase = "giving"     // hands the scope back
+	Giving     Phase = "giving"     // is about to release the lease, and admits nothing
 )
 
 // Config describes the dispatcher for which a machine runs, and its times.
 type Config struct {
-	Self         string // identity
+	Self         string // identity of this process, see Identity
 	Home         bool   // by configuration, the scope belongs to this dispatcher
-	TakeoverRank int    // its place among the dispatchers that may take the scope over; 0 is the first
+	TakeoverRank int    // this dispatcher's place among those that may take the scope over; 0 is the first
 	Times
 
 	// MaxEpoch is the highest epoch that is accepted from other dispatchers and guards, so that the store can count on from
@@ -50,7 +50,7 @@ type Config struct {
 	MaxEpoch int64
 
 	Members []string  // ids of all dispatchers that may ever own the scope; empty: any dispatcher may
-	Begun   time.Time // when the process began; used with Members, because promises of an earlier process are not known
+	Begun   time.Time // start of this process; matters with Members: an earlier process may have given promises until then
 }
 
 // View is the state of a machine at one time.
@@ -60,8 +60,8 @@ type View struct {
 	Voted         bool   // admits by the promises of the other members alone, because the store does not confirm renewals
 	MembersDiffer bool   // the holder lists other members than this dispatcher: neither gives the other a promise
 	StoreAway     bool   // the store fails, or answers too slowly for an owner to renew in time
-	Holder        string // identity, as last read; empty: none
-	Epoch         int64  // of this dispatcher's lease while it holds one, else as last read
+	Holder        string // identity of the holder at the last look; empty: no holder
+	Epoch         int64  // epoch of this dispatcher's lease while it holds one, else of the lease at the last look
 }
 
 // ErrNotHolder is the answer to a dispatcher that asks for a scope which this dispatcher does not hold with the epoch that
@@ -70,51 +70,51 @@ var ErrNotHolder = errors.New("not held here with this epoch")
 
 // Machine decides when a dispatcher looks at a lease, takes it, renews it and gives it back, and whether the dispatcher may
 // admit meanwhile. All times are read from this dispatcher's clock. Next returns one call. The caller reports the outcome
-// of the call before it calls Next again. AskBack is the exception, because a holder that hangs must not keep this
-// dispatcher from looking at the lease. The other methods may be called at any time.
+// of the call before it calls Next again. Only after AskBack may it call Next before the answer comes, because a holder that
+// hangs must not keep this dispatcher from looking at the lease. The other methods may be called at any time.
 type Machine struct {
 	cfg Config
 
-	rec                 Record    // the lease, as read last
-	hasRead             bool      // rec was read, and is still valid: it was not dropped when a lease was lost
+	rec                 Record    // the lease, as read or acquired last
+	hasRead             bool      // rec is valid; false before the first look, and after this dispatcher has lost or released its lease
 	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
 	changedAt           time.Time // when the Stamp or Expiry of rec last changed
 	nextCall            time.Time // earliest time of the next call
 	blindAcquirePending bool      // an acquisition that was sent while the store did not know the last holder may still succeed
 	lastReleased        struct {  // the lease that this dispatcher last released
-		epoch int64 // its epoch; 0: none
-		seen  int64 // the field seen at that time
+		epoch int64 // epoch of that lease; 0: this process has released none
+		seen  int64 // value of Machine.seen at the time of that release
 	}
 
 	held            bool      // this dispatcher holds the lease, as far as it knows
 	epoch           int64     // the epoch of the lease that is held, or was held last
 	seen            int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
-	renewed         time.Time // when the last successful acquisition or renewal was sent
-	admitsUntil     time.Time // nothing is admitted after this time, when the last renewal and the votes run out
-	admitsNotBefore time.Time // nothing is admitted before this time
+	renewed         time.Time // when the last successful acquisition or renewal was sent; zero: no proof that the lease is still held
+	admitsUntil     time.Time // end of admission, because neither the last renewal nor the votes count any longer
+	admitsNotBefore time.Time // start of admission: until then, an earlier owner may still admit
 	storeAway       bool      // the last call of the store failed, or took too long
 
-	givenPromise promise              // given to an owner that cannot reach the store
-	votes        map[string]time.Time // promises to this dispatcher: by member, when the last one was requested
+	givenPromise promise              // this dispatcher's promise not to admit, given to an owner that cannot reach the store
+	votes        map[string]time.Time // by member: when this dispatcher requested the last promise that the member gave
 	nextVotes    time.Time            // no vote is requested before this time
 	// lostByStore is set while the store has lost the lease that this dispatcher holds. It may acquire the lease again once all
 	// other members have voted for it.
 	lostByStore bool
 
 	rivalEpoch     int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
-	rivalNamedAt   time.Time // when it was named
-	disprovenEpoch int64     // named epochs up to this one do not exist: a later renewal succeeded
+	rivalNamedAt   time.Time // when another dispatcher named rivalEpoch
+	disprovenEpoch int64     // rival epochs up to this one do not exist: a renewal succeeded after they were named
 	refusedAt      time.Time // when a guard in front of an engine last refused this dispatcher's epoch
 
 	canServe    bool      // this dispatcher is healthy enough to serve the scope
-	stopping    bool      // the process ends
+	stopping    bool      // the process ends, so the lease is released and never acquired again
 	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
 	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
 	nextAskBack time.Time // before this time, the holder is not asked for the scope again
-	askingBack  bool      // an AskBack is under way
+	askingBack  bool      // the holder has not answered this dispatcher's AskBack yet
 }
 
-// NewMachine returns a machine that has not looked at the lease yet.
+// NewMachine returns a machine that admits nothing yet, and whose first call is a Look.
 func NewMachine(cfg Config) *Machine {
 	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
 	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
@@ -124,17 +124,17 @@ func NewMachine(cfg Config) *Machine {
 	return m
 }
 
-// startAcquire returns Acquire, and notes if the store does not know the last holder when the acquisition is sent.
+// startAcquire returns Acquire, and sets blindAcquirePending if the store says nothing about the last holder.
 func (m *Machine) startAcquire() Call {
 	m.blindAcquirePending = m.blindAcquirePending || m.lastHolderUnknown()
 	return Acquire
 }
 
-// nextTimer returns when the machine must be looked at again although nothing happens: when its view changes, when votes are due,
-// or at latest, whichever comes first.
+// nextTimer returns when the caller must look at the machine again if no event comes earlier: the next time at which the view
+// changes or votes are due. If neither lies before the time latest, it returns latest.
 func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	next := latest
-	if m.held { // while nothing is held, only calls change the view
+	if m.held { // without a lease, only the outcome of a call changes the view
 		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // from then on, only votes let this dispatcher admit
 		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, renewalEnds, m.votesDueAt()} {
 			if t.After(now) && t.Before(next) {
@@ -149,7 +149,7 @@ func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 func (m *Machine) releasedByHolder() bool {
 	released := m.rec.Holder == "" && m.rec.Epoch > 0
 	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since
-	return released && (byThisOne || !m.storeForgotEpochs())                          // else a later holder may exist that the store forgot
+	return released && (byThisOne || !m.storeForgotEpochs())                          // otherwise the store may have forgotten a later holder
 }
 
 // storeHasNoLease reports whether the store had no lease at the last look. A lease may have been deleted at an unknown time: another
@@ -258,7 +258,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if now.Before(m.admitsFrom()) { // after a release the next holder admits at once, but the earlier owner may still admit
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
-	if m.storeAway { // no other dispatcher could take the lease then
+	if m.storeAway { // after a release, no other dispatcher could take the lease
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.releaseBy.IsZero() { // a repeated question does not prolong the time
@@ -268,7 +268,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	return nil
 }
 
-// Leave gives the scope up for good, because the process ends.
+// Leave gives the scope up for good, because the process ends. The next call releases the lease.
 func (m *Machine) Leave(now time.Time) {
 	m.stopping, m.nextCall = true, now
 }
@@ -321,7 +321,7 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 // epoch that is given. The lease is then released and acquired again with a higher epoch. Within the Duration of a lease,
 // only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
-	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // for the same reasons as in GiveBack
+	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // not while the store is away, or an earlier owner may still admit
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
 	isHigher := epoch > m.epoch && epoch <= m.cfg.MaxEpoch // the store could not count on from an epoch above MaxEpoch
 	if !mayRelease || tooSoon || !isHigher {

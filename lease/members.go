@@ -14,7 +14,7 @@ type Members struct {
 	self        string
 	spread      bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
 	settleTime  time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
-	memberSince map[string]time.Time // by member: when it was first seen
+	memberSince map[string]time.Time // by live member: since when it has been alive without a break
 }
 
 // NewMembers returns the view of the dispatcher self before it has seen any member. spread: each scope has its own
@@ -61,8 +61,7 @@ func (m *Members) isMemberFor(id string, least time.Duration, now time.Time) boo
 // TakeoverRank returns this dispatcher's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
 // hand the scope over. Only the first in the order asks, and only after it was a member for settleTime, so that a dispatcher that
 // comes and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settleTime is
-// enough: in this time the dispatcher sees the other members. A dispatcher that is not in the order ranks after all that
-// are.
+// enough: in this time the dispatcher sees the other members. A dispatcher that is not in the order gets the rank after the last.
 func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
 	order := m.Order(scope, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {
@@ -80,7 +79,7 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	if ours < 0 { // this dispatcher may not own the scope at all, so it does not wait
+	if ours < 0 { // this dispatcher may not own the scope, so any asker in the order gets it at once
 		return theirs >= 0
 	}
 	// Half of settleTime is enough here: the asker itself waited for all of it, and this dispatcher may have seen the asker later.
@@ -91,7 +90,7 @@ func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]
 // that it gets or had change their owner.
 func weight(scope, id string) uint64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(scope + "\x00" + id)) // never fails, by its documentation
+	_, _ = h.Write([]byte(scope + "\x00" + id)) // Write of a hash.Hash never returns an error
 	mixed := h.Sum64()                          // the steps below mix the last bytes in, which FNV hardly does
 	mixed = (mixed ^ mixed>>30) * 0xbf58476d1ce4e5b9
 	mixed = (mixed ^ mixed>>27) * 0x94d049bb133111eb

@@ -30,14 +30,14 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 		}
 	case m.lostByStore: // another dispatcher has held the lease since
 		m.stopHolding(now)
-	case m.acquiredUnknowingly(): // it is not known any more when the last holder's lease ended
+	case m.acquiredUnknowingly(): // the answer to the acquisition was lost, so it is not known when the last holder's lease ended
 		start := now.Add(m.startDelay())
 		if m.blindAcquirePending { // wait for a whole lease, too: the store may not have known the last holder when the acquisition took effect
 			start = start.Add(m.longerDuration())
 		}
 		m.startHolding(sent, start, rec.Epoch)
 		m.renewed, m.admitsUntil = time.Time{}, time.Time{} // the age of the lease is not known until it is renewed
-		m.nextCall = now                                    // to renew it
+		m.nextCall = now                                    // renew the lease at once
 	}
 }
 
@@ -60,10 +60,10 @@ func (m *Machine) setRecord(now time.Time, rec Record) {
 	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
 	switch {
-	case !m.releasedByHolder(): // the owner may still admit, so the promise stands
+	case !m.releasedByHolder(): // the owner may still admit, so this dispatcher's promise remains in force
 	case rec.Epoch == m.givenPromise.epoch: // released by the owner with the promise
 		m.givenPromise = promise{}
-	case m.givenPromise.to == "" && wasHeld: // an earlier process gave it to this holder or to one before, and all of them have stopped
+	case m.givenPromise.to == "" && wasHeld: // the promise was given to this holder or an earlier one, and all of them have stopped
 		m.givenPromise = promise{}
 	}
 }
@@ -135,7 +135,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		m.nextCall, m.nextVotes = now, now
 	case errors.Is(err, ErrLost):
 		m.stopHolding(now)
-	case err == nil && m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt): // sent before the rival epoch was named, so it disproves nothing
+	case err == nil && m.rivalEpoch > 0 && !sent.After(m.rivalNamedAt): // a renewal sent before the rival epoch was named disproves nothing
 		m.nextCall = now
 	case err == nil:
 		m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline))

@@ -9,7 +9,7 @@ type Static struct {
 	home, self string
 	order      []string             // the dispatchers that may take the scope over, the first one preferred
 	deadAfter  time.Duration        // a dispatcher counts as dead if it was not seen for this time
-	lastSeen   map[string]time.Time // by dispatcher
+	lastSeen   map[string]time.Time // by dispatcher: when it last answered a probe
 	startedAt  time.Time            // a dispatcher that was never seen counts as seen then
 }
 
@@ -35,7 +35,7 @@ func (s *Static) Owner(now time.Time) string {
 	return ""
 }
 
-// View returns the ownership in the form of a lease's view.
+// View returns the ownership as a lease would, so that callers need not distinguish the two; Epoch is always 0.
 func (s *Static) View(now time.Time) View {
 	v := View{Phase: Watching, Holder: s.Owner(now)}
 	if v.Holder == s.self {
@@ -44,7 +44,7 @@ func (s *Static) View(now time.Time) View {
 	return v
 }
 
-// alive reports whether a dispatcher counts as alive. This dispatcher always does.
+// alive reports whether a dispatcher has answered a probe within deadAfter. This dispatcher itself is always alive.
 func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true

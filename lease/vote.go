@@ -36,9 +36,9 @@ type promise struct {
 
 // Vote is an owner's question to the other members.
 type Vote struct {
-	Holder  string   `json:"holder"` // identity
-	Epoch   int64    `json:"epoch"`
-	Members []string `json:"members"`
+	Holder  string   `json:"holder"`  // identity of the asking owner
+	Epoch   int64    `json:"epoch"`   // epoch of the asking owner's lease
+	Members []string `json:"members"` // the owner's list of members; a member with another list gives no promise
 }
 
 // ErrNoVote is the answer to an owner if a member gives no promise.
@@ -81,18 +81,18 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
 	m.ObserveEpoch(ask.Epoch)
-	if m.held { // with a lower epoch than the owner's
+	if m.held { // this dispatcher's lease has a lower epoch than the asking owner's
 		m.stopUntilRenewed(now, ask.Epoch)
 	}
 	m.givenPromise = promise{ask.Holder, ask.Epoch, later(m.givenPromise.until, now.Add(m.cfg.Duration))}
 	return nil
 }
 
-// votesDueAt is when to ask the other members for votes; zero: not before something changes. They are asked if the store has not
-// confirmed a renewal for twice the time Retry, or has lost this dispatcher's lease.
+// votesDueAt is when to ask the other members for votes; zero: no votes are needed as long as nothing changes. The members are asked
+// if the store has not confirmed a renewal for twice the time Retry, or has lost this dispatcher's lease.
 func (m *Machine) votesDueAt() time.Time {
 	switch {
-	case !m.hasFixedMembers(): // a dispatcher that was not asked could take the lease
+	case !m.hasFixedMembers(): // votes prove nothing, because any other dispatcher could take the lease
 		return time.Time{}
 	case !m.held, m.isReleasing(): // votes only prolong the time of an owner that stays
 		return time.Time{}
@@ -166,8 +166,8 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
-// noOtherHeld reports whether no other dispatcher has held the lease since this one did, by the last look. It is asked after the store
-// has lost this dispatcher's lease: a lease that has not expired by the store's clock is therefore a later one.
+// noOtherHeld reports whether, by the last look, no other dispatcher has held the lease since this one did. It is called after the
+// store has lost this dispatcher's lease, so a lease that has not expired by the store's clock must be a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
 	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)

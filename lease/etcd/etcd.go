@@ -37,7 +37,7 @@ func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Clie
 
 // Engine is one lease in three keys. It implements lease.Engine.
 //
-// The key owner exists while the holder's time runs. The key last names the last holder; it is empty if the lease was given
+// The key owner exists while the holder's etcd lease lasts. The key last names the last holder; it is empty if the lease was given
 // back. The epoch is the revision at which the acquisition wrote both keys, plus a base. A store that lost its data
 // counts revisions from 1 again; the next acquisition then sets the base to the highest epoch that was seen. The key terms
 // has the base, and the duration and the members of the holder's lease. A lease of an older evenkeel version has no key
@@ -46,7 +46,7 @@ type Engine struct {
 	client                      *clientv3.Client
 	ownerKey, lastKey, termsKey string
 	identity                    string
-	terms                       terms // written by this dispatcher's acquisitions; without the base
+	terms                       terms // what this dispatcher's acquisitions write; Base is set at each acquisition
 
 	held           clientv3.LeaseID // the etcd lease of this dispatcher's key owner
 	lastKeyRev     int64            // revision of the last write to the key last; 0: the key does not exist
@@ -104,9 +104,9 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 		Duration: time.Duration(terms.Seconds) * time.Second, Members: terms.Members,
 	}
 	switch {
-	case len(owner) > 0: // the holder's time runs
+	case len(owner) > 0: // the holder's etcd lease has not expired
 		rec.Holder, rec.Epoch, rec.Expiry = string(owner[0].Value), e.base+owner[0].CreateRevision, lease.NotExpired
-		if rec.Holder == e.identity { // the answer to the acquisition may have been lost, and with it the etcd lease
+		if rec.Holder == e.identity { // the answer to the acquisition, with the id of the etcd lease, may have been lost
 			e.held = clientv3.LeaseID(owner[0].Lease)
 		}
 	case rec.Holder != "": // the key owner has expired, and was not deleted by a release
@@ -192,7 +192,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	case !response.Succeeded:
 		return e.explainRefusal(ctx, epoch)
 	}
-	_, _ = e.client.Revoke(ctx, e.held) // no key has this etcd lease any more; if the call fails, the etcd lease expires
+	_, _ = e.client.Revoke(ctx, e.held) // no key depends on this etcd lease any more; if the call fails, the etcd lease expires later
 	return nil
 }
 

@@ -39,10 +39,10 @@ func New(client Client, name, identity string, duration time.Duration, members [
 	return &Engine{client: client, name: name, identity: identity, duration: duration, members: members}
 }
 
-// membersKey is the annotation with the ids of the dispatchers that may take the lease.
+// membersKey is the annotation with the ids of the dispatchers that may take the lease, separated by commas.
 const membersKey = "evenkeel/members"
 
-// Look reads the object.
+// Look reads the object. If it does not exist, the lease was never held.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	l, err := e.client.Get(ctx, e.name, metav1.GetOptions{})
 	switch {
@@ -132,7 +132,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 // it was last read, by a call whose answer was lost or by another writer, update reads the object again and retries once. callName
 // stands in errors.
 func (e *Engine) update(ctx context.Context, callName string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
-	for range 2 { // the second time with the object that was read again
+	for range 2 { // the second attempt changes the object as it was read again
 		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
 			return lease.ErrLost
 		}
