@@ -23,7 +23,7 @@ type Entry struct {
 	Model string // the model whose ranks may take the entry
 	Name  string // model name or adapter that the request asks for, which some of these ranks may not serve; empty: all serve it
 
-	Prefiller string // prefill engine that has its KV, or will have it; empty: it is not recorded whether hand-offs with this engine fail
+	Prefiller string // prefill engine that has the request's KV, or will have it; empty: failures of the hand-off are recorded for no engine
 
 	// Early: the request gets its rank before its prefill. It has no hand-off that expires: Deadline, if set, is the deadline of its client.
 	// The pool's TTL counts from Arrival or, for a resumed request, from Entered.
@@ -33,12 +33,12 @@ type Entry struct {
 	// sent to the rank. Aggregated entries stay in the order in which they came to the pool.
 	Aggregated bool
 
-	// Express: a policy that holds requests back, to send them together or until a rank has room below the fullest, does not hold this one.
+	// Express: no policy holds this request back. A policy may hold others back, to send them together or until a rank is below the fullest.
 	Express bool
 
 	Prompt int    // tokens, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request that is resumed on another rank
-	Key    uint64 // identifies equal prompts for predictors; 0: none
+	Key    uint64 // the same for equal prompts, whose output lengths predictors compare; 0: no key
 
 	Response bool // the request is of the Responses API: some engines run it on a rank of their own choice, whichever rank it names
 
@@ -65,8 +65,8 @@ type Entry struct {
 
 	// Set by Add.
 	seq       uint64
-	expires   time.Time // zero: never
-	urgentAt  time.Time // zero: never
+	expires   time.Time // from this time on, the entry is not admitted any more; zero: never
+	urgentAt  time.Time // from this time on, Urgent is true; zero: never
 	expiryErr error     // the error of an entry that is not admitted before expires
 }
 

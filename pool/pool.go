@@ -11,7 +11,7 @@ import (
 type Pool struct {
 	ttl     time.Duration
 	entries []*Entry // in the order of sortTime and, for equal times, of seq
-	seq     uint64   // number of entries that were ever added
+	seq     uint64   // number of entries added since New; it numbers them
 	// No entry expires before nextExpiry; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is
 	// removed: Expire may then look at all entries once in vain.
 	nextExpiry time.Time
@@ -20,7 +20,7 @@ type Pool struct {
 // New returns an empty pool. An entry may wait for ttl, or until its deadline if that is earlier. With ttl 0, only the deadline counts.
 func New(ttl time.Duration) *Pool { return &Pool{ttl: ttl} }
 
-// Clone copies the pool with its entries.
+// Clone copies the pool with its entries, so that neither pool sees changes of the other.
 func (p *Pool) Clone() *Pool {
 	c := *p
 	c.entries = make([]*Entry, len(p.entries))
@@ -78,13 +78,13 @@ func (e *Entry) sortTime() time.Time {
 	return e.Arrival
 }
 
-// Len returns the number of entries.
+// Len returns the number of entries that wait, including discarded hand-offs.
 func (p *Pool) Len() int { return len(p.entries) }
 
 // Entries returns the entries in the pool's order. The slice belongs to the pool, and is valid until the next Add, Remove or Expire.
 func (p *Pool) Entries() []*Entry { return p.entries }
 
-// Oldest returns the longest time that any entry has been in the pool.
+// Oldest returns the longest time that any entry has been in the pool; 0: the pool is empty.
 func (p *Pool) Oldest(now time.Time) time.Duration {
 	var oldest time.Duration
 	for _, e := range p.entries {

@@ -10,7 +10,7 @@ type Semaphore struct {
 	onFree atomic.Pointer[func()]
 }
 
-// NewSemaphore returns a semaphore with size free places.
+// NewSemaphore returns a semaphore for at most size prefills that are in the pool or on their way into it.
 func NewSemaphore(size int) *Semaphore {
 	p := &Semaphore{}
 	p.size.Store(int64(size))
@@ -24,7 +24,7 @@ func (p *Semaphore) Resize(size int) {
 	p.freed()
 }
 
-// TryAcquire takes a place; false: none is free.
+// TryAcquire takes a place for a prefill that is about to begin; false: no place is free.
 func (p *Semaphore) TryAcquire() bool {
 	for {
 		used := p.used.Load()
@@ -66,10 +66,10 @@ func (p *Semaphore) freed() {
 // OnFree sets the function that each Release and Resize calls, on the caller's goroutine. The function must not block.
 func (p *Semaphore) OnFree(f func()) { p.onFree.Store(&f) }
 
-// Room says whether a place is free.
+// Room says whether a place is free. Another goroutine may take it before the caller does.
 func (p *Semaphore) Room() bool { return p.used.Load() < p.size.Load() }
 
-// Used returns the number of reserved places.
+// Used returns the number of reserved places. It can be above Size after Reserve or Resize.
 func (p *Semaphore) Used() int { return int(p.used.Load()) }
 
 // Size returns the number of all places, free or reserved.

@@ -19,7 +19,7 @@ const (
 type Exact struct {
 	all          *Survival
 	lengthBounds []int32             // ascending; length bucket k has the prompts from lengthBounds[k-1]+1 to lengthBounds[k] tokens
-	byLength     []*Survival         // by length bucket
+	byLength     []*Survival         // table of each length bucket; empty: the bounds are not known yet
 	byKey        map[uint64]*history // only keys with at least MinKeyOutputs outputs
 }
 
@@ -66,8 +66,8 @@ func lengthBucket(bounds []int32, prompt int32) int {
 	return k
 }
 
-// quantileBounds returns the upper bounds of n buckets with about equally many prompts each, except that of the last bucket, which has no
-// bound.
+// quantileBounds divides prompt lengths into n buckets with about equally many prompts each. It returns the upper bounds of the first n-1
+// buckets, because the last bucket has no bound; nil: there are no prompts.
 func quantileBounds(prompts []int32, n int) []int32 {
 	if len(prompts) == 0 {
 		return nil
@@ -81,7 +81,7 @@ func quantileBounds(prompts []int32, n int) []int32 {
 	return bounds
 }
 
-// Bucket is one bucket of a fit file.
+// Bucket has the output lengths of similar requests in a fit file: of one key, or of one range of prompt lengths.
 type Bucket struct {
 	Name    BucketName `json:"key"`
 	Outputs Runs       `json:"outputs"`
@@ -96,14 +96,14 @@ func lengthName(k int) BucketName   { return BucketName(fmt.Sprintf("q%d", k)) }
 // noBucket as the number of a length bucket means that a BucketName is a key.
 const noBucket = -1
 
-// parse returns the number of a length bucket, with key 0, or a key, with noBucket.
+// parse returns what the name stands for: a key and noBucket, or key 0 and the number of a length bucket.
 func (n BucketName) parse() (key uint64, lengthBucket int, err error) {
 	for k := range LengthBuckets {
 		if n == lengthName(k) {
 			return 0, k, nil
 		}
 	}
-	// Sscanf also accepts fewer digits, capitals and text after the digits. Such a name differs from that of the key.
+	// Sscanf also accepts fewer digits, capitals and text after the digits. The comparison with keyName refuses such names.
 	if _, err := fmt.Sscanf(string(n), "%16x", &key); err != nil || n != keyName(key) || key == 0 {
 		return 0, 0, fmt.Errorf("bucket %q: neither q0 to q%d nor a key of 16 hex digits", string(n), LengthBuckets-1)
 	}
@@ -113,7 +113,7 @@ func (n BucketName) parse() (key uint64, lengthBucket int, err error) {
 // Runs has lengths as pairs [length, number of times that it occurs], by length, ascending.
 type Runs [][2]int32
 
-// NewRuns counts how often each length occurs.
+// NewRuns counts how often each length occurs. The lengths may be in any order.
 func NewRuns(lengths []int32) Runs {
 	runs := Runs{}
 	for _, v := range slices.Sorted(slices.Values(lengths)) {
@@ -126,7 +126,7 @@ func NewRuns(lengths []int32) Runs {
 	return runs
 }
 
-// Len returns the number of all lengths.
+// Len returns the number of lengths, counting each as often as it occurs.
 func (r Runs) Len() int {
 	n := 0
 	for _, run := range r {
@@ -135,7 +135,7 @@ func (r Runs) Len() int {
 	return n
 }
 
-// Lengths returns all lengths, ascending.
+// Lengths returns all lengths, ascending, each as often as it occurs.
 func (r Runs) Lengths() []int32 {
 	out := make([]int32, 0, r.Len())
 	for _, run := range r {
@@ -160,7 +160,7 @@ func (r Runs) sampleEvenly(most int) []int32 {
 		sum += int(run[1])
 		ends[i] = sum
 	}
-	stride := coprimeNear(n*618/1000, n) // steps of the golden section are spread evenly over any part
+	stride := coprimeNear(n*618/1000, n) // with a stride of the golden section, 0.618 n, any part of the result is spread evenly
 	out := make([]int32, n)
 	for i := range out {
 		quantile := i * stride % n                 // each of the n quantiles comes once

@@ -60,7 +60,7 @@ func (f *Fit) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// ParseFit reads a fit file. It returns an error for everything that it does not know.
+// ParseFit reads a fit file. It returns an error for another version, for unknown fields, and for values that cannot be used.
 func ParseFit(b []byte) (*Fit, error) {
 	// The version is read first, because a file of another version may have fields that the strict decoder below would report instead.
 	var head struct {
@@ -115,7 +115,7 @@ func (f *Fit) validate() error {
 		return err
 	}
 	n := len(f.PromptQuantiles)
-	if rightCount := n == 0 || n == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) { // 0: without length buckets
+	if rightCount := n == 0 || n == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) { // 0: no length buckets
 		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
 	}
 	seen := map[BucketName]bool{}

@@ -11,8 +11,8 @@ import (
 type keyBuckets struct {
 	mostPerList int
 	byKey       map[uint64]*keyBucket
-	probation   list.List           // of *keyBucket, in the order of their last outputs
-	used        list.List           // of *keyBucket, in the order of their last outputs
+	probation   list.List           // keys with too few outputs, as *keyBucket; the key whose last output is oldest is at the front
+	used        list.List           // keys with enough outputs, as *keyBucket; the key whose last output is oldest is at the front
 	published   map[uint64]*history // histories of the used keys; the last Exact shares the map, so it is copied before a change
 }
 
@@ -21,8 +21,8 @@ type keyBucket struct {
 	key     uint64
 	outputs ring
 	used    bool
-	stale   bool          // published does not have its last outputs yet
-	element *list.Element // its element in probation or used
+	stale   bool          // keyBuckets.published lacks the last outputs of this key
+	element *list.Element // the bucket's element in keyBuckets.probation or keyBuckets.used
 }
 
 // newKeyBuckets returns an empty keyBuckets with at most so many keys in each of its two lists.

@@ -9,11 +9,11 @@ import "slices"
 // more tokens since the prediction than the horizon. Then the next prediction that is used waits for its outcome. A long request thereby
 // gives one outcome for each horizon.
 type Live struct {
-	horizon int32     // steps
-	waiting []awaited // by slot
+	horizon int32     // length of the predictions' horizon, in decode steps
+	waiting []awaited // by slot: the prediction whose outcome is not known yet
 	rows    []Row     // the last predictions whose outcomes are known, as a ring
 	next    int       // index in rows of the oldest row, when the ring is full
-	lost    uint64    // see Lost
+	lost    uint64    // predictions whose requests were cut off before their outcomes were known
 }
 
 // awaited is a prediction that waits for its outcome.
@@ -24,7 +24,7 @@ type awaited struct {
 	Prediction
 }
 
-// NewLive returns a Live that keeps the last predictions over a horizon whose outcomes are known, at most as many as rows says.
+// NewLive returns a Live for predictions over a horizon in steps. It keeps the last ones whose outcomes are known, at most rows of them.
 func NewLive(horizon, rows int) *Live {
 	return &Live{horizon: int32(horizon), rows: make([]Row, 0, max(rows, 1))}
 }
@@ -40,7 +40,7 @@ func (l *Live) Used(slot int32, id uint64, age int32, p Prediction) {
 		if age-w.age <= l.horizon { // the request may still end within the horizon of the earlier prediction
 			return
 		}
-		l.resolve(w, age) // it has not
+		l.resolve(w, age) // the request did not end within that horizon
 	}
 	*w = awaited{id: id, age: age, pending: true, Prediction: p}
 }

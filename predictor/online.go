@@ -8,9 +8,9 @@ import (
 
 // Bounds of what Online remembers.
 const (
-	OutputsMost    = 4096 // last outputs of all requests
-	KeyOutputsMost = 64   // last outputs of one key
-	KeysMost       = 4096 // keys that are used, and as many keys on probation, see keyBuckets
+	OutputsMost    = 4096 // output lengths that are remembered over all requests
+	KeyOutputsMost = 64   // output lengths that are remembered per key, which stands for equal prompts
+	KeysMost       = 4096 // keys with enough outputs to predict from; as many keys again may still have too few
 
 	// LengthOutputsMost is the number of last outputs of one length bucket: all buckets together have as many as there are of all requests.
 	// With 64 outputs, as for a key, predictions are worse than without length buckets: on Mooncake's trace, with a horizon of 80 steps,
@@ -31,13 +31,13 @@ type OnlineConfig struct {
 }
 
 // Online learns from requests as they finish. It is not safe for concurrent use: one goroutine owns it, records the finished requests, and
-// publishes the tables that Rebuild returns. Until something is known, its predictors behave like None.
+// publishes the tables that Rebuild returns. Until it has learned from a fit or a request, its predictors behave like None.
 type Online struct {
 	kind Kind
 
 	outputs      ring
 	byLength     [LengthBuckets]ring // outputs by length bucket; only for the kind exact
-	lengthBounds []int32             // of the length buckets; empty: not known yet
+	lengthBounds []int32             // upper bounds of the length buckets, in prompt tokens; empty: not known yet
 	prompts      ring                // prompt lengths from which lengthBounds will be computed
 	boundsFinal  bool                // lengthBounds do not change any more: a fit gave them, or they were computed
 	keys         keyBuckets
@@ -47,8 +47,8 @@ type Online struct {
 	sinceRebuild int       // requests that have finished since the last Build
 	rebuiltAt    time.Time
 	everBuilt    bool   // Rebuild has returned tables before
-	finished     uint64 // see Counts
-	censored     uint64 // see Counts
+	finished     uint64 // requests that Online has learned from
+	censored     uint64 // cancelled or failed requests, which it has left out
 }
 
 // NewOnline returns an Online that starts from a fit, or from nothing.
@@ -102,9 +102,9 @@ func (o *Online) seedFromFit(f *Fit) error {
 	return nil
 }
 
-// Finished records a request that has ended by itself.
+// Finished records a request that has ended by itself. prompt and output are in tokens; key 0: the prompt has no key.
 func (o *Online) Finished(prompt, output int32, key uint64) {
-	if output < 1 { // it shows nothing about other requests
+	if output < 1 { // an empty answer shows nothing about the length of other answers
 		return
 	}
 	o.finished++
@@ -168,20 +168,20 @@ func (o *Online) computeBounds() {
 		return
 	}
 	o.lengthBounds = quantileBounds(o.prompts.buf, LengthBuckets)
-	outputs := o.outputs.last(len(o.prompts.buf)) // those of the same requests
+	outputs := o.outputs.last(len(o.prompts.buf)) // outputs of the requests whose prompts are in o.prompts
 	for i, prompt := range o.prompts.values() {
 		o.byLength[lengthBucket(o.lengthBounds, prompt)].push(outputs[i])
 	}
 	o.prompts, o.boundsFinal = ring{}, true
 }
 
-// Counts has numbers for metrics.
+// Counts has the numbers of requests and outputs that the metrics show.
 type Counts struct {
 	Finished, Censored uint64 // requests that Online has learned from, and requests that it has left out
 	Outputs, Keys      int    // lengths of outputs, and keys of requests, that Online remembers now
 }
 
-// Counts returns the numbers so far.
+// Counts returns the numbers of requests since NewOnline, and of what Online remembers now.
 func (o *Online) Counts() Counts {
 	return Counts{Finished: o.finished, Censored: o.censored, Outputs: len(o.outputs.buf), Keys: o.keys.len()}
 }
@@ -189,7 +189,7 @@ func (o *Online) Counts() Counts {
 // Drift says how much the lengths of the last outputs differ from a table.
 type Drift struct {
 	Distance float64 // largest difference of the two cumulative distributions, 0 to 1 (Kolmogorov and Smirnov)
-	Critical float64 // by chance alone, Distance is larger in one of 1000 cases
+	Critical float64 // threshold that Distance exceeds by chance alone in one of 1000 cases
 	Recent   int     // number of outputs that were compared, at most recentMost
 }
 
@@ -217,7 +217,7 @@ func (o *Online) drift(table *Survival) Drift {
 	d := Drift{Critical: 1.95 * math.Sqrt((n+m)/(n*m)), Recent: len(recent.sorted)}
 	for i, v := range recent.sorted {
 		if i+1 < len(recent.sorted) && recent.sorted[i+1] == v {
-			continue // of equal lengths, only the last has the index from which their rank follows
+			continue // of equal lengths, only the last has the index i from which i+1, the count of lengths up to v, is right
 		}
 		// Both distributions change at whole lengths, so compare them at v and just below v.
 		at := math.Abs(float64(i+1)/n - float64(table.countAtMost(int(v)))/m)

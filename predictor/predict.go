@@ -13,16 +13,16 @@ import "fmt"
 
 // Query is one running request.
 type Query struct {
-	Prompt int32  // tokens
+	Prompt int32  // length of the prompt in tokens
 	Age    int32  // tokens generated for the client so far, on all ranks on which the request has run
-	Key    uint64 // identifies equal prompts, 0 = none
+	Key    uint64 // the same for equal prompts; 0: no key
 }
 
 // Prediction is about the next h steps of a request. In its formulas, a is the age of the request, O is the length of its whole output in
 // tokens, and R = O - a.
 type Prediction struct {
-	P  float64 // P(R <= h | O > a)
-	Mu float64 // E[R | R <= h, O > a]; h if P is 0
+	P  float64 // probability that the request ends within the h steps: P(R <= h | O > a)
+	Mu float64 // mean number of its further tokens if it ends within them: E[R | R <= h, O > a]; h if P is 0
 }
 
 // unknown returns the prediction if nothing is known: the request does not end within the horizon.
@@ -45,7 +45,7 @@ const (
 	KindExact    Kind = "exact"    // predicts from the output lengths of equal prompts, or else of prompts of about the same length
 )
 
-// ParseKind reads one of the four names.
+// ParseKind returns the kind with this name, or an error that lists the names.
 func ParseKind(name string) (Kind, error) {
 	switch k := Kind(name); k {
 	case KindNone, KindOracle, KindSurvival, KindExact:
@@ -54,7 +54,7 @@ func ParseKind(name string) (Kind, error) {
 	return "", fmt.Errorf("predictor %q: not one of none, oracle, survival, exact", name)
 }
 
-// None knows nothing: r̂ stays at the horizon.
+// None predicts no ends: every request is expected to go on for the whole horizon.
 type None struct{}
 
 // Predict answers that no request ends within the horizon.

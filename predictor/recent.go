@@ -2,14 +2,13 @@ package predictor
 
 import "slices"
 
-// ring keeps the values that were pushed last.
+// ring keeps the values that were pushed last, and forgets the oldest when it is full.
 type ring struct {
 	buf      []int32
 	next     int // index of the oldest value, when the ring is full
 	capacity int // largest number of values
 }
 
-// newRing returns a ring without values.
 func newRing(capacity int) ring { return ring{capacity: capacity} }
 
 // push adds a value. If the ring is full, it forgets the oldest value.

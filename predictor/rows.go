@@ -8,10 +8,10 @@ import (
 
 // Sample is one past request, as a trace or a request log has it.
 type Sample struct {
-	At             time.Duration // arrival
-	End            time.Duration // when it had finished; 0: not known, so each token is assumed to take Options.Step
-	Prompt, Output int32         // tokens
-	Key            uint64        // identifies equal prompts, 0 = none
+	At             time.Duration // arrival, since the start of the trace
+	End            time.Duration // end, since the start of the trace; 0: not known, so each token is assumed to take Options.Step
+	Prompt, Output int32         // lengths in tokens
+	Key            uint64        // the same for equal prompts; 0: no key
 }
 
 // end returns when the request had finished. If this is not known, step is the time that each token is assumed to take.
@@ -51,7 +51,7 @@ type replay struct {
 	reqs   []Sample
 	step   time.Duration // time that each token is assumed to take
 	order  []int32       // indices of reqs, in the order in which the requests finished
-	passed int           // how many of them were passed to online
+	passed int           // number of requests in order that were passed to online already
 	online *Online
 }
 

@@ -16,10 +16,10 @@ type Rules struct {
 // DefaultRules returns the rules that are used if a policy sets none, for a horizon in steps.
 func DefaultRules(h int) Rules { return Rules{H: h, Tau: 0.5, Every: 20} }
 
-// State is the state of r̂ of a running request.
+// State has r̂ of a running request: the number of further decode steps that a policy expects of it.
 type State struct {
-	Rhat float32 // from 1 to H after Set
-	Open bool    // the last prediction was used
+	Rhat float32 // r̂ in steps: from 1 to H after Set; Advance counts it down
+	Open bool    // the last prediction was used; false: it was left out, because an end within the horizon was too unlikely
 }
 
 // Gate turns a prediction into r̂: the mean of Mu and H, weighted by the probabilities that the request ends within the horizon or not.
@@ -27,7 +27,7 @@ type State struct {
 // within the horizon.
 func (r Rules) Gate(p Prediction) (rhat float32, open bool) {
 	h := float64(r.H)
-	if !(p.P > 0 && p.P >= r.Tau) { // also if P is NaN
+	if !(p.P > 0 && p.P >= r.Tau) { // this form also leaves out a P of NaN
 		return float32(h), false
 	}
 	return float32(min(max(p.P*p.Mu+(1-p.P)*h, 1), h)), true
@@ -49,8 +49,8 @@ func (r Rules) Advance(s *State, from, to int32) (due bool) {
 	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every // the quotients differ if a multiple of Every lies between
 }
 
-// Follow returns r̂ of one request that starts at q.Age, after 0, 1, 2 and up to so many tokens. The board and the simulator do the same
-// for many requests at once.
+// Follow returns tokens+1 values of r̂ of one request: at q.Age, and after each of the next tokens. The board and the simulator do the
+// same for many requests at once.
 func (r Rules) Follow(p Predictor, q Query, tokens int) []float32 {
 	predictNow := func() Prediction {
 		var out [1]Prediction

@@ -9,23 +9,26 @@ import (
 
 // Row is one prediction with its outcome.
 type Row struct {
-	P, Mu     float64 // see Prediction
+	P, Mu     float64 // predicted probability of an end within the horizon, and mean number of further tokens in this case
 	Remaining float64 // tokens that the request has got since the prediction
 	Ended     bool    // the request has ended within the horizon
 }
 
 // Scores says how good predictions were. A figure that is not defined for the rows is NaN, and null in JSON.
 type Scores struct {
-	Rows           int    `json:"rows"`            // number of predictions
-	AUC            Figure `json:"auc"`             // probability that P was larger for a request that ended within the horizon than for one that did not, where equal P counts half; NaN without both kinds
-	Brier          Figure `json:"brier"`           // mean squared error of P
-	ConditionalMAE Figure `json:"conditional_mae"` // mean error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none
+	Rows int `json:"rows"` // number of predictions
+	// AUC is the probability that P was larger for a request that ended within the horizon than for one that did not, where an equal P
+	// counts half; NaN: there were not both kinds of requests.
+	AUC   Figure `json:"auc"`
+	Brier Figure `json:"brier"` // mean squared error of P
+	// ConditionalMAE is the mean absolute error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none.
+	ConditionalMAE Figure `json:"conditional_mae"`
 }
 
 // Figure is a number that may be undefined.
 type Figure float64
 
-// Defined reports whether there is a number.
+// Defined reports whether the figure has a value; an undefined figure is NaN.
 func (f Figure) Defined() bool { return !math.IsNaN(float64(f)) }
 
 // MarshalJSON writes null for NaN.

@@ -29,7 +29,7 @@ func NewSurvival(outputs []int32) *Survival {
 		switch {
 		case o < 1:
 		case int(o) < len(s.countsAtMost):
-			s.countsAtMost[o]++ // at first only the number of outputs of this length
+			s.countsAtMost[o]++ // the count of this length only; the loop below makes it the count of all lengths up to it
 		default:
 			longer = append(longer, o)
 		}
@@ -93,7 +93,7 @@ func (s *Survival) Version() uint64 {
 	return s.version
 }
 
-// Len returns the number of outputs in the table.
+// Len returns the number of outputs in the table; 0 for a nil table.
 func (s *Survival) Len() int {
 	if s == nil {
 		return 0
@@ -101,7 +101,7 @@ func (s *Survival) Len() int {
 	return len(s.sorted)
 }
 
-// Outputs returns a copy of the table's outputs, ascending.
+// Outputs returns a copy of the table's output lengths, ascending; nil for a nil table.
 func (s *Survival) Outputs() []int32 {
 	if s == nil {
 		return nil

@@ -10,7 +10,7 @@ import (
 
 // Options say how Train fits. A field that is zero stands for its default, which is given in brackets.
 type Options struct {
-	Horizon int           // steps (80)
+	Horizon int           // decode steps over which an end is predicted (80)
 	Every   int           // a request is predicted each time it has got so many more tokens (20)
 	Holdout float64       // share of the requests, at the end, that are kept out of the fit and used to score it (0.25)
 	Step    time.Duration // assumed time of a token for samples that have no End (55 ms)
@@ -18,21 +18,20 @@ type Options struct {
 	Source  Source
 }
 
-// withDefaults returns the options with the defaults in the fields that are zero.
 func (o Options) withDefaults() Options {
 	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
 	o.Holdout, o.Step = cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)
 	return o
 }
 
-// validate returns an error if an option cannot work.
+// validate checks options in which withDefaults has filled in the defaults.
 func (o Options) validate() error {
 	switch {
 	case o.Horizon < 1:
 		return fmt.Errorf("horizon %d: want at least 1 step", o.Horizon)
 	case o.Every < 1:
 		return fmt.Errorf("every %d: want at least 1 token", o.Every)
-	case !(o.Holdout > 0 && o.Holdout < 1): // also for NaN
+	case !(o.Holdout > 0 && o.Holdout < 1): // this form also refuses NaN
 		return fmt.Errorf("holdout %v: want a share above 0 and below 1", o.Holdout)
 	case o.Step < 0:
 		return fmt.Errorf("step %v: want a positive time a token", o.Step)
@@ -48,12 +47,12 @@ const minTrain = 50
 
 // Bounds of the requests for Train.
 const (
-	maxRequests     = 2_000_000 // requests, because all their predictions are kept in memory
-	maxOutputTokens = 1 << 20   // tokens of one output
+	maxRequests     = 2_000_000 // most requests of one fit, because all their predictions are kept in memory
+	maxOutputTokens = 1 << 20   // most tokens of one output
 )
 
 // Train fits a kind ("survival", "exact" or "auto") to requests in the order of arrival. To score the kind, it makes a fit to the earlier
-// requests and predicts the later ones. The fit that it returns is one to all requests.
+// requests and predicts the later ones. The fit that it returns is made from all requests.
 func Train(kind string, reqs []Sample, opt Options) (*Fit, error) {
 	opt = opt.withDefaults()
 	if err := opt.validate(); err != nil {
@@ -130,16 +129,16 @@ type trial struct {
 	reqs       []Sample
 	trainCount int // the predictor learns from reqs[:trainCount]
 	opt        Options
-	points     []agePoint // of the requests that are kept out, by time
+	points     []agePoint // age points of the requests that are kept out, sorted by time
 	baseRate   Prediction // BaseRate of reqs[:trainCount]: the scores of a predictor are compared with those of this prediction
 }
 
-// prepareRows sets points and baseRate.
+// prepareRows sets points from the requests that are kept out, and baseRate from the others.
 func (t *trial) prepareRows() {
 	t.points = agePoints(t.reqs, t.trainCount, t.opt.Every, t.opt.Step)
 	var rows []Row
 	for _, p := range agePoints(t.reqs[:t.trainCount], 0, t.opt.Every, t.opt.Step) {
-		rows = append(rows, t.row(p, Prediction{})) // BaseRate reads only the outcomes
+		rows = append(rows, t.row(p, Prediction{})) // the prediction is empty, because BaseRate reads only the outcomes
 	}
 	t.baseRate = BaseRate(rows)
 }
