@@ -83,7 +83,7 @@ func (c *Config) checkValues(bad report) {
 	s := c.Settings()
 	if s.Push.String() != c.Push.Mode { // Settings has the default mode instead of an unknown one
 		bad("push.mode", "%q is no mode; write sp-e, sp-p, sp-o or blind", c.Push.Mode)
-	} else if _, err := s.Parse(c.Policy); err != nil { // a policy's text is read with the mode in it
+	} else if _, err := s.Parse(c.Policy); err != nil { // whether a policy's text is valid depends on the mode
 		bad("policy", "%v", err)
 	}
 	for key, n := range map[string]int{

@@ -21,15 +21,15 @@ type Config struct {
 	Mode    string `yaml:"mode"`
 	Central string `yaml:"central"` // mode central: the id of the dispatcher that decides
 	Self    Self   `yaml:"self"`
-	Listen  string `yaml:"listen"` // the address for other dispatchers
+	Listen  string `yaml:"listen"` // the address on which other dispatchers reach this one
 	TLS     TLS    `yaml:"tls"`
 	HMAC    struct {
 		KeysFile string        `yaml:"keys_file"` // one key per line: its id, a space, 32 bytes or more; the first key signs
-		KeysEnv  string        `yaml:"keys_env"`  // name of an environment variable with the same text
+		KeysEnv  string        `yaml:"keys_env"`  // name of an environment variable that has the keys, in the form of keys_file
 		Skew     time.Duration `yaml:"skew"`      // how far the clocks of sender and receiver may differ
 	} `yaml:"hmac"`
 	Peers  []PeerConfig `yaml:"peers"`
-	Policy string       `yaml:"policy"` // in the form that policy.Settings.Parse reads
+	Policy string       `yaml:"policy"` // name of the policy, or name:key=value,... as policy.Settings.Parse reads it
 	Push   struct {
 		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
 		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
@@ -38,7 +38,7 @@ type Config struct {
 		Patience       float64 `yaml:"patience"`
 	} `yaml:"push"`
 	Probe struct {
-		Interval time.Duration `yaml:"interval"` // between two probes of a peer
+		Interval time.Duration `yaml:"interval"` // time between two probes of a peer
 		Misses   int           `yaml:"misses"`   // number of missed probes in a row after which a peer counts as down
 	} `yaml:"probe"`
 	Snapshot struct {
@@ -47,7 +47,7 @@ type Config struct {
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`
 	Egress    struct {
-		DailyUSD float64 `yaml:"daily_usd"` // per peer and UTC day; 0: no limit
+		DailyUSD float64 `yaml:"daily_usd"` // budget in USD for the bytes of forwards, per peer and UTC day; 0: no limit
 	} `yaml:"egress"`
 	Residency map[string][]string `yaml:"residency"` // by tenant or model: the regions to which its requests may go; no entry: all regions
 
@@ -55,7 +55,7 @@ type Config struct {
 	FirstByte  time.Duration `yaml:"-"` // time limit for the first event of a forward
 	Idle       time.Duration `yaml:"-"` // time limit for each later event
 	Connect    time.Duration `yaml:"-"` // time limit for connecting to a peer
-	Whole      time.Duration `yaml:"-"` // FirstByte for a peer in the own region, which serves the request as this dispatcher would
+	Whole      time.Duration `yaml:"-"` // like FirstByte, but for a peer in the own region, which serves the request as this dispatcher would
 	WholeBytes int           `yaml:"-"` // size limit of an answer that is not streamed
 	EventBytes int           `yaml:"-"` // size limit of one event
 
@@ -65,8 +65,8 @@ type Config struct {
 	// ranks can run at once. It must not wait.
 	Running  func(model string) (perReplica float64, seqs int) `yaml:"-"`
 	Draining func() bool                                       `yaml:"-"`
-	Tenure   func() Tenure                                     `yaml:"-"` // nil: there are no owners
-	OnProbe  func(ProbeReport)                                 `yaml:"-"` // nil if Tenure is nil
+	Tenure   func() Tenure                                     `yaml:"-"` // what this dispatcher owns; nil: nothing here has an owner
+	OnProbe  func(ProbeReport)                                 `yaml:"-"` // called for each good answer to a probe; nil if Tenure is nil
 	// Lookup finds the addresses behind a host name; nil: by DNS.
 	Lookup func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
 
@@ -97,15 +97,15 @@ type PeerConfig struct {
 	URL      string         `yaml:"url"`
 	Discover Discovery      `yaml:"discover"`
 	SAN      string         `yaml:"san"`       // DNS or URI name in its certificate
-	PriceOut float64        `yaml:"price_out"` // USD per GB
-	PriceIn  float64        `yaml:"price_in"`
-	Target   *engine.Target `yaml:"-"` // for calls to the dispatcher
+	PriceOut float64        `yaml:"price_out"` // USD per GB sent to the peer
+	PriceIn  float64        `yaml:"price_in"`  // USD per GB received from the peer
+	Target   *engine.Target `yaml:"-"`         // the parsed URL and the TLS settings, for calls to the dispatcher
 }
 
 // Discovery is the way in which the dispatchers of an entry are found.
 type Discovery string
 
-// The ways.
+// Values of Discovery.
 const (
 	Static Discovery = ""    // the URL's host is one dispatcher
 	ByA    Discovery = "a"   // every address of the host is a dispatcher
@@ -126,7 +126,8 @@ func (c *PeerConfig) SANs() []string {
 	return []string{c.SAN}
 }
 
-// Modes of geo.
+// Modes of geo. Off: there are no other regions. Distributed: each dispatcher decides for its own requests. Central: one dispatcher
+// decides for all.
 const (
 	Off         = "off"
 	Distributed = "distributed"
@@ -162,7 +163,7 @@ func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.
 func (c *Config) Settings() policy.Settings {
 	s := policy.Defaults()
 	s.MaxUnanswered, s.MaxOutstanding, s.CreditMax, s.Patience = c.maxUnanswered(), c.Push.MaxOutstanding, c.Push.CreditMax, c.Push.Patience
-	for mode := policy.SPE; mode <= policy.Blind; mode++ { // from the first to the last mode
+	for mode := policy.SPE; mode <= policy.Blind; mode++ {
 		if mode.String() == c.Push.Mode {
 			s.Push = mode
 		}

@@ -98,7 +98,7 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 		ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
 	}
 	for _, s := range ps.models {
-		s.round = 0 // no round has this number: the next decision begins with the new peers
+		s.round = 0 // no round has the number 0, so the next decision begins a round with the new peers
 	}
 }
 

@@ -37,13 +37,13 @@ type Forward struct {
 	carrier         Carrier // nil until the request is sent
 	clientHasAnswer bool    // the client has, or is about to get, the first byte of its answer
 	clientLeft      bool    // the client has closed its connection
-	abandonCause    string  // why abandon was called; empty: it was not
+	abandonCause    string  // cause for which abandon ended the forward; empty: abandon was not called
 	ended           bool
 
 	clientDeadline bool             // the client's deadline, which comes before this dispatcher's time limit, applies
 	resp           *engine.Response // the peer's answer
 	cached         int              // prompt tokens that the peer found in a cache; -1: not reported
-	firstAt        time.Time        // when the answer began; zero: it has not
+	firstAt        time.Time        // when the answer began; zero: it has not begun
 	reader         *sse.Reader
 	idle           time.Duration // how long the peer may be silent, as last set on the connection
 	unread         []byte        // events that the caller has not read yet
@@ -86,7 +86,7 @@ type Request struct {
 type Failure struct {
 	ClientLeft bool   // the client has left
 	Relay      *Relay // the peer's refusal, which is passed on to the client; nil: none
-	Reason     string // without ClientLeft and Relay: the cause for which the request is served in another way now
+	Reason     string // cause for which the request is now served in another way; empty if ClientLeft or Relay is set
 	Sibling    bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
 	MayHaveRun bool   // the peer may still have run the request
 	Err        error

@@ -97,7 +97,8 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
 		}
 	}
-	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens // by a block or more
+	// The peer had at least one block less of the prompt in its cache than predicted.
+	overPredicted := f.cached >= 0 && float64(f.hitTokens-f.cached) >= f.blockTokens
 	if overPredicted && len(f.prompt.Keys) > 0 {
 		p.prompts.Correct(p.indexSlot, f.prompt.Keys, int(float64(f.cached)/f.blockTokens))
 	}
@@ -156,7 +157,7 @@ func (f *Forward) classifyFailure(err error) *Failure {
 			return &Failure{Reason: refusal.reject, Err: err}
 		}
 		return &Failure{Reason: causeStatus, Err: err}
-	case isCall && callErr.Phase == engine.PhaseRequest: // it failed before anything was sent
+	case isCall && callErr.Phase == engine.PhaseRequest: // the call failed before anything was sent
 		return &Failure{Reason: causeUnfit, Err: err}
 	case errors.Is(err, engine.ErrTooLarge):
 		return &Failure{Reason: causeLarge, MayHaveRun: true, Err: err}
@@ -237,10 +238,10 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 		p.circuit.Succeed()
 	case outcome == OutcomeFallback && !slices.Contains(blameless, cause):
 		p.trust.Failed(ps.sinceStartMs(now))
-		if p.circuit.Fail(f.number, now) { // this failure took the peer out of service: look at it again when its time is over
+		if p.circuit.Fail(f.number, now) { // this failure took the peer out of service: when the outage is over, the queue decides again
 			ps.clock.After(p.circuit.OutageLength(), ps.cfg.Queue.Wake)
 		}
-	default: // the outcome says nothing about the peer
+	default: // the outcome does not show whether the peer works
 		p.circuit.Neutral(f.number)
 	}
 	p.prompts.Drop(&f.speculation)

@@ -62,7 +62,7 @@ func (f *Forward) Cached() int { return f.cached }
 // Events is the number of data events so far, which is about the number of tokens.
 func (f *Forward) Events() int { return f.events }
 
-// FirstAt is when the first event came.
+// FirstAt is when the first event came; zero: none has come yet.
 func (f *Forward) FirstAt() time.Time { return f.firstAt }
 
 // Read returns events that have arrived, and waits only if there are none. If the peer is lost, Read returns an error event,
@@ -96,7 +96,7 @@ func (f *Forward) Ended() bool { return f.reader.Done() && len(f.unread) == 0 }
 // Torn says that only a part of the last event was returned.
 func (f *Forward) Torn() bool { return f.reader.Torn() }
 
-// awaitEvents waits until there are events to return.
+// awaitEvents waits until there are events to return. At the end of the answer it returns readErr.
 func (f *Forward) awaitEvents() error {
 	for len(f.unread) == 0 {
 		if f.readErr != nil {
@@ -152,7 +152,7 @@ func (f *Forward) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 	return dst, sse.NotEnded
 }
 
-// Err is the reason why the peer's answer is not read any further; nil: it may be.
+// Err is the reason why the peer's answer is not read any further; nil: it may be read further.
 func (f *Forward) Err() error { return f.reader.Err() }
 
 // GoBack makes Next read the response again. Next first returns the given events, and an error event if the answer cannot be read any

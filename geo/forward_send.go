@@ -81,10 +81,10 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 }
 
 // firstEventDeadline is the deadline for the first event: the client's own, or the time limit of this dispatcher, whichever is earlier.
-// It notes in clientDeadline if it is the client's.
+// It sets clientDeadline if the client's deadline is the earlier one.
 func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
-	if f.peer.sibling { // it serves the request as this dispatcher would
+	if f.peer.sibling { // a sibling may take as long as this dispatcher would take for the same request
 		limit = f.peers.cfg.Whole
 	}
 	deadline := now.Add(limit + r.ExtraHold)
@@ -117,7 +117,7 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 	f.reader.Reset(limits)
 	for {
 		event, err := f.readEvents()
-		if event { // an error that came with it is returned again by the next read
+		if event { // an error that came together with the event is returned again by the next read
 			return nil
 		}
 		if err != nil {

@@ -30,7 +30,7 @@ func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inboun
 		Time: now.UnixMilli(), Nonce: randomHex(), Deadline: deadline.UnixMilli(),
 		To: recipient.to, Boot: recipient.boot, Digest: DigestOf(body...),
 	}
-	if inbound != nil { // this hop continues the way of the request
+	if inbound != nil { // the request was forwarded here, so its hop is continued
 		hop.N, hop.Max, hop.Origin, hop.Via = inbound.N+1, inbound.Max, inbound.Origin, append(slices.Clone(inbound.Via), ps.cfg.Self.ID)
 	}
 	headers := []engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: TenantHeader, Value: m.Tenant},
@@ -44,6 +44,6 @@ func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inboun
 // randomHex returns 32 random hex digits, as the name of this process or as a nonce.
 func randomHex() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	_, _ = rand.Read(b[:]) // Read of crypto/rand never returns an error
 	return hex.EncodeToString(b[:])
 }

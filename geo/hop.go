@@ -55,9 +55,9 @@ type Hop struct {
 }
 
 const (
-	maxHop  = 2 << 10 // bytes of the header
-	maxName = 64      // bytes of the name of a dispatcher, request or tenant
-	maxVia  = 8       // dispatchers in Via
+	maxHop  = 2 << 10 // largest size of a hop header, in bytes
+	maxName = 64      // longest name of a dispatcher, request or tenant, in bytes
+	maxVia  = 8       // most dispatchers in Via
 )
 
 // ErrHop is the error for a malformed hop header.
@@ -74,7 +74,7 @@ const hopVersion = "v2"
 func DigestOf(body ...[]byte) string {
 	sum := sha256.New()
 	for _, part := range body {
-		_, _ = sum.Write(part) // never fails, by its documentation
+		_, _ = sum.Write(part) // Write of a hash.Hash never returns an error
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -86,10 +86,9 @@ func (h *Hop) String() string {
 		";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
 }
 
-// via is Via as text.
 func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 
-// Sender is the dispatcher that sent the request here.
+// Sender is the dispatcher that sent the request here: the last one in Via, which ParseHop never leaves empty.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
 
 // ParseHop parses the form that String returns, and refuses any other form. Two readers can therefore never understand a
@@ -189,7 +188,7 @@ func (p *hopParser) digits(name string, length int) string {
 	return text
 }
 
-// maxMillis is a time in the year 5138; later times are refused.
+// maxMillis is a time in the year 5138, in Unix ms; later times are refused.
 const maxMillis = 99_999_999_999_999
 
 // ValidName reports whether a name is allowed in headers, metrics and hash rings.

@@ -20,7 +20,7 @@ type key struct {
 }
 
 const (
-	minKey  = 32 // bytes
+	minKey  = 32 // least length of a key, in bytes
 	maxKeys = 2
 )
 
@@ -77,7 +77,7 @@ func (k *key) sum(m *Message, h *Hop) []byte {
 	return mac.Sum(nil)
 }
 
-// Sign returns the signature header.
+// Sign returns the value of SignatureHeader, signed with the first key.
 func (k *Keys) Sign(m *Message, h *Hop) string {
 	first := &k.all[0]
 	return "kid=" + first.id + ";v1=" + hex.EncodeToString(first.sum(m, h))

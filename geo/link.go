@@ -14,7 +14,7 @@ import (
 // request.
 type httpLink struct {
 	peers  *Peers
-	to     string // id of the peer's entry
+	to     string // id of the peer's entry in geo.peers
 	target *engine.Target
 	client *engine.Client
 }

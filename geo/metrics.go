@@ -25,7 +25,7 @@ type metrics struct {
 	vectors []vector
 }
 
-// vector is a metric with labels.
+// vector is a metric with labels, whose series can be deleted by label.
 type vector interface {
 	prometheus.Collector
 	DeletePartialMatch(prometheus.Labels) int
@@ -78,7 +78,7 @@ func newMetrics(ps *Peers) *metrics {
 	return m
 }
 
-// keepVector adds a metric to all, and returns it.
+// keepVector adds a metric to the list of those that Describe and Collect pass on, and returns it.
 func keepVector[V vector](all *[]vector, v V) V {
 	*all = append(*all, v)
 	return v
@@ -134,7 +134,6 @@ func (m *metrics) dropSeries(label, value string) {
 	}
 }
 
-// countDecision counts a decision of the policy with this name.
 func (m *metrics) countDecision(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }

@@ -52,7 +52,7 @@ func New(cfg Config) (*Peers, error) {
 // peer's listener keeps the connection.
 const trafficIdle = 60 * time.Second
 
-// Start begins to probe the peers.
+// Start begins to probe the peers, and to look up the names of entries with discover. It returns at once.
 func (ps *Peers) Start() {
 	ps.mu.Lock()
 	for _, p := range ps.peers {
@@ -80,12 +80,12 @@ func (ps *Peers) Close() {
 	ps.traffic.Close()
 }
 
-// SetKeys replaces the keys between dispatchers.
+// SetKeys replaces the keys that sign requests between dispatchers; nil: they need no signature.
 func (ps *Peers) SetKeys(k *Keys) {
 	ps.verifier.keys.Store(k)
 }
 
-// Verifier returns the verifier of requests from peers.
+// Verifier returns the Verifier that checks requests on the peer listener.
 func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 
 // ID is the id of this dispatcher.
@@ -173,7 +173,7 @@ func (ps *Peers) Tune(t Tuning) error {
 		if v.new == nil {
 			continue
 		}
-		if !(*v.new >= 0 && *v.new <= 1e6) { // also for NaN
+		if !(*v.new >= 0 && *v.new <= 1e6) { // this form also refuses NaN
 			return fmt.Errorf("%w: %s is %v; write a number from 0 to 1e6", ErrTuning, v.key, *v.new)
 		}
 		*v.set = *v.new
@@ -188,12 +188,12 @@ func (ps *Peers) Tune(t Tuning) error {
 	ps.settings, ps.policyText, ps.policy = set, text, parsed
 	for _, s := range ps.models {
 		s.policy = *parsed
-		s.round = 0 // no round has this number: the next decision begins one
+		s.round = 0 // no round has the number 0, so the next decision begins a new round
 	}
 	return nil
 }
 
-// PolicyText is the text of the present policy.
+// PolicyText is the present policy, in the form that policy.Settings.Parse reads.
 func (ps *Peers) PolicyText() string {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -203,8 +203,8 @@ func (ps *Peers) PolicyText() string {
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
 func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
-// Accepts reports whether one more request that the dispatcher from forwards may wait here. waiting is the number of requests that wait
-// already.
+// Accepts reports whether one more forwarded request may wait here. from is the dispatcher that forwards it, and waiting the number of
+// requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // this dispatcher has the only queue for such requests
 		return true

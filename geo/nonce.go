@@ -41,7 +41,7 @@ func (n *nonces) used(nonce string) bool {
 func (n *nonces) remember(nonce string, now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for e := n.order.Front(); e != nil; e = n.order.Front() { // the oldest, until it is neither too old nor too many
+	for e := n.order.Front(); e != nil; e = n.order.Front() { // drop the oldest nonces while they are too old or too many
 		old := e.Value.(usedNonce)
 		if now.Sub(old.at) < n.keepFor && len(n.known) < maxNonces {
 			break

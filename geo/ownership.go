@@ -13,9 +13,9 @@ import (
 // whose own dispatcher has died. Engines with engines[].region belong to another region.
 type Ownership struct {
 	Engine        string   `yaml:"engine"`         // off, kubernetes, etcd, static
-	TakeoverOrder []string `yaml:"takeover_order"` // ids, for every region; empty: by the round trip from the dead dispatcher
+	TakeoverOrder []string `yaml:"takeover_order"` // ids, the preferred one first; empty: the nearest to the dead dispatcher first
 	lease.Waits   `yaml:",inline"`
-	MaxShare      float64       `yaml:"max_share"`  // share of slots used after a takeover: at first, or always with static
+	MaxShare      float64       `yaml:"max_share"`  // share of slots that is used after a takeover: only at first, or always with static
 	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher counts as dead if it was not seen for this time
 	Kubernetes    struct {
 		Namespace string `yaml:"namespace"` // empty: the namespace of this pod
@@ -89,7 +89,7 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("engine", "%q keeps no lease; write off, kubernetes, etcd or static", o.Engine)
 	}
 	o.Waits.Check(bad)
-	if !(o.MaxShare > 0 && o.MaxShare <= 1) { // also for NaN
+	if !(o.MaxShare > 0 && o.MaxShare <= 1) { // this form also refuses NaN
 		bad("max_share", "%v is no share of slots; write a number up to 1, such as 0.5", o.MaxShare)
 	}
 	if least := time.Duration(c.Probe.Misses) * c.Probe.Interval; o.DeadAfter < least {

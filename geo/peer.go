@@ -27,8 +27,8 @@ func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *pe
 	return p
 }
 
-// forgetProcessState drops the state that belongs to the peer's earlier process: the forwards that it was to count, and the prompts that
-// its engines were to hold.
+// forgetProcessState drops what is known about the peer's earlier process: forwards that its probes did not count yet, and prompts that
+// were predicted to be cached in its region.
 func (p *peer) forgetProcessState() {
 	p.reserved.Clear()
 	p.prompts.Clear(p.indexSlot, index.Removed)
@@ -39,7 +39,7 @@ func (p *peer) forgetProcessState() {
 // whether the peer came up by this answer.
 func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs float64) (cameUp bool) {
 	if p.boot != a.Boot { // another process answers
-		if p.boot != "" { // else this is the first answer of all
+		if p.boot != "" { // otherwise this is the peer's first answer
 			p.forgetProcessState()
 			p.answersInRow, p.circuit = 0, circuit.Circuit{}
 		}
@@ -104,7 +104,7 @@ func (ps *Peers) dropRemovedSeries(p *peer) {
 		return
 	}
 	cameBack := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other != p && other.id == p.id })
-	if cameBack { // the series are those of the new peer now
+	if cameBack { // the new peer goes on with the same series
 		return
 	}
 	ps.metrics.dropSeries("peer", p.id)

@@ -26,7 +26,7 @@ func (ps *Peers) startProber(p *peer) {
 	} else {
 		p.link = ps.linkOverHTTP(p)
 	}
-	ps.running.Add(1) // until proberEnded
+	ps.running.Add(1) // proberEnded calls Done
 	const firstSeq = 1
 	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, firstSeq) })
 }
@@ -99,7 +99,7 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcom
 	}
 	p.isSelf = errors.Is(err, errSelf)
 	var changed bool                                                        // the peer came up or went down
-	var lost []*Forward                                                     // in the order in which they were booked
+	var lost []*Forward                                                     // forwards at a peer that went down, in booking order
 	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error() // a repeated error is not logged again
 	if err == nil {
 		changed = p.applyAnswer(&a, now, e, ps.sinceStartMs(sent))
@@ -191,7 +191,7 @@ func (ps *Peers) localOffers() map[string]policy.Offer {
 func (ps *Peers) roundTripsMs() map[string]float64 {
 	all := map[string]float64{}
 	for _, p := range ps.peers {
-		if ms, ok := p.rtt.Ms(); ok && p.name != "" { // else it has not answered yet
+		if ms, ok := p.rtt.Ms(); ok && p.name != "" { // otherwise the peer has not answered yet
 			all[p.name] = ms
 		}
 	}

@@ -25,7 +25,7 @@ func newProcess(began time.Time, maxSetBack time.Duration) *process {
 
 // nameAt returns the name of the process at the time now. It changes the name if the wall clock was set back by more than maxSetBack.
 func (p *process) nameAt(now time.Time) string {
-	wallMinusMonotonic := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // of the times since began
+	wallMinusMonotonic := p.wall(now).Sub(p.began.Round(0)) - now.Sub(p.began) // difference of the times since began
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {

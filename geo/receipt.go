@@ -35,7 +35,7 @@ type Receipt struct {
 // The outcomes of a forward.
 const (
 	OutcomeOK       = "ok"
-	OutcomeFallback = "fallback"      // it failed before the first event, and the request is served in another way
+	OutcomeFallback = "fallback"      // the forward failed before its first event, and the request is served in another way
 	OutcomeLost     = "lost"          // the peer was lost in the middle of the answer
 	OutcomeGone     = "client_gone"   // the client left
 	OutcomeRelayed  = "relayed_error" // the peer's refusal was passed on to the client

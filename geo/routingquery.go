@@ -67,7 +67,7 @@ func (q *RoutingQuery) Stay() {
 // again.
 func (q *RoutingQuery) Forward() *Forward { return q.booked }
 
-// Prompt is the prompt of the request.
+// Prompt returns the request's prompt, by which engines and peers with cached tokens of it are found.
 func (q *RoutingQuery) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered reports whether the request may be forwarded to a peer that serves its model.
@@ -129,7 +129,7 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		return q.bookForward(s, h, d)
 	}
 	q.countWait(s)
-	if d.UntilMs > 0 { // the policy decides anew then, even if nothing else happens
+	if d.UntilMs > 0 { // the policy decides anew at the end of this time, even if nothing else happens
 		q.wakeAfter(time.Duration((d.UntilMs-r.WaitedMs)*float64(time.Millisecond))+1, h.Now)
 	}
 	return prefill.WaitsAlone
@@ -176,7 +176,7 @@ func (q *RoutingQuery) Takes(p *prefill.Prefiller) bool {
 		return true
 	}
 	state := policyReplica(p, q.roundSettings)
-	state.Healthy, state.GateOpen = true, true // the scheduler has checked both
+	state.Healthy, state.GateOpen = true, true // the scheduler has checked health and gate already
 	maxSends, _ := q.roundSettings.JudgeReplica(&state)
 	return maxSends > 0
 }
@@ -321,7 +321,7 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 		}
 	}
 	for i, p := range s.peers {
-		if !r.LocalOnly { // else the policy considers no peer
+		if !r.LocalOnly { // otherwise the policy considers no peer
 			s.hits[s.localCount+i] = int32(q.hitTokens(p, h.Tokens))
 			s.barred[s.localCount+i] = !q.mayForwardTo(p)
 		}

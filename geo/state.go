@@ -28,7 +28,7 @@ type Peers struct {
 	// read the end of a forward's body. They begin under mu, or before Start returns, so that none begins while Close
 	// waits.
 	running sync.WaitGroup
-	ctx     context.Context // its end stops the probers
+	ctx     context.Context // all probers stop when it ends
 	stop    context.CancelFunc
 
 	maxPromptBytes int64 // bound of the memory for the prompts sent to one peer, in bytes
@@ -36,10 +36,10 @@ type Peers struct {
 	mu            sync.Mutex
 	policyText    string // the policy, in the form that Parse reads
 	settings      policy.Settings
-	policy        *policy.Policy // made of settings and policyText; each model decides by a copy
+	policy        *policy.Policy // made of settings and policyText; each model decides with a copy of it
 	models        map[string]*modelState
 	peers         []*peer
-	removedEgress map[string]*spending // by id: of removed peers, whose addresses may come back on the same day
+	removedEgress map[string]*spending // by id: today's egress cost of removed peers, whose addresses may come back on the same day
 	lastForward   uint64               // number of the last forward
 }
 
@@ -58,10 +58,10 @@ type modelState struct {
 	departureGap policy.DepartureGap
 	round        uint64 // number of the round for which candidates and settings were made; 0: none
 	candidates   []policy.Candidate
-	peers        []*peer // the peers of the candidates after the local candidates
+	peers        []*peer // peers[i] is the peer of candidates[localCount+i]
 	localCount   int     // number of local candidates, which come first in candidates
-	hits         []int32 // by candidate, for policy.Request.Hits
-	barred       []bool  // by candidate, for policy.Request.Barred
+	hits         []int32 // memory for policy.Request.Hits, which each request overwrites
+	barred       []bool  // memory for policy.Request.Barred, which each request overwrites
 }
 
 // peer is the state of another dispatcher. The Peers' lock guards it.
@@ -71,19 +71,19 @@ type peer struct {
 	target *engine.Target
 
 	// The state of its prober.
-	ctx        context.Context // its end stops the prober
+	ctx        context.Context // the prober stops when it ends
 	cancel     func()
 	link       Link
-	cancelNext func() bool // cancels the next question; false: the question was sent already
+	cancelNext func() bool // cancels the next probe; false: the probe was sent already
 
 	sibling bool // a dispatcher of the own region, with the same engines
 	removed bool // its name no longer resolves to this address; forwards may still be under way
 
 	// The results of its probes.
-	name           string   // its id, by its last answer
-	boot           string   // names its process
+	name           string   // the peer's id, by its last answer
+	boot           string   // names the peer's process; a new value means that the peer has restarted
 	isSelf         bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
-	major          int      // major version of its protocol; -1: not known
+	major          int      // major version of the peer's protocol; -1: not known
 	decodedModels  []string // of a sibling: the models that it decodes
 	probed         bool
 	up             bool
@@ -102,7 +102,7 @@ type peer struct {
 	residual   fit.Residual
 	trust      policy.Trust
 	unanswered int       // requests without a first event; see startUnansweredTimer for requests that are not streamed
-	egress     *spending // what forwards to it have cost today
+	egress     *spending // what forwards to this peer have cost today
 	inflight   map[*Forward]struct{}
 	prompts    *index.Index // the prompts that were forwarded to it
 	indexSlot  index.Slot

@@ -23,7 +23,7 @@ type Status struct {
 // PeerStatus is the state of one peer in the admin API.
 type PeerStatus struct {
 	ID         string                  `json:"id"`
-	Name       string                  `json:"name,omitempty"` // its id, by its last answer
+	Name       string                  `json:"name,omitempty"` // the peer's id, by its last answer
 	Region     string                  `json:"region"`
 	URL        string                  `json:"url"`
 	Up         bool                    `json:"up"`

@@ -35,7 +35,7 @@ func (h HandBack) Scope() string {
 // admit requests itself for a while.
 const VotePath = "/evenkeel/peer/v1/pledge"
 
-// Vote asks for this promise, for one decode group.
+// Vote asks another dispatcher for a promise not to admit requests to one decode group for a while.
 type Vote struct {
 	Region string `json:"region"`
 	Group  string `json:"group"`
@@ -62,8 +62,8 @@ const maxHandedBack = 4 << 20
 // ErrHandBack is the error if a region or group is not handed back.
 var ErrHandBack = errors.New("the region is not handed back")
 
-// AskBack asks the peer with this name to hand over a region or group that it holds. If it returns no error, the peer has stopped to
-// admit requests there.
+// AskBack asks the peer with this name to hand over a region or group that it holds. If it returns no error, the peer has stopped
+// admitting requests there.
 func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h HandedBack, err error) {
 	text, err := ps.post(ctx, name, HandBackPath, ask)
 	if err != nil {

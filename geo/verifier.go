@@ -18,7 +18,7 @@ type Verifier struct {
 	skew             time.Duration
 	keys             atomic.Pointer[Keys] // nil: no signature is required
 	nonces           *nonces
-	certificateNames func(id string) (sans []string, ok bool) // the names that the certificate of a peer may have; false: no such peer
+	certificateNames func(id string) (sans []string, ok bool) // names that the certificate of a peer may have; false: no peer has this id
 }
 
 // Refusal is the answer to a request that the Verifier refuses.
@@ -72,7 +72,7 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 	return h, nil
 }
 
-// verifyHead checks everything except the body and the certificate. It does not use up the nonce.
+// verifyHead checks everything except the body and the certificate. It does not mark the nonce as used.
 func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Refusal) {
 	h, err := ParseHop(credentials.Hop)
 	switch {

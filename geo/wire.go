@@ -40,7 +40,7 @@ type answer struct {
 	ProcUs   float64 `json:"proc_us"`
 	Draining bool    `json:"draining"`
 	Tenure
-	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // to its peers; the nearest peer takes its region over if it dies
+	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // round trips to its peers, by id; the nearest takes its region over
 	Models map[string]policy.Offer `json:"models"`
 }
 
@@ -68,7 +68,7 @@ func readAnswer(text []byte) (answer, error) {
 		a.Models[name] = o
 	}
 	for _, load := range a.Prefill {
-		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 { // the sum over all dispatchers would hide their load
+		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 { // such a load would hide that of other dispatchers
 			return a, fmt.Errorf("%w: its load on a prefill engine is below 0", ErrProbe)
 		}
 	}
@@ -90,20 +90,20 @@ func major(v string) int {
 
 // Tenure is the part of an answer that lists the regions or decode groups that a dispatcher owns.
 type Tenure struct {
-	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch with which it owns the region
-	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that it has seen
-	Lent   map[string]int   `json:"lent,omitempty"`   // requests that it still runs on engines of regions that it has handed back
+	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch of the lease that the sender holds or has read last
+	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that the sender has seen
+	Lent   map[string]int   `json:"lent,omitempty"`   // by region that was handed back: requests that the sender still runs there
 
 	// The fields below are only used by siblings.
-	Groups  map[string]int64         `json:"groups,omitempty"`  // by decode group that it owns: the epoch
-	Decodes []string                 `json:"decodes,omitempty"` // the models of these groups
-	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // its share of the load of prefill engines
+	Groups  map[string]int64         `json:"groups,omitempty"`  // by decode group that the sender owns: the epoch of its lease
+	Decodes []string                 `json:"decodes,omitempty"` // models of the decode groups that the sender owns
+	Prefill map[string]prefill.Share `json:"prefill,omitempty"` // by prefill engine: the sender's share of the engine's load
 }
 
 // ProbeReport is the part of a peer's answer to a probe that the caller of New gets.
 type ProbeReport struct {
-	Peer   string // its id, by its answer
-	Region string // by its entry of geo.peers
+	Peer   string // the peer's id, by its answer
+	Region string // the peer's region, by its entry of geo.peers
 	Tenure
-	RTTMs map[string]float64 // to its own peers
+	RTTMs map[string]float64 // round trips to the peer's own peers, by id
 }

@@ -17,11 +17,11 @@ type Row struct {
 // Scores says how good predictions were. A figure that is not defined for the rows is NaN, and null in JSON.
 type Scores struct {
 	Rows int `json:"rows"` // number of predictions
-	// AUC is the probability that P was larger for a request that ended within the horizon than for one that did not, where an equal P
+	// The probability that P was larger for a request that ended within the horizon than for one that did not, where an equal P
 	// counts half; NaN: there were not both kinds of requests.
 	AUC   Figure `json:"auc"`
 	Brier Figure `json:"brier"` // mean squared error of P
-	// ConditionalMAE is the mean absolute error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none.
+	// The mean absolute error of Mu, in tokens, over the requests that ended within the horizon; NaN: there were none.
 	ConditionalMAE Figure `json:"conditional_mae"`
 }
 

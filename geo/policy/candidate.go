@@ -14,11 +14,11 @@ type Candidate struct {
 	TPMs, T0Ms float64 // prefill time: ms per new token, and ms per prompt
 
 	QueuedTokens float64 // new tokens that are prefilled before a request that is sent now
-	Running      float64 // decode requests per replica
+	Running      float64 // decode requests that run on the replica that would take the request
 	ResidualMs   float64 // ms by which its recent first tokens came later than predicted; negative: earlier
 	KVRoomMs     float64 // ms until its KV cache has room for a prompt of 0 tokens; negative: it has room already
 	KVTokenMs    float64 // ms in which its KV cache frees one token; 0: not known
-	Outstanding  float64 // of a replica: unfinished requests; of a peer: Offer.Load, a share of the requests that it can decode at once
+	Outstanding  float64 // of a replica: unfinished requests; of a peer: these as a share of the requests that it can decode at once
 
 	// The fields below are only used for a peer.
 	Replicas     int     // number of its replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for it
@@ -31,13 +31,13 @@ type Candidate struct {
 // Request is a request that waits.
 type Request struct {
 	ID        string
-	Key       uint64  // its position on a ring, from RingKey
+	Key       uint64  // the request's position on a hash ring, from RingKey
 	Tokens    int     // tokens of the prompt
 	Hits      []int32 // cached tokens, by candidate; 0 for candidates beyond its end
-	LocalOnly bool    // it may not be forwarded: no hops left, a forward failed, the client asked for it, or residency forbids it
-	Barred    []bool  // by candidate: data residency forbids it; false for candidates beyond its end
-	WaitedMs  float64 // ms since some candidate could first have taken it, for patience
-	Legs      int     // number of requests as which it counts at a peer, because all its prompts go there; 0: one
+	LocalOnly bool    // may not be forwarded: no hops left, a forward failed, the client asked for this, or residency forbids it
+	Barred    []bool  // by candidate: data residency forbids the candidate; false for candidates beyond its end
+	WaitedMs  float64 // ms since some candidate could first have taken the request; limits how long it waits for a cache hit
+	Legs      int     // number of its prompts, each of which counts as a request at a peer; 0: one
 }
 
 // hitTokens is how many tokens of the prompt are cached at a candidate.
@@ -62,11 +62,11 @@ type Terms struct {
 	T0       float64 `json:"t0"`
 	Prefill  float64 `json:"prefill"`
 	Wait     float64 `json:"wait"`
-	Residual float64 `json:"residual,omitempty"` // correction of the sum of the terms above
+	Residual float64 `json:"residual,omitempty"` // correction of RTT+T0+Prefill+Wait by the errors of recent predictions
 	Batch    float64 `json:"-"`                  // cost of a larger decode batch, for this request and for the others
 }
 
-// Total is the whole cost.
+// Total is the predicted cost in ms by which candidates are compared.
 func (t Terms) Total() float64 { return t.TTFT() + t.Batch }
 
 // TTFT is the part of the cost that delays the first token.
@@ -95,7 +95,7 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 	x, c := &p.candidates[i], &p.charges[i]
 	if x.Peer {
 		waitMs := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.kvWaitMs(r, i))
-		unseen := x.UnseenTokens + c.newTokens // come after all that the peer has counted; its replicas share them
+		unseen := x.UnseenTokens + c.newTokens // these tokens come after all that the peer has counted, and its replicas share them
 		return waitMs + x.TPMs*unseen/float64(max(1, x.Replicas))
 	}
 	waitMs := x.TPMs * (x.QueuedTokens + c.newTokens)
@@ -130,7 +130,7 @@ type Policy struct {
 	rule       rule
 	settings   Settings
 
-	// The state of the present round:
+	// The fields below have the state of the present round.
 	candidates     []Candidate
 	charges        []charge // by candidate
 	openReplicas   int      // replicas that still take a request
@@ -154,7 +154,7 @@ type charge struct {
 type ring struct {
 	Ring
 	ids     []string
-	indexes []int // by owner: the index of its candidate in the round
+	indexes []int // indexes[i] is the index, in the round's candidates, of the candidate ids[i]
 }
 
 // rule describes how a policy chooses.

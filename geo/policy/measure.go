@@ -9,7 +9,7 @@ type RTT struct {
 	known bool
 }
 
-// minRTTMs is a lower bound of round trips, in ms: a smaller one would come from a wrong procUs.
+// minRTTMs is a lower bound of round trips, in ms. A smaller result means that the peer reported too long a computing time (procUs).
 const minRTTMs = 0.05
 
 // NewRTT returns an average in which a new sample has the weight alpha, 0 to 1.
@@ -36,7 +36,7 @@ func (r *RTT) Ms() (ms float64, known bool) { return r.ms, r.known }
 // queue empties.
 type DepartureGap struct {
 	ms     float64
-	lastAt float64 // of the last departure, or when the first request entered the empty queue
+	lastAt float64 // time of the last departure, or of the first request's entry into the empty queue
 	known  bool    // ms has at least one sample
 	busy   bool    // requests have waited since lastAt
 }

@@ -6,7 +6,7 @@ import "math"
 type Offer struct {
 	Replicas     int     `json:"replicas"` // replicas that take a request now or soon
 	NAvail       int     `json:"n_avail"`  // replicas that take a request now
-	Free         int     `json:"free"`     // number of requests that these replicas take
+	Free         int     `json:"free"`     // requests that the replicas of n_avail together take now
 	Queue        int     `json:"queue"`    // requests in the arrival queue
 	QueueMax     int     `json:"queue_max"`
 	QueueWaitMs  float64 `json:"queue_wait_ms"`
@@ -16,7 +16,7 @@ type Offer struct {
 	TPMs         float64 `json:"tp_ms"`
 	T0Ms         float64 `json:"t0_ms"`
 	FitN         int     `json:"fit_n"` // number of prefills from which tp_ms and t0_ms were learned
-	// The time until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
+	// The time in ms until a replica's KV cache has room for a prompt of 0 tokens; negative: it has room already.
 	KVRoomMs  float64 `json:"room_ms,omitempty"`
 	KVTokenMs float64 `json:"kv_token_ms,omitempty"` // ms in which the region's KV caches free one token; 0: unknown
 }
@@ -41,7 +41,7 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 		queuedTokens += replica.QueuedTokens
 		if replica.Why == Available {
 			o.NAvail++
-			o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum stays within unlimited
+			o.Free += min(replica.MaxSends, unlimited-o.Free) // the sum must not exceed unlimited, which stands for no bound
 		}
 		leastQueued = min(leastQueued, replica.QueuedTokens)
 		if best < 0 || preferred(replica, &local[best]) {
@@ -65,7 +65,7 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 }
 
 // setKVRoom sets KVRoomMs and KVTokenMs: when there is KV memory for the next request. It considers the available replicas; if there
-// are none, it considers all to which a request may wait, and counts the requests in the arrival queue before the next request.
+// are none, it considers all for which a request may wait, and counts the requests in the arrival queue before the next request.
 func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	freedPerMs := 0.0 // KV tokens that these replicas free per ms, together
 	o.KVRoomMs = math.Inf(1)
@@ -79,7 +79,7 @@ func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 		freedPerMs += 1 / replica.KVTokenMs
 		o.KVRoomMs = min(o.KVRoomMs, replica.KVRoomMs)
 	}
-	if freedPerMs == 0 { // of no replica it is known how fast it frees KV
+	if freedPerMs == 0 { // it is known of no replica how fast its KV cache frees tokens
 		o.KVRoomMs = 0
 		return
 	}
@@ -105,7 +105,7 @@ const maxOffered = 1e15
 // plausible reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) plausible() bool {
 	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, max(0, o.KVRoomMs)} {
-		if !(v >= 0 && v <= maxOffered) { // also if v is NaN
+		if !(v >= 0 && v <= maxOffered) { // this form also refuses NaN
 			return false
 		}
 	}
@@ -115,26 +115,26 @@ func (o *Offer) plausible() bool {
 // Peer is the state of a peer dispatcher when a round begins.
 type Peer struct {
 	ID     string
-	Probed bool // it has answered a probe
-	Down   bool // it missed several probes in a row, and has not answered two in a row since
-	Major  int  // the major version of its protocol, which must equal Protocol
+	Probed bool // the peer has answered a probe
+	Down   bool // the peer missed several probes in a row, and has not answered two in a row since
+	Major  int  // major version of the peer's protocol, which must equal Protocol
 
 	AgeMs      float64 // time since the last answered probe
 	IntervalMs float64 // time from one answer to the next
 
-	Draining    bool // it takes no new requests
-	OffersModel bool // it offers the model
+	Draining    bool // the peer takes no new requests
+	OffersModel bool // the peer offers the model
 	CircuitOpen bool
 	BudgetSpent bool // the egress budget of the day is used up
 
 	Offer        Offer
 	RTTMs        float64
 	Reserved     int     // forwards to the peer that its last probe did not count yet
-	UnseenTokens float64 // new tokens of these forwards
+	UnseenTokens float64 // new tokens of the forwards that Reserved counts
 	DistrustMs   float64
 	ResidualMs   float64
 	Unanswered   int // forwards to the peer without a first event
-	Window       int // bound of Unanswered; 0: none
+	Window       int // largest number that Unanswered may reach; 0: no bound
 }
 
 // maxSends is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows. A number of 0
@@ -154,7 +154,7 @@ const Protocol = 1
 const staleAfter = 3
 
 // Judge returns the reason why a peer takes no forward, or Available. If there are several reasons, it returns the first in
-// the order of the code.
+// the order of the cases.
 func (p *Policy) Judge(x *Peer) Reason {
 	switch {
 	case !x.Probed:
@@ -206,5 +206,5 @@ func (p *Policy) PeerCandidate(x *Peer) Candidate {
 }
 
 // AcceptsForward reports whether a region with a queue of this length takes one more forwarded request. The limit is twice Tau,
-// because the region that forwards the request has decided by an older length.
+// because the region that forwards the request has decided by the length at its last probe.
 func (s *Settings) AcceptsForward(queue int) bool { return queue <= 2*s.Tau }

@@ -12,13 +12,13 @@ const (
 	Full                // no more requests may be sent: the replica has enough, or the peer's offer or window is used up
 	Pending             // replica: the engine has requests that it has not begun
 	NoRoom              // replica: its KV gate is closed, but is predicted to open
-	Unhealthy           // replica
+	Unhealthy           // replica: it is down, or no decode rank serves the model
 	GateClosed          // replica: its KV gate is closed, or the decode side has no room, for an unknown time
 	NeverProbed         // peer: no good probe yet
 	Down                // peer: missed too many probes
 	Stale               // peer: the last good probe is too old
 	OtherVersion        // peer: speaks another major version
-	Draining            // peer
+	Draining            // peer: takes no new requests, because it drains
 	NotOffered          // peer: does not offer the model
 	Nonsense            // peer: its answer has impossible numbers
 	CircuitOpen         // peer: too many forwards fell back

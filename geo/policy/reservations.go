@@ -14,10 +14,10 @@ type Reservations struct {
 type forward struct {
 	number    uint64
 	writtenAt float64 // when the request was written to the peer; +Inf: not yet
-	tokens    float64 // new tokens
+	tokens    float64 // tokens of the prompt that are probably not cached at the peer
 }
 
-// Book adds a forward that is not written to the peer yet. tokens is its new tokens.
+// Book adds a forward that is not written to the peer yet. tokens is the number of tokens that the peer will have to prefill for it.
 func (r *Reservations) Book(number uint64, tokens float64) {
 	r.forwards = append(r.forwards, forward{number, math.Inf(1), tokens})
 }

@@ -14,13 +14,13 @@ func (p *Policy) Name() string { return p.name }
 // String is the policy in the form that Parse reads.
 func (p *Policy) String() string { return p.spec }
 
-// Settings are the settings with which the policy decides.
+// Settings returns the settings with which the policy decides: the general ones, changed by the policy's own defaults and text.
 func (p *Policy) Settings() *Settings { return &p.settings }
 
 // Act is what a decision does with a request.
 type Act uint8
 
-// The acts.
+// Values of Act. Metrics show them as wait, local and forward.
 const (
 	Hold    Act = iota // the request waits
 	Send               // it goes to a local replica
@@ -92,7 +92,7 @@ func (p *Policy) CountSent(r *Request, i int) {
 	c := p.addCharge(r, i)
 	requests := 1
 	stillOpen := &p.openReplicas
-	if p.candidates[i].Peer { // all legs of the request go there
+	if p.candidates[i].Peer { // a peer gets all legs of the request, one for each prompt
 		requests = max(1, r.Legs)
 		stillOpen = &p.openPeers
 	}
@@ -163,7 +163,7 @@ func (p *Policy) decideByCost(r *Request) Decision {
 			}
 			continue
 		}
-		if p.rule.neverForwards || r.LocalOnly || x.Replicas == 0 { // the peer is out of the question
+		if p.rule.neverForwards || r.LocalOnly || x.Replicas == 0 { // the request may not go to this peer or to any
 			continue
 		}
 		terms := p.predictCost(r, i)
@@ -231,7 +231,7 @@ func (p *Policy) waitForHit(r *Request, i int) (untilMs float64, holder int) {
 	return p.settings.Patience * p.candidates[i].TPMs * (hit - r.hitTokens(i)), holder
 }
 
-// Names lists the names of all policies.
+// Names lists the names of all policies, in the order in which users see them.
 func Names() []string {
 	names := make([]string, len(policyForms))
 	for i := range policyForms {

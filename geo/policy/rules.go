@@ -17,8 +17,8 @@ const (
 	byHit  chooseBy = iota // the most cached tokens of the prompt, then the nearest, then the shortest queue
 	byCost                 // the lowest cost, then the nearest
 	byLoad                 // the fewest unfinished requests, then the nearest
-	byTurn                 // each candidate in turn
-	byRing                 // the next open candidate on the ring
+	byTurn                 // each candidate in turn, in the order of the round's list
+	byRing                 // the first candidate on the hash ring, from the request's key on, that takes the request
 )
 
 // choose returns the index of the best open replica, or of the best open peer if peers is true, by the rule how; -1: none is open to
@@ -169,7 +169,7 @@ func (g *ring) findOpen(p *Policy, r *Request) int {
 // vnodes is how many points an owner has on the ring.
 const vnodes = 100
 
-// Ring is a consistent hash ring, whose owners are numbers.
+// Ring is a consistent hash ring. Each of its points has an owner, which is an index into the ids of NewRing.
 type Ring struct{ points []point }
 
 type point struct {

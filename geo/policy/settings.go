@@ -10,9 +10,9 @@ import (
 // itself.
 type Settings struct {
 	Push           Push
-	MaxUnanswered  int     // for SPE; Auto: computed from the traffic
-	MaxOutstanding int     // for SPO
-	CreditMax      int     // for SPP
+	MaxUnanswered  int     // for SPE: bound of a replica's requests without a first token; Auto: computed from the traffic
+	MaxOutstanding int     // for SPO: bound of this region's unfinished requests on a replica
+	CreditMax      int     // for SPP: bound of the requests that a replica gets between two scrapes
 	Patience       float64 // for SPP: ms that a request may wait for a cache hit, per ms of prefill that the hit saves; 0: off
 	Tau            int     // for skylb: the longest queue of a peer that still gets requests
 	Costs
@@ -20,9 +20,9 @@ type Settings struct {
 
 // Costs weigh the terms that `finish` and `gorgo` compare.
 type Costs struct {
-	WaitWeight    float64 // weight of the wait
-	PrefillWeight float64 // weight of the prefill
-	BatchWeight   float64 // weight of the batch
+	WaitWeight    float64 // factor of the predicted wait in ms
+	PrefillWeight float64 // factor of the predicted prefill in ms
+	BatchWeight   float64 // factor of the cost of a larger decode batch: BatchMs for each request in it
 	BatchMs       float64 // ms by which each request in the batch prolongs a decode step
 	MinGainMs     float64 // ms by which a peer must be cheaper than a local replica
 	TPMs          float64 // ms of prefill per new token, until this is learned
@@ -64,9 +64,9 @@ var (
 // Push is the rule by which a local replica gets one more request, or none.
 type Push uint8
 
-// The rules.
+// Values of Push. A local replica gets one more request:
 const (
-	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, those of others (ForeignWaiting) included
+	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, including those of other senders (ForeignWaiting)
 	SPP               // if no request waited in the engine at the last scrape, as long as the credit since then is not used up
 	SPO               // while fewer than MaxOutstanding requests of this region are unfinished
 	Blind             // always
@@ -84,7 +84,7 @@ type Replica struct {
 
 	Unanswered     int // this region's requests without a first token
 	Outstanding    int // this region's unfinished requests
-	ForeignWaiting int // waiting requests of others: the scraped number less this region's requests
+	ForeignWaiting int // waiting requests of other senders: the scraped number less this region's requests
 	Pending        int // requests that waited in the engine at the last scrape, without deferred requests
 	Credit         int // for SPP: requests that may still be sent before the next scrape
 }
@@ -139,7 +139,7 @@ const Auto = 0
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
 	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
-	if !(n > least) { // also if n is NaN
+	if !(n > least) { // this form also catches NaN
 		return least
 	}
 	return int(min(n, most))
