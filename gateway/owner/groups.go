@@ -118,7 +118,7 @@ func groupLeaseName(group string) string {
 		return "evenkeel-group-" + group
 	}
 	h := fnv.New32a()
-	_, _ = h.Write([]byte(group)) // never fails, by its documentation
+	_, _ = h.Write([]byte(group)) // Write of a hash.Hash never returns an error
 	return fmt.Sprintf("evenkeel-group-%s-%08x", strings.Trim(clean[:min(len(clean), mostGroupName)], "-"), h.Sum32())
 }
 

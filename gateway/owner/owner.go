@@ -11,8 +11,8 @@ import (
 	"evenkeel/lease"
 )
 
-// New returns the Set for the kind of scopes to which the config gives owners, and registers its metrics; nil: the config gives owners to
-// none.
+// New returns the Set of the scopes to which the config gives owners, regions or decode groups, and registers its metrics; nil: the
+// config gives owners to neither.
 func New(c *config.Config, deps Deps) (*Set, error) {
 	regionOwnership, ha := &c.Geo.Ownership, &c.HA
 	s := &Set{

@@ -69,7 +69,7 @@ func (n *neighbours) setStaticOrder(scope *Scope) {
 			break
 		}
 	}
-	scope.cautionTime = 0 // caution does not end with time: see othersMayRun
+	scope.cautionTime = 0 // caution does not end, because without a lease the home may consider itself the owner at any time
 	scope.static = lease.NewStatic(c.Self.ID, home, n.takeoverOrder(scope.Name), c.Ownership.DeadAfter, time.Now())
 	v := scope.static.View(time.Now())
 	scope.view.Store(&v)
@@ -107,7 +107,7 @@ func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, toPeers := range n.roundTrips[scope.Name] { // of one dispatcher in the region
+	for _, toPeers := range n.roundTrips[scope.Name] { // the round trips that one dispatcher of the region measured
 		own, measured := toPeers[self]
 		nearer := 0
 		for id, ms := range toPeers {
@@ -147,8 +147,8 @@ func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) 
 // released.
 func (n *neighbours) hasSuccessor(*Scope) bool { return false }
 
-// recordReport records, from a peer's answer to a probe, the epochs of the regions that the peer owns and the peer's round trips to its own
-// peers. For static orders the answer also shows that the peer lives.
+// recordReport records, from a peer's answer to a probe, the epochs of the leases of regions and the peer's round trips to its own peers.
+// For static orders the answer also shows that the peer lives.
 func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	for region, epoch := range h.Epochs {
 		if scope := all[region]; scope != nil && scope.claim != nil {

@@ -77,7 +77,7 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 			continue
 		}
 		oldClaimRuns := s.leavingScopes[name] != nil
-		mustWait := now.Before(s.claimFailures[name].until) // the last try has failed
+		mustWait := now.Before(s.claimFailures[name].until) // the last claim has failed, and its pause is not over
 		if oldClaimRuns || mustWait {
 			continue
 		}
@@ -91,7 +91,7 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 		after[name] = scope
 		changed = true
 	}
-	if changed { // a claim has succeeded
+	if changed { // a claim has succeeded, so the store and its files may work for other groups, too
 		s.retryFailedClaims()
 	}
 	s.all.Store(&after)

@@ -32,24 +32,25 @@ type Scope struct {
 	claimEnded chan struct{}      // closed when the claim has ended
 	view       atomic.Pointer[lease.View]
 	sending    atomic.Int64 // number of requests that were admitted, but are not written yet
-	// number of questions under way after which the scope may go to another proxy; while there are any, no new request begins for the scope
+	// Number of hand-back requests of other proxies that are being answered. While there are any, no new request begins for the scope,
+	// because another proxy may get it.
 	handBacksPending atomic.Int32
 	home             bool          // the scope is this proxy's own region
-	maxShare         float64       // above 0, up to 1: largest part of a rank's slots that this proxy uses while others may run there
-	cautionTime      time.Duration // how long other proxies' requests may still run there after a takeover; 0: without end (see othersMayRun)
+	maxShare         float64       // largest share of a rank's slots, at most 1, to use while requests of other proxies may run there
+	cautionTime      time.Duration // how long requests of other proxies may still run after a takeover; 0: without end, as in a static order
 
 	mu             sync.Mutex
 	static         *lease.Static           // nil: the scope has a claim instead
 	othersLoad     map[string]geo.Resident // other proxies' requests, by rank name, while they may run
 	othersReported bool                    // othersLoad is complete, because the previous owner has listed its requests
 	handedBack     bool                    // this proxy has handed the scope back, and its requests may still run there
-	ownedSince     time.Time               // value of epochBegan while this proxy owns the scope; zero: it does not
+	ownedSince     time.Time               // equal to epochBegan while this proxy owns the scope; zero: it does not own the scope
 	lastOwnedEpoch int64                   // the epoch with which this proxy last owned the scope
 	epochBegan     time.Time               // when this proxy first owned the scope with that epoch
 	ownerLastSeen  time.Time               // last sign of life of another owner; zero: there was none
 }
 
-// NewScope returns a scope without an owner.
+// NewScope returns a scope without an owner. It admits nothing until a view of its claim or static order admits.
 func NewScope(name string) *Scope {
 	scope := &Scope{Name: name, maxShare: 1, othersLoad: map[string]geo.Resident{}}
 	scope.view.Store(&lease.View{Phase: lease.Watching})
@@ -150,7 +151,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 	return sinceOtherOwner
 }
 
-// Sending is how many requests have entered, but are not written yet.
+// Sending is how many requests Enter has admitted that are not written to an engine yet.
 func (scope *Scope) Sending() int64 { return scope.sending.Load() }
 
 // waitForWrites waits until all requests that were admitted are written, or writeTimeout is over. A request that is not written by then is

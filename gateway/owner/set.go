@@ -21,10 +21,10 @@ import (
 	"evenkeel/lease"
 )
 
-// Kind says what the scopes are.
+// Kind says whether the scopes of a Set are regions or decode groups.
 type Kind string
 
-// Kinds.
+// Values of Kind. Metrics use them as the name of a label.
 const (
 	Regions Kind = "region"
 	Groups  Kind = "group"
@@ -47,7 +47,7 @@ type Deps struct {
 	KVHoldTimeout func() time.Duration // longest time for which a prefill engine keeps KV blocks, by the current config
 	Leaving       func() bool          // this proxy is shutting down
 
-	// Engines returns the scopes that have engines.
+	// Engines returns, by name, the scopes that have engines, with the number of their engines.
 	Engines func() map[string]EngineCounts
 	// Load returns what this proxy's own requests hold on the ranks of a scope (ours). If askEngines is true, it also asks the engines what
 	// all requests hold there (all); silent lists the ranks that do not report it.
@@ -205,7 +205,7 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		lastSeen := scope.ownerLastSeen
 		scope.mu.Unlock()
 		v := scope.view.Load()
-		storeAnswers := !v.StoreAway // then a group without an owner soon gets one
+		storeAnswers := !v.StoreAway // a group without an owner soon gets one
 		mayHaveOwner := now.Before(lastSeen.Add(s.times.RenewDeadline))
 		if v.Admits || storeAnswers || mayHaveOwner {
 			return ""

@@ -15,7 +15,7 @@ import (
 type ScopeStatus struct {
 	Phase     string `json:"phase"`
 	Admits    bool   `json:"admits"`
-	Holder    string `json:"holder"` // id of the proxy that owns it; empty: no proxy does
+	Holder    string `json:"holder"` // id of the proxy that owns the scope; empty: no proxy does
 	Epoch     int64  `json:"epoch"`
 	Up        int    `json:"engines_up"`
 	All       int    `json:"engines"`
@@ -43,7 +43,7 @@ type GroupStatus struct {
 	Group string `json:"group"`
 	ScopeStatus
 	Order         []string `json:"order"`                    // proxies in the order in which they should own the group
-	Voted         bool     `json:"pledged,omitempty"`        // this proxy owns it only by the promises of all other members
+	Voted         bool     `json:"pledged,omitempty"`        // this proxy owns the group only by the promises of all other members
 	MembersDiffer bool     `json:"members_differ,omitempty"` // the holder of the lease has another list in ha.members than this proxy
 }
 
@@ -60,7 +60,7 @@ func (s *Set) RegionsStatus() (list []RegionStatus) {
 		return nil
 	}
 	engines, all := s.deps.Engines(), *s.all.Load()
-	neighbours := s.succession.(*neighbours) // because the scopes are regions
+	neighbours := s.succession.(*neighbours) // a Set of regions always has this type
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		scope := all[name]
 		status := RegionStatus{Region: name, Home: scope.home, ScopeStatus: statusOf(scope.view.Load(), engines[name]),
@@ -80,7 +80,7 @@ func (s *Set) GroupsStatus() *HAStatus {
 		return nil
 	}
 	all, engines := *s.all.Load(), s.deps.Engines() // in this order, so that the counts know each group of all
-	siblings := s.succession.(*siblings)            // because the scopes are decode groups
+	siblings := s.succession.(*siblings)            // a Set of decode groups always has this type
 	status := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: siblings.liveMembers(), Groups: []GroupStatus{}}
 	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {

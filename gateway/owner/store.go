@@ -37,7 +37,7 @@ type leases struct {
 func newLeases(store string, duration time.Duration, namespace string, e geo.Etcd, self string, members []string,
 	log *zap.Logger) *leases {
 	var boot [6]byte
-	_, _ = rand.Read(boot[:]) // never fails, by its documentation
+	_, _ = rand.Read(boot[:]) // Read of crypto/rand never returns an error
 	return &leases{
 		store: store, duration: duration, namespace: namespace, etcd: e, log: log,
 		identity: lease.Identity(self, hex.EncodeToString(boot[:])), members: members,

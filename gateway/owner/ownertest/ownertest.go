@@ -1,4 +1,4 @@
-// Package ownertest makes scopes that are ours, for tests.
+// Package ownertest makes scopes that the proxy under test owns.
 package ownertest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"evenkeel/lease"
 )
 
-// free is a lease that whoever asks for it gets, with an epoch.
+// free is a lease that any caller acquires at once. Its value is the epoch that the caller gets.
 type free int64
 
 func (f free) Look(context.Context) (lease.Record, error) {
@@ -27,7 +27,7 @@ func (f free) Acquire(context.Context, int64) (lease.Record, error) {
 func (free) Renew(context.Context, int64) error   { return nil }
 func (free) Release(context.Context, int64) error { return nil }
 
-// Owned is a scope that is ours for an hour, with an epoch, and its claim, which does not run any more.
+// Owned returns a scope that the proxy us-1 owns for an hour with this epoch, and the scope's claim, which does not run any more.
 func Owned(t *testing.T, epoch int64) (*owner.Scope, *lease.Claim) {
 	t.Helper()
 	a, times := owner.NewScope("main"), lease.DefaultTimes
