@@ -69,7 +69,7 @@ func (c *Config) checkPeer(p *PeerConfig, bad report) {
 		bad("san", "the certificate of the peer is not named; write a DNS or URI name that it has, such as spiffe://ek/%s", p.ID)
 	}
 	for key, v := range map[string]float64{"price_out": p.PriceOut, "price_in": p.PriceIn} {
-		if !(v >= 0) { // also for NaN
+		if !(v >= 0) { // this form also refuses NaN
 			bad(key, "%v is no price; write USD per GB, or 0", v)
 		}
 	}
@@ -105,7 +105,7 @@ func (c *Config) checkValues(bad report) {
 		}
 	}
 	for key, v := range map[string]float64{"push.patience": c.Push.Patience, "egress.daily_usd": c.Egress.DailyUSD} {
-		if !(v >= 0) { // also for NaN
+		if !(v >= 0) { // this form also refuses NaN
 			bad(key, "%v; write 0 or more", v)
 		}
 	}

@@ -31,7 +31,7 @@ type Config struct {
 	Peers  []PeerConfig `yaml:"peers"`
 	Policy string       `yaml:"policy"` // name of the policy, or name:key=value,... as policy.Settings.Parse reads it
 	Push   struct {
-		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o, blind
+		Mode           string  `yaml:"mode"`           // sp-e, sp-p, sp-o or blind, see policy.Push
 		MaxUnanswered  string  `yaml:"max_unanswered"` // a number, or auto
 		MaxOutstanding int     `yaml:"max_outstanding"`
 		CreditMax      int     `yaml:"credit_max"`
@@ -42,7 +42,7 @@ type Config struct {
 		Misses   int           `yaml:"misses"`   // number of missed probes in a row after which a peer counts as down
 	} `yaml:"probe"`
 	Snapshot struct {
-		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for the prompts sent to a peer: bytes, or a number with KiB, MiB or GiB
+		MaxBytesPerPeer string `yaml:"max_bytes_per_peer"` // memory for an index of the prompts sent to a peer: bytes, or with KiB, MiB, GiB
 	} `yaml:"snapshot"`
 	MaxHops   int       `yaml:"max_hops"`
 	Ownership Ownership `yaml:"ownership"`
@@ -59,7 +59,7 @@ type Config struct {
 	WholeBytes int           `yaml:"-"` // size limit of an answer that is not streamed
 	EventBytes int           `yaml:"-"` // size limit of one event
 
-	Keys  *Keys `yaml:"-"` // nil: certificates alone
+	Keys  *Keys `yaml:"-"` // keys that sign requests between dispatchers; nil: certificates alone prove the sender
 	Queue Queue `yaml:"-"`
 	// Running returns how many requests run on the least busy decode rank of a model, and how many requests (seqs) all of its
 	// ranks can run at once. It must not wait.
@@ -74,7 +74,7 @@ type Config struct {
 	Link  func(peer string) Link `yaml:"-"` // makes the link to a peer, given by the id of its entry; nil: links over HTTP
 
 	Registerer prometheus.Registerer `yaml:"-"`
-	Log        *zap.Logger           `yaml:"-"` // nil: silent
+	Log        *zap.Logger           `yaml:"-"` // nil: nothing is logged
 }
 
 // Self names this dispatcher and its region for other dispatchers.
@@ -96,7 +96,7 @@ type PeerConfig struct {
 	Region   string         `yaml:"region"`
 	URL      string         `yaml:"url"`
 	Discover Discovery      `yaml:"discover"`
-	SAN      string         `yaml:"san"`       // DNS or URI name in its certificate
+	SAN      string         `yaml:"san"`       // DNS or URI name in the certificate; empty: a request with a certificate is refused
 	PriceOut float64        `yaml:"price_out"` // USD per GB sent to the peer
 	PriceIn  float64        `yaml:"price_in"`  // USD per GB received from the peer
 	Target   *engine.Target `yaml:"-"`         // the parsed URL and the TLS settings, for calls to the dispatcher
@@ -152,10 +152,10 @@ func Default() Config {
 // On reports whether there are other regions.
 func (c *Config) On() bool { return c.Mode != Off }
 
-// Follows reports whether another dispatcher decides for this one.
+// Follows reports whether another dispatcher, the central one, decides where the requests of this dispatcher go.
 func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Self.ID }
 
-// Leads reports whether this dispatcher decides for all others.
+// Leads reports whether this dispatcher is the central one, which decides where the requests of all dispatchers go.
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
 // Settings returns the settings of the policy: its defaults, changed by geo.push of the config file. For an invalid push.mode,

@@ -23,7 +23,7 @@ type Forward struct {
 	model           string
 	rid, tenant     string       // the request's id at its origin, and the tenant that sent it
 	inboundHop      *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
-	unansweredCount int          // how many unanswered requests it counts as on the peer; 0 after the first event
+	unansweredCount int          // how many unanswered requests of the peer this forward counts as; 0 after the first event
 	hitTokens       int          // prompt tokens that are predicted to be cached at the peer
 	predicted       policy.Terms // the predicted cost at the peer
 	localMs         float64      // the predicted cost in this region, in ms; -1: no engine of this region could serve the request
@@ -40,7 +40,7 @@ type Forward struct {
 	abandonCause    string  // cause for which abandon ended the forward; empty: abandon was not called
 	ended           bool
 
-	clientDeadline bool             // the client's deadline, which comes before this dispatcher's time limit, applies
+	clientDeadline bool             // the client's deadline applies, because it comes before this dispatcher's time limit
 	resp           *engine.Response // the peer's answer
 	cached         int              // prompt tokens that the peer found in a cache; -1: not reported
 	firstAt        time.Time        // when the answer began; zero: it has not begun
@@ -48,7 +48,7 @@ type Forward struct {
 	idle           time.Duration // how long the peer may be silent, as last set on the connection
 	unread         []byte        // events that the caller has not read yet
 	events         int           // number of data events so far
-	readErr        error         // the error of Read after the events in unread; nil: more events may come
+	readErr        error         // error that Read returns after the events in unread; nil: more events may come
 }
 
 // Causes of a fallback to this region, as metrics name them.
@@ -109,7 +109,7 @@ func (f *Forward) PeerID() string { return f.peer.id }
 type refusedError struct {
 	status int
 	reject string // the value of RejectHeader; empty: the peer did not refuse the request itself
-	relay  *Relay // the answer, if the client gets it; nil: the request is served in another way
+	relay  *Relay // the peer's answer, if the client gets this answer; nil: the request is served in another way
 }
 
 func (r *refusedError) Error() string {

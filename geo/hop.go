@@ -49,8 +49,8 @@ type Hop struct {
 	Time     int64    // when the request was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
 	Deadline int64    // Unix ms; after it, the sender no longer waits for the first event
-	To       string   // id of the dispatcher to which the request is sent; in a probe, its id under geo.peers
-	Boot     string   // names the recipient's process, as its last answer to a probe did; empty in a probe
+	To       string   // id of the dispatcher to which the request is sent; in a probe, the id of its entry in geo.peers
+	Boot     string   // name of the recipient's process, from the recipient's last answer to a probe; empty in a probe
 	Digest   string   // the digest of the body, by DigestOf
 }
 
@@ -79,7 +79,7 @@ func DigestOf(body ...[]byte) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// String returns the hop as a header. Each hop has exactly one such form.
+// String returns the hop as the text of HopHeader. Each hop has exactly one such text, so that ParseHop can refuse any other.
 func (h *Hop) String() string {
 	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
 		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10) +

@@ -92,7 +92,7 @@ func (m *metrics) createSeries() {
 	}
 }
 
-// createPeerSeries makes the series of a peer, for the same reason as createSeries.
+// createPeerSeries makes the counters of a peer, so that an alert sees their first increase from 0 to 1.
 func (m *metrics) createPeerSeries(peer string) {
 	for _, outcome := range []string{OutcomeOK, OutcomeFallback, OutcomeLost, OutcomeGone, OutcomeRelayed} {
 		m.forwards.WithLabelValues(peer, outcome)

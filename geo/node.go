@@ -29,7 +29,7 @@ func New(cfg Config) (*Peers, error) {
 	ps.maxPromptBytes, _ = cfg.SnapshotBytes()
 	ps.process = newProcess(ps.started, cfg.HMAC.Skew)
 	ps.verifier = &Verifier{self: cfg.Self.ID, process: ps.process, maxHops: cfg.MaxHops, skew: cfg.HMAC.Skew,
-		nonces:           newNonces(3 * cfg.HMAC.Skew), // a hop is accepted for 2 skews, and the clock may be set back by 1
+		nonces:           newNonces(3 * cfg.HMAC.Skew), // a hop is accepted for twice the skew, and the clock may be set back by one skew
 		certificateNames: ps.certificateNames}
 	ps.verifier.keys.Store(cfg.Keys)
 	ps.metrics = newMetrics(ps)
@@ -206,7 +206,7 @@ func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 // Accepts reports whether one more forwarded request may wait here. from is the dispatcher that forwards it, and waiting the number of
 // requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
-	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // this dispatcher has the only queue for such requests
+	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // requests wait in no other queue, so this one must take them
 		return true
 	}
 	ps.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // Ownership is the section `geo.ownership` of the config file. It configures which dispatcher serves the engines of a region
 // whose own dispatcher has died. Engines with engines[].region belong to another region.
 type Ownership struct {
-	Engine        string   `yaml:"engine"`         // off, kubernetes, etcd, static
+	Engine        string   `yaml:"engine"`         // store of leases: kubernetes or etcd; static: fixed order, no leases; off: no takeovers
 	TakeoverOrder []string `yaml:"takeover_order"` // ids, the preferred one first; empty: the nearest to the dead dispatcher first
 	lease.Waits   `yaml:",inline"`
 	MaxShare      float64       `yaml:"max_share"`  // share of slots that is used after a takeover: only at first, or always with static
@@ -47,7 +47,7 @@ type Etcd struct {
 	TLS       TLS      `yaml:"tls"`
 }
 
-// The engines of ownership: what decides about the owner of a region.
+// The engines of ownership: what decides which dispatcher owns a region.
 const (
 	OwnOff        = "off"
 	OwnKubernetes = "kubernetes"

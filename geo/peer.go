@@ -18,7 +18,7 @@ func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *pe
 	p := &peer{
 		conf: conf, id: id, target: target, rtt: policy.NewRTT(rttAlpha), inflight: map[*Forward]struct{}{},
 		offers: map[string]policy.Offer{}, reasons: map[string]policy.Reason{}, egress: &spending{},
-		major:   -1, // not known
+		major:   -1, // the peer's major version is not known before its first answer
 		sibling: ps.cfg.Siblings && conf.Region == ps.cfg.Self.Region,
 	}
 	p.prompts = index.New(index.Config{MaxBytes: ps.maxPromptBytes, Evict: index.Oldest})
@@ -79,7 +79,7 @@ func (p *peer) policyView(ps *Peers, model string, now time.Time) policy.Peer {
 	offer, hasOffer := p.offers[model]
 	reserved, tokens := p.reserved.Reserved()
 	rtt, _ := p.rtt.Ms()
-	budget := ps.cfg.Egress.DailyUSD // 0: no limit
+	budget := ps.cfg.Egress.DailyUSD // USD per day; 0: no limit
 	return policy.Peer{
 		ID: p.id, Probed: p.probed, Down: !p.up, Major: p.major,
 		AgeMs: ms(now.Sub(p.lastAnsweredAt)), IntervalMs: ms(ps.cfg.Probe.Interval) + rtt,

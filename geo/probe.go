@@ -53,7 +53,7 @@ func (ps *Peers) scheduleProbe(p *peer, seq uint64) {
 		ps.proberEnded(p)
 		return
 	}
-	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread()) // within 10 % of the interval
+	wait := float64(ps.cfg.Probe.Interval) * (0.9 + 0.2*ps.clock.Spread()) // random, within 10 % of the interval
 	p.cancelNext = ps.clock.After(time.Duration(wait), func() { ps.sendProbe(p, seq) })
 }
 

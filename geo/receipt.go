@@ -18,7 +18,7 @@ type Receipt struct {
 	Model     string    `json:"model"`
 	Predicted struct {
 		policy.Terms
-		LocalCost float64 `json:"local_cost"` // ms; -1: no engine of the origin's region could have served the request
+		LocalCost float64 `json:"local_cost"` // predicted cost in the origin's region, in ms; -1: no engine there could have served the request
 	} `json:"predicted"`
 	Actual struct {
 		TTFTMs       float64 `json:"ttft_ms"` // 0: there was no first event
@@ -75,7 +75,7 @@ func (r *receipts) last(n int) []Receipt {
 	n = max(0, min(n, len(r.ring)))
 	list := make([]Receipt, 0, n)
 	for i := range n {
-		latest := r.next + len(r.ring) - 1 // its index in the ring, before the modulo
+		latest := r.next + len(r.ring) - 1 // index of the latest receipt, before the modulo
 		list = append(list, r.ring[(latest-i)%len(r.ring)])
 	}
 	return list

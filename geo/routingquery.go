@@ -17,13 +17,13 @@ type RoutingQuery struct {
 	peers         *Peers
 	ask           Ask
 	firstLeg      *RoutingQuery            // for a further leg: the first leg's query, which decides for all legs; nil: this is the first
-	waitCounted   bool                     // the request had to wait, which the metrics have counted
+	waitCounted   bool                     // the metrics have counted that the request had to wait
 	policyName    string                   // the policy that chose an engine of this region
 	regionAllowed func(region string) bool // whether residency allows a region; nil: it allows all
 	legs          int                      // number of legs for which the query decides
 	roundSettings *policy.Settings         // settings of the last Where; nil: Where has not asked a policy yet
-	wakeAt        time.Time                // when the queue is woken for this request
-	booked        *Forward                 // the forward that Where booked; nil: none
+	wakeAt        time.Time                // when the queue is woken for this request; zero: no wake was scheduled yet
+	booked        *Forward                 // the forward that Where booked; nil: it has booked none
 }
 
 // Ask has the properties of a request by which the Peers decide.
@@ -377,8 +377,8 @@ func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 	}
 }
 
-// bookForward books the request on the peer that the decision d chose, as one request for each leg, makes the Forward that Forward
-// returns, and counts it in the metrics. It returns ToThere.
+// bookForward books the request on the peer that the decision d chose, as one request for each leg. It also makes the Forward that
+// q.Forward returns, and counts it in the metrics. It returns ToThere.
 func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Decision) prefill.Where {
 	ps, p := q.peers, s.peers[d.Candidate-s.localCount] // the local candidates come first
 	hitTokens := q.hitTokens(p, h.Tokens)

@@ -67,7 +67,7 @@ type modelState struct {
 // peer is the state of another dispatcher. The Peers' lock guards it.
 type peer struct {
 	conf   *PeerConfig
-	id     string // the id of its entry, with the address if the entry stands for several dispatchers
+	id     string // id of the entry in geo.peers, with the address if the entry stands for several dispatchers
 	target *engine.Target
 
 	// The state of its prober.
@@ -77,20 +77,20 @@ type peer struct {
 	cancelNext func() bool // cancels the next probe; false: the probe was sent already
 
 	sibling bool // a dispatcher of the own region, with the same engines
-	removed bool // its name no longer resolves to this address; forwards may still be under way
+	removed bool // the peer's name no longer resolves to this address; forwards may still be under way
 
 	// The results of its probes.
 	name           string   // the peer's id, by its last answer
 	boot           string   // names the peer's process; a new value means that the peer has restarted
 	isSelf         bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
 	major          int      // major version of the peer's protocol; -1: not known
-	decodedModels  []string // of a sibling: the models that it decodes
+	decodedModels  []string // for a sibling: models of the decode groups that it owns
 	probed         bool
 	up             bool
 	missesInRow    int
 	answersInRow   int
-	probeError     string    // error of the last probe; empty: it was answered
-	lastAnsweredAt time.Time // when it last answered a probe
+	probeError     string    // error of the last probe; empty: the probe was answered
+	lastAnsweredAt time.Time // when the peer last answered a probe
 	draining       bool
 	offers         map[string]policy.Offer
 	rtt            policy.RTT

@@ -38,7 +38,7 @@ type PeerStatus struct {
 	MinGainUp  float64                 `json:"distrust_ms"` // added to min_gain_ms, because the peer was slower than predicted
 	Unanswered int                     `json:"unanswered"`  // requests without a first event
 	Window     int                     `json:"window"`      // bound of unanswered; shrinks after late first events
-	Circuit    string                  `json:"circuit"`     // closed, or open
+	Circuit    string                  `json:"circuit"`     // closed, or open: after too many failures, the peer gets no forwards for a while
 	Models     map[string]policy.Offer `json:"models"`
 	Available  map[string]string       `json:"available"` // by model: available, or the reason why not
 }

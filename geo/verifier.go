@@ -37,7 +37,7 @@ func refuse(status int, reject, format string, args ...any) *Refusal {
 type Credentials struct {
 	Message
 	Body           []byte   // nil for CheckHead, which runs before the body is read
-	Hop, Signature string   // headers; empty: missing
+	Hop, Signature string   // values of HopHeader and SignatureHeader; empty: missing
 	Names          []string // URI and DNS names in the certificate, whose authority was verified
 	Certified      bool     // the request came with a certificate
 }

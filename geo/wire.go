@@ -40,7 +40,8 @@ type answer struct {
 	ProcUs   float64 `json:"proc_us"`
 	Draining bool    `json:"draining"`
 	Tenure
-	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"` // round trips to its peers, by id; the nearest takes its region over
+	// Round trips from the sender to its peers, by the peers' ids. If the sender dies, the nearest peer takes the sender's region over.
+	RTTMs  map[string]float64      `json:"rtt_ms,omitempty"`
 	Models map[string]policy.Offer `json:"models"`
 }
 
@@ -68,7 +69,8 @@ func readAnswer(text []byte) (answer, error) {
 		a.Models[name] = o
 	}
 	for _, load := range a.Prefill {
-		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 { // such a load would hide that of other dispatchers
+		// In the sum over all dispatchers, a negative load would hide the load of the others.
+		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 {
 			return a, fmt.Errorf("%w: its load on a prefill engine is below 0", ErrProbe)
 		}
 	}

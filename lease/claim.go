@@ -213,7 +213,7 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 // passes an error instead of the answer.
 func (c *Claim) handleResult(r result) {
 	now := time.Now()
-	suspendedFor := c.wallMinusMonotonic(now) - r.wallMinusMonotonic // since the call was sent
+	suspendedFor := c.wallMinusMonotonic(now) - r.wallMinusMonotonic // how long the computer was suspended since the call was sent
 	if r.err == nil && suspendedFor > c.retry {
 		r.err = errSuspended
 	}

@@ -1,7 +1,8 @@
 // Package lease decides which dispatcher owns a scope of engines. A scope is a region that a peer may take over, or a
 // decode group that a standby may take over. A store with consensus keeps the lease itself, as a Kubernetes Lease or an
 // etcd key. This package adds rules that neither store has: an owner that cannot renew stops before another dispatcher
-// starts, a dispatcher that takes a scope over waits before it admits, and a scope is handed back in two steps.
+// starts, a dispatcher that takes a scope over waits before it admits, and an owner that hands a scope back first stops
+// admission and then releases the lease.
 //
 // Machine is pure: it receives the time and the outcomes of calls, and returns the next call. Claim runs a Machine
 // against an Engine. Static is ownership without a lease.
@@ -31,15 +32,15 @@ type Expiry int
 // Values of Expiry.
 const (
 	ExpiryUnknown Expiry = iota // the store does not measure the time of a lease: the holder counts as alive while Stamp changes
-	NotExpired                  // by the store, the holder's lease has not expired
-	Expired                     // by the store, the holder's lease has expired, and no dispatcher has acquired it since
+	NotExpired                  // by the store's clock, the holder's lease has not expired
+	Expired                     // by the store's clock, the holder's lease has expired, and no dispatcher has acquired it since
 )
 
 // Engine is one lease in a store with compare-and-swap. Its methods are called one at a time. A call whose context ends may
 // still take effect, even after later calls. This is safe, because a write only takes effect if the lease was not written
 // since the engine last read it.
 type Engine interface {
-	// Look reads the lease.
+	// Look reads the lease. The next Acquire takes the lease only if it is still as Look has read it.
 	Look(context.Context) (Record, error)
 	// Acquire takes the lease if it was not written since Look. The new epoch is higher than the store's epoch and
 	// higher than seenEpoch, so that epochs never decrease, even if the store loses its data.
@@ -76,7 +77,7 @@ type Times struct {
 	RenewDeadline time.Duration // an owner stops admission if it could not renew for this time
 	Retry         time.Duration // interval between an owner's renewals, and between another dispatcher's looks at the lease
 	StartDelay    time.Duration // wait from the expiry of a lease to the first admission of its next owner
-	RankDelay     time.Duration // a dispatcher with TakeoverRank k waits k times this longer before it takes an expired lease
+	RankDelay     time.Duration // extra wait per TakeoverRank before a dispatcher takes an expired lease: k times this with rank k
 	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
@@ -87,10 +88,10 @@ type Waits struct {
 	StartDelay time.Duration `yaml:"start_delay"` // wait from the end of the lease until another dispatcher may admit
 }
 
-// DefaultWaits are the Waits that result in DefaultTimes.
+// DefaultWaits returns the waits that a config file without them gets; they result in DefaultTimes.
 func DefaultWaits() Waits { return Waits{DefaultTimes.Duration, DefaultTimes.StartDelay} }
 
-// Check calls bad for each wait that could allow two owners.
+// Check calls bad for each wait that is too short to rule out two owners, or that is not in whole seconds.
 func (w Waits) Check(bad func(key, format string, args ...any)) {
 	if w.Lease < 3*time.Second || w.Lease%time.Second != 0 {
 		bad("lease", "%v; write whole seconds, 3s or more", w.Lease)

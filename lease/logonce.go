@@ -9,7 +9,7 @@ import (
 
 // logOnce logs a failure once, until the same call has succeeded again.
 type logOnce struct {
-	failing        [AskBack + 1]bool // by Call: the last call failed
+	failing        [AskBack + 1]bool // by kind of call: the last call of this kind failed
 	slow           bool              // the last answer of the store came too late
 	holderDuration time.Duration     // the duration of another holder's lease at the last look
 	holderMembers  []string          // the members of another holder's lease at the last look

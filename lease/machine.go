@@ -34,7 +34,7 @@ const (
 	Recovering Phase = "recovering" // another dispatcher holds the lease, and this one, the scope's home, wants it back
 	Starting   Phase = "starting"   // holds the lease, and waits until the earlier owner must have stopped
 	Owner      Phase = "owner"      // holds the lease and admits
-	Fenced     Phase = "fenced"     // admits nothing, because it is not certain that it still holds the lease
+	Fenced     Phase = "fenced"     // admits nothing, because the dispatcher may have lost the lease without knowing
 	Giving     Phase = "giving"     // is about to release the lease, and admits nothing
 )
 
@@ -148,7 +148,7 @@ func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 // releasedByHolder reports whether the last holder released the lease. A holder stops admission before it releases the lease.
 func (m *Machine) releasedByHolder() bool {
 	released := m.rec.Holder == "" && m.rec.Epoch > 0
-	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since
+	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since its release
 	return released && (byThisOne || !m.storeForgotEpochs())                          // otherwise the store may have forgotten a later holder
 }
 
@@ -222,7 +222,6 @@ func (m *Machine) admitsFrom() time.Time {
 	return later(m.admitsNotBefore, m.givenPromise.until.Add(m.startDelay()))
 }
 
-// later is the later of two times.
 func later(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b
@@ -341,7 +340,7 @@ func (m *Machine) Suspended(now time.Time) {
 	}
 }
 
-// View returns the state of the machine now.
+// View returns the state of the machine at the time now. It changes nothing.
 func (m *Machine) View(now time.Time) View {
 	v := View{Phase: Watching, MembersDiffer: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
 	if m.held {

@@ -61,7 +61,7 @@ func (m *Machine) setRecord(now time.Time, rec Record) {
 	m.seen = max(m.seen, rec.Epoch)
 	switch {
 	case !m.releasedByHolder(): // the owner may still admit, so this dispatcher's promise remains in force
-	case rec.Epoch == m.givenPromise.epoch: // released by the owner with the promise
+	case rec.Epoch == m.givenPromise.epoch: // the owner to whom the promise was given has released the lease
 		m.givenPromise = promise{}
 	case m.givenPromise.to == "" && wasHeld: // the promise was given to this holder or an earlier one, and all of them have stopped
 		m.givenPromise = promise{}
@@ -80,7 +80,7 @@ func (m *Machine) scheduleNextCall(sent, now time.Time) {
 	switch {
 	case m.releaseDue(now):
 		m.nextCall = now
-	case m.held: // nothing to ask for or to acquire
+	case m.held: // an owner has nothing to ask for or to acquire
 	case m.mayAskBack(now):
 		m.nextCall = now
 	case mayAcquire && at.Before(m.nextCall):

@@ -96,7 +96,7 @@ func (m *Machine) votesDueAt() time.Time {
 		return time.Time{}
 	case !m.held, m.isReleasing(): // votes only prolong the time of an owner that stays
 		return time.Time{}
-	case m.lostByStore: // no renewal can succeed
+	case m.lostByStore: // the store has lost the lease, so no renewal can succeed
 		return m.nextVotes
 	}
 	return later(m.nextVotes, m.renewed.Add(2*m.cfg.Retry))

@@ -36,7 +36,7 @@ type Entry struct {
 	// Express: no policy holds this request back. A policy may hold others back, to send them together or until a rank is below the fullest.
 	Express bool
 
-	Prompt int    // tokens, as the prefill engine counted them
+	Prompt int    // tokens of the prompt, as the prefill engine counted them
 	Age    int    // tokens already generated for the client; above 0 for a request that is resumed on another rank
 	Key    uint64 // the same for equal prompts, whose output lengths predictors compare; 0: no key
 
@@ -63,11 +63,11 @@ type Entry struct {
 	// it may stay in the pool.
 	Only []int32
 
-	// Set by Add.
+	// Pool.Add sets the fields below.
 	seq       uint64
 	expires   time.Time // from this time on, the entry is not admitted any more; zero: never
 	urgentAt  time.Time // from this time on, Urgent is true; zero: never
-	expiryErr error     // the error of an entry that is not admitted before expires
+	expiryErr error     // the error that the entry gets if it is not admitted before the time expires
 }
 
 // discardPatience is the time after which a discarded hand-off is urgent. Until then, a policy may look for a rank where it disturbs least.

@@ -11,7 +11,7 @@ import (
 type Pool struct {
 	ttl     time.Duration
 	entries []*Entry // in the order of sortTime and, for equal times, of seq
-	seq     uint64   // number of entries added since New; it numbers them
+	seq     uint64   // number of entries added since New, from which each entry gets its own seq
 	// No entry expires before nextExpiry; zero: no entry ever expires. Remove leaves it as it is, even if the entry that expires first is
 	// removed: Expire may then look at all entries once in vain.
 	nextExpiry time.Time

@@ -164,7 +164,7 @@ func (r Runs) sampleEvenly(most int) []int32 {
 	out := make([]int32, n)
 	for i := range out {
 		quantile := i * stride % n                 // each of the n quantiles comes once
-		rank := (2*quantile + 1) * total / (2 * n) // index of its middle in the sorted lengths
+		rank := (2*quantile + 1) * total / (2 * n) // index of the quantile's middle in the sorted lengths
 		out[i] = r[sort.SearchInts(ends, rank+1)][0]
 	}
 	return out

@@ -19,7 +19,7 @@ type Fit struct {
 	Created         time.Time `json:"created"`
 	Source          Source    `json:"source"`
 	Outputs         Runs      `json:"outputs"`
-	PromptQuantiles []int32   `json:"prompt_quantiles,omitempty"` // upper bounds of the 7 length buckets q0 to q6
+	PromptQuantiles []int32   `json:"prompt_quantiles,omitempty"` // upper bounds of the length buckets q0 to q6, in tokens; q7 has none
 	Buckets         []Bucket  `json:"buckets,omitempty"`
 	Holdout         Holdout   `json:"holdout"`
 
@@ -31,7 +31,7 @@ type Source struct {
 	File   string `json:"file"`
 	SHA256 string `json:"sha256"`
 	Rows   int    `json:"rows"`
-	From   string `json:"from"` // a time (RFC 3339) or, if the trace has no dates, a duration since its start
+	From   string `json:"from"` // first arrival: a time (RFC 3339) or, if the trace has no dates, a duration since its start
 	To     string `json:"to"`
 }
 

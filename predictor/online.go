@@ -48,7 +48,7 @@ type Online struct {
 	rebuiltAt    time.Time
 	everBuilt    bool   // Rebuild has returned tables before
 	finished     uint64 // requests that Online has learned from
-	censored     uint64 // cancelled or failed requests, which it has left out
+	censored     uint64 // cancelled or failed requests, which Online has left out
 }
 
 // NewOnline returns an Online that starts from a fit, or from nothing.

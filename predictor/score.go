@@ -78,7 +78,7 @@ func auc(rows []Row) float64 {
 	// smaller P ended, and did not end.
 	var wins, ended, others float64
 	for i := 0; i < len(sorted); {
-		var tiedEnded, tiedOthers float64                                  // rows with the same P
+		var tiedEnded, tiedOthers float64                                  // rows with the same P that ended, and that did not end
 		for p := sorted[i].P; i < len(sorted) && !(sorted[i].P > p); i++ { // with <= instead of !(>), a NaN would never end the loop
 			if sorted[i].Ended {
 				tiedEnded++

@@ -80,7 +80,7 @@ func (s *Set) canHandOver() bool {
 	return false
 }
 
-// HandingOver says whether this proxy is in HandOver. Then it still serves requests that other proxies forward.
+// HandingOver says whether HandOver runs. Meanwhile this proxy still serves requests that other proxies forward.
 func (s *Set) HandingOver() bool { return s != nil && s.handingOver.Load() }
 
 // askBack asks the holder of a scope to give the scope to this proxy. The holder lists its requests that still run on the scope's ranks,

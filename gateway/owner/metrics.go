@@ -13,9 +13,9 @@ type metrics struct {
 	epoch     *prometheus.Desc
 	storeAway *prometheus.Desc
 
-	servesForeign *prometheus.Desc // only if the scopes are regions
+	servesForeign *prometheus.Desc // nil if the scopes are decode groups
 
-	// only if the scopes are decode groups:
+	// The fields below are nil if the scopes are regions.
 	voted           *prometheus.Desc
 	membersDiffer   *prometheus.Desc
 	takeovers       *prometheus.CounterVec

@@ -33,7 +33,7 @@ func New(c *config.Config, deps Deps) (*Set, error) {
 				zap.Strings("members", s.members))
 		}
 		s.succession = &siblings{set: s, members: lease.NewMembers(c.Geo.Self.ID, ha.Mode == geo.HAShard, ha.Lease)}
-		// groups become known later, with their engines, but a wrong setting of the store is found now
+		// Groups become known only later, with their engines. Opening a lease without a name already shows a wrong setting of the store.
 		if _, err := s.openLease(""); err != nil {
 			return nil, fmt.Errorf("ha: %w", err)
 		}

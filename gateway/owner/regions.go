@@ -79,11 +79,11 @@ func (n *neighbours) setStaticOrder(scope *Scope) {
 func (n *neighbours) takeoverOrder(region string) (ids []string) {
 	c := &n.set.conf.Geo
 	for _, id := range c.Ownership.TakeoverOrder {
-		itsRegion := c.Self.Region // an id that no peer has is this proxy's
+		itsRegion := c.Self.Region // an id that is no peer's is that of this proxy
 		if peer := slices.IndexFunc(c.Peers, func(p geo.PeerConfig) bool { return p.ID == id }); peer >= 0 {
 			itsRegion = c.Peers[peer].Region
 		}
-		if itsRegion == region { // the region is this proxy's home, so it does not have to take over
+		if itsRegion == region { // the listed proxy is at home in this region, so it need not take the region over
 			continue
 		}
 		ids = append(ids, id)

@@ -188,7 +188,7 @@ func (scope *Scope) CheckOwned() error {
 	return ErrNotOwner
 }
 
-// Epoch is the epoch of the scope's ownership, as known now.
+// Epoch is the number of the scope's last acquisition that this proxy knows of; another owner has a higher one. 0: none is known.
 func (scope *Scope) Epoch() int64 { return scope.view.Load().Epoch }
 
 // CheckEpoch is CheckOwned for a request that carries an epoch in its header. It also returns ErrNotOwner if this proxy owns the scope with

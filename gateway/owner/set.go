@@ -3,7 +3,7 @@
 // lease). A request enters the scope before it is sent, is checked once more right before it is written, and carries the epoch of its
 // owner. A proxy that loses a scope waits until the requests that have entered are written.
 //
-// The package knows fleet and dispatcher only through the functions of a Host. run.go has the goroutine; groups.go and regions.go decide
+// The package knows fleet and dispatcher only through the functions in Deps. run.go has the goroutine; groups.go and regions.go decide
 // which proxy should own which scope.
 package owner
 
@@ -193,7 +193,7 @@ func (s *Set) UnreadyReason(now time.Time) string {
 	switch {
 	case !s.Has(Groups):
 		return ""
-	case !s.ownersKnown.Load(): // a new request could only wait
+	case !s.ownersKnown.Load(): // until a group has an owner, a new request could only wait
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()

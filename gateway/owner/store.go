@@ -93,7 +93,7 @@ func hostsOf(endpoints []string) (hosts []string) {
 	return hosts
 }
 
-// maxEpoch is the highest epoch that other proxies and guards may name; 0: that of lease.Config.
+// maxEpoch is the highest epoch that is accepted from other proxies and guards; 0: the default of lease.Config.
 func (l *leases) maxEpoch() int64 {
 	if l.store == geo.OwnEtcd {
 		return etcd.MaxEpoch

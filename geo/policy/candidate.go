@@ -7,35 +7,35 @@ import "math"
 type Candidate struct {
 	ID   string
 	Peer bool
-	Why  Reason // why it takes no request now; Available: it takes requests
+	Why  Reason // why the candidate takes no request now; Available: it takes requests
 
-	MaxSends   int     // how many requests may be sent to it in this round
+	MaxSends   int     // how many requests may be sent to the candidate in this round
 	RTTMs      float64 // round trip to a peer, or to a replica that is not on this site
 	TPMs, T0Ms float64 // prefill time: ms per new token, and ms per prompt
 
 	QueuedTokens float64 // new tokens that are prefilled before a request that is sent now
 	Running      float64 // decode requests that run on the replica that would take the request
-	ResidualMs   float64 // ms by which its recent first tokens came later than predicted; negative: earlier
-	KVRoomMs     float64 // ms until its KV cache has room for a prompt of 0 tokens; negative: it has room already
-	KVTokenMs    float64 // ms in which its KV cache frees one token; 0: not known
+	ResidualMs   float64 // ms by which recent first tokens came later than predicted; negative: earlier
+	KVRoomMs     float64 // ms until the KV cache has room for a prompt of 0 tokens; negative: it has room already
+	KVTokenMs    float64 // ms in which the KV cache frees one token; 0: not known
 	Outstanding  float64 // of a replica: unfinished requests; of a peer: these as a share of the requests that it can decode at once
 
 	// The fields below are only used for a peer.
-	Replicas     int     // number of its replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for it
-	Queue        int     // requests in its arrival queue
-	WaitMs       float64 // ms that a request waits in this queue, as the peer reports
+	Replicas     int     // the peer's replicas that take a request now or soon, which share UnseenTokens; 0: no request waits for the peer
+	Queue        int     // requests in the peer's arrival queue
+	WaitMs       float64 // ms that a request waits in the peer's arrival queue, as the peer reports
 	UnseenTokens float64 // new tokens of forwards to the peer that its last probe did not count yet
-	DistrustMs   float64 // ms by which its predicted costs were too low; added to min_gain_ms
+	DistrustMs   float64 // ms by which the peer's predicted costs were too low; added to min_gain_ms
 }
 
-// Request is a request that waits.
+// Request is a waiting request, for which the policy decides where it goes.
 type Request struct {
 	ID        string
 	Key       uint64  // the request's position on a hash ring, from RingKey
 	Tokens    int     // tokens of the prompt
-	Hits      []int32 // cached tokens, by candidate; 0 for candidates beyond its end
+	Hits      []int32 // cached prompt tokens, by candidate; 0 for candidates beyond the end of the slice
 	LocalOnly bool    // may not be forwarded: no hops left, a forward failed, the client asked for this, or residency forbids it
-	Barred    []bool  // by candidate: data residency forbids the candidate; false for candidates beyond its end
+	Barred    []bool  // by candidate: data residency forbids the candidate; false beyond the end of the slice
 	WaitedMs  float64 // ms since some candidate could first have taken the request; limits how long it waits for a cache hit
 	Legs      int     // number of its prompts, each of which counts as a request at a peer; 0: one
 }
@@ -139,15 +139,15 @@ type Policy struct {
 	departureGapMs float64  // the average time between two departures from the arrival queue; 0: unknown
 	peersBlocked   bool     // a request that could be forwarded found no candidate: later requests are not forwarded either
 
-	nextTurn [2]int  // for byTurn: the index after the last chosen candidate; indexed by sideIndex
-	rings    [2]ring // for byRing; indexed by sideIndex
+	nextTurn [2]int  // for byTurn: the index after the last chosen candidate; [0]: replicas, [1]: peers
+	rings    [2]ring // for byRing: the hash rings; [0]: replicas, [1]: peers
 }
 
 // charge is the sum of the requests that this round has counted at a candidate. A request that waits for the candidate also counts.
 type charge struct {
 	sendsLeft    int     // how many more requests may be sent to the candidate in this round
 	newTokens    float64 // new tokens of the requests that were sent to the candidate or held for it
-	promptTokens float64 // prompt tokens of these requests
+	promptTokens float64 // prompt tokens of the requests that were sent to the candidate or held for it
 }
 
 // ring is a Ring, with the candidates from which it was made.

@@ -135,8 +135,8 @@ type Trust struct {
 }
 
 const (
-	initialWindow       = 64      // unanswered requests at a peer of which nothing is known yet
-	maxWindow           = 1 << 16 // unanswered requests at most
+	initialWindow       = 64      // unanswered requests that are allowed at a peer of which nothing is known yet
+	maxWindow           = 1 << 16 // most unanswered requests that are allowed at a peer
 	assumedFirstEventMs = 5000.0  // ms to a first event that are assumed without a prediction
 )
 

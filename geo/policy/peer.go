@@ -123,7 +123,7 @@ type Peer struct {
 	IntervalMs float64 // time from one answer to the next
 
 	Draining    bool // the peer takes no new requests
-	OffersModel bool // the peer offers the model
+	OffersModel bool // the peer's last answer has an Offer for the model
 	CircuitOpen bool
 	BudgetSpent bool // the egress budget of the day is used up
 

@@ -23,8 +23,8 @@ type Act uint8
 // Values of Act. Metrics show them as wait, local and forward.
 const (
 	Hold    Act = iota // the request waits
-	Send               // it goes to a local replica
-	Forward            // it goes to a peer
+	Send               // the request goes to a local replica
+	Forward            // the request goes to a peer
 )
 
 var actWords = [...]string{"wait", "local", "forward"}
@@ -36,7 +36,7 @@ type Decision struct {
 	Act       Act
 	Candidate int     // index of the chosen candidate; for Hold: of the candidate for which it waits, or -1
 	Terms     Terms   // predicted cost at Candidate
-	LocalMs   float64 // predicted cost at the best local replica, +Inf if there is none; set for forwards and by policies that compare
+	LocalMs   float64 // predicted cost in ms at the best local replica, +Inf: none; set for forwards and by policies that compare
 	UntilMs   float64 // for a Hold by waitForHit: decide again when the request has waited for this time; 0: at the next event
 }
 

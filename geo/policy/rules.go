@@ -21,8 +21,8 @@ const (
 	byRing                 // the first candidate on the hash ring, from the request's key on, that takes the request
 )
 
-// choose returns the index of the best open replica, or of the best open peer if peers is true, by the rule how; -1: none is open to
-// the request.
+// choose returns the index of the best candidate that takes the request, by the rule how: a peer if peers is true, otherwise a local
+// replica; -1: none takes it.
 func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 	switch how {
 	case byRing:
@@ -46,8 +46,8 @@ func (p *Policy) choose(r *Request, how chooseBy, peers bool) int {
 // Takes reports whether candidate i takes one more request in this round.
 func (p *Policy) Takes(i int) bool { return p.charges[i].sendsLeft > 0 }
 
-// isOpen reports whether candidate i takes the request now, data residency allows the candidate, and it is on the side in question: a
-// peer if peers is true, a replica otherwise.
+// isOpen reports whether candidate i takes the request now, and data residency allows it. A local replica counts only if peers is false,
+// and a peer only if peers is true.
 func (p *Policy) isOpen(r *Request, i int, peers bool) bool {
 	return p.candidates[i].Peer == peers && p.Takes(i) && !r.barred(i)
 }
@@ -103,7 +103,7 @@ func hashesFirst(r *Request, a, b *Candidate) bool {
 	return prefill.HRW(r.ID, a.ID) < prefill.HRW(r.ID, b.ID)
 }
 
-// nextInTurn returns the index of the next open candidate after the one that was chosen last; -1: there is none.
+// nextInTurn returns the index of the next candidate, after the last chosen one, that takes the request; -1: there is none.
 func (p *Policy) nextInTurn(r *Request, peers bool) int {
 	for k := range p.candidates {
 		if i := (p.nextTurn[sideIndex(peers)] + k) % len(p.candidates); p.isOpen(r, i, peers) {
@@ -113,7 +113,7 @@ func (p *Policy) nextInTurn(r *Request, peers bool) int {
 	return -1
 }
 
-// moveTurn makes nextInTurn begin after candidate i.
+// moveTurn makes the next nextInTurn begin after candidate i, because i was chosen.
 func (p *Policy) moveTurn(i int, peers bool) { p.nextTurn[sideIndex(peers)] = i + 1 }
 
 // sideIndex is the index into nextTurn and rings: 0 for replicas, 1 for peers.
@@ -191,7 +191,8 @@ func NewRing(ids []string) Ring {
 	return newRing(points)
 }
 
-// newRing sorts the points, which it keeps. The order of points with the same position does not depend on their order in the list.
+// newRing makes a Ring of the points, which it sorts in place. Points at the same position are in the order of their owners, so that
+// the ring does not depend on the order of the list.
 func newRing(points []point) Ring {
 	slices.SortFunc(points, func(a, b point) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.owner, b.owner))

@@ -64,7 +64,7 @@ var (
 // Push is the rule by which a local replica gets one more request, or none.
 type Push uint8
 
-// Values of Push. A local replica gets one more request:
+// Values of Push. Each value says when a local replica gets one more request.
 const (
 	SPE   Push = iota // while fewer than MaxUnanswered requests wait for a first token, including those of other senders (ForeignWaiting)
 	SPP               // if no request waited in the engine at the last scrape, as long as the credit since then is not used up

@@ -21,7 +21,7 @@ import (
 	"evenkeel/lease"
 )
 
-// Connect makes a client; it dials when it is first used.
+// Connect makes a client, which connects to etcd only when it is first used.
 func Connect(endpoints []string, t *tls.Config, log *zap.Logger) (*clientv3.Client, error) {
 	c, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints, TLS: t, DialTimeout: 5 * time.Second,
@@ -141,7 +141,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.ownerKey, err)
 	}
 	if !response.Succeeded {
-		_, _ = e.client.Revoke(ctx, granted.ID) // if this fails, the etcd lease expires
+		_, _ = e.client.Revoke(ctx, granted.ID) // if the call fails, the etcd lease expires by itself
 		return lease.Record{}, lease.ErrTaken
 	}
 	e.held, e.lastKeyRev, e.base, e.releaseInDoubt = granted.ID, response.Header.Revision, terms.Base, false
@@ -153,7 +153,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 
 // Renew checks that this dispatcher has the key owner, and then prolongs the key's etcd lease. The check is a call of its
 // own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed
-// release, the call with the check also writes the key last.
+// release, the call with the check also writes the key last, so that the release cannot take effect later.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
 	var writes []clientv3.Op
@@ -180,7 +180,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 
 // Release deletes the key owner and empties the key last.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
-	e.releaseInDoubt = true // until a later acquisition or renewal succeeds
+	e.releaseInDoubt = true // a failed release may still take effect until a later acquisition or renewal succeeds
 	response, err := e.client.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base),
 			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)).
