@@ -107,7 +107,7 @@ type Machine struct {
 	refusedAt      time.Time // when a guard in front of an engine last refused this dispatcher's epoch
 
 	canServe    bool      // this dispatcher is healthy enough to serve the scope
-	stopping    bool      // the process ends, so the lease is released and never acquired again
+	stopping    bool      // the process ends, so the lease is given up and never acquired again
 	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
 	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
 	nextAskBack time.Time // before this time, the holder is not asked for the scope again
@@ -267,7 +267,8 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	return nil
 }
 
-// Leave gives the scope up for good, because the process ends. The next call releases the lease.
+// Leave gives the scope up for good, because the process ends. The next call releases the lease, except while an earlier owner may
+// still admit: then the lease is left to expire.
 func (m *Machine) Leave(now time.Time) {
 	m.stopping, m.nextCall = true, now
 }

@@ -188,7 +188,8 @@ func (scope *Scope) CheckOwned() error {
 	return ErrNotOwner
 }
 
-// Epoch is the number of the scope's last acquisition that this proxy knows of; another owner has a higher one. 0: none is known.
+// Epoch is the number of the last acquisition of the scope that this proxy knows of. Each acquisition gets a higher number. 0: none is
+// known, or the scope has a static order.
 func (scope *Scope) Epoch() int64 { return scope.view.Load().Epoch }
 
 // CheckEpoch is CheckOwned for a request that carries an epoch in its header. It also returns ErrNotOwner if this proxy owns the scope with
