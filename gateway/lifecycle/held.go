@@ -6,10 +6,10 @@ type maybeRead struct {
 	reusesRequestID bool // a second request with the hand-off would have the same request id as the first
 }
 
-// held is what a request holds and must give back or pass on (settle). Each resource is settled exactly once, by an effect.
+// held is what a request holds and must give back or pass on ("settle"). An effect does so exactly once for each resource.
 type held struct {
 	has             [resources]bool // true while the request holds the resource; hand-offs that may have been read are in maybeRead
-	reusesRequestID bool            // the decode request must carry the probe's request id
+	reusesRequestID bool            // the decode request must carry the request id of the prefill call
 	maybeRead       []maybeRead
 }
 
@@ -18,8 +18,8 @@ func (o *held) take(r Resource) { o.has[r] = true }
 // takeSlotAndCall takes the slot of a decode rank, and the call to its engine.
 func (o *held) takeSlotAndCall() { o.take(Slot); o.take(Call) }
 
-// settleSlotAndCall settles what takeSlotAndCall has taken, if the request still holds it. A request that is passed
-// through has a call without a slot, which settlePassthrough settles.
+// settleSlotAndCall gives back what takeSlotAndCall has taken, if the request still holds it. A passed-through request has a call without a
+// slot, which settlePassthrough gives back.
 func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
@@ -39,7 +39,7 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// settleAfterAttempts settles what is left when the attempts are over: hand-offs that may have been read, the place in the pool, and the
+// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool, and the
 // name under which the audit of leases knows the request. Each hand-off is discarded, so that its prefill engine frees the memory. A
 // hand-off is left to the engine's hold timeout instead (Orphan) if the request may be what breaks engines (mayBreakEngines), or if the
 // discard would have the id of a request that an engine may still run.

@@ -2,7 +2,7 @@ package lifecycle
 
 import "evenkeel/mooncake"
 
-// Traits holds one entry per connector that may bind a decode rank before the prefill.
+// Traits has an entry for each connector that may bind a decode rank before the prefill, by the name of the connector.
 var Traits = map[string]ConnectorTraits{
 	mooncake.AscendLayerwise: {CallsBack: true, LeaksBlocks: true, Retries: true},
 	mooncake.SGLang:          {Aborts: true},
@@ -13,13 +13,13 @@ var Traits = map[string]ConnectorTraits{
 type prefilling uint8
 
 const (
-	uncalled prefilling = iota // the call waits until the decode engine says where the KV goes
-	due                        // the call may be sent
-	running                    // the call was sent, so the prefill engine may have the request
-	aborting                   // as running, but the prefill engine was told to abort the request
-	seeking                    // its engine did not take the request; another engine is looked for, or found
+	uncalled prefilling = iota // the prefill call waits until the decode engine says where the KV goes
+	due                        // the prefill call may be sent
+	running                    // the prefill call was sent, so the prefill engine may have the request
+	aborting                   // the prefill call was sent, and the prefill engine was told to abort the request
+	seeking                    // the prefill engine did not take the request; another engine is looked for, or found
 	answered                   // the prefill engine has answered without an error
-	gone                       // the call has ended without an answer, or there is nothing to prefill
+	gone                       // the prefill call has ended without an answer, or there is nothing to prefill
 )
 
 // decoding is how far the decode call of a pair has come.
@@ -28,17 +28,17 @@ type decoding uint8
 const (
 	unbegun decoding = iota // the first event of the answer has not come
 	begun                   // the first event of the answer has come
-	fell                    // the call ended without a first event
-	over                    // the call ended after the first event
+	fell                    // the decode call ended without a first event
+	over                    // the decode call ended after the first event
 )
 
 // blocks says which KV blocks the decode engine has for the request.
 type blocks uint8
 
 const (
-	blocksUnknown blocks = iota // the decode engine has not reported any yet
-	blocksAwaitKV               // it has blocks that wait for KV from the prefill engine
-	noKVNeeded                  // it has the KV of the whole prompt, so nothing is to be prefilled
+	blocksUnknown blocks = iota // the decode engine has not reported any blocks yet
+	blocksAwaitKV               // the decode engine has blocks that wait for KV from the prefill engine
+	noKVNeeded                  // the decode engine has the KV of the whole prompt, so nothing is to be prefilled
 )
 
 // A Pair is the prefill call and the decode call of an attempt whose decode rank was bound before its prefill. Both are under way at once,
@@ -50,8 +50,8 @@ type Pair struct {
 	decode         decoding
 	decodeBlocks   blocks
 	noEarlyEvents  bool    // the answer comes in one piece, or may have no event before its end
-	mayIgnoreAbort bool    // the engines may ignore an abort
-	holdsLease     bool    // the lease of the prompt is not settled yet
+	mayIgnoreAbort bool    // the engines may ignore an abort, because they have no name for the request
+	holdsLease     bool    // the lease of the prompt was not given back yet
 	ClientLeft     bool    // the client left before the first event
 	decodeCounted  int     // prompt tokens as the decode engine counted them; 0: it reported no count
 	prefillCounted int     // prompt tokens as the prefill engine counted them; 0: it reported no count
@@ -98,7 +98,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	case Overdue:
 		return p.fail(e.End, dst)
 	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only a prefill frees them
-		if !p.holdsLease { // the lease was settled because the answer began without a prefill, so none is needed
+		if !p.holdsLease { // the lease was given back because the answer began without a prefill, so no prefill is needed
 			p.prefill = gone
 			return dst
 		}
@@ -141,15 +141,15 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 			dst = p.settleLease(Free, dst)
 		}
 	case Quiet:
-		if p.decode == unbegun { // else the first event came, or the call ended, at the same moment
+		if p.decode == unbegun { // otherwise the first event came, or the call ended, just before the time limit
 			return p.fail(e.End, dst)
 		}
 	case DecodeFailed:
 		return p.handleDecodeFailed(e.Reason, dst)
 	case DecodeOver:
-		if !p.DecodeEnded() { // otherwise another event has ended it already
+		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
 			p.decode = over
-			if p.decodeBlocks != blocksUnknown { // if the blocks are unknown, the decode engine may still report that it needed none
+			if p.decodeBlocks != blocksUnknown { // with blocksUnknown, a callback may still say that the decode engine needs no KV
 				dst = append(dst, Effect{Kind: Forget})
 			}
 		}
@@ -172,11 +172,11 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abortPrefill tells the prefill engine to end the request. It is for connectors whose engines can be told so (ConnectorTraits.Aborts).
-// Before the first event the prefill call stays open, because only its answer shows that the engine writes no more KV to the blocks of the
-// decode engine. A closed connection would not show it: the engine's HTTP server closes its half long before the scheduler, between two
-// batches, reads of the abort. But an engine that may ignore the abort has no name for the request, and notices only that the connection is
-// closed.
+// abortPrefill tells the prefill engine to end the request. Only the engines of some connectors can be told to abort
+// (ConnectorTraits.Aborts). Before the first event the prefill call stays open, because only its answer shows that the engine writes no
+// more KV to the blocks of the decode engine. A closed connection would not show this: the engine's HTTP server closes its half long before
+// the scheduler learns of the abort, between two batches. But an engine that may ignore the abort has no name for the request, and notices
+// only that the connection is closed.
 func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	if p.prefill == running {
 		p.prefill = aborting
@@ -188,7 +188,7 @@ func (p *Pair) abortPrefill(dst []Effect) []Effect {
 	return dst
 }
 
-// settleLease settles the lease of the prompt, once.
+// settleLease gives back the lease of the prompt, with which the prompt counts as load of its prefill engine. Later calls do nothing.
 func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 	if !p.holdsLease {
 		return dst
@@ -197,9 +197,9 @@ func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: disposition})
 }
 
-// fail ends the decode call, once. With most connectors a begun answer proves that the KV is complete, and fail then does nothing. With the
-// others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request, and marks an answer that has ended already, so
-// that the client does not get it. cause is the end of the call that is at fault.
+// fail ends the decode call. Later calls do nothing. With most connectors a begun answer proves that the KV is complete, and fail then does
+// nothing. With the others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request, and marks an answer that has
+// ended already, so that the client does not get it. cause is the end of the call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 	if kvComplete := p.AnswerBegun() && !p.traits.Aborts; kvComplete || p.Failed || p.decode == fell {
 		return dst
@@ -221,14 +221,14 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	if e.Kind == NeedsNothing {
 		p.decodeBlocks = noKVNeeded
 	}
-	if p.DecodeEnded() { // the decode call ended at the same moment
+	if p.DecodeEnded() { // the decode call ended just before the callback came
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	switch {
 	case e.Kind == Miscalled:
 		p.prefill = gone
 		return p.settleLease(Free, p.fail(e.End, dst))
-	case !p.holdsLease: // the answer has begun without a prefill, so none is needed
+	case !p.holdsLease: // the answer has begun without a prefill, so no prefill is needed
 		p.prefill = gone
 	case e.Kind == NeedsNothing: // as if the prefill engine had answered already
 		p.prefill = answered
@@ -248,14 +248,14 @@ func (p *Pair) startFirstEventLimit(dst []Effect) []Effect {
 	switch {
 	case p.noEarlyEvents: // the answer has no event before its end
 		wait.Until = ByWhole
-	case p.traits.Keeps: // after the hold, the answer could come from another prompt's KV
+	case p.traits.Keeps: // once the prefill engine may have freed the KV, the answer could come from the KV of another prompt
 		wait.Until = ByHold
 	}
 	return append(dst, wait)
 }
 
-// ConfirmTimeout is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors
-// a begun answer proves it, so there is no wait (NoTimeout).
+// ConfirmTimeout is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors,
+// a begun answer proves this, so there is no wait (NoTimeout).
 func (p *Pair) ConfirmTimeout() Timeout {
 	if p.traits.Aborts {
 		return ByGrace
@@ -263,8 +263,8 @@ func (p *Pair) ConfirmTimeout() Timeout {
 	return NoTimeout
 }
 
-// handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It settles
-// the lease if it is known what becomes of the KV. Otherwise the first event or the end of the decode call settles the lease.
+// handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It gives the
+// lease of the prompt back if it is known what becomes of the KV. Otherwise the first event or the end of the decode call does so.
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillCounted = answered, e.Prompt
 	kvWritten := !p.traits.Keeps && !p.traits.Aborts // such a prefill engine answers only when it has written the KV to the decode engine
@@ -321,7 +321,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	dst = append(dst, Effect{Kind: StopWaiting})
 	leaks := false // the decode engine may keep blocks for ever
 	if p.Failed {  // the prefill call, or the wait for the first event, has ended the decode call
-		// a prefill that was answered frees the blocks, unless the decode engine did not begin its answer in spite of it
+		// A prefill that was answered frees the blocks, unless the decode engine did not begin its answer in spite of that prefill.
 		leaks = p.MayLeakBlocks() && (p.prefill != answered || p.failureCause.Reason == Unbegun)
 	} else {
 		dst, leaks = p.endPrefill(reason, dst)
@@ -329,7 +329,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if leaks {
 		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
-	if p.traits.CallsBack && p.decodeBlocks != blocksUnknown { // if the blocks are unknown, the callback may still come
+	if p.traits.CallsBack && p.decodeBlocks != blocksUnknown { // only with blocksUnknown may a callback still come
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	if reason != Declined && !p.ClientLeft {
@@ -379,7 +379,7 @@ func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 		return dst
 	}
 	p.ClientLeft = true
-	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as is known
+	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as the proxy knows, the decode engine has reserved no blocks
 	nothingWritten := p.traits.Aborts && p.prefill != running            // no engine writes to the decode engine's blocks, now or later
 	switch {
 	case noBlocksYet, nothingWritten:
@@ -389,7 +389,7 @@ func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	}
 	// The decode call goes on until its first event, which proves that both engines can free their blocks. If no event comes within the grace
 	// period, e.g. because the prefill engine hangs, the engines have to free the blocks by themselves.
-	if !p.Failed { // else the calls have ended already
+	if !p.Failed { // otherwise fail has ended the calls already
 		dst = append(dst, Effect{Kind: WaitGone, Until: ByGrace})
 	}
 	return dst

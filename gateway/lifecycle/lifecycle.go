@@ -1,27 +1,27 @@
 package lifecycle
 
-// State is what a request waits for. The states from TryingLocal on have the order of the effects from TryLocal on: Step computes the
-// state from the effect.
+// State is what a request waits for. The states from TryingLocal on have the order of the effects from TryLocal on, because Step computes
+// the state from the number of the effect.
 type State uint8
 
-// The states.
+// The states. Each effect from TryLocal on leads to one of them.
 const (
-	Fresh        State = iota // nothing yet: an attempt may begin
-	TryingLocal               // the dispatcher's word whether a decode rank also prefills the prompt
-	Queued                    // a turn at a prefill engine
-	Forwarded                 // the answer of another dispatcher
-	Prefilling                // the prefill engine's answer
-	Pooled                    // a slot on a decode rank
-	Transferring              // the decode engine's first event
-	Coupled                   // as Transferring, but prefill and decode are both under way, because the rank was bound before the prefill
-	Pausing                   // the pause before another attempt
-	Offering                  // the answer whether another dispatcher should serve it now
-	Streaming                 // the end of the answer, or its loss
-	Confirming                // the prefill engine's answer, which says whether the KV was complete
-	Lost                      // the client to have all that came of a lost answer, and then the decision whether the answer goes on
-	Choosing                  // the choice of an engine that was not tried yet; only if the request is passed through
-	Calling                   // the chosen engine's answer, or its first event
-	Redialing                 // as Calling, once more over a new connection
+	Fresh        State = iota // no attempt has begun yet
+	TryingLocal               // waits for the dispatcher to say whether a decode rank can also prefill the prompt
+	Queued                    // waits in the arrival queue for a prefill engine
+	Forwarded                 // waits for the answer of another dispatcher
+	Prefilling                // waits for the prefill engine's answer
+	Pooled                    // waits in the pool for a slot on a decode rank
+	Transferring              // waits for the decode engine's first event
+	Coupled                   // waits for the first event, while prefill and decode are both under way
+	Pausing                   // waits for the end of the pause before another attempt
+	Offering                  // waits for the answer whether another dispatcher should serve the request now
+	Streaming                 // waits for the end of the answer, or for its loss
+	Confirming                // waits for the prefill engine's answer, which says whether the KV was complete
+	Lost                      // waits until the client has got the part of a lost answer that came; then the answer goes on or breaks off
+	Choosing                  // waits for the choice of an engine that was not tried yet; only if the request is passed through
+	Calling                   // waits for the chosen engine's answer, or for the first event of it
+	Redialing                 // waits for the chosen engine once more, after the request was sent again over a new connection
 	Done
 	states
 )
@@ -44,14 +44,16 @@ const (
 //
 // While an answer streams, the Lifecycle gets no events. The end of the stream is the next event.
 type Lifecycle struct {
-	MustServeHere bool // no other dispatcher may serve it: it is one part of a fanned-out request, or its client has a part of the answer
+	// MustServeHere says that no other dispatcher may serve the request: it is one part of a fanned-out request, or its client has a part of
+	// the answer.
+	MustServeHere bool
 	NoHandOff     bool // only a decode rank that also prefills the prompt may serve the request
 
 	routing
 	state    State
 	bind     Bind
-	traits   ConnectorTraits // how the connector of an early attempt works
-	nextStep NextStep        // what follows the last attempt, by its verdict
+	traits   ConnectorTraits // how the connector of the engines works; used only for Early
+	nextStep NextStep        // what the request does after the last attempt, as the verdict on that attempt says
 	tries    tries
 	held     held
 	pairs    []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
@@ -124,7 +126,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 			l.held.takeSlotAndCall()
 			l.noteCopy(&e)
 			return l.sendDecode(&e, dst)
-		case l.NoHandOff: // no decode rank prefills the prompt, and prefill engines must not
+		case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
 			return l.endWithError(e, OfRanks, dst)
 		}
 		l.held.take(LeaseOwner) // the request goes to a prefill engine, so it will have leases
@@ -157,7 +159,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		}
 	case Transferring, Coupled:
 		switch e.Kind {
-		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports; First follows
+		case Ends: // the whole answer came at once, so the slot is free whatever the prefill engine reports; the event First follows
 			return l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		case First:
 			return l.beginAnswer(&e, dst)
@@ -192,7 +194,7 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
-	l.held.has[Lease] = false // from now on the pair settles the lease
+	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
 	l.pairs = append(l.pairs, newPair(l.traits, e.Unstreamed, e.Deaf))
 	until := NoTimeout
 	if l.traits.CallsBack { // the decode engine calls back before the prefill begins
@@ -201,8 +203,8 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
 }
 
-// beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request, so an engine
-// that answered it with a 500 before was itself the cause.
+// beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request. So if another
+// engine answered it with status 500 before, that engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
 	l.noteCopy(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
@@ -276,16 +278,17 @@ func (l *Lifecycle) enqueue(dst []Effect) []Effect {
 	return append(l.held.settle(dst, Permit, Pass), enqueue)
 }
 
-// stepQueued handles an event in the state Queued: the request got its turn, another dispatcher should serve it, or it got no turn.
+// stepQueued handles an event in the state Queued: the request got a prefill engine (Turn), another dispatcher should serve it (Directed),
+// or it left the queue without either (NoTurn).
 func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case Turn:
-		l.routing.tryMove(gotTurn) // from now on the request's retries stay here
+		l.routing.tryMove(gotTurn) // from now on the request's retries stay with this dispatcher
 		l.held.take(Permit)
 		l.held.take(Lease)
 		l.bind, l.traits = e.Bind, e.Traits
 		if l.bind != Late {
-			return l.enqueue(dst) // the rank is bound before the prefill, or is the one that prefills
+			return l.enqueue(dst) // Early: the rank is bound before the prefill; Mixed: the rank itself prefills
 		}
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
@@ -302,8 +305,8 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	return l.endWithError(e, OfAttempt, dst)
 }
 
-// callFailed handles the end of a call to an engine without its result. It settles what the call held, holds the failure against the engine
-// at fault, and says whether another attempt follows and whether it avoids the decode rank.
+// callFailed handles the end of a call to an engine without its result. It gives back what the call held, counts the failure against the
+// engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) {
 		e.End.Reason = NoRank
@@ -319,7 +322,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	dst = l.settleKV(&e, verdict, dst)
-	if disputed { // the lease was settled before, because only a failure that is counted can be forgiven
+	if disputed { // settleKV has counted the failure, because only a counted failure can be forgiven later
 		dst = l.tries.note500(e.Engine, dst)
 	}
 	// The reason lies in the proxy or in the request, and not in the rank.
@@ -330,7 +333,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		slotDisposition = Cancelled
 	}
 	dst = l.held.settleSlotAndCall(dst, slotDisposition)
-	if !l.Resumed() { // a resumed answer still needs the bytes, whatever becomes of this attempt
+	if !l.Resumed() { // a resumed answer needs the kept bytes for further attempts
 		dst = l.held.settle(dst, Copy, Back)
 	}
 	// The next attempt may use the same rank again if the rank was not concerned, or did not fail.
@@ -345,8 +348,9 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
 }
 
-// settleKV settles the lease of a prefill call that failed, or the hand-off of a decode call. If the verdict is Keep, the next attempt uses
-// the hand-off. A mixed rank hands no KV over, so its verdict only decides whether the lease counts a failure of the rank's group.
+// settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. If the verdict is Keep, the
+// next attempt uses the hand-off. A rank that also prefills (Mixed) hands no KV over, so its verdict only decides whether the lease counts
+// a failure of the rank's group.
 func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Effect {
 	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // at most the queue of one rank is full
 	switch {
@@ -357,12 +361,12 @@ func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Eff
 	case verdict.KV == Keep:
 		return dst
 	}
-	dst = l.held.settle(dst, Lease, verdict.KV) // held during a prefill call
-	return l.held.settle(dst, KV, verdict.KV)   // held during a decode call
+	dst = l.held.settle(dst, Lease, verdict.KV) // the request holds the lease during a prefill call
+	return l.held.settle(dst, KV, verdict.KV)   // the request holds the hand-off during a decode call
 }
 
-// reportFailure holds the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when
-// its lease is settled, so reportFailure only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next
+// reportFailure counts the failure of a call against its engine, unless no engine is at fault. A prefill engine's failures are counted when
+// its lease is given back, so reportFailure only notes its 500s. The cause of a 500 may be the engine or the request (disputed). The next
 // engine's answer shows which, and until then the caller only notes the engine (tries.note500).
 func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effect, disputed bool) {
 	if blame == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive: the request is not at fault
@@ -436,12 +440,12 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 }
 
 // tryOffer records in the routing why evenkeel asks again which dispatcher should serve the request. It returns false, and changes nothing,
-// if evenkeel may not ask: the request must be served here, or the routing does not allow another question.
+// if evenkeel may not ask again: the request must be served here, or the routing does not allow it.
 func (l *Lifecycle) tryOffer(why move) bool {
 	return !l.MustServeHere && l.routing.tryMove(why)
 }
 
-// endWithError ends the request with an error for the client.
+// endWithError ends the request. The client gets clientError, or the request is recorded as left by its client (OfClient).
 func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Effect {
 	if e.Left {
 		clientError = OfClient
@@ -449,8 +453,8 @@ func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Eff
 	return append(l.settleRest(dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// settleRest settles what the request still holds when no attempt follows here. If an engine answered 500 and no other engine has shown the
-// cause since, the cause stays unknown (Disputed).
+// settleRest gives back what the request still holds when no attempt follows here. If an engine answered 500 and no other engine has shown
+// the cause since, the cause stays unknown (Disputed).
 func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 	dst = l.held.settle(dst, Copy, Back)
 	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), l.tries.mayBreakEngines())
@@ -465,14 +469,14 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, KV, Orphan)
 	for i := range l.pairs {
 		switch p := &l.pairs[i]; {
-		case p.DecodeEnded(): // if its prefill call still runs, the lease is settled at the end of that call
+		case p.DecodeEnded(): // if its prefill call still runs, the end of that call gives the lease back
 		case e.Idle: // neither call of the last pair was begun
 			dst = l.stepPair(Event{Kind: NotSent, Pair: i + 1}, dst)
 		default:
 			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
-	dst = l.settlePassthrough(Pass, Back, dst) // of a request that is passed through
+	dst = l.settlePassthrough(Pass, Back, dst) // does nothing for a request that is not passed through
 	dst = l.held.settle(dst, Copy, Back)
 	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), true)
 }

@@ -1,12 +1,11 @@
 package lifecycle
 
 const (
-	maxFailedEngines = 3 // engines that may fail at a request before its client gets the error
-	maxEnginesAsked  = 8 // engines that one request tries, including those that turn out not to have its endpoint or its model
+	maxFailedEngines = 3 // number of engines that may fail at a request before its client gets the error
+	maxEnginesAsked  = 8 // number of engines that one request tries, including those that turn out not to have its endpoint or its model
 )
 
-// stepPassthrough handles an event of a request that is passed through to one engine as it came. A state ignores events that it does not
-// wait for:
+// stepPassthrough handles an event of a request that one engine gets unchanged. A state ignores events that it does not wait for:
 //
 //	Choosing → Calling → Streaming → Done
 //	   ↑        ↓    ↓      ↑
@@ -98,14 +97,14 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	return l.chooseEngine(dst)
 }
 
-// failPassthrough ends the request with an error for the client. It gives back all that the request holds, except for the request's body:
-// the code that answers with the error gives that back (see Body).
+// failPassthrough ends the request with an error for the client. It gives back all that the request holds, except for the body: the code
+// that answers with the error gives the body back (see Body).
 func (l *Lifecycle) failPassthrough(clientError Error, dst []Effect) []Effect {
 	return append(l.settlePassthrough(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// settlePassthrough settles everything that a passed-through request still holds. body and memory say how those two resources are settled.
-// A call that was not settled yet is Spent, because its engine may have computed tokens.
+// settlePassthrough gives back everything that a passed-through request still holds. body and memory say what happens to these two
+// resources. A call that was not given back yet is Spent, because its engine may have computed tokens.
 func (l *Lifecycle) settlePassthrough(body, memory Disposition, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Body, body)
 	dst = l.held.settle(dst, Memory, memory)

@@ -12,27 +12,27 @@ import (
 // a label of metrics.
 type Tier = string
 
-// The tiers.
+// The tiers. The values are labels of metrics.
 const (
 	Repeated   Tier = "0"        // the client has nothing of the answer: the same request is sent again
-	ByPrompt   Tier = "1"        // of a completion: the ids of its prompt and answer tokens become the prompt
-	ByIDs      Tier = "2"        // of a chat: the token ids are sent beside the hand-off
-	ByText     Tier = "3"        // the text so far: of a chat as the last message, of a completion behind the prompt. Not exact to the token
+	ByPrompt   Tier = "1"        // a completion goes on: the ids of its prompt and answer tokens become the prompt
+	ByIDs      Tier = "2"        // a chat goes on: the token ids of prompt and answer are sent beside the hand-off
+	ByText     Tier = "3"        // the answer goes on from its text, as the last message or after the prompt; not exact to the token
 	Broken     Tier = "4"        // the answer cannot go on, and ends with an error
 	Concluding Tier = "finished" // only the end is missing, or no more tokens are allowed: the proxy writes the end
 )
 
-// Tiers lists all tiers.
+// Tiers lists all tiers, so that metrics can begin each of them at 0.
 var Tiers = []Tier{Repeated, ByPrompt, ByIDs, ByText, Broken, Concluding}
 
 // Retention says which parts of a request stay in memory while its answer runs.
 type Retention uint8
 
-// Each level includes the one before it.
+// Each level also keeps what the levels before it keep.
 const (
 	KeepNothing Retention = iota
-	KeepStart             // the body, until the first token: until then the same request may be sent again
-	KeepAll               // the body, and the token ids of prompt and answer
+	KeepStart             // the body, kept until the first token, so that the same request can be sent again before it
+	KeepAll               // the body and the token ids of prompt and answer, kept until the answer has ended
 )
 
 // A Loss has the facts about a lost answer that decide how it goes on.
@@ -42,11 +42,11 @@ type Loss struct {
 	MayResume       bool            // the answer may go on: it was not lost too often, and its endpoint supports going on
 	Retention       Retention
 	Streamed        bool
-	TokensVisible   bool // the client gets more of a token than its text, e.g. id or logprobs: no token that it has may be generated again
+	TokensVisible   bool // the client gets ids or logprobs of tokens, not only text: no token that the client has may be generated again
 	MayExtendPrompt bool // nothing in the request forbids that the answer becomes a part of the prompt
 	HasTools        bool // the request has tools, which only token ids can repeat
 
-	Method          string          // how it can go on: chat_resume, mooncake.ResumePrompt or ResumeText; empty: it can only start again
+	Method          string          // how the answer can go on: chat_resume, mooncake.ResumePrompt or ResumeText; empty: it can only restart
 	PromptIDs       json.RawMessage // token ids of the prompt
 	PromptText      []byte          // text of the prompt, as a JSON string, for mooncake.ResumeText
 	PromptTokens    int             // number of tokens of the client's own prompt, without any part of the answer
@@ -61,13 +61,13 @@ type Plan struct {
 	AnswerSoFar      *sse.Transcript   // the part of the answer so far, after which it goes on
 	Resume           *mooncake.Resume  // the part of the answer that becomes a part of the prompt; nil: none
 	ClientHasNothing bool              // the client has nothing of the answer yet, so that the answer is put together from its start
-	Continuation     *sse.Continuation // where the next part is joined to the answer so far; nil: nothing was sent
+	Continuation     *sse.Continuation // where the next part is joined to the answer so far; nil: the client has no event yet
 	PrefillCount     int               // prompt tokens that the prefill engine must count; 0: any number
 	DecodeCount      int               // prompt tokens that the decode engine must count; 0: any number
 }
 
-// Plan decides how the answer goes on. The proxy writes its end if only the end is missing. It begins again if the client can see no
-// difference. It continues after the part that the client has. If none of this is possible, it is broken off. Plan does not change
+// Plan decides how a lost answer goes on. If only its end is missing, the proxy writes the end. If the client can see no difference, the
+// answer begins again. Otherwise it goes on after the part that the client has, or is broken off if it cannot. Plan does not change
 // l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
 	said := *l.AnswerSoFar
@@ -81,7 +81,7 @@ func (l *Loss) Plan() Plan {
 		return Plan{Tier: Broken}
 	case !clientSawTokens: // the client has nothing that a new answer could contradict
 		return l.planAfter(nothing, Repeated, nil)
-	// nothing follows an answer that has the largest number of tokens, so it need not end with a whole character
+	// An answer with the largest number of tokens is not continued, so it need not end with a whole character.
 	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&said)):
 		return l.continuePlan(&said)
 	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
@@ -127,8 +127,9 @@ func (l *Loss) continuePlan(said *sse.Transcript) Plan {
 	return l.planAfter(said, tier, resume)
 }
 
-// planAfter is the plan in which the answer goes on after said, its part so far. resume is the part of it that becomes a part of the
-// prompt; nil: none does. The plan also has the prompt lengths that the engines must count, if the engines get token ids.
+// planAfter is the plan in which the answer goes on after said, the part of the answer so far. resume is the part of the answer that
+// becomes a part of the prompt; nil: none does. The plan also has the prompt lengths that the engines must count, if the engines get token
+// ids.
 func (l *Loss) planAfter(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, AnswerSoFar: said, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) { // only token ids give a prompt of a known length
@@ -159,12 +160,13 @@ func (l *Loss) resumable(said *sse.Transcript) bool {
 	switch {
 	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.MaxAnswerTokens):
 		return false // an answer of /generate that is at its end, or whose events may be read in two ways
-	// The request or the engine does not allow it, or the transcript lacks something: its head, reasoning, tool calls, or an unread event.
+	// The request or the engine does not allow that an answer goes on, or the transcript lacks something: its head, reasoning, tool calls, or
+	// an unread event.
 	case l.Method == "", !l.MayExtendPrompt, said.Head.ID == nil, said.MoreThan, said.Unread:
 		return false
-	case mooncake.ByText(l.Method): // tokens that the client has may then be generated again, and tools cannot be repeated
+	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools
 	}
-	// the token ids must be those of all the answer, and of the prompt as the engine counted it
+	// The token ids must be those of the whole answer so far, and of the prompt as the engine counted it.
 	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.PromptIDs))
 }

@@ -14,19 +14,19 @@ package lifecycle
 //	strandedLast strandedLast -           -          -            unowned    -
 //
 // In the states arrived, triedHere and unowned, evenkeel asks whether another dispatcher
-// should serve the request. Once the request has had its turn here, its retries stay
+// should serve the request. Once the request has got an engine here, its retries stay
 // here. Only a request whose client has no part of the answer moves at all: a lost
 // answer stays with this proxy, and goes on there or ends.
 type routing uint8
 
 const (
 	arrived      routing = iota // the request has just come
-	servedHere                  // the request got its turn here, so its retries stay here
-	stranded                    // the region of its hand-off has no rank for it any more
+	servedHere                  // the request got a prefill engine or a rank here, so its retries stay with this dispatcher
+	stranded                    // the region that has to decode its hand-off has no rank for the request any more
 	triedHere                   // every attempt here failed, and the request was not at fault
 	unowned                     // another proxy of this region owns its decode group, or owned it and gave the request back
-	returned                    // another dispatcher gave it back, or evenkeel asked twice where it should go: it stays here for good
-	strandedLast                // as returned, and the region of its hand-off has no rank any more
+	returned                    // another dispatcher gave the request back, or evenkeel asked twice where it should go: it stays here for good
+	strandedLast                // the request stays here for good, and the region that has to decode its hand-off has no rank any more
 )
 
 type move uint8
@@ -35,7 +35,7 @@ const (
 	gotTurn   move = iota // a prefill engine here, or a rank that computes the prompt, takes the request
 	gaveBack              // a proxy of another region gave the request back
 	askAgain              // a proxy of this region gave the request back
-	lostRanks             // the region of its hand-off has no rank any more, or another proxy owns the region
+	lostRanks             // the region that has to decode the hand-off has no rank any more, or belongs to another proxy
 	lostGroup             // another proxy took over its decode group before a rank had the request
 	failed                // every attempt here failed
 )

@@ -10,21 +10,21 @@ type tries struct {
 	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last resetCounts
 	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before the first event
-	withheld           int32 // attempts that ended as Paused, because the engine was away for a moment; they do not count
+	withheld           int32 // attempts that ended as Paused, because the engine took no requests for a short time; they do not count
 	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
 	unlisted           int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
-	enginesFailed      int32 // engines that reported a failure at the request
-	enginesAsked       int32 // engines that were tried, if the request is passed through
+	enginesFailed      int32 // number of engines that reported a failure of their own at the request
+	enginesAsked       int32 // number of engines that were tried, if the request is passed through
 	brokenConns        []BrokenConn
 	// unexplained500 is the engine whose 500 has no known cause yet; empty: there is none. The request may be the cause: old vLLM answers
 	// prompts that are too long with 500.
 	unexplained500 string
-	causes500      bool // the request is the cause of all its 500s, because two engines answered so
+	causes500      bool // the request is the cause of all its 500s, because two engines answered it with 500
 }
 
 // uncountedRefusals is how many refusals by prefill engines do not count as attempts, because the engines ran nothing. If engines refuse a
-// fifth of their probes, three attempts without this allowance would fail one request in a hundred.
+// fifth of their prefill calls, three attempts without this allowance would fail one request in a hundred.
 const uncountedRefusals = 3
 
 // uncountedPauses is how many attempts that ended as Paused do not count. After the first, evenkeel sends nothing to that engine until it
@@ -36,8 +36,8 @@ const uncountedPauses = 2
 // the request open new connections, so this cannot happen to them.
 const uncountedRedials = 1
 
-// uncountedUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
-// again at once, so several such attempts only happen if several engines change at the same time.
+// uncountedUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list of
+// models again at once, so several such attempts only happen if several engines change at the same time.
 const uncountedUnlisted = 3
 
 // maxBrokenEngines is how many engines may fail at a request before evenkeel considers the request the cause. Such a request gets no more
@@ -52,9 +52,9 @@ func (t *tries) resetCounts() {
 // mayBreakEngines says whether evenkeel considers the request the cause of the engines' failures.
 func (t *tries) mayBreakEngines() bool { return t.enginesFailed >= maxBrokenEngines }
 
-// nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins; the zero Retry: none
-// does. next is the verdict on the attempt, and e is the event that reported its end. The first uncountedPauses, uncountedRedials and
-// uncountedRefusals attempts of their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
+// nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins. The zero Retry means
+// that none does. next is the verdict on the attempt, and e is the event that reported its end. The first uncountedPauses, uncountedRedials
+// and uncountedRefusals attempts of their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
 func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
@@ -81,7 +81,7 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 			return Retry{Budget: Freely}
 		}
 	case NoModel:
-		if t.unlisted == uncountedUnlisted { // more than a mere change of the engines' models would cause
+		if t.unlisted == uncountedUnlisted { // so many misses do not come from a mere change of the models of engines
 			return Retry{}
 		}
 		t.unlisted++

@@ -6,20 +6,20 @@ package lifecycle
 // A CallKind is the kind of a call to an engine: it serves the prefill, the decode, or all of a request.
 type CallKind uint8
 
-// The kinds of calls.
+// The kinds of calls. A request has either calls of the kinds Prefill and Decode, or one of the kind Sole.
 const (
-	Prefill CallKind = iota // from the request's turn to the hand-off of its KV
-	Decode                  // from the hand-off to the first event of the answer; the only call if the decode rank also prefills
-	Sole                    // all of a request that one engine serves alone, without a slot on a decode rank
+	Prefill CallKind = iota // computes the prompt and returns the hand-off of its KV
+	Decode                  // generates the answer on a decode rank; it is the only call if the rank also prefills the prompt
+	Sole                    // serves all of a passed-through request on one engine, without a slot on a decode rank
 )
 
 // Progress says how far a call had come when it ended.
 type Progress uint8
 
-// The stages of a call, in this order.
+// A call goes through these stages in this order.
 const (
 	Unsent  Progress = iota // no byte of the request was written to the engine
-	Sent                    // the engine may have the request
+	Sent                    // bytes of the request may have reached the engine, but no byte of an answer came
 	Headed                  // the first bytes of the engine's answer have come
 	Through                 // a prefill engine has returned the hand-off, or a decode engine has read the KV
 )
@@ -30,53 +30,54 @@ type Reason uint8
 // The reasons. The ones before Stale do not count as a failure of the call's engine (see EngineFailed).
 const (
 	Left         Reason = iota // the client left
-	Leaving                    // the proxy shuts down, or the request's time is over
-	Unready                    // the proxy cannot receive callbacks of engines
+	Leaving                    // the proxy shuts down, and ends requests that have no answer yet
+	Unready                    // the proxy does not listen for callbacks of decode engines
 	Moved                      // the call's engine was taken out of service
-	HungUp                     // the proxy ended the call for another reason
-	NotOurs                    // another proxy owns the engine now
+	HungUp                     // the proxy ended the call, but neither because the client left nor because of a drain
+	NotOurs                    // another proxy owns the engine now, so the request was not sent
 	Unowned                    // another proxy owns the whole decode group now
 	NoRank                     // the pool had no rank for the request in time, or will have none
-	RanksLost                  // the region of the hand-off has no rank any more
+	RanksLost                  // the region that has to decode the hand-off has no rank any more
 	Unlearned                  // the address at which decode engines reach the prefill engine is unknown
 	Outlived                   // the prefill engine has restarted, so the KV is gone
-	MayOutlive                 // the prefill engine may have restarted
+	MayOutlive                 // the prefill engine may have restarted, so the KV may be gone
 	Expired                    // the hand-off was too old when a slot came, or the KV that a prefill engine was to fetch is gone
 	MaybeWrongKV               // the decode engine may have read another prompt's KV, because it read too late
-	Ignored                    // the engine did not continue the answer so far
+	Ignored                    // the engine did not continue the answer so far, but began it anew
 	TooLong                    // the engine counted more tokens than its model takes
 
-	// In the following reasons, the call's engine is why the call ended.
+	// The following reasons blame the engine of the call: its connection, its answer or its silence ended the call.
 	Stale       // a kept-alive connection ended before it brought one byte of the answer
-	Unreachable // no connection could be made
-	Broke       // the connection broke, or the engine was declared down while a probe was under way
-	Silent      // the engine said nothing for too long
+	Unreachable // no connection to the engine could be made
+	Broke       // the connection broke, or the engine was declared down while it computed a prompt
+	Silent      // the engine sent nothing for longer than allowed
 	Garbled     // the engine's answer cannot be parsed or used
 	TooLarge    // the engine's answer is larger than allowed
 	Unnamed     // the engine's bootstrap server does not name the engine id under which the KV is held
 	Bare        // the prefill engine's answer has no hand-off
-	Empty       // as Bare, because the first token is the end of the answer
+	Empty       // the answer of the prefill engine has no hand-off, because its first token already ends the answer
 	Restarted   // the prefill engine restarted after the decode engine had been given its address
-	Uncalled    // the decode engine did not say in time where the KV goes
+	Uncalled    // the decode engine did not call back in time to say where the KV goes
 	Misplaced   // the decode engine named an address to which KV may not be sent
 	Unbegun     // the prompt was prefilled, but the decode engine did not begin its answer
-	Stuck       // a rank that also prefills gave no sign of life for many times the predicted time
-	Unusable    // no answer for the client can be made of the engine's answer, or it is too large
+	Stuck       // a rank that also prefills gave no sign of life for many times as long as the prefill was predicted to take
+	Unusable    // the answer of the engine cannot be turned into an answer for the client, or is too large
 	Unconfirmed // the prefill engine did not confirm in time that the KV is complete
 	Incomplete  // the prefill engine broke off while it handed the KV over
 
-	// HTTP statuses of the engine's answer, or of an event in which the engine reports a failure.
+	// The following reasons stand for HTTP statuses: of the answer of the engine, or of an event in which the engine reports a failure.
 	Lacks     // 404 or 405 of the engine's router: the engine does not have the endpoint
-	Rejected  // 4xx: the request is refused
+	Rejected  // any other 4xx: the engine refuses the request
 	Throttled // 429: too many requests
 	Busy      // 503: the engine is overloaded or not ready
-	Failed    // 500, which is the engine's fault or the request's
-	Erred     // 502, 504, or an event that has no status
-	Unable    // 501: the engine cannot do it
-	Odd       // any other status
+	Failed    // 500: the engine or the request is at fault
+	Erred     // 502 or 504, or an event that reports a failure without a status
+	Unable    // 501: the engine cannot do what the request asks for
+	Odd       // any status that has no reason of its own
 	Preempted // the engine ran out of KV memory and gave the request back
-	Paused    // the engine takes no requests while its group re-forms, or none for this rank any more; it read nothing
-	// Unlisted is a 404: the engine's list had the model of the request, but the engine does not serve it. It read nothing else.
+	Paused    // the engine takes no requests while its group of ranks re-forms, or none for this rank; its core saw nothing
+	// Unlisted is a 404 of an engine that does not serve the model of the request, although its list of models had it. The engine has looked
+	// at nothing else of the request.
 	Unlisted
 
 	reasons // number of reasons
@@ -92,7 +93,7 @@ func ReasonOfStatus(status int) Reason {
 		return Rejected
 	}
 	switch status {
-	case 500: // the only status that old engines also give to a request that they cannot serve
+	case 500: // old engines also answer 500 to a request that they cannot serve
 		return Failed
 	case 501:
 		return Unable
@@ -107,48 +108,48 @@ func ReasonOfStatus(status int) Reason {
 // Disposition says what becomes of the KV that a prefill engine has, or may have, for a request.
 type Disposition uint8
 
-// The dispositions.
+// The dispositions of KV. Refuse and Lose also say that the prefill engine has failed.
 const (
 	unsaid       Disposition = iota // the table has no entry, because the case cannot happen
-	Keep                            // the next decode engine may have it: no byte that names the KV was written to an engine
+	Keep                            // the next decode engine may get the hand-off: no byte that names the KV was written to an engine
 	Free                            // the prefill engine has no KV, or has freed it
-	Refuse                          // as Free, but the engine has failed
-	Lose                            // the engine has failed, and may hold the KV until its hold timeout
+	Refuse                          // the prefill engine has failed, and has no KV
+	Lose                            // the prefill engine has failed, and may hold the KV until its hold timeout
 	Orphan                          // no engine will fetch the KV: the prefill engine frees it at its hold timeout
 	Discard                         // a decode engine is made to fetch the KV and throw it away
-	MaybeRead                       // an engine may have read it; it is discarded later, unless the request seems to break engines
-	MaybeRunning                    // as MaybeRead, but the engine may still be working on the request
-	Spent                           // only of a Sole call, which hands no KV over: the engine may have computed the request's tokens
+	MaybeRead                       // a decode engine may have read the KV; it is discarded later, unless the request seems to break engines
+	MaybeRunning                    // a decode engine may have read the KV, and may still be working on the request
+	Spent                           // only of a Sole call, which hands no KV over: the engine may have computed tokens of the request
 )
 
-// NextStep says what the request does next.
+// NextStep says what a request does after a call that ended without its result.
 type NextStep uint8
 
-// The next steps. Each kind of attempt has a limit of its own (see tries.nextAttempt).
+// The next steps. A request has a limit for each kind of failed attempt (see tries.nextAttempt).
 const (
 	Over      NextStep = iota // no other attempt: no engine would answer otherwise
 	Elsewhere                 // no other attempt here, but an engine of another region may answer otherwise
-	Again                     // another attempt, which is counted
-	Unreached                 // another attempt, counted with those that reached no engine
-	Untaken                   // another attempt, counted with those that an engine refused
-	NoRoom                    // another attempt, counted with those for which an engine had no room in its KV memory
-	Held                      // another attempt, counted with those for which an engine was away
-	Granted                   // another attempt, for which the budget was asked before
-	NoModel                   // another attempt, counted with those for which an engine did not have the model
-	Anew                      // another attempt, not counted: nothing failed
-	Redial                    // another attempt over new connections, not counted: the engine had already closed the old connection
+	Again                     // another attempt; the failed one counts against the general limit
+	Unreached                 // another attempt; the failed one reached no engine
+	Untaken                   // another attempt; in the failed one an engine refused the request
+	NoRoom                    // another attempt; in the failed one an engine had no room in its KV memory
+	Held                      // another attempt; in the failed one an engine took no requests for a short time (Paused)
+	Granted                   // another attempt, which the retry budget has granted already
+	NoModel                   // another attempt; in the failed one an engine did not have the model
+	Anew                      // another attempt; nothing failed, so none is counted
+	Redial                    // another attempt, over new connections; the old one was closed already, so nothing is counted
 	Ask                       // the proxy that owns the decode group now is asked to serve the request
 	Same                      // the same engine gets the request once more, over a new connection
 )
 
-// Blame says which component a failure is held against.
+// Blame says against which component a failure is counted.
 type Blame uint8
 
-// The components.
+// The components, and Disputed for a failure whose cause is not known yet.
 const (
 	Nobody   Blame = iota // the request, the client or the proxy is at fault, or the failure is already counted elsewhere
 	Engine                // the engine is at fault
-	Wedged                // the engine is at fault, and may hang
+	Wedged                // the engine is at fault, and may have stopped working without closing its connections
 	Disputed              // the engine or the request is at fault: the next engine's answer shows which
 )
 
@@ -159,22 +160,22 @@ type row struct {
 	blame Blame
 }
 
-// prefills says what follows the end of a prefill call. A prefill engine's failures are counted when the lease of the prompt is settled, so
-// blame only matters for a 500.
+// prefills says what follows the end of a prefill call without its result, by the reason and the progress of the call. A prefill engine's
+// failures are counted when the lease of the prompt is given back, so blame only matters for a 500.
 var prefills = [reasons]row{
-	//              Unsent  Sent    Headed  Through
-	// a prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered
+	// kv:          Unsent  Sent    Headed  Through
+	// A prefill engine stops a prefill whose connection ends, and keeps the KV of a prefill that it has answered.
 	Left:    {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
 	Leaving: {[...]Disposition{Free, Free, Orphan, Discard}, Over, Nobody},
 	Moved:   {[...]Disposition{Free, Free, Orphan, Discard}, Anew, Nobody},
 	HungUp:  {[...]Disposition{Free, Free, Orphan, Discard}, Elsewhere, Nobody},
-	// the engine was to fetch the KV of the conversation's last turn, which is gone; the next attempt computes the prompt
+	// The engine was to fetch the KV of the conversation's last turn, but that KV is gone. The next attempt computes the prompt.
 	Expired:   {[...]Disposition{unsaid, unsaid, Free, unsaid}, Anew, Nobody},
-	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // early attempts ask the pool before the prefill, others after
+	Unowned:   {[...]Disposition{Free, unsaid, unsaid, Orphan}, Ask, Nobody}, // an Early attempt fails before its prefill, others after
 	NoRank:    {[...]Disposition{Free, unsaid, unsaid, Discard}, Over, Nobody},
 	RanksLost: {[...]Disposition{Free, unsaid, unsaid, Orphan}, Anew, Nobody}, // no rank is left that could fetch the KV
 	Ignored:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody},
-	TooLong:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // the decode engine would read the KV and then refuse
+	TooLong:   {[...]Disposition{unsaid, unsaid, unsaid, Discard}, Over, Nobody}, // a decode engine would read the KV, then refuse
 
 	Stale:       {[...]Disposition{Free, Orphan, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the prompt
 	Unreachable: {[...]Disposition{Refuse, unsaid, unsaid, unsaid}, Unreached, Nobody},
@@ -200,9 +201,9 @@ var prefills = [reasons]row{
 	Unlisted:  {[...]Disposition{unsaid, unsaid, Free, unsaid}, NoModel, Nobody},
 }
 
-// decodes says what follows the end of a decode call.
+// decodes says what follows the end of a decode call without its result, by the reason and the progress of the call.
 var decodes = [reasons]row{
-	//              Unsent  Sent     Headed   Through
+	// kv:          Unsent  Sent     Headed   Through
 	Left:         {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
 	Leaving:      {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Elsewhere, Nobody},
 	Moved:        {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Anew, Nobody},
@@ -216,19 +217,19 @@ var decodes = [reasons]row{
 	MaybeWrongKV: {[...]Disposition{unsaid, unsaid, unsaid, Free}, Again, Nobody},
 	Ignored:      {[...]Disposition{unsaid, unsaid, unsaid, Free}, Over, Nobody},
 
-	Stale:       {[...]Disposition{Keep, MaybeRunning, unsaid, unsaid}, Redial, Nobody}, // the engine may have read the KV all the same
+	Stale:       {[...]Disposition{Keep, MaybeRunning, unsaid, unsaid}, Redial, Nobody}, // the engine may still have read the KV
 	Unreachable: {[...]Disposition{Keep, unsaid, unsaid, unsaid}, Unreached, Engine},
-	Broke:       {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Again, Engine}, // the engine may have read the KV before that
+	Broke:       {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Again, Engine}, // the KV may have been read before that
 	Silent:      {[...]Disposition{Keep, MaybeRunning, MaybeRunning, Free}, Again, Wedged},
 	Garbled:     {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, Free}, Again, Engine},
 	TooLarge:    {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, Free}, Over, Nobody},
-	Uncalled:    {[...]Disposition{unsaid, Free, unsaid, unsaid}, Again, Engine}, // the prefill only begins after the callback
+	Uncalled:    {[...]Disposition{unsaid, Free, unsaid, unsaid}, Again, Engine}, // no KV: the prefill begins after the callback
 	Misplaced:   {[...]Disposition{unsaid, Free, unsaid, unsaid}, Over, Nobody},
 	Unbegun:     {[...]Disposition{unsaid, Orphan, Orphan, unsaid}, Again, Engine},
 	Stuck:       {[...]Disposition{unsaid, MaybeRunning, MaybeRunning, unsaid}, Granted, Wedged},
 	Unusable:    {[...]Disposition{unsaid, unsaid, MaybeRunning, Free}, Over, Engine},
 
-	// a status may also come from a proxy in front of the engine, or after the KV was read
+	// An error status does not prove that the KV is unread: it may come from a proxy in front of the engine, or after the KV was read.
 	Rejected:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Over, Nobody},
 	Throttled: {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Nobody},
 	Busy:      {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Again, Engine},
@@ -237,7 +238,7 @@ var decodes = [reasons]row{
 	Unable:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Elsewhere, Nobody},
 	Odd:       {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Elsewhere, Engine},
 	Preempted: {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, NoRoom, Nobody},
-	Paused:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Held, Nobody}, // the hand-off was sent, so no second engine may have it
+	Paused:    {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, Held, Nobody}, // no second engine may get a hand-off that was sent
 	Unlisted:  {[...]Disposition{unsaid, unsaid, MaybeRead, Free}, NoModel, Nobody},
 }
 
@@ -276,14 +277,14 @@ func (e CallEnd) Verdict() Consequences {
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
 		// has it frees it at its hold timeout.
 		v.KV = Orphan
-	case v.KV == unsaid: // a bug, too: the decode engine may have the request
+	case v.KV == unsaid: // no table entry, which is a bug; the decode engine may have the request
 		v.KV = MaybeRunning
 	case v.KV == MaybeRead && e.Open: // the engine answered 200, so it may have begun
 		v.KV = MaybeRunning
-	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // Paused: the part of the engine that would free the KV never saw the request
+	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // the part of a paused engine that would free the KV never saw the request
 		v.KV = Free
 	}
-	if e.Call == Prefill && !e.Kept { // such an engine keeps no KV for a decode engine, so there is none to free
+	if e.Call == Prefill && !e.Kept { // this prefill engine keeps no KV for a decode engine, so there is none to free
 		switch v.KV {
 		case Lose:
 			v.KV = Refuse
@@ -322,7 +323,7 @@ func (e CallEnd) soleVerdict() Consequences {
 		v.Next = Again
 	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same
-	case e.Reason == Paused: // the engine takes no requests for a moment, which is no failure
+	case e.Reason == Paused: // the engine takes no requests for a short time, which is no failure
 		v.Next, v.Blame = Again, Nobody
 	case e.Reason == Unlisted: // the engine works, but does not have the model
 		v.Next, v.Blame = NoModel, Nobody
