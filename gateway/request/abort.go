@@ -23,11 +23,11 @@ type abortByName struct {
 	requested     atomic.Bool // the client has ended the request by name
 	endpoint      mooncake.Endpoint
 	leaveAsClient func() // makes the job end as if its client had left
-	outputMode    []byte // the request's output_mode
+	outputMode    []byte // the output_mode of the request, which an answer without tokens repeats
 
 	mu   sync.Mutex
 	rank *roster.Rank // the rank to which the request was sent last; nil: no rank has it
-	id   string       // the engine's id of the request
+	id   string       // the id under which the engine of rank has the request
 }
 
 // errNotAborted is the error of an answer whose client has ended the request by name, but whose engine has not stopped.

@@ -98,8 +98,8 @@ func (j *job) estimatedTokens() int {
 	return prompt.Tokens(j.req, j.changes)
 }
 
-// endAfterClientLeft makes the call end once the client has left and grace has passed since then, but not before earliest. The function
-// that it returns takes this back: the call then goes on even if the client leaves.
+// endAfterClientLeft makes the call end once the client has left and grace has passed since then, but not before earliest. After the
+// returned function was called, the call goes on even if the client leaves.
 func endAfterClientLeft(c client, call *engine.Call, grace time.Duration, earliest time.Time) (cancel func()) {
 	var timer *time.Timer // set by the callback, which does not run any more once OnGone(nil) has returned
 	c.OnGone(func() {
@@ -196,9 +196,9 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 
 // avoided are the engines and ranks that a request avoids, because they failed at it or refused it.
 type avoided struct {
-	prefill         []string // ids of the prefill candidates tried since the last start
-	decode          []int32  // workers that failed, and workers that may fail with them
-	refused         []int32  // workers that refused the request; if two of one queue did (see noteRefusal), all workers of that queue
+	prefill         []string // ids of the prefill engines that were tried since the request last began from its start
+	decode          []int32  // decode workers that failed, and workers that may fail with them
+	refused         []int32  // decode workers that refused the request; if two of one queue did, all workers of that queue
 	lastChoice      []int32  // workers that share the queue of a refusing one: used only if no other worker takes the request at once
 	haltedCores     int      // how often the request was taken from a rank whose core stood still
 	othersAvailable bool     // some rank that is in none of these lists takes requests

@@ -79,7 +79,8 @@ func drainBody(resp *engine.Response, b *buffers) {
 // the connection to the engine and does not wait for the end of the body.
 const maxFinishers = 1024
 
-// streamLimits bounds the stream of the call's engine. first is how long its first event may take.
+// streamLimits returns the limits of the engine's stream: its bytes, and how long its events may take. first is the limit for the first
+// event.
 func (u *upstreamCall) streamLimits(first time.Duration) sse.Limits {
 	l := &u.job.srv.Settings().Limits
 	gap := l.EventTimeout // how long the engine may be silent between two events
@@ -138,7 +139,7 @@ func watchCore(s *stream) (stop func()) {
 	s.upstream.coreHalted = halted
 	return handoff.Repeat(patience, func() (nextCheck time.Duration) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
-			return silence - time.Since(lastSign) // the core works
+			return silence - time.Since(lastSign) // the core of the rank works, so the call goes on
 		}
 		if _, othersExist := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !othersExist {
 			return silence
@@ -163,7 +164,7 @@ func asStuck(s *stream, fault *failure.Fault) *failure.Fault {
 	return fault
 }
 
-// unknownPromptTokens is larger than the number of tokens of any prompt.
+// unknownPromptTokens stands for the length of a prompt that is not known yet. It is larger than any prompt.
 const unknownPromptTokens = 1 << 40
 
 // announceCompute notes, right before the request is sent, how many tokens of the prompt the engine may compute itself. If the engine
@@ -177,8 +178,8 @@ func (u *upstreamCall) announceCompute() {
 }
 
 // correctCompute replaces the number that announceCompute has noted by the number of tokens that the engine has computed. Only the first
-// call does so. It comes with the first event, when the engine has counted the prompt, or at the end of the request. computedNothing
-// says that the engine has computed nothing.
+// call changes something. That call comes with the first event, when the engine has counted the prompt, or at the end of the request.
+// computedNothing says that the engine has computed nothing.
 func (u *upstreamCall) correctCompute(computedNothing bool) {
 	if u.announcedTokens == 0 { // corrected before, or nothing was noted
 		return

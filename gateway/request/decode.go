@@ -41,9 +41,10 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	return nil, false
 }
 
-// decodeDuringPrefill is decode for a request whose prefill runs at the same time. Nothing was sent under the lease yet. The prefill call
-// and the decode call are the two calls of the request, and the end of one ends the other. pair is their number in the request's lifecycle.
-// quit says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV blocks for it.
+// decodeDuringPrefill does what decode does, for a request whose prefill runs at the same time. No engine was sent the prompt of the lease
+// yet. The prefill call and the decode call are the two calls of the request, and the end of one ends the other. pair is their number in
+// the request's lifecycle. quit says that the client has left, and that either the prefill call has ended, or the decode engine keeps KV
+// blocks for it.
 func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) (fault *failure.Fault, quit bool) {
 	j, slot := s.job, s.upstream.slot
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(), Call: "decode", Early: true})
@@ -80,7 +81,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	defer s.upstream.pull.End()
 	var kv json.RawMessage
 	if h == nil {
-		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) }) // no pull of KV is under way
+		j.client.OnGone(func() { s.upstream.call.Disconnect(upstream.NoticeTimeout) }) // without a hand-off, no pull of KV can be cut
 	} else {
 		var fault *failure.Fault
 		if kv, fault = s.upstream.takeHandoff(h); fault != nil {
@@ -88,7 +89,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 		}
 	}
 	profile := s.upstream.rank.Profile
-	if profile.HandBack == mooncake.HandBackFetched { // keepTurn compares: only this process will have the KV of the answer
+	if profile.HandBack == mooncake.HandBackFetched { // keepTurn needs it: only this process of the engine will have the KV of the answer
 		j.decodeProcess = j.srv.Engines().ProcessAt(s.upstream.rank.Instance).Process
 	}
 	silence, pullOver, stop := limitWait(s, h, until)
@@ -185,7 +186,8 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 		u.countedSlotless = true
 		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
-	if noEarlyEvents := u.unstreamed || u.noEarlyText; noEarlyEvents && u.prefillCall == nil { // prefillCall does this after the prefill
+	// If a prefill runs beside the decode call, MarkNonStreaming is called when that prefill has ended.
+	if noEarlyEvents := u.unstreamed || u.noEarlyText; noEarlyEvents && u.prefillCall == nil {
 		u.slot.MarkNonStreaming(u.maxTokens)
 	}
 	call := upstream.Call{
@@ -210,7 +212,7 @@ func lateKVFault() *failure.Fault {
 // prefill call limits the wait for this event, because its length depends on the prefill.
 func (s *stream) openDuringPrefill() *failure.Fault {
 	j, profile, prefillCall := s.job, s.upstream.rank.Profile, s.upstream.prefillCall
-	var none *handoff.Handoff // with none, no time limit follows from when the prefill engine frees the KV
+	var none *handoff.Handoff // a nil hand-off sets no limit for the time until the KV is read
 	s.upstream.pull = none.AwaitFirstEvent(s.upstream.rank, s.upstream.began, s.upstream.unstreamed)
 	defer s.upstream.pull.End()
 	body := profile.EarlyDecode(&j.body, j.changes, prefillCall.rendezvous, s.upstream.pull.Salt(), !s.upstream.unstreamed, nil)
@@ -229,7 +231,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		reason := lifecycle.Died
 		next := fault.Verdict().Next
 		handedBack := next == lifecycle.Over || next == lifecycle.NoRoom // refused for good, or given back for want of KV memory
-		if s.endError != nil && handedBack {                             // an event said so, and the engine itself has ended the call
+		if s.endError != nil && handedBack {                             // an event reported this, and the engine itself has ended the call
 			reason = lifecycle.Declined
 		}
 		return s.upstream.failDuringPrefill(reason, fault)
@@ -239,7 +241,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	}
 	counted := s.upstream.answer.Filter.Prompt()
 	fault := prefillCall.firstEventCame(counted)
-	if s.state == ended { // the whole answer came at once, so it is also checked now as at its end
+	if s.state == ended { // the whole answer came at once, so its KV is also checked as at the end of an answer
 		fault = prefillCall.confirmKV(counted, j.client.Gone())
 	}
 	if fault != nil {

@@ -48,7 +48,7 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 		return
 	}
 	event := s.job.callFailedEvent(s.upstream.fault)
-	reportedByEngine := why >= lifecycle.Rejected && why != lifecycle.Preempted // these reasons stand for a status in an event
+	reportedByEngine := why >= lifecycle.Rejected && why != lifecycle.Preempted // these reasons come from a status in an event of the answer
 	event.Faulty = reportedByEngine && answer.Status/100 == 5 && !s.upstream.fault.Moved
 	s.step(event)
 }
@@ -64,7 +64,7 @@ func (s *stream) endWhole() {
 	s.step(lifecycle.Event{Kind: lifecycle.Ends})
 }
 
-// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that this returns.
+// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns.
 func (s *stream) step(event lifecycle.Event) {
 	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
 	event.Left, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
@@ -86,7 +86,8 @@ func (s *stream) step(event lifecycle.Event) {
 	}
 }
 
-// boardKinds says how the dispatcher is told of the ways in which a slot is settled. A call without a slot has other dispositions.
+// boardKinds has, for each disposition with which a slot is given back, the end of the request that the dispatcher is told. A call without
+// a slot has other dispositions.
 var boardKinds = map[lifecycle.Disposition]board.Kind{lifecycle.Failing: board.Failed, lifecycle.Cancelled: board.Cancelled,
 	lifecycle.Finish: board.Finished}
 
@@ -100,7 +101,7 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 		fail = leftError(s.job)
 	}
 	s.state, s.endError = ended, fail
-	if fail != nil { // the engine may have ended an answer that turned out to be wrong
+	if fail != nil { // the engine may have ended an answer that turned out to be wrong, so its end is dropped
 		s.upstream.answer.out = s.upstream.answer.DropEnd(s.upstream.answer.out)
 	}
 	switch {
@@ -149,8 +150,8 @@ func (srv *Server) drainedError(why string) *openai.Error {
 	return openai.Unavailable("engine_drained", why, 1)
 }
 
-// Close settles the request, however it ended. It first removes the callback for the client's departure: the engine's connection may serve
-// another request soon, and a late departure of this client must not end it.
+// Close ends the request and gives back what it holds, whether or not the answer is whole. It first removes the callback for the client's
+// departure: the engine's connection may serve another request soon, and a late departure of this client must not end that other request.
 func (s *stream) Close() {
 	if s.state == givenBack {
 		return
@@ -202,8 +203,8 @@ func compareTokenCounts(s *stream) {
 	}
 }
 
-// collect reads the answer to its end and returns it as one body, for a client that has not asked for a stream. It settles the request,
-// with an answer or with an error.
+// collect reads the answer to its end and returns it as one body, for a client that has not asked for a stream. It also ends the request
+// and gives back what the request holds.
 func (s *stream) collect() ([]byte, *openai.Error) {
 	defer s.Close()
 	for s.state < ended {
@@ -249,7 +250,7 @@ func (s *stream) detach() {
 			drainBody(resp, b)
 			b.putBack()
 		}
-		if s.job.srv.finishing.Run(maxFinishers, finish) == nil { // an error: too many run already, or the proxy shuts down
+		if s.job.srv.finishing.Run(maxFinishers, finish) == nil { // otherwise too many run already, or the proxy shuts down
 			return
 		}
 	}
@@ -259,20 +260,20 @@ func (s *stream) detach() {
 	b.putBack()
 }
 
-// releaseSlot gives the slot back, once, and tells the dispatcher how the answer ended. If the answer is not whole, it first waits until
-// the engine has dropped the request, so that the next request of this slot does not run beside it. If the engine keeps the KV of the
-// answer, the KV is remembered for the next turn of the conversation.
+// releaseSlot gives the slot back, and tells the dispatcher how the answer ended. Only the first call does so. If the answer is not whole,
+// it first waits until the engine has dropped the request, so that the next request of this slot does not run beside it. If the engine
+// keeps the KV of the answer, the KV is remembered for the next turn of the conversation.
 func (s *stream) releaseSlot(kind board.Kind) {
 	if s.upstream.slot == nil {
 		return
 	}
 	if kind != board.Finished {
 		s.upstream.closeAndAwaitEnd()
-		if s.upstream.call.IgnoredClose() { // the slot goes to another request all the same
+		if s.upstream.call.IgnoredClose() { // the engine has not noticed the close in time; the slot goes to another request all the same
 			s.job.srv.metrics.ignoredCloses.Inc()
 		}
 	}
-	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() { // the end of a call without a first event: see failDuringPrefill
+	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() { // if no event came, failDuringPrefill has reported the end
 		s.upstream.prefillCall.answerEnded(kind == board.Cancelled)
 	}
 	outcome := s.slotOutcome(kind)
@@ -284,7 +285,7 @@ func (s *stream) releaseSlot(kind board.Kind) {
 }
 
 // endAccounting removes a call that is over from the rank's traffic, and from the calls that a drain may end. disposition is how the call
-// was settled: after Free, the engine has computed nothing. Later calls change nothing.
+// was given back. Free means that the engine has computed nothing. Later calls change nothing.
 func (u *upstreamCall) endAccounting(disposition lifecycle.Disposition) {
 	u.correctCompute(disposition == lifecycle.Free)
 	if u.countedRunning {
@@ -322,7 +323,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 }
 
 // closeAndAwaitEnd ends the call, and reads on until the decode engine has closed the connection, too. Then the engine has noticed the end.
-// Otherwise the slot could go to another request while the engine still runs this one. It waits for upstream.NoticeTimeout at most.
+// Without this wait, the slot could go to another request while the engine still runs this one. It waits for upstream.NoticeTimeout at
+// most.
 func (u *upstreamCall) closeAndAwaitEnd() {
 	if u.resp == nil || u.resp.Ended() {
 		return

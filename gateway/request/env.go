@@ -35,19 +35,19 @@ import (
 // Deps has the parts of the proxy that requests use. Most are concrete types, because nothing else could stand for them: a lease, for
 // example, can only come from a prefill.Scheduler.
 type Deps struct {
-	Context    context.Context // ends when the last stream has ended
+	Context    context.Context // ends when the last answer stream has ended
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
-	Buckets    []float64 // of histograms of seconds
+	Buckets    []float64 // upper bounds of the buckets of histograms, in seconds
 
-	Settings  func() *fleet.Settings // in force now
+	Settings  func() *fleet.Settings // returns the settings that are in force at the call
 	Serving   func() context.Context // ends when the proxy, while it shuts down, ends the requests that have no answer yet
-	PromptKey func() []byte          // the key of hashes that tell prompts apart; nil: no predictor needs these hashes
+	PromptKey func() []byte          // returns the key for hashes of prompts; nil: no predictor needs such hashes
 
 	Client     *engine.Client
 	Monitor    Monitor
 	Fleet      Fleet
-	Engines    func() Engines // the engines as they are at the call
+	Engines    func() Engines // returns the engines as they are at the call
 	Prefill    *prefill.Scheduler
 	LocalRanks *local.Ranks
 	Places     *pool.Semaphore
@@ -114,8 +114,10 @@ type Server struct {
 	Prompts      *prompt.Reader
 	discards     *handoff.Discarder
 	prefillCalls service.Background // prefill calls that run at the same time as their decode call
-	finishing    service.Background // work left after the client has its answer: ends of bodies, fan-out legs beside a failed one
-	openRequests atomic.Int64       // client requests being served
+	// finishing does work that is left after a client has its answer: it reads bodies to their ends, and ends the other legs after one has
+	// failed.
+	finishing    service.Background
+	openRequests atomic.Int64 // client requests being served
 	ids          atomic.Uint64
 	turns        handback.Turns
 	resumeBytes  atomic.Int64 // bytes kept so that answers can go on at another engine
@@ -159,20 +161,19 @@ func (srv *Server) Finish(ctx context.Context) (wait func()) {
 
 func (srv *Server) nextID() uint64 { return srv.ids.Add(1) }
 
-// metrics are the metrics of requests.
 type metrics struct {
-	itl                                  prometheus.Observer    // gaps between two events with tokens
-	recomputes, losses, movedAnswers     *prometheus.CounterVec // by tier
+	itl                                  prometheus.Observer    // gaps between two events with tokens, in seconds
+	recomputes, losses, movedAnswers     *prometheus.CounterVec // counted by tier: how a lost answer went on
 	ignoredCloses, latePulls, miscounted prometheus.Counter
 
-	drains, rebinds *prometheus.CounterVec // of requests that were bound before their prefill
+	drains, rebinds *prometheus.CounterVec // count requests that were bound to a decode rank before their prefill
 
 	localRequests, handBacks     *prometheus.CounterVec
 	localFailures, localDeclined prometheus.Counter
 }
 
-// newMetrics registers the metrics of requests. buckets are those of histograms of seconds, and open counts the client requests being
-// served.
+// newMetrics registers the metrics of requests. buckets are the upper bounds of the buckets of histograms, in seconds. open counts the
+// client requests being served.
 func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64) *metrics {
 	auto := promauto.With(reg)
 	counter := func(name, help string) prometheus.Counter {
@@ -236,7 +237,7 @@ func newMetrics(reg prometheus.Registerer, buckets []float64, open *atomic.Int64
 	}
 }
 
-// The labels of drains, rebinds and localRequests. The HELP texts say what they mean.
+// Label values of the metrics drains, rebinds and localRequests, which the help texts in newMetrics explain.
 const (
 	drainLeft, drainLate                                  = "client_left", "late_callback"
 	causeDecode, causePrefill, causeCallback, causeSilent = "decode", "prefill", "callback", "silent"

@@ -34,16 +34,16 @@ type fannedOut struct {
 	conn       client
 	req        *openai.Request
 	in         *Incoming
-	id         []byte // name of the whole answer
-	outputMode []byte // output_mode of /inference/v1/generate
+	id         []byte // id that the client sees for the whole answer
+	outputMode []byte // output_mode of a request to /inference/v1/generate, which the usage event repeats
 	legs       []fanOutLeg
 	wg         sync.WaitGroup
 	stopOnce   sync.Once
-	stop       chan struct{} // closed by endLegs
+	stop       chan struct{} // endLegs closes stop, which ends all waits of the legs
 
-	pieces     chan piece    // from the legs to the client's side
+	pieces     chan piece    // parts of the answer, on their way from the legs to the client
 	pending    []byte        // bytes that Read can return without waiting
-	endedCount int           // legs that have ended
+	endedCount int           // number of legs that have ended
 	allEnded   bool          // no leg has anything more for the client
 	endError   *openai.Error // the error that ended the whole answer; nil: none did
 }
@@ -51,13 +51,13 @@ type fannedOut struct {
 // A fanOutLeg is one leg of a fan-out: a job with one prompt and one answer.
 type fanOutLeg struct {
 	job         *job
-	clientShare *edge.CloseNotifier // its share of the client's connection: gone when the client has left, or when another leg failed
+	clientShare *edge.CloseNotifier // the leg's view of the client's connection: gone when the client has left, or when another leg failed
 	prompt      int                 // index of the leg's prompt in the request
 
-	// These fields are written before the leg sends its last piece.
+	// The leg writes the fields below before it sends its last piece, and others read them only after that piece.
 	answer  []byte // the whole answer, if it is not streamed
 	usage   sse.Usage
-	details map[string]int // of usage: the counts of prompt_tokens_details
+	details map[string]int // counts of prompt_tokens_details in the usage, by their names
 }
 
 // A piece goes from a leg to the client's side. It has whole events, or reports the end of the leg.
@@ -111,7 +111,8 @@ func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg
 }
 
 // queueOrForward puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
-// gives the request back, the legs take their old places in the queue again.
+// gives the request back, the legs take their old places in the queue again. fail is the error for the client; nil: the other dispatcher
+// answers, or the legs are served here.
 func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
 		if fail == nil {
@@ -126,7 +127,7 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 		edge.StopKeepAlive(ctx)
 		f.srv.setServedByHeader(ctx, f.in)
 	}()
-	whole.record.Reached = journal.Queued // set by hand: only the legs enter phases until the whole request is sent
+	whole.record.Reached = journal.Queued // set here because the whole request enters a phase only when it is forwarded
 	for {
 		forward, err := f.enterQueue()
 		switch {
@@ -167,13 +168,13 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		arrivals[i] = l.job.arrivalRequest()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // it was decided at once
+	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // another dispatcher was chosen at once
 	if err == nil && query != nil {
 		goesElsewhere = f.awaitForwarding(&tickets[0])
 	}
 	if goesElsewhere {
 		if forward = query.Forward(); forward == nil {
-			err = prefill.ErrElsewhere // the question names no other dispatcher
+			err = prefill.ErrElsewhere // no other dispatcher was chosen for the request
 		}
 		return forward, err
 	}
@@ -183,7 +184,7 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is none to ask.
+// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other dispatcher.
 func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	first := legs[0]
 	someServedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
@@ -291,7 +292,7 @@ func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 func (f *fannedOut) stream(ctx *fasthttp.RequestCtx) {
 	f.startLegs(f.relayLeg)
 	first, _ := f.nextPiece()
-	edge.StopKeepAlive(ctx) // no more comments: the answer begins
+	edge.StopKeepAlive(ctx) // the answer begins, so the client gets no more comments that keep the connection alive
 	if first.fail != nil {
 		f.answerError(ctx, first.fail)
 		return
@@ -359,7 +360,7 @@ func (f *fannedOut) takePiece(p piece) {
 // sumUsage adds up the usage of the legs. It counts every completion, but each prompt only once. Cached is -1 if no leg reported it.
 func (f *fannedOut) sumUsage() (sum sse.Usage, details map[string]int) {
 	sum, details = sse.Usage{Cached: -1}, map[string]int{}
-	counted := map[int]bool{} // by the index of a prompt
+	counted := map[int]bool{} // indexes of the prompts whose tokens are counted already
 	for _, l := range f.legs {
 		if !counted[l.prompt] {
 			counted[l.prompt] = true
@@ -397,7 +398,8 @@ func (f *fannedOut) Read(p []byte) (int, error) {
 // Pending is how many more bytes Read can return without waiting.
 func (f *fannedOut) Pending() int { return len(f.pending) }
 
-// Close ends every leg and settles the request. If the answer is not whole yet and no leg has failed, the client has left.
+// Close ends every leg, and concludes the request once all legs have ended. If the answer is not whole yet and no leg has failed, the
+// client has left.
 func (f *fannedOut) Close() {
 	if f.endError == nil && !f.allEnded {
 		f.endError = failure.ClientGone
@@ -413,7 +415,7 @@ func (f *fannedOut) answerError(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.endAndConclude(fail)
 }
 
-// legName returns the letters that stand for the number of a leg in its request id: aa, ab, ..., zz, baa, ...
+// legName returns the letters that name the leg with the number i in its request id: aa, ab, ..., zz, baa, ...
 func legName(i int) string {
 	name := string(rune('a' + i%26))
 	for i /= 26; i >= 26; i /= 26 {
@@ -430,7 +432,7 @@ func (f *fannedOut) endLegs() {
 	}
 }
 
-// endAndConclude ends the legs, and settles the request once each leg has ended its calls. After a failure, this may take until each leg
+// endAndConclude ends the legs, and concludes the request once each leg has ended its calls. After a failure, this may take until each leg
 // has its first event, so it runs in the background and the client does not wait.
 func (f *fannedOut) endAndConclude(fail *openai.Error) {
 	f.endLegs()
@@ -454,7 +456,7 @@ func (f *fannedOut) allowCancelByName(whole *job) {
 		return
 	}
 	key, legs := f.in.Record.Key, make([]*abortByName, len(f.legs))
-	var forgets []func() // each takes back one name
+	var forgets []func() // each function ends the use of one name
 	for i, l := range f.legs {
 		ofLeg := &abortByName{endpoint: f.req.Endpoint, leaveAsClient: l.clientShare.MarkGone, outputMode: f.outputMode}
 		legs[i], l.job.byName, l.job.filterOptions.Aborted = ofLeg, ofLeg, ofLeg.requested.Load
@@ -488,7 +490,6 @@ func (f *fannedOut) answerName(leg int) []byte {
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }
 
-// merge makes one answer of the legs' answers.
 func (f *fannedOut) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil

@@ -132,9 +132,9 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 		}
 		fault.ClientError = failure.BadGateway(s.upstream.sideName(), why)
 		return fault
-	case fault != s.upstream.fault: // made above by FaultOf, with the error for the client
+	case fault != s.upstream.fault: // FaultOf has made this fault above, with its error for the client
 		return fault
-	case fault.Reason == lifecycle.Unusable: // the client has nothing of the answer yet
+	case fault.Reason == lifecycle.Unusable: // Unusable is for answers that have begun, but the client has nothing of this one
 		fault.Reason = lifecycle.Garbled
 	}
 	if errors.Is(err, errRefusal) {

@@ -28,7 +28,7 @@ import (
 // decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
-	if j.client.Left() { // nothing is sent
+	if j.client.Left() { // the client has left, so the peer is sent nothing
 		peer.DropUnsent()
 		j.noteFreed()
 		return lifecycle.PeerRefuses, failure.ClientGone
@@ -36,7 +36,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	j.record.Report(journal.Event{Kind: journal.Entered, Phase: journal.Transfer, Left: j.client.Left(),
 		Call: "forward", Peer: peer.PeerID()})
 	j.client.OnGone(peer.AbortByClient)
-	var heldBack time.Duration // for which the peer may hold a batch request back, beside its other waits
+	var heldBack time.Duration // how long the peer may hold a batch request back, in addition to its other waits
 	if j.incoming.Batch {
 		heldBack = j.srv.Settings().Prefill.Queue.BatchTimeout
 	}
@@ -120,8 +120,8 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 }
 
 // newRoutingQuery returns the question whether another dispatcher should serve the request. The question enters the arrival queue together
-// with the request. It is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are always served
-// here. mustStay says that this request must be served here.
+// with the request. The result is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are
+// always served here. mustStay says that this request must be served here.
 func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
 		return nil
@@ -136,7 +136,7 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	}
 	if from := j.incoming.From; from != nil { // another dispatcher sent the request
 		ask.InboundHop = from
-		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // it was forwarded as often as it may be
+		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // the request was forwarded as often as it may be
 		ask.ID = cmp.Or(from.RID, ask.ID)
 	}
 	if !ask.LocalOnly {
@@ -166,7 +166,7 @@ func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j.srv.setServedByHeader(ctx, j.incoming)
 }
 
-// answerInOnePiece gives the client the other dispatcher's answer, which came in one piece, and settles the request.
+// answerInOnePiece gives the client the other dispatcher's answer, which came in one piece, and concludes the request.
 func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.noteAnswerStarted(ctx)
@@ -188,7 +188,7 @@ func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay)
 	AnswerWhole(ctx, whole.ContentType, whole.Body, nil)
 }
 
-// Close settles a request whose answer a peer has streamed.
+// Close ends the forward of a request whose answer a peer has streamed, and concludes the request.
 func (f *forwarded) Close() {
 	j := f.job
 	j.client.OnGone(nil)

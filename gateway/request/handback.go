@@ -34,8 +34,8 @@ func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 }
 
 // fetchTurn makes the prefill engine of a lease fetch the KV of the conversation's earlier turn from the decode engine that kept it. It
-// returns the patch for the probe's body, and the turn, which no other request can take any more; nil: no turn is known. Only the first
-// attempt fetches, so that later attempts do not depend on a further engine.
+// returns the patch for the body of the prefill request, and the turn, which no other request can take any more. A nil turn means that no
+// earlier turn is known. Only the first attempt fetches, so that later attempts do not depend on a further engine.
 func (j *job) fetchTurn(lease *prefill.Lease) (patch *mooncake.Patch, turn *handback.Turn) {
 	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
@@ -46,7 +46,7 @@ func (j *job) fetchTurn(lease *prefill.Lease) (patch *mooncake.Patch, turn *hand
 	}
 	engines := j.srv.Engines()
 	turn = j.srv.turns.Take(scope, prompt, time.Now(), func(turn *handback.Turn) bool {
-		restarted, _ := engines.ProcessGone(turn.Process) // or may have restarted: then the KV is gone
+		restarted, _ := engines.ProcessGone(turn.Process) // true also if the engine only may have restarted, because its KV may be gone
 		return !restarted && !j.srv.Fleet.DownSince(turn.Process.Key, turn.KeptSince)
 	})
 	if turn == nil {
@@ -101,6 +101,6 @@ func keepTurn(s *stream) {
 	now := time.Now()
 	j.srv.turns.Keep(&handback.Turn{
 		Scope: scope, IDs: ids[:tokens:tokens], Params: bytes.Clone(transcript.HandBack), Process: process, KeptSince: now,
-		OfferUntil: now.Add(profile.Keeps() - profile.Keeps()/4), // the rest of the time is for the fetch
+		OfferUntil: now.Add(profile.Keeps() - profile.Keeps()/4), // a quarter of the time that the engine keeps the KV is left for the fetch
 	}, now, j.srv.Settings().Limits.ResumeBytes)
 }

@@ -82,7 +82,7 @@ func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route,
 	req.Body, req.Prompts = mooncake.Body{}, nil
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
 		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
-	switch req.Endpoint { // answers of these endpoints have names
+	switch req.Endpoint { // the client can end a request to these endpoints by the id of its answer
 	case mooncake.Tokens:
 		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
 	case mooncake.Generate:
@@ -115,7 +115,7 @@ func answerClient(ctx *fasthttp.RequestCtx, s *stream) {
 func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, p *Passthrough) *openai.Error {
 	conn, ok := edge.ConnOf(ctx)
 	if !ok {
-		p.Seat.Release() // no lifecycle gives it back
+		p.Seat.Release() // no lifecycle was begun that would give the seat back
 		return openai.NewError(http.StatusInternalServerError, "internal_error", "the connection is not watched")
 	}
 	j := &job{srv: srv, req: req, client: conn, id: in.Record.ID, incoming: in, record: in.Record, passthrough: p}
@@ -170,11 +170,11 @@ const (
 	SessionHeader    = "X-Evenkeel-Session"
 	SessionEndHeader = "X-Evenkeel-Session-End"
 	ClassHeader      = "X-Evenkeel-Class"       // batch or online
-	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // the longest time from arrival to the first token
+	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // milliseconds from arrival to the first token, at most
 	PolicyHeader     = "X-Evenkeel-Policy"      // the prefill policy: asked for by a request, or used for an answer
 )
 
-// Headers of an answer that say where it went.
+// Headers of an answer that say which engines served the request, and how.
 const (
 	prefillHeader  = "X-Evenkeel-Prefill"
 	hitHeader      = "X-Evenkeel-Hit-Tokens"
@@ -197,7 +197,7 @@ const (
 
 // Fail answers with an error. If the client already has the head of a stream, it gets the error as the last event of this stream.
 func (srv *Server) Fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
-	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) { // the client has the head of a stream
+	if path := string(ctx.Path()); edge.StopKeepAlive(ctx) { // the status is sent already, so the error goes into the stream
 		end := sse.OnlyFailure(nil, sse.FormOf(path), e.Text(), e.TypeFor(path), e.Code)
 		edge.NewBodyStream(bytes.NewReader(end), func(error) {}, srv.Log).Answer(ctx)
 		return
@@ -273,8 +273,9 @@ func (srv *Server) setPeerHeaders(ctx *fasthttp.RequestCtx, in *Incoming, fail *
 	}
 }
 
-// Events is an answer that comes event by event. Close settles its request, however it ended. An Events may have further methods, which
-// edge.NewBodyStream describes, to report how much Read can return without waiting and where the answer ends.
+// Events is an answer that comes event by event. Close ends its request and gives back what it holds, whether or not the answer is whole.
+// An Events may have further methods, which edge.NewBodyStream describes, to report how much Read can return without waiting and where the
+// answer ends.
 type Events interface {
 	io.Reader
 	Close()
@@ -357,5 +358,5 @@ type readyEvents struct {
 	settle func()
 }
 
-// Close settles the request.
+// Close concludes the request, whether or not the client has read all events.
 func (r *readyEvents) Close() { r.settle() }

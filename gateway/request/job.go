@@ -34,31 +34,34 @@ import (
 // leg of a request that was fanned out into several. serve runs the job. The field life knows how
 // far the job has come, which resources it holds, and where it may still be served.
 type job struct {
-	srv           *Server
-	req           *openai.Request
-	body          mooncake.Body   // empty once a decode engine has the request and no retry can need the body
-	changes       *mooncake.Patch // what a leg of a fan-out changes in the body
-	passthrough   *Passthrough    // of a request that one engine serves alone; nil: the prompt is prefilled and decoded
+	srv  *Server
+	req  *openai.Request
+	body mooncake.Body // empty once a decode engine has the request and no retry can need the body
+	// changes are what engines get instead of parts of the body; nil: the request is passed through, or its legs have changes of their own.
+	changes       *mooncake.Patch
+	passthrough   *Passthrough    // set for a request that one engine serves alone; nil: the prompt is prefilled and decoded
 	client        client          // the connection that the answer goes to
-	isLeg         bool            // the job is a leg of a fan-out, so the client's request has another record
+	isLeg         bool            // the job is a leg of a fan-out, so its end does not conclude the client's request
 	id            string          // the request id; the ids that engines get begin with it
-	model         roster.Route    // the model that the client asked for, and the board of the model's ranks
+	model         roster.Route    // the model that the client asked for, and its board: the decode ranks that serve it
 	filterOptions sse.Options     // which parts of the engine's answer the client gets, and in which form
 	incoming      *Incoming       // the client's request as it was admitted
 	record        *journal.Record // the record of incoming; a leg of a fan-out has a record of its own
-	byName        *abortByName    // nil: the client gave the request no name by which it can end it
+	byName        *abortByName    // lets the client end the request by name; nil: the request has no name
 
-	decodeProcess int                 // the decode engine's process when the decode call was made
-	promptTokens  int                 // as an engine counted them, after a resume with the answer so far; 0: no engine has counted yet
-	cachedTokens  int                 // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
-	ticket        *prefill.Ticket     // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
-	leaseOwner    *prefill.LeaseOwner // of the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet
+	decodeProcess int             // the decode engine's process when the decode call was made
+	promptTokens  int             // prompt tokens as an engine counted them, after a resume with the answer so far; 0: none has counted yet
+	cachedTokens  int             // prompt tokens that the prefill engine found in its prefix cache; -1: unknown
+	ticket        *prefill.Ticket // the place of a leg that entered the arrival queue with the other legs; nil: the job enters alone
+	// leaseOwner owns the leases that serve must give back or pass on; nil: the job has not entered the arrival queue yet.
+	leaseOwner *prefill.LeaseOwner
 
-	mu           sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
-	life         lifecycle.Lifecycle
-	recorder     recording.Recorder
-	query        *geo.RoutingQuery // asks to which dispatcher the request goes; nil: there is no other one, or the question is answered
-	ranElsewhere int               // how many proxies of this region may have run the request before they gave it back
+	mu       sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
+	life     lifecycle.Lifecycle
+	recorder recording.Recorder
+	// query asks to which dispatcher the request goes; nil: there is no other dispatcher, or the question is answered.
+	query        *geo.RoutingQuery
+	ranElsewhere int // how many proxies of this region may have run the request before they gave it back
 
 	unlistedAnswer *openai.Error // the error of the last engine that did not have the model; nil: there was none
 
@@ -79,7 +82,7 @@ type client interface {
 	OnGone(func())
 }
 
-// MarshalLogObject names the job in the log.
+// MarshalLogObject writes the fields by which log lines name the job: its id and, if there is one, its trace id.
 func (j *job) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddString("id", j.id)
 	if j.record.TraceID != "" {
@@ -96,9 +99,9 @@ type Passthrough struct {
 	ContentType     string   // Content-Type of the body
 	Body            [][]byte // nil once no engine will be sent the request again
 	MaxTokens       int64    // tokens that the engine computes at most; 0: the endpoint does not run the model
-	EstimatedTokens int      // tokens that the request costs if no engine counts them
+	EstimatedTokens int      // tokens that count for the request if the engine reports no count
 	Seat            *edge.Reservation
-	Memory          *edge.Reservation // for the bytes of an answer in one piece
+	Memory          *edge.Reservation // memory that is reserved for an answer in one piece
 	Duration        prometheus.Observer
 
 	triedEngines []string          // names of the engines that had the request
@@ -110,15 +113,16 @@ type Passthrough struct {
 
 // EngineChooser chooses the engine for a request that is passed through.
 type EngineChooser interface {
-	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It adds a call to the engine that it chose.
+	// Choose looks for an engine that is not in tried, and returns Chosen, NoneLeft or NoRoute. It counts one more call as running on the
+	// engine that it chose.
 	Choose(model, path string, tried []string) (roster.SoleEngine, lifecycle.EventKind, *openai.Error)
 	// AddRunning adds to the number of calls that run on an engine.
 	AddRunning(instance string, calls int)
-	// NoteMissingEndpoint notes that an engine does not have an endpoint.
+	// NoteMissingEndpoint makes Choose leave the engine out for this path for a while, because the engine does not have it.
 	NoteMissingEndpoint(instance, path string)
 }
 
-// parts returns the parts of the request that make its prompt.
+// parts returns the parts of the request that make its prompt, for hashes and token counts.
 func (j *job) parts() *prompt.Source {
 	return &prompt.Source{Req: j.req, Body: &j.body, Changes: j.changes, Model: j.model, Resumed: j.life.Resumed()}
 }
@@ -139,10 +143,10 @@ func (j *job) promptHash() uint64 {
 
 // localDecode is the state of a job that a decode rank may serve without a prefill engine.
 type localDecode struct {
-	decided           bool             // a decision was made, so that a failed attempt is not repeated
-	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: no such case
+	decided           bool             // whyLocal has decided once, so that a failed attempt on a decode rank is not repeated
+	emptyAnswerTokens int              // tokens of a prompt that was not handed off, because its answer ends at once; 0: this has not happened
 	boundSlot         *dispatcher.Slot // the slot that a leg got beforehand, together with the other legs; nil: it got none
-	knownPrompt       *prefill.Prompt  // hashes with which prefix caches are asked, until the KV is on a rank; nil: none are needed
+	knownPrompt       *prefill.Prompt  // hashes of the prompt for prefix caches, kept until the KV is on a rank; nil: none are needed
 }
 
 // resumption is what a job keeps so that another engine can continue an answer that its engine lost.
@@ -162,22 +166,22 @@ type resumption struct {
 type Incoming struct {
 	Record *journal.Record
 	Options
-	// CorrectEstimate corrects the estimate that was taken of the caller's limits: tokens is how many tokens prompts and answers
+	// CorrectEstimate replaces the estimated tokens that were charged to the caller's limits: tokens is how many tokens prompts and answers
 	// really had. If tokens is negative, their number is not known, and the estimate stays.
 	CorrectEstimate func(tokens int)
-	Priority        int               // in the arrival queue
-	Batch           bool              // it runs only on capacity that online requests leave free
+	Priority        int               // requests with a higher Priority leave the arrival queue first
+	Batch           bool              // the request runs only on capacity that online requests leave free
 	Deadline        time.Time         // a trusted caller wants the first token before this time; zero: it set no deadline
 	Flow            string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
 	Body            *edge.Reservation // the bytes of memory that the body is charged for
-	Address         string            // of the client
-	From            *geo.Hop          // how it came from another dispatcher; nil: it came from a client
+	Address         string            // network address of the client
+	From            *geo.Hop          // how the request came from another dispatcher; nil: it came from a client
 	servedBy        string            // where the request was served, as routeHeader names it; empty: not served yet
 	concluded       atomic.Bool       // set by Conclude, which acts only once
-	forgetName      func()            // after it, the client can no longer end the request by name; nil: the request has no name
+	forgetName      func()            // call it when the client can no longer end the request by name; nil: the request has no name
 }
 
-// Classes of requests, as ClassHeader names them.
+// Classes of requests, as values of ClassHeader. Batch requests only use capacity that online requests leave free.
 const (
 	ClassBatch  = "batch"
 	ClassOnline = "online"
@@ -191,11 +195,11 @@ type Options struct {
 	Session         uint64    // hash of the session's name; 0: no session
 	EndsSession     bool      // this is the session's last turn, so the session can be forgotten
 	ClientGivesUpAt time.Time // when the client gives up if the answer has not begun by then; zero: unknown
-	PrefillPolicy   string    // the policy that chooses its prefill engine; empty: the default
+	PrefillPolicy   string    // the policy that chooses the prefill engine; empty: the default
 	NoHandOff       bool      // the endpoint takes no hand-off, so a decode rank must compute the prompt, too
 	Disaggregate    string    // DisaggregateAuto, Always or Never; empty: as configured
-	ToPrefill       string    // the candidate that must prefill; empty: any
-	ToDecode        []int32   // the decode ranks of which one must decode; nil: any
+	ToPrefill       string    // id of the prefill engine that must serve the request; empty: any
+	ToDecode        []int32   // decode ranks of which one must serve the request; nil: any
 }
 
 // namesEngines says whether a trusted caller named the prefill engine or the decode ranks to use.
@@ -218,7 +222,7 @@ func (j *job) step(event lifecycle.Event, effects []lifecycle.Effect) []lifecycl
 	return j.stepLocked(event, effects)
 }
 
-// stepLocked is step for callers that hold the job's mutex. It also gives the event and its effects to the recorder.
+// stepLocked does what step does, for callers that hold the job's mutex. It also gives the event and its effects to the recorder.
 func (j *job) stepLocked(event lifecycle.Event, effects []lifecycle.Effect) []lifecycle.Effect {
 	effects = j.life.Step(event, effects)
 	j.recorder.Step(event, effects)

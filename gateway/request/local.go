@@ -19,7 +19,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// Values of Options.Disaggregate.
+// Values of Options.Disaggregate. "always" asks for a prefill engine, "never" for a decode rank that computes the prompt itself, and "auto"
+// for such a rank only if little of the prompt is new to it.
 const (
 	DisaggregateAuto   = "auto"
 	DisaggregateAlways = "always"
@@ -51,7 +52,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return slot
 	}
 	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with the other legs
-	// One dispatcher decides for all others, or every attempt here has failed: first ask which dispatcher gets the request.
+	// If one dispatcher decides for all others, or if every attempt here has failed, evenkeel first asks which dispatcher gets the request.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
@@ -69,7 +70,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	rule := j.srv.localRule(conf, &sought, why, tokens)
 	hits := map[int32]int{}
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {
-		if rule.Allows(offer.New, 0, 0) { // as if the rank were idle: the dispatcher knows what runs there, and checks again
+		if rule.Allows(offer.New, 0, 0) { // asked as if the rank were idle, because only the dispatcher knows what runs there; it checks again
 			rule.Ranks = append(rule.Ranks, board.LocalRank{Worker: offer.Rank, Tokens: offer.New})
 			hits[offer.Rank] = offer.Hit
 		}
@@ -85,7 +86,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 		return nil
 	}
 	j.srv.metrics.localRequests.WithLabelValues(why).Inc()
-	j.query = nil // the request is served here
+	j.query = nil // the request is served here, so evenkeel need not ask which dispatcher should serve it
 	j.record.Report(journal.Event{Kind: journal.PlacedLocally, Slot: result.Slot, Tokens: hits[result.Slot.Worker]})
 	return result.Slot
 }
@@ -96,7 +97,7 @@ func (j *job) localPrompt() (sought local.Prompt, known bool) {
 	sought = local.Prompt{Prompt: j.prefixKeys(), Model: j.model.Board, Tokens: j.local.emptyAnswerTokens}
 	j.local.emptyAnswerTokens = 0
 	switch {
-	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted them
+	case sought.Tokens > 0: // the prefill engine that handed nothing off has counted the tokens
 	case sought.Media:
 		return sought, false
 	case sought.Bytes == 0 || j.req.PromptTokens > 0: // otherwise LocalRanks.Length estimates the length from the bytes
@@ -105,8 +106,8 @@ func (j *job) localPrompt() (sought local.Prompt, known bool) {
 	return sought, true
 }
 
-// ranksWithPrefix returns the ranks of a board that hold the beginning of the prompt, with how many tokens of KV each need not pull. tokens
-// is the length of the prompt.
+// ranksWithPrefix returns the ranks of a board (the decode ranks of one model) that hold the beginning of the prompt, with how many tokens
+// of KV each need not pull. tokens is the length of the prompt.
 func (j *job) ranksWithPrefix(boardName string, tokens int) (hits []board.Hit) {
 	if j.local.knownPrompt == nil || j.life.Resumed() {
 		return nil
@@ -131,7 +132,7 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 	case l.decided:
 		return ""
 	}
-	l.decided = true // later attempts return above
+	l.decided = true // later attempts find decided set and return before this line
 	switch {
 	case in.Batch: // all ranks of the group would wait for this prompt, and a batch request must not delay other requests
 	case in.Disaggregate == DisaggregateNever:
@@ -143,7 +144,7 @@ func (l *localDecode) whyLocal(conf *prefill.Disaggregation, in *Incoming, resum
 }
 
 // localRule returns the limits under which a decode rank may compute the prompt: how many of the prompt's tokens may be new to the rank,
-// and how many such tokens may be in flight. why is what reason returned, and tokens is the length of the prompt.
+// and how many such tokens may be in flight. why is what whyLocal returned, and tokens is the length of the prompt.
 func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt, why string, tokens int) *board.Local {
 	rule := &board.Local{Threshold: conf.Threshold(), InFlight: conf.MaxLocalTokens}
 	switch {
@@ -165,7 +166,7 @@ func (srv *Server) localRule(conf *prefill.Disaggregation, sought *local.Prompt,
 // while all other ranks of its group wait.
 func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 	if j.life.Resumed() {
-		return // the KV also has a part of the answer
+		return // the KV of a resumed request also has a part of the answer
 	}
 	if h == nil {
 		j.takeDecodeCounts(s)

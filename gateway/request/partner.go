@@ -26,14 +26,14 @@ import (
 // outlive the attempt. The request's lifecycle decides when each call ends.
 type concurrentPrefill struct {
 	job           *job
-	pair          int    // the number of the pair in the request's life, from 1
+	pair          int    // number of the pair of calls in the request's lifecycle, from 1
 	id            string // X-Request-Id of both calls, never used before
 	traits        lifecycle.ConnectorTraits
-	decode        *engine.Call // the decode call
+	decode        *engine.Call // the decode call, which runs at the same time
 	rank          *roster.Rank // the rank that decodes
 	slot          *dispatcher.Slot
 	rendezvous    *mooncake.Rendezvous // how the two engines find each other
-	headers       []engine.Header      // of the prefill call
+	headers       []engine.Header      // HTTP headers of the prefill call
 	body          mooncake.Body
 	changes       *mooncake.Patch
 	prompt        int                         // estimated tokens of the prompt
@@ -47,21 +47,21 @@ type concurrentPrefill struct {
 	tried         []string                    // ids of the prefill engines that were asked
 	waitLimit     lifecycle.Timeout           // how long the prefill call's present wait may last
 
-	// These are guarded by the job's mutex.
-	lease            *prefill.Lease       // nil once it is settled
-	lastLease        *prefill.Lease       // the lease of the engine asked last, settled or not
+	// The job's mutex guards the fields below.
+	lease            *prefill.Lease       // the lease of the prompt; nil once it was given back
+	lastLease        *prefill.Lease       // the lease of the engine that was asked last, given back or not
 	lastRefusal      *failure.Fault       // the fault of the last engine that did not take the prompt
-	endFault         *failure.Fault       // why one call has ended the other
+	endFault         *failure.Fault       // why one call has ended the other; nil: neither has
 	call             *engine.Call         // the prefill call; nil: none is under way
-	decodeOverClosed bool                 // decodeOver is closed
+	decodeOverClosed bool                 // decodeOver was closed, and must not be closed again
 	blocksLeaked     bool                 // the decode engine may keep KV blocks for ever
-	answeredAt       time.Time            // when the prefill engine has answered
-	probed           mooncake.ProbeAnswer // that answer
-	calledBackAfter  time.Duration        // from the start of the wait to the decode engine's callback
+	answeredAt       time.Time            // when the answer of the prefill engine came
+	probed           mooncake.ProbeAnswer // the answer of the prefill engine
+	calledBackAfter  time.Duration        // how long the decode engine took to call back; 0: it has not called back
 	prefillTook      time.Duration        // how long the prefill call took
-	firstTimer       *time.Timer          // ends the wait for the first event
+	firstTimer       *time.Timer          // ends the wait for the first event of the answer; nil: no such wait is under way
 
-	// how long the decode call's goroutine must now wait for the end of the prefill call; 0: it need not wait
+	// prefillWait is how long the goroutine of the decode call must now wait for the end of the prefill call; 0: it need not wait.
 	prefillWait time.Duration
 }
 
@@ -80,7 +80,7 @@ var (
 )
 
 // awaitCallback waits until the decode engine calls back to say where the KV goes. If the decode call ends before that, or the time is
-// over, it waits for a late callback.
+// over, it waits for a late callback. It returns whether the prefill call must be sent.
 func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 	began := time.Now()
 	select {
@@ -163,7 +163,7 @@ func (p *concurrentPrefill) moveToSooner() {
 	quarantined := p.job.srv.Dispatcher.Quarantined(p.slot)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	if p.lease == nil { // it is settled, so nothing is prefilled
+	if p.lease == nil { // the lease was given back, so nothing is prefilled
 		return
 	}
 	step := time.Duration(p.slot.StepMs * float32(time.Millisecond))
@@ -173,7 +173,7 @@ func (p *concurrentPrefill) moveToSooner() {
 	}
 }
 
-// moveTo moves the prefill to the engine of lease. It is called with the job's mutex held.
+// moveTo moves the prefill to the engine of lease, and tells the dispatcher of the move. It is called with the job's mutex held.
 func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
 	lease.DetachOwner()
 	p.job.srv.Dispatcher.Rerouted(p.slot, lease.Candidate.Instance)
@@ -183,7 +183,7 @@ func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
 // pairState returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
 func (p *concurrentPrefill) pairState() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
 
-// report is step for callers that do not hold the job's mutex.
+// report does what step does, for callers that do not hold the job's mutex.
 func (p *concurrentPrefill) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	p.withLock(func() { goesOn = p.step(event, fault) })
 	return goesOn
@@ -196,9 +196,9 @@ func (p *concurrentPrefill) withLock(f func()) {
 	f()
 }
 
-// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. fault is how a call
-// has failed; nil: none has. If the event makes one call end the other, fault is the reason. step is called with the job's mutex held.
-// goesOn says that the effects make the prefill call go on: it is sent, or another prefill engine is looked for.
+// step reports an event of a call to the request's lifecycle, and carries out the effects that the lifecycle returns. fault says how a call
+// has failed, or why one call must end the other; nil: the event has no such reason. step is called with the job's mutex held. goesOn says
+// that the effects make the prefill call go on: it is sent, or another prefill engine is looked for.
 func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
 	if fault != nil {
 		event.End = fault.CallEnd
@@ -220,7 +220,8 @@ func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (g
 	return goesOn
 }
 
-// closeIfDecodeEnded closes decodeOver if the decode call has ended. It is called with the job's mutex held.
+// closeIfDecodeEnded closes decodeOver if the decode call has ended, so that waits for this end are over. It is called with the job's mutex
+// held.
 func (p *concurrentPrefill) closeIfDecodeEnded() {
 	if p.pairState().DecodeEnded() && !p.decodeOverClosed {
 		p.decodeOverClosed = true
@@ -228,7 +229,7 @@ func (p *concurrentPrefill) closeIfDecodeEnded() {
 	}
 }
 
-// doAfterPanic carries out an effect of the lifecycle's event Panicked for this pair.
+// doAfterPanic carries out an effect for this pair that the lifecycle returned for the event Panicked.
 func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
 	p.withLock(func() {
 		p.do(effect, nil)
@@ -267,7 +268,7 @@ func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (g
 		}
 	case lifecycle.Forget:
 		p.stopListening(0)
-	case lifecycle.DrainBeside: // a prefill that no client waits for
+	case lifecycle.DrainBeside: // only the end of this prefill frees the blocks of the decode engine; no client waits for it
 		cause := drainLate
 		if p.pairState().ClientLeft {
 			cause = drainLeft
@@ -313,7 +314,7 @@ func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Durati
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
 		switch left := time.Until(until); {
-		case p.call != call: // it has ended
+		case p.call != call: // the prefill call has ended
 			return 0
 		case left <= 0:
 			call.Disconnect(upstream.NoticeTimeout)
@@ -385,9 +386,10 @@ func clientLeftFault() *failure.Fault {
 	return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.ClientGone, errLeft)
 }
 
-// firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has not
-// said. With some connectors the KV may still be incomplete at the first event. Then firstEventCame waits a moment for the prefill engine's
-// answer. It returns why the decode engine's answer may be wrong; nil: nothing says so.
+// firstEventCame reports the decode call's first event. counted is how many prompt tokens the decode engine has counted; 0: it has reported
+// no count. With some connectors the KV may still be incomplete at the first event. Then firstEventCame waits a short time
+// (lifecycle.ByConfirm) for the prefill engine's answer. It returns why the decode engine's answer may be wrong; nil: nothing shows that it
+// is.
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
 		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
@@ -490,8 +492,8 @@ func (p *concurrentPrefill) pairFault() *failure.Fault {
 	return p.endFault
 }
 
-// answerEnded reports that the decode call has ended after its first event. It closes nothing itself. abandoned says that the client does
-// not wait for the answer any more. Then the prefill engine is told to end its call, too, if it supports aborts.
+// answerEnded reports that the decode call has ended after its first event. It closes no connection itself. abandoned says that the client
+// does not wait for the answer any more. Then the prefill engine is told to end its call, too, if it supports aborts.
 func (p *concurrentPrefill) answerEnded(abandoned bool) {
 	if abandoned && p.traits.Aborts {
 		p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, clientLeftFault())

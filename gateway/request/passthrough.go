@@ -46,7 +46,7 @@ func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event
 			p.triedEngines = append(p.triedEngines, p.chosen.Instance)
 		}
 	default:
-		redial := effect.Kind == lifecycle.SendAnew // the other kind is SendOver
+		redial := effect.Kind == lifecycle.SendAnew // only SendAnew and SendOver get here
 		return r.sendOver(redial, effect.Until)
 	}
 	return event
@@ -79,8 +79,8 @@ func (r *executor) sendOver(redial bool, until lifecycle.Timeout) lifecycle.Even
 	return r.callFailed(fault)
 }
 
-// callPassthrough sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. redial: see
-// sendOver.
+// callPassthrough sends the request, and reads the answer: all of it if it comes in one piece, else up to its first event. redial says that
+// the same engine gets the request a second time, over a new connection.
 func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *failure.Fault) {
 	j, p, limits := s.job, s.job.passthrough, &s.job.srv.Settings().Limits
 	call := &upstream.Call{
@@ -119,7 +119,7 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 // classifyRefusal sets the reason why an engine answered with an error status: the engine lacks the endpoint, its model cannot do what the
 // request asks for, or it refuses this one request.
 func (p *Passthrough) classifyRefusal(resp *engine.Response, call *upstream.Call, fault *failure.Fault) *failure.Fault {
-	// not fault.Status: the two differ if the engine refuses the proxy's credential
+	// The status of ClientError decides, and not fault.Status: the two differ if the engine refuses the credential of the proxy.
 	fault.Reason = lifecycle.ReasonOfStatus(fault.ClientError.Status)
 	switch {
 	case lacksEndpoint(fault.Status, call.RefusalBody):
@@ -194,7 +194,7 @@ func readOnePiece(s *stream, call *upstream.Call, limit int) *failure.Fault {
 	return nil
 }
 
-// firstBufferBytes is the first size of the buffer in bytes. A reservation may take this much even if its quota is full.
+// firstBufferBytes is the first size of the buffer of readAll, in bytes. A reservation may take this much even if its quota is full.
 const firstBufferBytes = 4 << 10
 
 // readAll reads the body of an answer. As the answer grows, the client's caller is charged for the memory. readAll fails with errNoRoom if
@@ -223,7 +223,7 @@ func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, e
 	}
 }
 
-// givePassthroughBack settles one of the resources that only requests that are passed through hold: a seat, the body, or the memory of the
+// givePassthroughBack gives back one of the resources that only passed-through requests hold: a seat, the body, or the memory of the
 // answer. A seat is always given back. If the body or the memory is passed on (Pass), the code that writes the client's answer gives it
 // back.
 func (r *executor) givePassthroughBack(resource lifecycle.Resource, disposition lifecycle.Disposition) {

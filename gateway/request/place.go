@@ -54,7 +54,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	bound, losses := enqueue(entry), j.srv.Owner.Losses()
 	queued = true // from now on the entry holds the place in the pool
 	var result dispatcher.Result
-	waiting, ownerChanged := true, false // ownerChanged: another proxy owns the decode group now
+	waiting, ownerChanged := true, false // ownerChanged says that another proxy owns the decode group now
 	// withdraw ends the wait if it is not over, gives back a slot that has come by then, and returns the fault.
 	withdraw := func(why lifecycle.Reason, answer *openai.Error) (*dispatcher.Slot, *failure.Fault) {
 		if waiting {
@@ -72,7 +72,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		regionLost := region != "" && !j.srv.Owner.Admits(region)
 		if ownerChanged || regionLost {
 			j.srv.Dispatcher.Withdraw(entry)
-			result, waiting = <-bound, false // may hold a slot; the decode call checks the ownership again before it is sent
+			result, waiting = <-bound, false // result may have a slot; before the decode call is sent, the ownership is checked again
 			continue
 		}
 		select {
@@ -129,14 +129,15 @@ func (j *job) firstTokenDeadline() time.Time {
 }
 
 // unplacedFault returns the fault of a request that got no decode rank. ownerChanged says that another proxy owns the decode group now. The
-// KV of a hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another one, once.
+// KV of a hand-off cannot be sent to another region. So if a region has lost its ranks, the prompt is prefilled again in another region,
+// once.
 func (j *job) unplacedFault(err error, tokens int, region string, ownerChanged bool) *failure.Fault {
 	unlisted := errors.Is(err, board.ErrNotListed) // no engine lists the model any more
 	if ownerChanged && !unlisted {                 // OwnsGroupFor is also false for a model that no engine lists
 		return failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Unowned}, failure.NotOurs, owner.ErrNotOwner)
 	}
 	answer := failure.UnplacedError("decode", err, tokens, j.model.Name, j.model.AllAggregated)
-	if unlisted { // an engine's own words are better, if one has said so
+	if unlisted { // the client gets the words of an engine that said it does not have the model
 		answer = cmp.Or(j.unlistedAnswer, answer)
 	}
 	why := lifecycle.NoRank

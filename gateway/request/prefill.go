@@ -26,11 +26,11 @@ import (
 	"evenkeel/sse"
 )
 
-// A probeCall is a call by which an engine computes a prompt.
+// A probeCall is a call (a probe) by which a prefill engine computes a prompt.
 type probeCall struct {
 	upstream.Call
 	srv     *Server
-	tracked *fleet.TrackedCall // lists the call as one that a drain may end
+	tracked *fleet.TrackedCall // the entry of this call in the list of calls that a drain may end
 	process roster.ProcessID   // which process and weights the engine had when the call was made
 	began   time.Time
 }
@@ -93,7 +93,8 @@ func (c *probeCall) reportEndBeforeDecode(j *job, fault *failure.Fault) *failure
 	return c.reportEnd(fault, stopped, j.client.Left())
 }
 
-// answerPool has the buffers into which the answers of probes are read. Data that is needed after a probe is copied.
+// answerPool has the buffers into which the answers of prefill engines are read. What is needed of an answer later is copied out of the
+// buffer.
 var answerPool = sync.Pool{New: func() any { return new([]byte) }}
 
 // runProbe asks the engine of the lease to compute the prompt, and returns the hand-off from the engine's answer. An engine that has
@@ -116,7 +117,9 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	call := newProbeCall(j, lease, until)
 	call.began = began
 	defer call.untrack()
-	if candidate.Profile.Early() { // its address for decode engines is not known yet (see bindOrder); other leases were marked as sent before
+	// The lease of a profile with Early is marked as sent only now, other leases were marked before. Such a profile gets here only while the
+	// engine's address is unknown to decode engines (see bindOrder).
+	if candidate.Profile.Early() {
 		lease.MarkSent()
 	}
 	// An engine that finishes a prefill pins the KV before it sends its answer. The answer has the only name of that KV: if the
@@ -151,10 +154,10 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	return j.acceptAnswer(lease, call.process, info, answer, answered)
 }
 
-// acceptAnswer turns a probe's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the lease what
-// the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. info has the names
-// that the probe gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a fault must only be
-// discarded.
+// acceptAnswer turns a prefill engine's answer into a hand-off, or returns why it cannot. It also stores in the job, the record and the
+// lease what the engine has reported. answered is when the head of the answer came. The engine's hold timeout runs from then on. info has
+// the names that the prefill request gave the engine for the transfer; nil: this engine needs no names. A hand-off that comes with a fault
+// must only be discarded.
 func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate, estimate := lease.Candidate, j.estimatedTokens()
@@ -179,7 +182,7 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info 
 		Request: j, ID: j.id, Arrival: j.record.Arrival, Model: j.model, Endpoint: j.req.Endpoint, Body: j.body, Changes: j.changes,
 		Prompt: j.promptTokens, Attempt: j.record.Attempts,
 	}
-	if probed.Coordinates != nil { // the address at which decode engines reach this one
+	if probed.Coordinates != nil { // the address at which decode engines reach this prefill engine
 		j.srv.Fleet.StoreCoordinates(candidate, process, probed.Coordinates)
 	}
 	if probed.ReusesRequestID {
@@ -191,8 +194,8 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info 
 	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillCounts, probed.PromptTokens))
 }
 
-// noHandoffFault returns the fault of a probe whose answer has no usable hand-off. err says why. If the engine handed nothing off because
-// its first token ended the answer, the job remembers this for the next attempt (see noteEmptyAnswer).
+// noHandoffFault returns the fault of a prefill call whose answer has no usable hand-off. err says why. If the engine handed nothing off
+// because its first token ended the answer, the job remembers this for the next attempt (see noteEmptyAnswer).
 func noHandoffFault(j *job, candidate prefill.Candidate, probed *mooncake.ProbeAnswer, err error) *failure.Fault {
 	why := lifecycle.Garbled
 	switch {
@@ -252,8 +255,8 @@ func ignoredAnswerFault(kind lifecycle.CallKind, fail *openai.Error) *failure.Fa
 }
 
 // noteEmptyAnswer notes that the first token which the engine computed ended the answer, so that the engine handed nothing off. Later
-// probes ask the engine to ignore the end-of-sequence token. If this probe asked for that already, a decode rank may compute the prompt
-// without a hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
+// prefill calls ask the engine to ignore the end-of-sequence token. If this call asked for that already, a decode rank may compute the
+// prompt without a hand-off. tokens is the length of the prompt; 0: the engine did not report it, and an estimate is used.
 func (j *job) noteEmptyAnswer(tokens int) {
 	if j.changes.IgnoreEOS {
 		j.local.emptyAnswerTokens = cmp.Or(tokens, j.estimatedTokens())
@@ -337,7 +340,7 @@ func (p *concurrentPrefill) abortedFault() *failure.Fault {
 func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.Fault {
 	srv, lease, candidate := p.job.srv, p.lease, p.lastLease.Candidate
 	probed, err := candidate.Profile.ReadEarlyProbe(answer, srv.Fleet.KnownHost)
-	// evenkeel asked the engine to abort, so the engine has not failed
+	// evenkeel asked the engine to abort, so the engine has not failed.
 	if errors.Is(err, mooncake.ErrPrefillFailed) && p.pairState().PrefillAborting() {
 		return p.abortedFault()
 	}
@@ -354,7 +357,8 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	}
 	if coordinates := probed.Coordinates; coordinates != nil {
 		srv.Fleet.StoreCoordinates(candidate, p.process, coordinates)
-		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID { // the decode engine asks the process before for the KV
+		// The decode call names the earlier process of the prefill engine, which is gone.
+		if coordinates.EngineID != p.rendezvous.Coordinates.EngineID {
 			return failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Restarted, failure.BadGateway("prefill", errRestarted.Error()), errRestarted)
 		}
 	}
@@ -364,7 +368,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
-	var why *failure.Fault // why the decode call must end
+	var why *failure.Fault // why the decode call must end; nil: it goes on
 	if p.pairState().ClientLeft {
 		why = clientLeftFault()
 	}
@@ -377,7 +381,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*stream, *failure.Fault) {
 	candidate, call := lease.Candidate, newProbeCall(j, lease, until)
 	defer call.untrack()
-	if candidate.Profile.Early() { // other leases were marked as sent before
+	if candidate.Profile.Early() { // a lease of a profile with Early is marked as sent only now
 		lease.MarkSent()
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })

@@ -23,7 +23,7 @@ import (
 )
 
 // newStream prepares the call to the rank of the slot, and the stream of its answer. It sends nothing yet. It decides which parts of the
-// request stay in memory so that a lost answer can go on, and registers the call with the drains.
+// request stay in memory so that a lost answer can go on, and registers the call so that a drain can end it.
 func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	rank := j.srv.Engines().Rank(slot.Worker)
 	call := upstream.NewCall(j.srv.Client, rank.Profile, rank.Target)
@@ -151,7 +151,7 @@ func (s *stream) bodyEnded(err error) {
 	case whole:
 		head := s.upstream.answer.Transcript.Head
 		promptCounted := max(s.upstream.answer.Filter.Prompt(), s.job.promptTokens) > 0
-		if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted { // then evenkeel can write the usage itself
+		if s.upstream.answer.Filter.LacksUsage() && head.ID != nil && promptCounted { // evenkeel writes the usage that the engine left out
 			s.writeEnding(head, "")
 		}
 		s.endWhole()
@@ -171,8 +171,8 @@ func (s *stream) bodyEnded(err error) {
 	}
 }
 
-// passthroughBodyEnded is bodyEnded for a request that is passed through. If no event has come yet, readPassthroughStart decides what the
-// client gets.
+// passthroughBodyEnded does what bodyEnded does, for a request that is passed through. If no event has come yet, readPassthroughStart
+// decides what the client gets.
 func passthroughBodyEnded(s *stream, err error) {
 	err = cmp.Or(s.upstream.answer.Err(), err) // the reader's own error comes first: after it, the rest of the body was not read
 	begun, bodyComplete := s.upstream.answer.Filter.Started(), errors.Is(err, io.EOF)
@@ -255,12 +255,12 @@ func (s *stream) applyEffects(effects sse.Effects) {
 // round reads the slot.
 func (s *stream) countProgress(tokens, events int) {
 	if s.upstream.slot != nil { // nil: a prefill engine answers
-		if s.upstream.unstreamed { // prefillCall also reports this, but perhaps later, when the prefill engine has answered
+		if s.upstream.unstreamed { // the prefill call also marks the slot, but only when the prefill engine has answered
 			s.upstream.slot.MarkNonStreaming(s.upstream.maxTokens)
 		}
 		s.upstream.slot.Progress(tokens)
 	}
-	if s.upstream.countedRunning { // not before noteFirstEvent
+	if s.upstream.countedRunning { // the traffic counts the answer only from noteFirstEvent on
 		s.upstream.rank.Traffic.OnEvent()
 	}
 	s.dropRequestBody()
@@ -270,7 +270,7 @@ func (s *stream) countProgress(tokens, events int) {
 	}
 	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
-		gap = 0 // the other events came in the same read
+		gap = 0 // the other events came in the same read, so no time lies between them
 	}
 	s.lastTokenAt = s.now
 }

@@ -25,7 +25,7 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 func (s *stream) continueAnswer() {
 	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove()
 	if !j.client.Left() {
-		// text that was computed from broken KV must not be continued
+		// Text that was computed from broken KV must not be continued.
 		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
 			s.upstream.fault, fault = kvFault, nil
 		}
@@ -37,11 +37,11 @@ func (s *stream) continueAnswer() {
 	cause := "lost in the middle: " + fault.ClientError.Code
 	j.record.Report(journal.Event{Kind: journal.Failed, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
 	tier := s.planContinuation()
-	var attemptError *openai.Error // how the next attempt failed
+	var attemptError *openai.Error // how the next attempt failed; nil: it did not fail, or there is none
 	switch tier {
 	case lifecycle.Broken:
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
-	case lifecycle.Concluding: // planContinuation has written the end
+	case lifecycle.Concluding: // planContinuation has written the end of the answer
 	default:
 		j.record.Report(journal.Event{Kind: journal.Retried})
 		var next *stream
@@ -124,8 +124,8 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	return p.Tier
 }
 
-// lostAnswer returns the facts about a lost answer that decide how it goes on. What only the body of the request can tell is left out if
-// the body is not in memory any more.
+// lostAnswer returns the facts about a lost answer that decide how it goes on. Facts that only the body of the request shows are left out
+// if the body is not in memory any more.
 func lostAnswer(s *stream) lifecycle.Loss {
 	j, resume := s.job, &s.job.resume
 	loss := lifecycle.Loss{
@@ -209,7 +209,7 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	if s.upstream.rank.Context > 0 {
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	if s.upstream.local || s.upstream.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew it
+	if s.upstream.local || s.upstream.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew how many tokens were cached
 		usage.Cached = -1
 	}
 	usage.Total = usage.Prompt + usage.Completion
@@ -245,7 +245,7 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 // keepForResume decides which parts of a request stay in memory in case this rank loses its answer. It charges their size to
 // Server.resumeBytes.
 func (j *job) keepForResume(rank *roster.Rank) {
-	if j.life.Resumed() { // what was kept for the first part of the answer still serves
+	if j.life.Resumed() { // what was kept for the first part of the answer is used for its later parts, too
 		return
 	}
 	j.releaseResumeBytes()
@@ -276,7 +276,7 @@ func (j *job) releaseResumeBytes() {
 // it does nothing. So a long prompt does not stay in memory during a long answer.
 func (s *stream) dropRequestBody() {
 	j, retention := s.job, s.job.resume.retention
-	if s.firstAt.IsZero() || retention == lifecycle.KeepAll { // another attempt may still need all of it
+	if s.firstAt.IsZero() || retention == lifecycle.KeepAll { // another attempt may still need the body
 		return
 	}
 	if retention == lifecycle.KeepStart && s.upstream.answer.Filter.Tokens() == 0 { // the answer could still begin anew
@@ -305,7 +305,7 @@ func (j *job) resumeMethod(profile *mooncake.Profile) string {
 	switch {
 	case method == mooncake.ChatResumeNone, !j.req.Endpoint.CanResume():
 		return ""
-	case mooncake.ByText(method): // needs no token ids
+	case mooncake.ByText(method): // such a method needs no token ids
 	case j.resume.promptIDs == nil, openai.Echoes(&j.body): // with echo, the decode engine is not asked for token ids
 		method = byText
 	}

@@ -33,11 +33,11 @@ func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
 	j.life.MustServeHere = ctx == nil // ctx is needed to let another dispatcher answer
 	j.life.NoHandOff = j.incoming.NoHandOff
 	j.byName.noteNoRank()
-	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run
+	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run and use life
 	j.recorder.Begin(&j.life)
 	j.mu.Unlock()
 	j.avoid.prefill = nil            // to continue a lost answer, every prefill engine may be asked
-	defer func() { j.query = nil }() // an answer under way needs neither the question nor the hashes of the prompt in it
+	defer func() { j.query = nil }() // when the answer has begun, the routing question and the hashes of the prompt in it are not needed
 	begun := lifecycle.Event{Kind: lifecycle.Begun}
 	if j.passthrough != nil {
 		begun.Bind = lifecycle.Passthrough
@@ -54,10 +54,10 @@ type executor struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	forward   *geo.Forward      // to another dispatcher, which should serve the request
-	nextQuery *geo.RoutingQuery // asked when the request is next in the arrival queue
+	forward   *geo.Forward      // the way to the other dispatcher that should serve the request
+	nextQuery *geo.RoutingQuery // the question to which dispatcher the request goes, for its next wait in the arrival queue
 	lease     *prefill.Lease
-	handoff   *handoff.Handoff // what the probe has returned, until a decode engine gets it; nil: no hand-off
+	handoff   *handoff.Handoff // the hand-off that the prefill engine has returned, until a decode engine gets it; nil: there is none
 	slot      *dispatcher.Slot
 	stream    *stream
 	fault     *failure.Fault // how the last call to an engine failed; nil: none failed
@@ -111,7 +111,7 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
 	for _, effect := range slices.Concat(remaining, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}, nil)) {
 		switch {
-		case effect.Kind == lifecycle.SendBoth: // nothing new is sent
+		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
 		case effect.Pair > 0 && hasPrefillCall:
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
 		case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
@@ -125,8 +125,8 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	switch effect.Kind {
-	case lifecycle.Question: // asks which dispatcher should serve the request
-		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made the question already
+	case lifecycle.Question: // asks which dispatcher should serve the request, while the request is in the arrival queue
+		if j.query == nil { // not nil: offerElsewhere, handleReturned or routingQuery has made this question already
 			j.query = j.newRoutingQuery(false)
 		}
 	case lifecycle.Attempt:
@@ -164,7 +164,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.SendDecode:
 		fault, quit := r.stream.decode(r.handoff, effect.Until)
 		if fault == nil && r.isMixed() {
-			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: -1}, time.Time{}) // no KV is kept for a hand-off
+			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: -1}, time.Time{}) // zero time: no KV is kept for a hand-off
 		}
 		return r.beganEvent(fault, quit)
 	case lifecycle.SendBoth:
@@ -178,20 +178,20 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.offerElsewhere(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassthrough(effect)
-	case lifecycle.Confirm: // the decode engine has ended the answer; was the KV complete?
+	case lifecycle.Confirm: // the decode engine has ended the answer; its end waits until the KV is confirmed
 		s := r.stream
 		if fault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); fault != nil {
 			s.upstream.fault = fault
 			return lifecycle.Event{Kind: lifecycle.CallFailed}
 		}
 		return lifecycle.Event{Kind: lifecycle.Believed}
-	case lifecycle.GoOn: // the next fill continues the answer, after the client has got all earlier events
+	case lifecycle.GoOn: // the next call of fill continues the answer, after the client has got all earlier events
 		r.stream.state = lost
 	case lifecycle.EndWhole:
 		r.stream.finishAnswer(nil)
 	case lifecycle.BreakOff:
 		r.stream.finishAnswer(r.stream.upstream.fault.ClientError)
-	case lifecycle.AnswerIt, lifecycle.Fail: // run does these
+	case lifecycle.AnswerIt, lifecycle.Fail: // run itself carries out these two
 	}
 	return lifecycle.Event{}
 }
@@ -221,7 +221,7 @@ func (r *executor) queue() lifecycle.Event {
 // sendProbe asks the prefill engine of the lease for a hand-off, or for the whole answer to a request that needs no decode.
 func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 	j := r.job
-	if j.client.Left() { // then no engine is sent anything
+	if j.client.Left() { // a request whose client has left is sent to no engine
 		return r.callFailed(failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.Left}, failure.ClientGone, nil))
 	}
 	j.enterPhase(journal.Prefill, "")
@@ -265,7 +265,7 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	s := r.stream
 	noEarlyEvents := s.upstream.unstreamed || s.upstream.noEarlyText // the answer may have no event before its end
 	unstreamed := s.upstream.unstreamed
-	if effect.Bind == lifecycle.Early { // a pair waits for an answer without early events as for an answer in one piece
+	if effect.Bind == lifecycle.Early { // in a pair, the wait is the same for an answer without early events and one in one piece
 		unstreamed = noEarlyEvents
 	}
 	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, Unstreamed: unstreamed,
@@ -344,7 +344,7 @@ func (r *executor) prefillEngine() prefill.Candidate {
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	ofMixed := r.isMixed() && effect.Blame == lifecycle.Disputed
-	if ofPrefill || ofMixed { // the 500 was counted when the lease was settled, so it has to be forgiven if the request is the cause
+	if ofPrefill || ofMixed { // the 500 was counted when the lease was given back, so it has to be forgiven if the request is the cause
 		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody {
@@ -358,7 +358,7 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 }
 
 // offerElsewhere asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is
-// true, else a region where no attempt has failed yet. If so, it prepares the question for the request's next wait in the arrival queue.
+// true, else a region where no attempt has failed yet. If so, the request asks this in its next wait in the arrival queue.
 func (r *executor) offerElsewhere(group bool) lifecycle.Event {
 	j, peers := r.job, r.job.srv.Peers
 	notOffered := lifecycle.Event{Kind: lifecycle.NotOffered}
@@ -368,11 +368,11 @@ func (r *executor) offerElsewhere(group bool) lifecycle.Event {
 	switch {
 	case group && j.incoming.namesEngines(): // a request that names its engines goes to no other dispatcher
 		return notOffered
-	case !group && !peers.Offered(j.model.Name): // no region has the model, so the prompt need not be hashed for the question
+	case !group && !peers.Offered(j.model.Name): // no other region has the model, so the prompt need not be hashed to ask
 		return notOffered
 	}
 	query := j.newRoutingQuery(false)
-	if !group && !query.Offered() { // the request may not leave, or not for a region that has the model
+	if !group && !query.Offered() { // the request must stay here, or may not go to a region that has the model
 		return notOffered
 	}
 	r.nextQuery = query
@@ -403,7 +403,7 @@ func (r *executor) beginAnswer() *stream {
 	return s
 }
 
-// clientError returns the error that the client gets. which says what it is about.
+// clientError returns the error that the client gets. which says what the error is about.
 func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 	switch which {
 	case lifecycle.OfClient:
@@ -416,7 +416,7 @@ func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfOwner: // another proxy owns the decode group, and the request cannot be sent there
 		return failure.NotOurs
 	}
-	return r.lastError // of the last attempt, of the wait in the queue, or of the other dispatcher
+	return r.lastError // the error of the last attempt, of the wait in the queue, or of the other dispatcher
 }
 
 // settle gives back something that the request holds, or passes it on. disposition says what happens to it.
@@ -430,12 +430,12 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 	case lifecycle.Lease:
 		switch disposition {
 		case lifecycle.Pass: // the lease is given back later, with the hand-off or by prefillCall
-		case lifecycle.Discard: // the probe returned a hand-off together with a fault
+		case lifecycle.Discard: // runProbe returned a hand-off together with a fault
 			j.discard(r.handoff)
 		default:
 			handoff.SettleLease(r.lease, disposition, r.fault)
 			clientLeft := r.fault != nil && r.fault.Reason == lifecycle.Left
-			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the probe, and keeps nothing
+			if clientLeft && disposition == lifecycle.Free { // the engine has aborted the prefill, and keeps nothing
 				j.noteFreed()
 			}
 		}
@@ -456,7 +456,7 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 	case lifecycle.Call:
 		r.settleCall(disposition)
 	case lifecycle.LeaseOwner:
-		if j.leaseOwner != nil { // the job makes no more calls, so the audit counts leases that are still out
+		if j.leaseOwner != nil { // the job makes no more calls, so the audit reports leases that were not given back
 			j.srv.Prefill.Ended(j.leaseOwner)
 			j.leaseOwner = nil
 		}
@@ -509,7 +509,7 @@ func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 		return
 	}
 	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.local && !r.isMixed() { // mixed: the rank computes every prompt itself
+	if failedAtPrompt && s.upstream.local && !r.isMixed() { // a rank of a mixed group computes every prompt itself
 		j.srv.metrics.localFailures.Inc()
 		j.record.Route = "" // the next attempt may go to a prefill engine
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),

@@ -32,7 +32,7 @@ type stream struct {
 	firstTokenAt      time.Time       // when the first event with tokens came
 	lastTokenAt       time.Time       // when the last event with tokens came
 	earlierTranscript *sse.Transcript // the part of the answer that earlier calls sent; nil: there was no earlier call
-	earlierTokens     int             // tokens in that part
+	earlierTokens     int             // number of tokens that earlier calls sent
 	state             streamState     // how far the answer has come
 	endError          *openai.Error   // why the answer ended too early; nil: it is complete, or has not ended
 }
@@ -41,32 +41,33 @@ type stream struct {
 type streamState uint8
 
 const (
-	flowing   streamState = iota // the call may bring more
+	flowing   streamState = iota // the engine may send more of the answer
 	lost                         // the call failed, and another engine may continue the answer
-	ended                        // no engine sends anything more
-	givenBack                    // ended, and all that the answer held was given back
+	ended                        // no engine sends anything more of the answer
+	givenBack                    // no engine sends anything more, and the slot, the call and the buffers were given back
 )
 
 // upstreamCall is the call to an engine from which the answer comes at present. If the call breaks
 // before the answer is complete, another upstreamCall may continue the answer.
 type upstreamCall struct {
-	job     *job
-	slot    *dispatcher.Slot // nil once released
-	rank    *roster.Rank
-	call    *engine.Call
-	tracked *fleet.TrackedCall // lists the call as one that a drain may end, until endAccounting; nil: a prefill engine has answered
+	job  *job
+	slot *dispatcher.Slot // the slot of the request; nil once it is released
+	rank *roster.Rank
+	call *engine.Call
+	// tracked lets a drain end the call, until endAccounting; nil: a prefill engine has answered.
+	tracked *fleet.TrackedCall
 	resp    *engine.Response
-	began   time.Time // when the upstreamCall was made
+	began   time.Time // when the call was prepared
 
 	prefillCall *concurrentPrefill // the prefill that runs at the same time; nil: none does
 
 	pull     *engine.PendingPull // the pull of the KV, which ends with the first event
-	lastRead engine.LastRead     // the last arrival of bytes
+	lastRead engine.LastRead     // the last read of bytes from the engine
 
 	maxTokens       int            // tokens that the rest of the answer may have
-	idle            time.Duration  // how long the engine may be silent: the value that the connection has now
+	idle            time.Duration  // how long the engine may be silent, as last set on the connection
 	coreHalted      *atomic.Bool   // true: the engine's core was silent for so long that another engine is tried; nil: not watched
-	announcedTokens int64          // the most prompt tokens that the engine may compute (announceCompute); 0: corrected since
+	announcedTokens int64          // the most prompt tokens that the engine may compute; 0: correctCompute has set the real number
 	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
 	answer          *buffers
 
@@ -82,7 +83,7 @@ type upstreamCall struct {
 // buffers are the memory of a stream. Later streams use it again.
 type buffers struct {
 	sse.Answer
-	out []byte // bytes for the client
+	out []byte // bytes that the client has not got yet
 }
 
 var buffersPool = sync.Pool{New: func() any { return &buffers{} }}
@@ -131,7 +132,7 @@ const shortAnswerTokens = 8
 
 var _ pump.Stream = (*stream)(nil) // without this interface, no loop would carry an answer, and no error would show it
 
-// Wait is how long the engine may still take for its next bytes.
+// Wait is how long the engine may still take for its next bytes. After that, the engine counts as silent.
 func (s *stream) Wait(now time.Time) time.Duration { return s.upstream.answer.Reader.Wait(now) }
 
 // Pause ends the wait for the engine, because the client takes no bytes.

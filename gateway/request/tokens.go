@@ -12,7 +12,7 @@ import (
 // newAssembler returns an assembler, which joins the events of a stream to an answer in one piece.
 func newAssembler(j *job) *sse.Assembler {
 	a := sse.NewAssembler(j.req.Endpoint == mooncake.Chat, j.srv.Settings().Limits.AnswerBytes)
-	if j.req.Endpoint == mooncake.Tokens { // its events have neither the model nor the time, which the answer has
+	if j.req.Endpoint == mooncake.Tokens { // the events of this endpoint have neither the model nor the time, which the answer has
 		return a.ByTokens(j.req.Model, j.record.Arrival.Unix())
 	}
 	return a

@@ -18,8 +18,8 @@ import (
 )
 
 // awaitLease waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to
-// another dispatcher that should serve the request, or why the request got neither. In each case the question in j.query is answered, and
-// dropped.
+// another dispatcher that should serve the request, or why the request got neither. In each case it sets j.query to nil, because that
+// question is answered.
 func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
 	j.enterPhase(journal.Queued, "")
@@ -34,7 +34,7 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 		case errors.Is(err, prefill.ErrElsewhere):
 			return nil, query.Forward(), nil
 		}
-		query.Forward().DropUnsent() // the way was found, but by then the request had left the queue for another reason
+		query.Forward().DropUnsent() // another dispatcher was chosen, but by then the request had left the queue for another reason
 		return nil, nil, err
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
@@ -55,8 +55,8 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 }
 
 // avoidBlocked exchanges a lease for one on another prefill engine if a decode engine of the board lately got no KV from the chosen one,
-// and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is. It matters only if the request
-// is bound to a decode rank before its prefill: the best rank may belong to that decode engine.
+// and if the other engine ends the prefill at most bind.lead later. Otherwise it returns the lease as it is. Only a request that is bound
+// to a decode rank before its prefill needs this: the best rank may belong to the decode engine that got no KV.
 func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
 	candidate := lease.Candidate
 	if !candidate.Profile.Early() {
@@ -76,18 +76,20 @@ func (j *job) leaseError(err error) *openai.Error {
 		j.noteFreed()
 		return failure.ClientGone
 	}
-	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) { // an engine has said so in its own words
+	// The client gets the error in the words of the engine that did not have the model.
+	if j.unlistedAnswer != nil && errors.Is(err, prefill.ErrModelNotFound) {
 		return j.unlistedAnswer
 	}
 	return failure.UnplacedError("prefill", err, j.promptTokens, j.model.Name, j.model.AllAggregated)
 }
 
-// awaitTurn waits until the arrival queue grants the request a lease. The wait ends with an error if the client leaves, or if requests
-// without an answer must end. Most requests get the lease at once, so the context that can end the wait is made only for the others.
+// awaitTurn waits until the arrival queue grants the request a lease. The wait ends with an error if the client leaves, or if the proxy
+// shuts down and ends requests that have no answer yet. Most requests get the lease at once, so the context that can end the wait is made
+// only for the others.
 func (j *job) awaitTurn() (*prefill.Lease, error) {
 	ticket := j.ticket
 	j.ticket = nil
-	if ticket == nil { // the request has not entered the queue yet; a leg may have, with the other legs
+	if ticket == nil { // the request has not entered the queue yet; a leg of a fan-out may have entered with the others
 		if err := j.srv.Serving().Err(); err != nil {
 			return nil, err
 		}
@@ -105,7 +107,7 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 		}
 		ticket = &entered
 	}
-	if lease := ticket.ImmediateLease(); lease != nil { // granted at once
+	if lease := ticket.ImmediateLease(); lease != nil { // the queue has granted the lease without a wait
 		return lease, nil
 	}
 	ctx, cancel := context.WithCancel(j.srv.Serving()) // ends when the proxy ends requests that have no answer yet
@@ -137,7 +139,7 @@ func (j *job) arrivalRequest() prefill.Request {
 	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
 		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}
-	if arrival.Prompt.Keys == nil { // no question has hashed the prompt
+	if arrival.Prompt.Keys == nil { // the routing question (Remote) has not hashed the prompt
 		arrival.Prompt = j.prefixKeys()
 	}
 	if peers := j.srv.Peers; peers != nil {
