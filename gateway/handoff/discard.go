@@ -24,24 +24,24 @@ import (
 	"evenkeel/prefill"
 )
 
-// The outcomes of a discarded hand-off, as labels of evenkeel_drains_total. With the first one the prefill engine frees the KV at once,
-// with all others only after its hold timeout.
+// The outcomes of a discarded hand-off, as labels of evenkeel_drains_total. Only with discardDone does the prefill engine free the KV
+// before its hold timeout.
 const (
 	discardDone     = "drained"
-	discardUnplaced = "unplaced" // no rank had room in time
+	discardUnplaced = "unplaced" // no decode rank had room in time
 	discardCrowded  = "crowded"  // too many other discards run already
-	discardExpired  = "expired"
-	discardFailed   = "failed"  // the decode engine broke the call
-	discardRefused  = "refused" // the decode engine refused the call, and its refusal may leave the KV where it is
+	discardExpired  = "expired"  // the hand-off was too old, or its prefill engine has restarted
+	discardFailed   = "failed"   // the decode engine broke the call
+	discardRefused  = "refused"  // the decode engine refused the call, and its refusal may leave the KV where it is
 )
 
 // Config is what a Discarder needs of the proxy.
 type Config struct {
-	Context    context.Context // ends when the last stream has ended
+	Context    context.Context // ends when the last answer stream has ended
 	Settings   func() *fleet.Settings
 	Client     *engine.Client
 	Monitor    Monitor
-	Engines    func() Engines // the engines as they are at the call
+	Engines    func() Engines // returns the engines as they are at the call
 	Places     *pool.Semaphore
 	Dispatcher Dispatcher
 	NextID     func() uint64 // makes the id of a new pool entry
@@ -49,8 +49,8 @@ type Config struct {
 	Log        *zap.Logger
 }
 
-// Monitor takes reports on whether engines served their requests well. It also says how many hand-offs a prefill engine has given up after
-// its hold timeout, before a decode engine fetched them.
+// Monitor takes reports on whether engines served their requests well. Expired and ExpiredNow also say how many hand-offs a prefill engine
+// has freed after its hold timeout, because no decode engine fetched them.
 type Monitor interface {
 	RecordOutcome(instance string, v engine.Verdict, why error)
 	ReportFailure(instance string, err error)
@@ -77,11 +77,11 @@ type Dispatcher interface {
 // A Discarder frees the KV of hand-offs that no request uses any more.
 type Discarder struct {
 	Config
-	service.Background // the discards that run
+	service.Background // runs the discards, and limits how many run at once
 	outcomes           *prometheus.CounterVec
 }
 
-// NewDiscarder makes the Discarder of a proxy.
+// NewDiscarder makes the Discarder of a proxy, and registers its metric evenkeel_drains_total.
 func NewDiscarder(c Config) *Discarder {
 	d := &Discarder{Config: c, outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_drains_total", Help: "Hand-offs that no client waits for any more, by what became of them. drained: a decode engine " +
@@ -156,8 +156,8 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		}
 		var tryOther bool
 		outcome, tryOther, err = d.discardOn(placed.Slot, h, try)
-		// A decode request that must have the id of the probe is not sent again after a call that broke: an engine may still run the first
-		// request of this id.
+		// A decode request that must have the id of the prefill request is not sent again after a call that broke: an engine may still run the
+		// first request of this id.
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
 		if err == nil || !tryOther || idInUse || try == discardTries {
 			return outcome, err
@@ -183,7 +183,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		return discardExpired, false, mooncake.ErrExpired
 	}
 	rank := d.Engines().Rank(slot.Worker)
-	if h.params == nil { // not nil: an earlier try has taken them
+	if h.params == nil { // an earlier try on another rank may have taken the params
 		if h.params, err = h.Discard(now); err != nil {
 			return discardExpired, false, err
 		}
@@ -212,12 +212,12 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	d.reportToMonitor(rank.Instance, fault)
 	switch {
 	case fault == nil:
-		slot.ReportStarted() // the KV came
+		slot.ReportStarted() // the first event came, so the decode engine has the KV
 	case fault.Reason == lifecycle.NotOurs: // another proxy sends to the rank now, so nothing was sent
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, fault.Err
 	case fault.Status == 0: // the engine gave no answer
-		// the engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call
+		// The engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
 		return discardFailed, fault.Reason != lifecycle.Silent, fault.Err
@@ -242,7 +242,8 @@ func (d *Discarder) reportToMonitor(instance string, fault *failure.Fault) {
 		return
 	case fault.Reason == lifecycle.NotOurs: // the engine was sent nothing
 		return
-	case fault.Status != 0 && fault.Reason != lifecycle.Paused && fault.Reason != lifecycle.Unlisted: // a refusal of this hand-off
+	// The engine refused this hand-off, which says nothing about its health.
+	case fault.Status != 0 && fault.Reason != lifecycle.Paused && fault.Reason != lifecycle.Unlisted:
 		return
 	}
 	d.Monitor.ReportFailure(instance, fault.Err)

@@ -26,25 +26,26 @@ type Handoff struct {
 	mooncake.Handoff
 	Lease  *prefill.Lease
 	Maker  roster.ProcessID // the prefill engine's process, and its weights, that made the KV
-	Avoid  []int32          // workers that failed to decode the hand-off
+	Avoid  []int32          // decode workers that failed to decode the hand-off
 	params json.RawMessage  // the kv_transfer_params; nil: not taken yet
 
-	// What the request was in the attempt that made the hand-off. The request may be in a later attempt when the hand-off is used.
+	// The fields below describe the request in the attempt that made the hand-off. The request may be in a later attempt when the hand-off is
+	// used.
 	Request         zapcore.ObjectMarshaler // the request's fields for the log
-	ID              string                  // of the request
+	ID              string                  // request id
 	ReusedRequestID string                  // X-Request-Id that a decode request must have; empty: any new one
 	Arrival         time.Time
 	Model           roster.Route
 	Endpoint        mooncake.Endpoint
 	Body            mooncake.Body
 	Changes         *mooncake.Patch
-	Prompt          int // tokens
+	Prompt          int // length of the prompt in tokens
 	Attempt         int
 
-	// What NoteExpiries has noted.
+	// NoteExpiries sets the fields below when the hand-off is sent.
 	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
-	expiredKnown bool    // the engine reports this number
-	ownExpired   int     // the share of this proxy: hand-offs that it had left to the hold timeout, and whose timeout is over
+	expiredKnown bool    // the prefill engine reports how many hand-offs it has freed unfetched
+	ownExpired   int     // how many hand-offs this proxy had left to the hold timeout, and whose timeout is over
 }
 
 // TakeParams returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank,
@@ -62,9 +63,9 @@ func (h *Handoff) TakeParams(now time.Time) (json.RawMessage, error) {
 	return h.params, err
 }
 
-// SetRequestID gives a decode request the id of the probe if the prefill engine knows the KV blocks only by this id. Without a hand-off (h
-// is nil), the headers stay as they are. The id is safe to use again: the probe is over, and such a hand-off is not discarded while a
-// decode engine may still have it.
+// SetRequestID gives a decode request the id of the prefill request if the prefill engine knows the KV blocks only by this id. Without a
+// hand-off (h is nil), the headers stay as they are. The id is safe to use again: the prefill call is over, and such a hand-off is not
+// discarded while a decode engine may still have it.
 func (h *Handoff) SetRequestID(headers []engine.Header) []engine.Header {
 	if h == nil || h.ReusedRequestID == "" {
 		return headers
@@ -101,8 +102,8 @@ var ErrLate = errors.New("the decode engine gave no sign of life for longer than
 // rest of the prompt itself: less than one block.
 const BlockTokens = 128
 
-// SettleLease gives back the lease of a prompt's prefill, in the way that disposition says. If the engine has failed (Refuse, Lose), this
-// counts against it. fault is the fault with which the prefill ended; nil: there was none.
+// SettleLease gives back the lease of a prompt's prefill, in the way that disposition says. With Refuse and Lose, a failure is counted
+// against the engine. fault is the fault with which the prefill ended; nil: there was none.
 func SettleLease(l *prefill.Lease, disposition lifecycle.Disposition, fault *failure.Fault) {
 	engineFailed := disposition == lifecycle.Refuse || disposition == lifecycle.Lose
 	if engineFailed && fault != nil && fault.Err != nil {
@@ -121,14 +122,14 @@ func SettleLease(l *prefill.Lease, disposition lifecycle.Disposition, fault *fai
 }
 
 // LimitFromSlot ends a call that waits for its first event once its request has had a slot for as long as limit. stop ends this watch. The
-// time before does not count: a hand-off may be bound to a rank that has no slot or no KV room for it yet, and then waits in the engine's
-// own queue, where its hold is renewed.
+// time before the slot does not count: a hand-off may be bound to a rank that has no slot or no KV room for it yet, and then waits in the
+// engine's own queue, where its hold is renewed.
 func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration) (stop func()) {
 	interval := max(limit/16, time.Millisecond) // between two checks whether the request has a slot
 	var slotSince time.Time                     // zero: the request has had no slot yet
 	return Repeat(interval, func() time.Duration {
 		switch now := time.Now(); {
-		case slot.WaitsInEngine(): // for a slot
+		case slot.WaitsInEngine(): // the request still waits for a slot of the engine
 		case slotSince.IsZero():
 			slotSince = now
 		case now.Sub(slotSince) >= limit:
@@ -142,7 +143,7 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 // 0 or less, or when stop is called, which check must not do. Once stop has returned, check does not run any more.
 func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()) {
 	var mu sync.Mutex
-	var timer *time.Timer // nil: it was stopped
+	var timer *time.Timer // nil: stop was called
 	mu.Lock()
 	defer mu.Unlock()
 	timer = time.AfterFunc(first, func() {
@@ -185,8 +186,8 @@ func RemainingWait(r *roster.Rank, settings *fleet.Settings, asked time.Time, to
 // the request but still serves others: it bounds the wait for this engine.
 const maxTokenTime = time.Second
 
-// maxCountedTokens keeps the time for so many tokens within a time.Duration. The limits of an answer may allow more: several hundred
-// choices, of a model whose context is not known.
+// maxCountedTokens bounds the tokens for which a wait is computed, so that their time fits a time.Duration. The limits of an answer may
+// allow more: several hundred choices, of a model whose context is not known.
 const maxCountedTokens = 1 << 32
 
 // LimitOnePiece ends the call of an answer in one piece when RemainingWait is over, unless stop is called first. tokens is how many tokens
@@ -202,8 +203,8 @@ func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, 
 	})
 }
 
-// expireInterval is the pause before an expired wait is ended once more. Expire does nothing while the call has no connection yet, and the
-// call may begin a new wait in the same moment.
+// expireInterval is the pause before Expire is called again after a wait has expired. Expire does nothing while the call has no connection
+// yet, and the call may begin a new wait in the same moment.
 const expireInterval = time.Second
 
 // AwaitFirstEvent begins the wait for the first event of a request that is sent to a rank, with the hand-off h, or without one (nil). The
@@ -234,7 +235,7 @@ func LeaksBlocks(r *roster.Rank, fault *failure.Fault) bool {
 	return leaks && unanswered && fault.Verdict().KV == lifecycle.MaybeRunning
 }
 
-// Forever stands for the limit of a wait that other code ends.
+// Forever is the limit of a wait that other code ends.
 const Forever = 1000 * time.Hour
 
 // NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for
@@ -249,7 +250,7 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // but renewals can have kept the KV. Then it compares two counts since this hand-off was sent: the hand-offs that the engine has freed
 // unfetched, and those that this proxy left to the engine's hold timeout. If the engine has freed more, this hand-off may be among them. If
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
-// more. An engine that does not report its count refutes nothing.
+// more. If the engine does not report its count, MayHaveExpired returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
 	if h == nil || !h.expiredKnown || !pull.KeptByRenewal(now) {
 		return false
