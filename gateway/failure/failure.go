@@ -29,12 +29,12 @@ import (
 
 // The errors that are the same for every request. No code changes them.
 var (
-	NoError       = new(openai.Error) // stands for the error of an answer that was whole
+	NoError       = new(openai.Error) // the error value of an answer that is whole, so without an error
 	ClientGone    = openai.NewError(journal.StatusClientClosed, "client_closed", "the client left")
 	InternalError = openai.NewError(http.StatusInternalServerError, "internal_error", "internal error; the request may be tried again")
 	NotOurs       = openai.Unavailable(geo.RejectOwner, "another proxy admits to the decode group now; send the request again", 1)
 	Leaving       = openai.Unavailable("draining", "this proxy is shutting down; use another", 1)
-	Deadline      = openai.Unavailable("deadline_unmet", // refused before its prefill, which would be wasted
+	Deadline      = openai.Unavailable("deadline_unmet", // the request is refused before its prefill, which would be wasted
 		"the first token could not have come by x-evenkeel-deadline-ms, so nothing was computed; give the request more time, or send it later", 1)
 	// LateKV is the error if a decode engine began its answer so late that its KV may have been another prompt's.
 	LateKV = openai.NewError(http.StatusGatewayTimeout, "decode_timeout",
@@ -54,16 +54,17 @@ func NoLocalRank(clientLeft bool, lastError *openai.Error) *openai.Error {
 	return cmp.Or(lastError, noLocal)
 }
 
-// BadGateway says that an engine of a side (prefill, decode or Engine) failed, and that no retry is left. why says how it failed.
+// BadGateway is the 502 error of a request whose engine failed, and that gets no retry. side says which engine: prefill, decode or Engine.
+// why says how it failed.
 func BadGateway(side, why string) *openai.Error {
 	return openai.NewError(http.StatusBadGateway, side+"_failed", sideName(side)+" failed: "+why)
 }
 
-// Engine stands for the side of an engine that is on neither side (prefill or decode), because it serves requests alone.
+// Engine is the side of an engine that serves requests alone, so that it is neither a prefill nor a decode engine.
 const Engine = "engine"
 
-// Unserved says that no engine of a side (prefill or decode) is up for a model. states describes these engines; empty: nothing is known. If
-// mixed is set, each engine of the model computes prompts and writes answers, so there are no sides.
+// Unserved is the 503 error if no prefill engine or no decode engine (side) of a model is up. states describes these engines; empty:
+// nothing is known. If mixed is set, each engine of the model computes prompts and writes answers, so there are no sides.
 func Unserved(side, model string, mixed bool, states string) *openai.Error {
 	engineName := side + " engine"
 	if mixed {
@@ -148,9 +149,10 @@ func MarkUndelivered(err error, message string) error {
 func RelayedRefusal(status int, resp *engine.Response, body []byte) *openai.Error {
 	e := &openai.Error{
 		Status: status, Code: "engine_refused", Raw: body, ContentType: string(resp.ContentType()),
-		Message: fmt.Sprintf("an engine refused the request with status %d", status), // for a stream that has begun
+		// The message is the text of the error event, if the stream of the answer has begun.
+		Message: fmt.Sprintf("an engine refused the request with status %d", status),
 	}
-	if e.Raw == nil { // not nil, so that the client gets the engine's empty body
+	if e.Raw == nil { // a body that is empty, but not nil, makes the client get the empty body of the engine
 		e.Raw = []byte{}
 	}
 	if status == http.StatusTooManyRequests {
@@ -167,7 +169,7 @@ func RefusalBody(resp *engine.Response) []byte {
 }
 
 const (
-	maxErrorBody   = 1 << 20 // bytes
+	maxErrorBody   = 1 << 20 // most bytes of a body that RefusalBody reads
 	refusalTimeout = 5 * time.Second
 )
 
@@ -232,8 +234,8 @@ func NoSuchModel(name string) *openai.Error {
 }
 
 // UnplacedError maps the error of a request that got no engine to the client's error. err comes from prefill.Scheduler or from the
-// dispatcher. side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed is as in
-// Unserved.
+// dispatcher. side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed says that each
+// engine of the model computes prompts and writes answers.
 func UnplacedError(side string, err error, prompt int, model string, mixed bool) *openai.Error {
 	switch full, isFull := errors.AsType[*prefill.FullError](err); {
 	case isFull:
@@ -276,7 +278,7 @@ func RetryAfter(resp *engine.Response) int {
 	return min(seconds, maxRetryAfter)
 }
 
-const maxRetryAfter = 3600 // seconds
+const maxRetryAfter = 3600 // seconds; the longest Retry-After that is taken from an engine
 
 // DescribeContentType describes a content type for a message. It never repeats an unknown type, because an engine may write anything into
 // this header.
@@ -297,9 +299,9 @@ type Fault struct {
 	ClientError  *openai.Error // the client's error if there is no further attempt
 	Status       int           // the status of the engine's answer; 0: there was none
 	Err          error         // what failed, for the log
-	BlamedEngine string        // id of the engine whose failure the monitor must hear of; empty: of none
+	BlamedEngine string        // id of the engine whose failure the monitor must hear of; empty: the monitor hears of none
 	RetryAfter   time.Duration
-	MostLosses   int // the limit, per request, of engines that lose the answer or give the request back for want of KV room
+	MostLosses   int // how often one request may lose its answer or be given back for want of KV room
 }
 
 // ErrMoved is the error of a call that was ended because its engine was taken out of service.
