@@ -24,8 +24,8 @@ import (
 // engine has not closed it.
 const NoticeTimeout = 250 * time.Millisecond
 
-// NewCall prepares a call to an engine. The rank is in a header, except for SGLang, whose requests have it in the body. For an SGLang
-// engine that both prefills and decodes, it is in the header, unless the profile says that ranks must not be named.
+// NewCall prepares a call to an engine. The rank is named in a header, but for SGLang in the body. An SGLang engine that both prefills and
+// decodes gets the rank in the header, unless its profile says that ranks must not be named.
 func NewCall(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang {
 		if rankInBody := !profile.Aggregated(); rankInBody || profile.NamedRank(target.Rank) < 0 {
@@ -91,7 +91,7 @@ const BeyondHeader = "X-Evenkeel-Beyond-Slots"
 func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *failure.Fault) {
 	scope := c.Scope // the closure below uses scope instead of c, so that c stays on its caller's stack
 	markSent, owned := scope.Enter()
-	defer markSent() // has no effect if OnWritten has called it already
+	defer markSent() // does nothing if markSent was called when the request was written (OnWritten)
 	if !owned {
 		return nil, c.FaultOf(owner.ErrNotOwner)
 	}
@@ -241,4 +241,4 @@ func abort(client *engine.Client, target *engine.Target, id string, log *zap.Log
 	return fault
 }
 
-const abortTimeout = 2 * time.Second // for the connection, and again for the answer
+const abortTimeout = 2 * time.Second // limit for the connection, and again for the answer
