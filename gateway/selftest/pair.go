@@ -45,7 +45,7 @@ func newQuery(e mooncake.Endpoint, model, id string) *query {
 	return &query{body: body, endpoint: e}
 }
 
-// prefill sends a probe to a prefill engine and reads the hand-off from its answer.
+// prefill has a prefill engine compute a prompt, and reads the hand-off from its answer.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
 	var info *mooncake.BootstrapInfo
 	if p.profile.Connector == mooncake.VLLMMooncake {
@@ -104,8 +104,8 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, kind lifecycl
 	return nil, fmt.Errorf("%s was answered with %d: %s", what, fault.Status, refusal)
 }
 
-// decodeIDSuffix is the suffix of a decode request's id. It is that of the probe if the prefill engine only recognises by the probe's id
-// which blocks were fetched.
+// decodeIDSuffix is the suffix of a decode request's id. It is that of the prefill request if the prefill engine recognises only by the id
+// of that request which blocks were fetched.
 func decodeIDSuffix(a mooncake.ProbeAnswer) string {
 	if a.ReusesRequestID {
 		return "-p"
@@ -122,7 +122,7 @@ func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.
 // prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
 	kind, cached := lifecycle.Decode, -1
-	if d.profile.Aggregated() { // the engine knows its cached tokens itself
+	if d.profile.Aggregated() { // the engine itself reports its cached tokens
 		kind, cached = lifecycle.Sole, sse.OwnCached
 	}
 	text, err := t.send(ctx, d, q, kind, id, body)
@@ -295,7 +295,7 @@ func (t *tester) prefillConcurrently(ctx context.Context, p, d testedRank, q *qu
 // listen starts a listener for the callbacks of decode engines, if the config has an address for it and the caller has passed no listener
 // of its own.
 func (t *tester) listen(ctx context.Context) (stop func()) {
-	callsBack := func(name string) bool { // the connector with that profile's name
+	callsBack := func(name string) bool { // says whether decode engines with this profile call back
 		p := t.cfg.Profiles[name]
 		return p.Connector == mooncake.AscendLayerwise
 	}

@@ -26,7 +26,7 @@ func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 		}
 		return testedRank{}, false
 	}
-	hasPartner := map[string]bool{} // names of decode ranks
+	hasPartner := map[string]bool{} // names of the decode ranks that have a partner already
 	for i, p := range prefills {
 		if d, ok := partner(p, decodes, i); ok {
 			hasPartner[d.name] = true
@@ -42,15 +42,15 @@ func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 }
 
 // everyPair pairs each engine of one side with each engine of the other side that it can work with. In a round, each engine is in at most
-// one pair. The ranks of an engine take turns from pair to pair, and a rank that got no turn gets a partner in an extra round. leftOut is
-// how many pairs are left out because there are more than maxPairs.
+// one pair. From pair to pair, the next rank of an engine is used, and a rank that is in no pair gets a partner in an extra round. leftOut
+// is how many pairs are left out because there are more than maxPairs.
 func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	sides := [2][][]testedRank{ofEngines(prefills), ofEngines(decodes)}
 	few, many := 0, 1 // indexes of the side with fewer engines and of the other side
 	if len(sides[0]) > len(sides[1]) {
 		few, many = 1, 0
 	}
-	turns := map[string]int{} // pairs that an engine is in so far, by the name of its first rank
+	turns := map[string]int{} // number of pairs that an engine is in so far, by the name of its first rank
 	paired := map[string]bool{}
 	tried := 0
 	nextRank := func(ranks []testedRank) testedRank {
@@ -63,7 +63,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	for r := range sides[many] { // in each round, every engine of the smaller side moves on by one engine of the other side
 		var round []pair
 		for i, engine := range sides[few] {
-			other := sides[many][(i+r)%len(sides[many])] // another one for each i, so that no engine is in two pairs of the round
+			other := sides[many][(i+r)%len(sides[many])] // each i gets another engine, so that no engine is in two pairs of the round
 			switch {
 			case !canPair(engine[0], other[0]):
 				continue
@@ -78,7 +78,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 		}
 		rounds = append(rounds, round)
 	}
-	for _, round := range partners(prefills, decodes) { // for the ranks that got no turn
+	for _, round := range partners(prefills, decodes) { // the extra rounds for ranks that are in no pair yet
 		if p := round[0]; !paired[p.prefill.name] || !paired[p.decode.name] {
 			rounds = append(rounds, round)
 		}
@@ -86,7 +86,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	return rounds, leftOut
 }
 
-// ofEngines groups ranks by their engines. The ranks of an engine must stand together, in the order of their numbers.
+// ofEngines groups ranks by their engines. In ranks, the ranks of one engine must follow each other in the order of their numbers.
 func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	for _, s := range ranks {
 		if s.target.Rank <= 0 {
@@ -143,7 +143,7 @@ func (t *tester) tryRounds(ctx context.Context, rounds [][]pair) {
 	}
 }
 
-// tryPair sends one request through a pair.
+// tryPair sends one request through a pair, and records the result for both ranks.
 func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 	p, d := &pair.prefill, &pair.decode
 	if t.takeSlot != nil {

@@ -18,7 +18,7 @@ const (
 )
 
 // tryResumes finds out in which way (chat_resume) engines can continue a chat whose answer broke off. Each engine gets a partner, and the
-// pair has to continue a part of an answer. An engine that does not know the way begins the answer again, which its count of prompt tokens
+// pair has to continue a part of an answer. An engine that does not know this way begins the answer again, which its count of prompt tokens
 // shows.
 func (t *tester) tryResumes(ctx context.Context, prefills, decodes []testedRank) {
 	for id, p := range t.healthyPairs(ctx, prefills, decodes, "r") { // a rank that fails with a completion would fail with a chat, too
@@ -76,7 +76,7 @@ func resumeMethods(p *mooncake.Profile) (list []string) {
 	switch {
 	case p.Ascend():
 		byIDs = mooncake.ChatResumeAscend
-	case p.Connector == mooncake.SGLang: // it has no way by token ids
+	case p.Connector == mooncake.SGLang: // SGLang cannot continue a chat from token ids
 		byIDs = mooncake.ChatResumeNone
 	}
 	for _, method := range []string{p.ChatResume, byIDs, mooncake.ChatResumeContinue} {

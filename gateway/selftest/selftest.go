@@ -16,7 +16,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Options of Run.
+// Options says what Run tests, and what it uses of a running proxy.
 type Options struct {
 	// Callbacks receives the callbacks of decode engines; nil: the test listens for them itself while it runs.
 	Callbacks *metaserver.Server
@@ -77,7 +77,8 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 // testedRanks returns the ranks of the engines that answer, with the models that they serve. It reports engines that do not answer, and
 // problems with the metrics and settings of the other engines.
 func (t *tester) testedRanks(ctx context.Context, role string, engines []config.Engine) (ranks []testedRank) {
-	othersServe := len(t.cfg.Engines.Aggregated) > 0 || t.cfg.Discovery.On() // aggregated engines, or engines that are found later
+	// Even if engines is empty, aggregated engines or engines that discovery finds later may serve requests.
+	othersServe := len(t.cfg.Engines.Aggregated) > 0 || t.cfg.Discovery.On()
 	if len(engines) == 0 && role != aggregated && !othersServe {
 		t.report(role, Warn, "the config lists none; until some are added nothing can be served")
 	}
@@ -87,7 +88,7 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
-		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots
+		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots.
 		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.takeSlot == nil {
 			t.fixRankNumber(ctx, &s, e, sample)
 		}
@@ -104,7 +105,7 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s testedRank, err error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
-		return s, err // this does not happen with a valid config
+		return s, err // a valid config has no URL that fails here
 	}
 	p := t.cfg.Profiles[e.Profile]
 	if role == aggregated {
@@ -114,7 +115,8 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	if s.target, err = config.Target(e, &p); err != nil {
 		return s, err
 	}
-	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake { // with it, a prefill engine needs the rank header even for its only rank
+	// With VLLMMooncake, a prefill engine needs the rank header even for its only rank.
+	if e.Ranks > 0 || p.Connector == mooncake.VLLMMooncake {
 		s.target.Rank = 0
 	}
 	s.rosterName = id
@@ -140,7 +142,8 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 	return s, err
 }
 
-// metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are missing; nil: there are none.
+// metrics reads the metrics of an engine, and reports which of the metrics that evenkeel uses are missing. It returns nil if there are no
+// metrics.
 func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s testedRank) *engine.Sample {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -165,7 +168,7 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
 		shared := false
-		var missing []string // models of the other side
+		var missing []string // models of the other side that this engine lacks
 		for _, other := range others {
 			if _, ok := commonModel(s, other); !ok {
 				continue
@@ -200,7 +203,7 @@ func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	}
 }
 
-// partnersTried is with how many engines of the other side a new engine is tried at most.
+// partnersTried is the largest number of partners of the other side with which a new engine is tried.
 const partnersTried = 2
 
 // TryEngine tries an engine before its first request. The error says why the engine cannot serve; findings are smaller observations.
@@ -228,8 +231,8 @@ func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.En
 
 // tryWithPartners tries an engine with up to partnersTried partners, until a request has gone through both engines. The error is that of
 // the engine itself: a failure of a partner does not count. If no partner can serve, an engine that uses hand-offs gets a prompt all the
-// same. A decode engine computes the prompt itself. A prefill engine keeps the KV until its hold timeout, because no decode engine fetches
-// it.
+// same: a decode engine computes the prompt itself. A prefill engine then keeps the KV until its hold timeout, because no decode engine
+// fetches the KV.
 func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
@@ -264,7 +267,7 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 			return nil
 		}
 	}
-	if !s.profile.HasHandoff() { // alone it cannot serve a request, but it has answered
+	if !s.profile.HasHandoff() { // without a partner, such an engine cannot serve a request, but it has answered
 		return nil
 	}
 	q := newQuery(mooncake.Completions, s.models[0], t.id())
@@ -277,8 +280,8 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 	return err
 }
 
-// partner returns the first of the other side's engines that answers and has a model in common with s, this model, and the engines after
-// it. role is the role of the other side.
+// partner finds the first engine of the other side that answers and serves a model of s. It returns that engine, the model, and the engines
+// that follow in the list. role is the role of the other side.
 func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string,
 	rest []config.Engine, ok bool) {
 	for i, e := range engines {

@@ -72,12 +72,13 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 	}
 }
 
-// reportedNumber returns a number that an engine reports about itself; 0: the engine does not report it, or it cannot be right. It reports
-// a number that cannot be right. most is the largest number that can be.
+// reportedNumber returns a number that an engine reports about itself; 0: the engine reports no number, or one that cannot be right. It
+// adds a finding about a number that cannot be right. most is the largest number that can be.
 func (t *tester) reportedNumber(s testedRank, n engine.Number, name string, most int64) int {
 	v, err := n.Whole(name, most)
 	if err != nil {
-		t.report(s.name, Warn, "does not tell its "+name+": %v", err) // a format of its own, so that report takes no name for a repetition
+		// Each name has a format of its own, because report takes findings of equal format for the same finding.
+		t.report(s.name, Warn, "does not tell its "+name+": %v", err)
 	}
 	return v
 }
@@ -127,7 +128,7 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 	}
 }
 
-// compareSlots compares a decode engine's max_num_seqs, how many requests it runs at once, with its slots in the config. vLLM looks at
+// compareSlots compares a decode engine's max_num_seqs (how many requests it runs at once) with its slots in the config. vLLM looks at
 // waiting requests, to fetch their KV, only while it runs fewer than max_num_seqs.
 func (t *tester) compareSlots(s testedRank, e config.Engine, reported *vllmSettings) {
 	switch runs := t.reportedNumber(s, reported.Config.Scheduler.Slots, "max_num_seqs", engine.MostRequests); {
@@ -199,7 +200,7 @@ func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engi
 	}
 }
 
-// acceptsNumber says whether an engine serves a request of one token with this number in the header.
+// acceptsNumber says whether an engine serves a request of one token that names this number in the header X-data-parallel-rank.
 func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) bool {
 	target, named := *s.target, *s
 	target.First, target.Rank = number, 0
@@ -209,8 +210,9 @@ func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) b
 	return err == nil
 }
 
-// oneToken is the body of a request of one token.
+// oneToken returns the body of a completion request that asks for one token.
 func oneToken(model string) []byte {
-	body, _ := json.Marshal(map[string]any{"model": model, "prompt": "evenkeel self test", "max_tokens": 1}) // cannot fail
+	// Marshalling a map of strings and a number cannot fail.
+	body, _ := json.Marshal(map[string]any{"model": model, "prompt": "evenkeel self test", "max_tokens": 1})
 	return body
 }

@@ -19,10 +19,10 @@ import (
 // aggregated is the role of engines that both prefill and decode.
 const aggregated = "aggregated"
 
-// Level of a finding.
+// Level is how serious a finding is.
 type Level string
 
-// The levels. Bad means that requests will fail.
+// The levels. Bad means that requests to the engine will fail.
 const (
 	OK   Level = "ok"
 	Warn Level = "warn"
@@ -39,7 +39,7 @@ type Finding struct {
 // requestTimeout bounds each request to an engine.
 const requestTimeout = 30 * time.Second
 
-const answerBytes = 1 << 20 // limit of an answer's size
+const answerBytes = 1 << 20 // largest answer of an engine that is read, in bytes
 
 // tester holds the state of one run of the test.
 type tester struct {
@@ -48,13 +48,13 @@ type tester struct {
 	callbacks *metaserver.Server                                               // nil: nothing receives callbacks of decode engines
 	listenErr error                                                            // why listening for callbacks failed; nil: it did not fail
 	hosts     map[string]bool                                                  // hosts that hand-offs and callbacks may name
-	run       string                                                           // unique, so that no prefix cache has the prompts
+	run       string                                                           // unique start of all prompts, so that no prefix cache has them
 	takeSlot  func(ctx context.Context, rank string, tokens int) (Slot, error) // nil: no slots are taken
 
 	mu       sync.Mutex // guards the fields below while pairs are tried
 	findings []Finding
-	reported map[[2]string]bool      // reported kinds of findings: the rank's name and the format of the message
-	results  map[string]*pairResults // by rank name
+	reported map[[2]string]bool      // findings that were reported already, by the name of the rank and the format of the message
+	results  map[string]*pairResults // results of pairs, by the name of the rank
 	pairs    int                     // number of pairs that were tried so far
 	leftOut  int                     // number of pairs that were not tried, because the test had to end
 }
@@ -63,14 +63,14 @@ type tester struct {
 type testedRank struct {
 	name       string
 	rosterName string // the rank's name in the roster of a running proxy
-	slot       Slot   // the slot of the request
+	slot       Slot   // the slot that the request to the rank takes
 	target     *engine.Target
 	ranks      int // ranks behind the engine's URL; 0: one rank without a number
 	profile    *mooncake.Profile
 	models     []string
 }
 
-// Slot is a slot of a decode rank.
+// Slot is a slot of a decode rank that a request of the test has taken from a running proxy.
 type Slot struct {
 	Scope   *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the rank
 	Release func()       // gives the slot back
@@ -79,7 +79,7 @@ type Slot struct {
 // ErrNotOwned says that another proxy sends requests to a rank.
 var ErrNotOwned = errors.New("selftest: the rank is another proxy's")
 
-// newTester returns a tester for one test. callbacks may be nil.
+// newTester returns a tester for one test. With nil callbacks, nothing receives callbacks of decode engines.
 func newTester(cfg *config.Config, callbacks *metaserver.Server) *tester {
 	return &tester{
 		cfg: cfg, callbacks: callbacks, client: engine.NewClient(engine.Options{}), hosts: map[string]bool{}, reported: map[[2]string]bool{},
@@ -94,7 +94,7 @@ func (t *tester) report(subject string, level Level, format string, args ...any)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	kind := [2]string{subject, format}
-	differsByValue := strings.Contains(format, "%q") // it quotes a value, such as a model
+	differsByValue := strings.Contains(format, "%q") // the format quotes a value, such as the name of a model
 	if level != Bad && t.reported[kind] && !differsByValue {
 		return
 	}
@@ -106,7 +106,7 @@ func (t *tester) report(subject string, level Level, format string, args ...any)
 type pairResults struct {
 	passed  bool
 	failed  int // pairs that failed, with any partner
-	blamed  int // of the failed pairs, those in which this rank itself failed
+	blamed  int // failed pairs in which this rank itself failed, and not its partner
 	skipped int // pairs that were not tried, because the rank had failed too often
 }
 
@@ -143,7 +143,7 @@ func firstRanks(ranks []testedRank) (list []testedRank) {
 	return list
 }
 
-// pair is a rank of each side. A rank that prefills and decodes is in decode, and prefill is empty.
+// pair is a prefill rank and a decode rank that are tried together. A rank that prefills and decodes is in decode, and prefill is empty.
 type pair struct{ prefill, decode testedRank }
 
 // compatibility says how a prefill engine p and a decode engine d work together. concurrent says that they work on a request at the same
