@@ -9,7 +9,8 @@ import (
 // Backlog sums up the requests that wait in the arrival queue for a model, without batch requests.
 type Backlog struct {
 	Requests int
-	Seconds  float64 // prefill time of all of them on one engine, by the learned latency and with the usual share of cached tokens
+	// Seconds is the prefill time of all these requests on one engine, by the learned latency and the usual share of cached tokens.
+	Seconds float64
 }
 
 // Backlogs returns the backlogs by model. A model without waiting requests is absent.

@@ -8,11 +8,11 @@ import (
 // BatchStatus counts batch requests, which only use capacity that no other request needs.
 type BatchStatus struct {
 	Waiting int     `json:"waiting_requests"`
-	Ran     uint64  `json:"ran_requests"` // since the start
-	HeldS   float64 `json:"held_s"`       // sum of the seconds that these requests waited
+	Ran     uint64  `json:"ran_requests"` // batch requests that got an engine, since the start
+	HeldS   float64 `json:"held_s"`       // sum of the times that the ran_requests waited, in seconds
 }
 
-// class is the priority of a request in its model's queue.
+// class is the priority of a request in its model's queue. Batch requests have the lowest priority, whatever Priority says.
 func (r *Request) class() int {
 	if r.Batch {
 		return queue.Batch
@@ -29,11 +29,11 @@ func (s *Scheduler) Batch() BatchStatus {
 	return status
 }
 
-// hasCapacityForBatch reports whether a candidate may take a batch request. The arrival queue must have only batch requests for its
-// models, its engine no request that comes before this one, and its board none that waits for a rank. At least two decode
-// slots must be free, one of them for the next request that is not batch.
+// hasCapacityForBatch reports whether a candidate may take a batch request. It may if only batch requests wait for its models, if
+// its engine has no request that comes before this one, and if no request waits for a rank of its board. At least two decode slots
+// must also be free, so that one is left for the next request that is not batch.
 func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
-	for _, name := range c.Models { // a model and its adapters have the same engines
+	for _, name := range c.Models { // a base model and its LoRA adapters share their engines
 		if m := d.models[name]; m != nil && m.queue.HasOnline() {
 			return false
 		}
@@ -60,7 +60,7 @@ func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 		}
 		computing, waiting := c.load.Leases[ledger.Probing], c.load.Leases[ledger.Pooled]
 		slotBeforeProbe := c.Aggregated || c.Profile != nil && c.Profile.Early()
-		if slotBeforeProbe { // each request whose probe was sent has its slot already
+		if slotBeforeProbe { // a request gets its decode slot before its probe is sent, so that only unsent requests need one
 			computing, waiting = 0, c.load.Unsent()
 		}
 		needSlot += computing + waiting

@@ -19,12 +19,12 @@ type Candidate struct {
 	CapacityTokens int64         // KV tokens that fit; 0: the scraped number
 	BlockTokens    int           // tokens per KV block; 0: the scraped number, else 16
 	RTT            time.Duration // round trip to its engine, used until a scrape has measured it; 0 inside one site
-	Region         string        // of its engine; empty: the proxy's own region
-	Board          string        // board of the decode ranks that take its hand-offs
+	Region         string        // region of its engine; empty: the proxy's own region
+	Board          string        // name of the dispatcher board whose decode ranks take its hand-offs
 	Live           bool
-	AnswersLate    bool // not live, but only because its engine answers late at present: its requests wait and are not refused
+	AnswersLate    bool // not live, but only because its engine answers late at present: requests wait for it and are not refused
 	Decodes        bool // its engine also decodes, so that not all running requests are prefills
-	ProbeLimit     int  // bound of unanswered probes while the candidate is new in service; 0: none
+	ProbeLimit     int  // most unanswered probes while the candidate is new in service; 0: no such bound
 	Events         EventSource
 
 	// Aggregated says that the candidate is a group of ranks that prefill and decode. A request with a lease of it waits in

@@ -18,11 +18,11 @@ type waitReason uint8
 
 const (
 	canServe       waitReason = iota
-	poolFull                  // the pool of hand-offs has no place left
-	gatesClosed               // the KV gates of all candidates are closed
+	poolFull                  // the pool of hand-offs has no place left; retries have their place already
+	gatesClosed               // the KV gates of all candidates are closed: their KV caches are too full
 	noneCanStart              // no candidate can start the request
-	waitsAlone                // the request waits for a busy candidate or region; requests behind it may still be served
-	targetBusy                // the candidate that the request names takes no such request now; others that name it wait, too
+	waitsAlone                // the request waits for a busy candidate or region; requests behind the request may still be served
+	targetBusy                // the candidate that the request names (Target) takes no such request now; others that name it wait, too
 	goesElsewhere             // the request goes to another region
 	onlyRetries               // only retries of the model can be served in this round
 	deadlineMissed            // no prefill would end before the request's deadline
@@ -63,7 +63,7 @@ func (d *chooser) allMissDeadline(r *Request, eligible []*candidate) bool {
 		}
 		v := &d.view[i]
 		if v.BacklogMs+v.RTTMs+prefillTimes.Ms(v.NewTokens, v.HitTokens) <= leftMs {
-			return false // this candidate ends the prefill in time
+			return false // this candidate is predicted to end the prefill in time
 		}
 	}
 	return true
@@ -139,7 +139,7 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.load.RequestsAhead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
-	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: the end of the present work is not predicted from measured times
+	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: no prefill times are learned, and none can be predicted
 	earliest, maySendEarly := d.earlyProbeFrom(c)
 	return timesKnown && maySendEarly && !earliest.After(d.now)
 }
@@ -215,7 +215,7 @@ func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unw
 	return slices.DeleteFunc(candidates, unwanted)
 }
 
-// everyCandidate is a value for usable in dropIfOthersUsable: every candidate is usable.
+// everyCandidate is the argument usable of dropIfOthersUsable for filters that accept any remaining candidate.
 func everyCandidate(*candidate) bool { return true }
 
 // filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
@@ -228,9 +228,9 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	return d.dropIfOthersUsable(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
 }
 
-// filterBusy drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If
-// the policy ignores load, these are all busy engines, because the policy could choose the same busy engine again and again.
-// The caller makes sure that at least one candidate can start the request.
+// filterBusy drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If the
+// policy ignores load, these are all busy engines: otherwise the policy could choose the same busy engine again and again. The
+// caller makes sure that at least one candidate can start the request.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.dropIfOthersUsable(filterStalled, candidates, func(c *candidate) bool {
 		worthWaiting := !p.LoadBlind() && (c.Aggregated || !c.load.Stalled(d.now))
@@ -275,9 +275,9 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// dropFallbacks removes, in place, the candidates that are the model's second choice (Candidate.Fallback and FallbackFor). It
-// removes none if there are no others, or if the request names a candidate. If all others were tried and a fallback is not
-// NoDecodeRank, it removes the candidates with NoDecodeRank instead.
+// dropFallbacks removes, in place, the candidates that are only the model's second choice (Candidate.Fallback and FallbackFor). It
+// removes none if all candidates are second choice, or if the request names a candidate. If all first choices were tried and a
+// fallback's KV can be fetched (not NoDecodeRank), it keeps all candidates but those with NoDecodeRank.
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	first := func(c *candidate) bool { return !fallback(c) }
@@ -287,7 +287,7 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
 	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
-		return slices.DeleteFunc(candidates, fallback) // a first choice is untried, or all fallbacks have NoDecodeRank
+		return slices.DeleteFunc(candidates, fallback) // keeps the first choices only: one is untried, or no rank would fetch a fallback's KV
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
@@ -345,7 +345,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 		model:            r.Model,
 		hadOthersPrompts: c.load.HasOthersPrompts(c.Decodes, d.now),
 	}
-	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // else the weight comes from the configured latency
+	if _, known := d.fit.Latency(r.Model, c.Hardware); known { // otherwise PredictedUs comes only from the configured latency
 		lease.predictedMs = float64(weight.PredictedUs) / 1000
 	}
 	c.circuit.Send(lease.number, d.now)
@@ -376,29 +376,32 @@ func (r *Request) asRetry() *Request {
 	retry.Remote = nil
 	retry.Exclude = nil
 	retry.LeaseOwner = nil
-	retry.Deadline = time.Time{} // with a decode rank, the request is served even after its deadline
+	retry.Deadline = time.Time{} // a request whose decode rank is chosen is served even after its deadline
 	return &retry
 }
 
-// prefiller returns the numbers of a candidate that decide how many unanswered probes it may have.
+// prefiller returns the numbers of a candidate by which RemoteRegions decide how many unanswered probes it may have.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.load.SinceIdle()
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
 		Ran: int(math.Ceil(ran)), Answered: answered,
 	}
-	if c.Aggregated { // only unsent requests count: those that a rank runs already keep no other request waiting
+	// Only unsent requests count: requests that a rank runs already keep no other request waiting.
+	if c.Aggregated {
 		p.Unanswered, p.Held = c.load.Unsent(), c.load.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
 	if c.ProbeLimit > 0 {
-		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit) // new in service: probes beyond the limit count as taken by others
+		// The candidate is new in service: the unanswered probes that it may not have yet count as taken by others.
+		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
 	}
 	if ofOthers, waiting, ok := c.load.WaitingCounts(d.now); ok {
 		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(ofOthers))), int(math.Ceil(waiting))
 	}
-	p.OthersWaiting = max(p.OthersWaiting, c.load.ReportedByOthers.Unanswered) // other dispatchers may have sent probes after the scrape
+	// Other dispatchers may have sent probes after the scrape, which it does not show.
+	p.OthersWaiting = max(p.OthersWaiting, c.load.ReportedByOthers.Unanswered)
 	return p
 }

@@ -18,10 +18,13 @@ import (
 // Config is the section `prefill` of the config file, together with further parameters of a Scheduler. A zero field takes its
 // value from Default, except Scrape.Interval, where 0 means never, and bool fields, where false means off.
 type Config struct {
-	Policy      string  `yaml:"policy"` // empty: finish, or lmetric where an engine is in both lists and there are other regions
-	Work        string  `yaml:"work"`   // what policy least-tokens weighs: tokens | vllm-ascend
+	// Policy is the default policy. Empty: finish, or lmetric if there are other regions and an engine is both a prefill and a decode
+	// engine.
+	Policy string `yaml:"policy"`
+	// Work is what the policy least-tokens weighs: tokens, or vllm-ascend for the weights of vllm-ascend's example proxy.
+	Work        string  `yaml:"work"`
 	KVThreshold float64 `yaml:"kv_threshold"`
-	// Policies of the user, as expressions over the indicators.
+	// Policies are the user's own policies by name, written as expressions over the indicators.
 	Policies    map[string]policy.Definition `yaml:"policies"`
 	Push        PushConfig                   `yaml:"push"`
 	Calibration CalibrationConfig            `yaml:"calibration"`
@@ -36,10 +39,11 @@ type Config struct {
 	Queue  QueueConfig  `yaml:"queue"`
 	Retry  RetryConfig  `yaml:"retry"`
 
-	Explain bool `yaml:"-"` // leases have a Trace, which explains the choice of their candidate
-	// Early bounds the arrival queues of models whose decode rank is chosen before the prefill. Zero: as Queue.
+	Explain bool `yaml:"-"` // whether each lease gets a Trace, which explains the choice of its candidate
+	// Early bounds the arrival queues of models whose decode rank is chosen before the prefill. A zero field takes its value from
+	// Queue.
 	Early  QueueConfig      `yaml:"-"`
-	Clock  func() time.Time `yaml:"-"` // of a simulation; nil: the real clock
+	Clock  func() time.Time `yaml:"-"` // clock of a simulation; nil: the real clock
 	Places Semaphore        `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
 	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
 	// addition to those that wait already; nil: any number. It is called under the scheduler's lock. onlySomeRanks says that not all
@@ -48,11 +52,11 @@ type Config struct {
 	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: any number.
 	// It must not wait. onlySomeRanks has the same meaning as for Decode.
 	Free    func(board, model string) (n int, onlySomeRanks bool) `yaml:"-"`
-	Scraper Scraper                                               `yaml:"-"` // needed unless Scrape.Interval is 0
+	Scraper Scraper                                               `yaml:"-"` // reads the gauges of an engine; needed unless Scrape.Interval is 0
 	Ranks   Ranks                                                 `yaml:"-"` // the ranks that prefill and decode; nil: none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
-	Log        *zap.Logger           `yaml:"-"` // nil: silent
+	Log        *zap.Logger           `yaml:"-"` // nil: nothing is logged
 }
 
 // Ranks reports the KV events of ranks that prefill and decode. The scheduler also calls it under its lock, so that it must not
@@ -64,22 +68,23 @@ type Ranks interface {
 
 // PushConfig bounds the probes that an engine has not answered.
 type PushConfig struct {
-	MaxUnanswered int `yaml:"max_unanswered"` // unanswered probes of this proxy per engine
-	// Lead is how long before its present work ends an engine may be sent a prompt whose decode rank is chosen before
-	// the prefill.
+	MaxUnanswered int `yaml:"max_unanswered"` // most unanswered probes of this proxy per engine
+	// Lead is how early an engine may get a prompt whose decode rank is chosen before the prefill: so long before the engine's
+	// present work is predicted to end.
 	Lead time.Duration `yaml:"-"`
 }
 
 // ScrapeConfig configures how often the gauges of a candidate are read.
 type ScrapeConfig struct {
-	Interval time.Duration `yaml:"interval"` // 0: never; the gate then depends on this proxy's accounts alone
-	Timeout  time.Duration `yaml:"timeout"`  // of one scrape
+	// Interval is the time between two scrapes; 0: never, so that the KV gate depends on this proxy's accounts alone.
+	Interval time.Duration `yaml:"interval"`
+	Timeout  time.Duration `yaml:"timeout"` // time limit of one scrape
 }
 
 // QueueConfig bounds the arrival queue of each model.
 type QueueConfig struct {
-	Max     int           `yaml:"max"`     // waiting requests, without retries
-	Timeout time.Duration `yaml:"timeout"` // from the request's first arrival
+	Max     int           `yaml:"max"`     // most requests that may wait, without retries
+	Timeout time.Duration `yaml:"timeout"` // longest wait of a request, from its first arrival
 	// BatchTimeout is the timeout of batch requests. It is longer, because no person waits for them, and free capacity
 	// may come late.
 	BatchTimeout time.Duration `yaml:"batch_timeout"`
@@ -87,9 +92,11 @@ type QueueConfig struct {
 
 // RetryConfig bounds the attempts of one request and of all of them.
 type RetryConfig struct {
-	Attempts int           `yaml:"attempts"` // per request, the first included; at first, refusals by engines that ran nothing do not count
-	Base     time.Duration `yaml:"base"`     // upper bound of the first backoff
-	Budget   float64       `yaml:"budget"`   // share of requests, 0 to 1, that may be retried, over 10 s
+	// Attempts bounds the attempts per request, the first included. The first maxUnsent attempts of which no byte reached an engine
+	// do not count.
+	Attempts int           `yaml:"attempts"`
+	Base     time.Duration `yaml:"base"`   // longest wait before the first retry; doubles with each further retry
+	Budget   float64       `yaml:"budget"` // share of requests, 0 to 1, that may be retried, over 10 s
 }
 
 // CalibrationConfig is the latency that predicts prefill times until one is learned.
@@ -98,7 +105,7 @@ type CalibrationConfig = fit.Config
 // IndexConfig configures the prefix index: its memory, and how prompts are turned into token ids.
 type IndexConfig struct {
 	MaxBytes int64  `yaml:"max_bytes"`
-	Tokenize string `yaml:"tokenize"` // what computes a prompt's token ids: off, engine
+	Tokenize string `yaml:"tokenize"` // what computes a prompt's token ids: off (nothing) or engine (an engine's /tokenize)
 
 	TokenizeTimeout time.Duration `yaml:"tokenize_timeout"` // without token ids after this time, a prompt is looked up by its bytes
 }
@@ -115,7 +122,7 @@ const (
 type KVEventsConfig struct {
 	Enabled       bool          `yaml:"enabled"`
 	Port          int           `yaml:"port"`
-	ReplayPort    int           `yaml:"replay_port"` // 0: no replays, so that after a gap nothing is known of an engine's cache
+	ReplayPort    int           `yaml:"replay_port"` // 0: no replays, so that after a gap in the events all known blocks are dropped
 	ReplayTimeout time.Duration `yaml:"replay_timeout"`
 }
 
@@ -125,7 +132,8 @@ type HotspotConfig struct {
 	Enabled bool `yaml:"enabled"`
 }
 
-// AffinityConfig configures how sessions stay with their engine.
+// AffinityConfig configures session affinity: a session's requests go to the engine of its last request, unless that engine has
+// too much load.
 type AffinityConfig = steer.AffinityConfig
 
 // Semaphore are the places for hand-offs in the pool. A place is reserved before the probe is sent, so that no prefill is wasted
@@ -139,7 +147,7 @@ type Semaphore interface {
 // Scraper reads the gauges of one candidate's engine.
 type Scraper func(ctx context.Context, c Candidate) (Sample, error)
 
-// Sample is the result of one scrape of a candidate.
+// Sample is the result of one scrape of a candidate's engine.
 type Sample = ledger.Sample
 
 // Default returns the values that a zero field stands for, and the default scrape interval.
@@ -157,7 +165,8 @@ func Default() Config {
 
 		Disaggregation: Disaggregation{Mode: DisaggregateAlways, ThresholdTokens: strconv.Itoa(DefaultLocalThreshold), MaxLocalTokens: 512},
 
-		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second}, // long, because a busy Python server answers late
+		// The scrape timeout is long, because the Python server of a busy engine answers late.
+		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second},
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
 		// With this budget, one of several prefill engines that fails most of its probes does not use up all retries.
 		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
@@ -171,7 +180,7 @@ func (c Config) withDefaults() Config {
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)
 	c.KVThreshold = cmp.Or(c.KVThreshold, d.KVThreshold)
 	c.Push.MaxUnanswered = cmp.Or(c.Push.MaxUnanswered, d.Push.MaxUnanswered)
-	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 { // both together are one latency, in which one of them may be 0
+	if c.Calibration.TPMs == 0 && c.Calibration.T0Ms == 0 { // only if both are 0: a configured latency may have one of them 0
 		c.Calibration.TPMs, c.Calibration.T0Ms = d.Calibration.TPMs, d.Calibration.T0Ms
 	}
 	c.Index.MaxBytes, c.Index.Tokenize = cmp.Or(c.Index.MaxBytes, d.Index.MaxBytes), cmp.Or(c.Index.Tokenize, d.Index.Tokenize)
@@ -194,7 +203,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// ledger returns the settings of the ledger.
 func (c *Config) ledger() ledger.Config {
 	return ledger.Config{KVThreshold: c.KVThreshold, Interval: c.Scrape.Interval}
 }

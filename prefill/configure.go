@@ -27,7 +27,7 @@ func (s *Scheduler) Configure(c Config) error {
 	s.fit.Configure(c.Calibration)
 	s.cfg.Scrape, s.cfg.Queue, s.cfg.Early, s.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
 	s.ledger.Configure(s.cfg.ledger())
-	for _, c := range s.candidates { // the KV threshold may be another one
+	for _, c := range s.candidates { // the gates must follow the new KV threshold
 		c.load.UpdateGate(s.now)
 	}
 	s.unlock()

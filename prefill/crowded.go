@@ -20,7 +20,7 @@ func (s *Scheduler) SetSlots(model string, free map[string]int) {
 func (d *chooser) countOnTheWay(m *model) {
 	clear(d.onTheWay)
 	for _, c := range m.candidates {
-		if c.Aggregated { // its prompts are decoded by the same ranks, and need no other slot
+		if c.Aggregated { // the rank that prefills the prompt also decodes it, in the same slot
 			continue
 		}
 		d.onTheWay[c.Region] += c.load.Leases[ledger.Probing] + c.load.Leases[ledger.Pooled]
@@ -56,7 +56,7 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 		for i, c := range m.candidates {
 			if d.lacksDecodeSlot(m, c) {
 				all[i].Open = false
-				all[i].KVGateWillOpen = false // an open gate would not be enough
+				all[i].KVGateWillOpen = false // even with an open KV gate, the prompt would wait for a decode slot
 			}
 		}
 	}
@@ -74,9 +74,9 @@ func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	return false
 }
 
-// handoffWouldExpire reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the KV,
-// because too many hand-offs are on their way already. It is false if this cannot be told. A request that waits for this reason
-// is considered again when slots become free; see Wake.
+// handoffWouldExpire reports whether a hand-off that the candidate begins now would get no decode slot before its engine drops the
+// KV, because too many hand-offs are on their way already. It is false if this cannot be predicted. A request that waits for this
+// reason is considered again when slots become free; see Wake.
 func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
 		return false

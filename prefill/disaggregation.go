@@ -7,22 +7,22 @@ import "strconv"
 type Disaggregation struct {
 	Mode            string `yaml:"mode"`
 	ThresholdTokens string `yaml:"threshold_tokens"`          // new tokens up to which a decode rank may compute a prompt itself, or auto
-	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // prompt tokens that a decode rank may have to compute at once
+	MaxLocalTokens  int    `yaml:"max_local_tokens_per_rank"` // most prompt tokens that a decode rank may have to compute at a time
 }
 
-// The modes.
+// The values of Mode: prefill engines compute every prompt, or decode ranks may compute short prompts themselves.
 const (
 	DisaggregateAlways      = "always"
 	DisaggregateConditional = "conditional"
 )
 
-// DefaultLocalThreshold is the default of ThresholdTokens.
+// DefaultLocalThreshold is the default of ThresholdTokens, in new prompt tokens.
 const DefaultLocalThreshold = 256
 
 // AutoThreshold is the value of ThresholdTokens for a threshold that follows the load of a rank.
 const AutoThreshold = "auto"
 
-// Threshold is ThresholdTokens as a number; 0 for auto.
+// Threshold is ThresholdTokens as a number of tokens; 0 for auto.
 func (d *Disaggregation) Threshold() int {
 	n, err := strconv.Atoi(d.ThresholdTokens)
 	if err != nil {

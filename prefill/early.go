@@ -33,7 +33,7 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s.lock()
 	defer s.unlock()
 	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	if l.request == nil || l.predictedMs == 0 || !unsent { // without a prediction, there is no end to compare
+	if l.request == nil || l.predictedMs == 0 || !unsent { // without a prediction, no ends can be compared
 		return nil
 	}
 	next := s.choose.makeEarlierLease(l, l.request, leastGain, avoid)
@@ -56,7 +56,7 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 		return nil
 	}
 	eligible, skipped := d.filterCircuit(r, m.candidates)
-	if skipped { // only engines that failed are left: the lease has no reason to move to one of them
+	if skipped { // only engines that failed are left, so that moving the lease would gain nothing
 		return nil
 	}
 	eligible = slices.DeleteFunc(d.filterGate(eligible), func(c *candidate) bool {
@@ -76,7 +76,8 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.predictedEndMs(l) {
 		return nil
 	}
-	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now) // MoveIfSooner replaces the name of the policy
+	// MoveIfSooner then replaces the policy's name by the name in the old lease.
+	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now)
 }
 
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was

@@ -21,7 +21,7 @@ var (
 // FullError is an ErrQueueFull with details.
 type FullError struct {
 	Model string
-	Max   int    // number of requests that may wait for the model
+	Max   int    // most requests that may wait for the model
 	Key   string // the config key that sets Max
 }
 

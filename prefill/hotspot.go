@@ -31,7 +31,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 		return eligible, steer.OK
 	}
 	state := d.overrides.Hotspots.UpdateState(d.now, class, holders, others)
-	if state == steer.Alarm && !r.considered.weighed { // a request that waits is weighed once, too
+	if state == steer.Alarm && !r.considered.weighed { // the scores of a request that waits are compared only once, too
 		r.considered.weighed = true
 		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
@@ -42,7 +42,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holdsPrefix(c, r, depth) }) {
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
-		return eligible, steer.Alarm // all candidates are holders
+		return eligible, steer.Alarm // all candidates hold the prefix, so that the class cannot be kept off them
 	}
 	kept := 0
 	for i, c := range eligible {

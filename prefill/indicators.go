@@ -12,7 +12,7 @@ import (
 // defaultBlock is the number of tokens per KV block if it is not known: vLLM's default.
 const defaultBlock = 16
 
-// blockTokens is the number of tokens per KV block of the candidate.
+// blockTokens is the number of tokens per KV block of the candidate; defaultBlock if it is not known.
 func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
@@ -22,7 +22,7 @@ func (c *candidate) knownBlockTokens() int {
 	return cmp.Or(c.BlockTokens, c.load.BlockTokens)
 }
 
-// rtt is the round trip to the engine.
+// rtt is the round trip to the engine: as a scrape has measured it, or else as it is configured.
 func (c *candidate) rtt() time.Duration { return cmp.Or(c.load.RTT, c.RTT) }
 
 func (c *candidate) rttMs() float64 { return float64(c.rtt()) / float64(time.Millisecond) }
@@ -43,10 +43,10 @@ func (s *state) latencyFor(model string, c *candidate) (latency policy.Latency, 
 	return fitted.WithConcurrent(c.concurrentRequests(s.now)), known
 }
 
-// backlogMs is the predicted time, in ms, until the candidate has computed its prompts; others is the part of it for prompts
-// that others sent. The recent error of the predictions (residual) is added once for each of this proxy's prefill calls (probes) there, and
-// for so many further probes, because each of them will probably take longer by this error. The error may be negative, but a quarter of the
-// prediction always remains.
+// backlogMs is the predicted time, in ms, until the candidate has computed all its prompts; others is the part for prompts of
+// other proxies and clients. The recent prediction error of the candidate (residual) is added once for each of this proxy's
+// unanswered probes, and for furtherProbes more, because each of them will probably take longer by this error. The error may be
+// negative, but at least a quarter of the prediction remains.
 func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes int) (ms, others float64) {
 	load := &c.load
 	others = load.OthersBacklog(latency, s.fit.MeanNewTokens(), c.Decodes, s.now)
@@ -65,7 +65,7 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // with the request that is about to be sent
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // 1: counts the error of the request that is about to be sent, too
 	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])

@@ -81,7 +81,7 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 // counts, if the candidate is a group of ranks, or if the engine also had prompts of others, whose part of the time is not known.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s, load := l.scheduler, &l.c.load
-	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // as predicted
+	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
@@ -99,7 +99,7 @@ func (l *Lease) learnPrefillTime(u Usage) {
 	}
 }
 
-// logSuspicion logs that the suspicion about a candidate's capacity has changed.
+// logSuspicion logs a change of the suspicion about a candidate's capacity: a warning when it begins, an info line when it ends.
 func logSuspicion(log *zap.Logger, candidate string, s *cache.SuspicionChange) {
 	log = log.With(zap.String("candidate", candidate), zap.Int64("capacity_tokens", s.CapacityTokens),
 		zap.Float64("over_predicted_share", s.Over), zap.Float64("under_predicted_share", s.Under))
@@ -154,7 +154,7 @@ func (l *Lease) Blame(why string) {
 }
 
 // maxFaultBytes bounds the recorded description of a fault.
-const maxFaultBytes = 400 // bytes
+const maxFaultBytes = 400
 
 // bookFailure does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
 // circuit; 0: it did not, or the circuit was open already.

@@ -46,8 +46,8 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
-	var m *model         // of all legs
-	var p *policy.Policy // of all legs
+	var m *model         // the model that all legs name
+	var p *policy.Policy // the policy of all legs
 	for i := range legs {
 		if m, p, err = s.manager.acceptNew(&legs[i]); err != nil {
 			return nil, err

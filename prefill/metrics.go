@@ -32,8 +32,8 @@ type metrics struct {
 	hotFiltered     prometheus.Counter
 	affinity        *prometheus.CounterVec
 
-	answered   prometheus.Counter // the series of attempts for answered probes, which are nearly all
-	lastChoice struct {           // the series of the last choice, which saves a look-up: most choices have the same labels
+	answered   prometheus.Counter // series of attempts for answered probes, which are nearly all
+	lastChoice struct {           // series of the last choice: most choices have the same labels, and need no look-up
 		policy, reason string
 		count          prometheus.Counter
 	}
@@ -224,12 +224,10 @@ var (
 // series writes the metrics of one Prometheus scrape of this proxy.
 type series chan<- prometheus.Metric
 
-// gauge writes the value of a gauge.
 func (s series) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
-// count writes the value of a counter.
 func (s series) count(d *prometheus.Desc, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
@@ -257,7 +255,6 @@ func (s series) exportByModel(d *prometheus.Desc, order map[string]int, values m
 	}
 }
 
-// boolGauge is 1 for true and 0 for false.
 func boolGauge(b bool) float64 {
 	if b {
 		return 1

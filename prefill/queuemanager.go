@@ -45,7 +45,7 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	}
 	qm.serveWaiters()
 	m := qm.modelOf(r.Model)
-	if firstAttempt && !r.Batch { // Local, for which the rate is measured, counts no batch requests
+	if firstAttempt && !r.Batch { // the arrival rate is for Local, which counts no batch requests
 		m.throughput.Arrived(qm.now)
 	}
 	return m, p, nil
@@ -98,7 +98,7 @@ func (qm *queueManager) maxWait(m *model, r *Request) time.Duration {
 // fullError is the error for a request that found no room in the queue. It names the setting that bounds the queue.
 func (qm *queueManager) fullError(m *model, r *Request) error {
 	key, limit := "prefill.queue.max", qm.queueLimits(m).Max
-	if m.needsRankFirst() { // bounded by Config.Early
+	if m.needsRankFirst() { // Config.Early bounds the queue, and pool.size sets Config.Early
 		key = "pool.size"
 	}
 	if r.Batch {
@@ -124,7 +124,8 @@ func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter
 	w := &waiter{Request: r, policy: p, since: qm.now, timesOutAt: r.Arrival.Add(qm.maxWait(m, &r)), done: make(chan struct{})}
 	w.item = queue.Item[*waiter]{Value: w, Key: r.Key, Priority: r.class(), Tokens: r.PromptTokens, Arrival: r.Arrival, Deadline: r.Deadline,
 		HasPlace: r.HasPlace}
-	if r.Remote == nil { // else DeferSameTarget must not defer the request: it may go to another region while its target is busy
+	// A request with Remote may go to another region while its target is busy, so that DeferSameTarget must not defer it.
+	if r.Remote == nil {
 		w.item.Target = r.Target
 	}
 	m.queue.Add(&w.item)
@@ -219,7 +220,7 @@ func (qm *queueManager) serveWaiters() {
 // finishWaiter removes a waiter from its queue and passes it the result, a lease or an error. A lease keeps the other legs of the
 // waiter's request in this region.
 func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err error) {
-	if lease != nil || errors.Is(err, ErrElsewhere) { // served here or elsewhere, which uses up the turn of its key
+	if lease != nil || errors.Is(err, ErrElsewhere) { // a request that is served, here or elsewhere, uses up the turn of its key
 		w.item.MarkServed()
 	}
 	if lease != nil {

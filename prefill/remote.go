@@ -59,7 +59,7 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	return local
 }
 
-// Offers calls f, under the scheduler's lock, for each model with the candidates that prefill it in this region.
+// Offers calls f, under the scheduler's lock, for each model that this region serves, with the state of its candidates.
 func (s *Scheduler) Offers(f func(model string, l *Local)) {
 	s.lock()
 	defer s.unlock()

@@ -63,7 +63,7 @@ func retryable(status int, err error) bool {
 		return true
 	case 0, http.StatusOK: // no answer, or one without a usable hand-off
 		return err != nil && !endedByUs(err)
-	default: // any other status blames the request
+	default: // with any other status, the request itself is at fault, and fails everywhere
 		return false
 	}
 }

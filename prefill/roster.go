@@ -17,13 +17,14 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 	for _, m := range s.models {
 		m.candidates = nil
 	}
-	anyModels, liveWithoutModels := false, false // of at least one candidate
+	// anyModels says that a candidate names its models, and liveWithoutModels that a live candidate names none.
+	anyModels, liveWithoutModels := false, false
 	for i, given := range candidates {
 		c := s.candidates[given.ID]
 		if c == nil {
 			c = s.newCandidate(given.ID)
 			s.candidates[given.ID] = c
-		} else if c.configured { // the ID is there twice
+		} else if c.configured { // the list names this ID twice: the first entry counts
 			continue
 		}
 		s.applyConfig(c, given, i)

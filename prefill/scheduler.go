@@ -42,7 +42,7 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Clock == nil {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
-		s.timer.Stop() // setTimer starts it
+		s.timer.Stop() // setTimer starts the timer
 	}
 	if cfg.Registerer != nil {
 		if err := s.metrics.register(cfg.Registerer, s); err != nil {

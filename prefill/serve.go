@@ -49,14 +49,15 @@ func reasonOf(decision Where) waitReason {
 	return canServe
 }
 
-// reasonForOthers returns the reason for which a request cannot be served now, limited to the requests of the model that it concerns, too.
-// reason is its own one. It stays as it is only if the request may go to every candidate of the model and to no other region.
+// reasonForOthers returns the reason for which a request cannot be served now, limited to those other requests of the model that
+// must wait, too. reason is the request's own reason. It is returned unchanged only if the request may go to every candidate of
+// the model and to no other region.
 func (m *model) reasonForOthers(r *Request, reason waitReason) waitReason {
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
 	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) } // others may go to the target
 	switch {
 	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden):
-		return targetBusy // or the target is no candidate any more
+		return targetBusy // also if the target is no candidate any more
 	case r.Remote != nil || slices.ContainsFunc(m.candidates, forbidden):
 		return waitsAlone // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
@@ -151,7 +152,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 	if r.HasPlace { // a retry has its place already
 		return canServe
 	}
-	if d.handoffWouldExpire(c, r.Model) { // a prefill now would be in vain
+	if d.handoffWouldExpire(c, r.Model) { // the engine would drop the KV before a decode rank is free
 		return waitsAlone
 	}
 	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() {

@@ -26,7 +26,7 @@ type Scheduler struct {
 
 	mu      sync.Mutex  // guards all fields below
 	timer   *time.Timer // calls Wake at wakeAt; nil: a simulation calls Wake itself
-	wakeAt  time.Time   // see queueManager.nextWake
+	wakeAt  time.Time   // next time at which a waiting request may be answered without any event; zero: none
 	choose  chooser
 	manager queueManager
 	state
@@ -37,11 +37,13 @@ type Scheduler struct {
 type state struct {
 	cfg     Config
 	metrics *metrics
-	now     time.Time // when the scheduler's lock was last taken by lock
+	now     time.Time // time of the present call: lock reads the clock when it takes the scheduler's lock
 
-	candidates    map[string]*candidate // by ID; removed candidates stay while they have charges
-	models        map[string]*model
-	modelsUnknown bool // the models of a live candidate, or of all candidates, are not known yet
+	candidates map[string]*candidate // by candidate ID; a removed candidate stays until its last charge has ended
+	models     map[string]*model
+	// modelsUnknown says that a live candidate, or every candidate, has not named its models yet. A request for an unknown model then
+	// gets ErrUnavailable (503), not ErrModelNotFound (404).
+	modelsUnknown bool
 
 	queue     *queue.Queue[*waiter]
 	ledger    *ledger.Ledger
@@ -56,7 +58,7 @@ type state struct {
 type model struct {
 	name        string
 	candidates  []*candidate // in configured order
-	cursor      int          // order of the candidate that round-robin chose last, -1: none yet
+	cursor      int          // position (candidate.order) of the candidate that round-robin chose last; -1: none yet
 	queue       *queue.ModelQueue[*waiter]
 	throughput  fit.Throughput
 	decodeSlots map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
@@ -66,33 +68,34 @@ type model struct {
 // charge has ended.
 type candidate struct {
 	Candidate
-	order           int  // position in the configuration
-	configured      bool // false: removed, but kept for its charges
-	load            ledger.EngineLoad
-	byModel         map[string]*ledger.ModelCounts // by model: its part of load; only of models that not all of its ranks list
+	order      int  // position in the configuration
+	configured bool // false: removed from the configuration, but kept until its charges end
+	load       ledger.EngineLoad
+	// byModel counts the unanswered charges of each model that only some ranks of the board list. load counts these charges, too.
+	byModel         map[string]*ledger.ModelCounts
 	ring            []uint64
 	cache           cache.CachedBlocks
 	computeTimer    fit.ComputeTimer
 	residual        fit.Residual
 	circuit         circuit.Circuit
-	lastFault       string              // the last fault; empty after a probe was answered
-	capacityWarned  bool                // a log line has said that the capacity is not known
-	answeredSeconds prometheus.Observer // durations of its answered probes; nil before the first
+	lastFault       string              // description of the last failed probe; empty after a probe was answered
+	capacityWarned  bool                // the warning that its KV capacity is not known was logged
+	answeredSeconds prometheus.Observer // histogram of the durations of its answered probes; nil before the first answer
 }
 
 // chooser chooses the candidate for one request.
 type chooser struct {
 	*state
-	scheduler *Scheduler // for the leases
-	lastLease uint64     // number of the last lease
+	scheduler *Scheduler // each lease keeps it, because the methods of Lease take its lock
+	lastLease uint64     // number of the newest lease; the first lease has number 1
 
-	// Reused memory of one decision, or of one round of decisions.
-	waitedFor  []*candidate    // candidates on which waiting requests count in this round, until endRound
-	eligible   []*candidate    // the candidates that passed the filters so far
-	view       []policy.Engine // indicators of the candidates of the last call of fillView
-	heldBlocks []int32         // how many of the prompt's blocks are held, by slot of the prefix index
-	prefillers []Prefiller     // result of localState
-	onTheWay   map[string]int  // result of countOnTheWay, by region
+	// Scratch memory, which every decision or round of decisions reuses so as not to allocate.
+	waitedFor  []*candidate    // candidates whose load includes waiting requests in this round; endRound clears the list
+	eligible   []*candidate    // candidates that passed the filters so far, for the present request
+	view       []policy.Engine // policy indicators of the eligible candidates, computed by fillView
+	heldBlocks []int32         // how many of the prompt's first blocks each slot of the prefix index holds, computed by fillView
+	prefillers []Prefiller     // slice that localState returns and reuses
+	onTheWay   map[string]int  // by region: prompts in prefill or waiting for a decode slot, counted by countOnTheWay
 }
 
 // queueManager decides which of the waiting requests are served. Its methods are called under the scheduler's lock.
@@ -111,24 +114,24 @@ type queueManager struct {
 // decode engine will fetch the KV) or Failed (the probe failed). An answered or orphaned lease also ends by itself at the
 // engine's hold timeout; the last call then changes nothing. Any call after the last one is a bug, which is counted.
 type Lease struct {
-	Candidate Candidate     // as it was when it was chosen
+	Candidate Candidate     // copy of the candidate's configuration at the time of the choice
 	Policy    string        // name of the policy that chose the candidate
-	Wait      time.Duration // in the arrival queue
+	Wait      time.Duration // time in the arrival queue
 	Prompt    int           // length of the prompt in tokens, counted or estimated
 	HitTokens int           // prompt tokens that are predicted to be in the candidate's prefix cache
 	Trace     *Trace        // explains the choice; nil without Config.Explain
-	Others    int           // unanswered probes on the candidate when this prompt was charged
+	Others    int           // probes of this proxy that the candidate had not answered when this prompt was charged
 
 	scheduler        *Scheduler
 	c                *candidate
 	number           uint64
 	canary           bool
 	predictedMs      float64 // duration of the prefill in ms; 0: no prediction
-	hadOthersPrompts bool    // the candidate had prompts of others when this prompt was charged
+	hadOthersPrompts bool    // when this prompt was charged, the candidate also had prompts of other proxies or clients
 	model            string
 	inFlight         ledger.InFlight
-	request          *Request           // for a lease of another candidate that may replace this one; nil: none may
-	predictedHit     cache.PredictedHit // what the prefill finds and leaves in the prefix cache
+	request          *Request           // copy of the request, for a lease of another candidate that replaces this one; nil: never replaced
+	predictedHit     cache.PredictedHit // prediction of what the prefill finds in the prefix cache, and of what it leaves there
 }
 
 // waiter is a request in the arrival queue.
@@ -144,7 +147,7 @@ type waiter struct {
 	err        error
 
 	siblings       []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
-	regionDecision *regionDecision // shared by the siblings; nil: none
+	regionDecision *regionDecision // shared by all siblings; nil: the request was not entered by EnterAll
 }
 
 // deliverResult passes the result of a request to the caller that waits for it.
@@ -152,14 +155,16 @@ func (w *waiter) deliverResult(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.regionDecision != nil {
-		w.regionDecision.announce() // in any case: siblings stay here with a leg that is served or refused, and go with one that goes elsewhere
+		// The result decides about the siblings: they stay here if this leg was served or refused here, and leave if it goes to another
+		// region.
+		w.regionDecision.announce()
 	}
 	if w.onResult != nil {
 		w.onResult(lease, err)
 	}
 }
 
-// announce wakes those who wait for the decision, because it is made. It may be called more than once.
+// announce wakes the goroutines that wait in AwaitRegionDecision. It may be called more than once.
 func (d *regionDecision) announce() {
 	if !d.closed {
 		d.closed = true
@@ -184,37 +189,37 @@ func (r *Request) keepHere() {
 	}
 }
 
-// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call on every lease that names its
-// LeaseOwner. A lease that has no last call when the attempt ends is lost, and the audit shows it.
+// LeaseOwner stands for one attempt to serve a request. The attempt must make the last call (Release, Orphan or Failed) on every
+// lease that names its LeaseOwner. If the attempt ends before, the lease counts as lost in the audit.
 type LeaseOwner = ledger.LeaseOwner
 
 // Request is a request for a prefill.
 type Request struct {
-	ID           string // breaks ties
+	ID           string // hashed to decide between candidates with equal scores
 	Model        string
 	PromptTokens int                      // length of the prompt in tokens
 	Counted      bool                     // PromptTokens was counted; false: estimated
 	Prompt       Prompt                   // identifies the prompt in prefix caches
 	Session      uint64                   // hash of the session's key; 0: no session
 	EndsSession  bool                     // the session has no further request
-	PromptBytes  int                      // for vllm-ascend's weight; 0: four per token
-	Arrival      time.Time                // of the request's first attempt; zero: now
-	Key          string                   // of the tenant or user: keys of one priority take turns
+	PromptBytes  int                      // length of the prompt in bytes, for vllm-ascend's weight; 0: four bytes per token
+	Arrival      time.Time                // when the request's first attempt arrived; zero: now
+	Key          string                   // tenant or user; within a priority, the keys take turns
 	Priority     int                      // higher priorities are served first
-	Batch        bool                     // it only uses capacity that no other request needs; its Priority does not count
-	Deadline     time.Time                // for the first token; within a priority, earlier deadlines are served first; zero: none
-	HasPlace     bool                     // it has a place in the pool already, because it is a retry
-	Exclude      []string                 // IDs of the candidates that were tried before
-	Policy       string                   // empty: the scheduler's policy
+	Batch        bool                     // the request only uses capacity that no other request needs; Priority is ignored
+	Deadline     time.Time                // for the client's first token; within a priority, earlier deadlines are served first; zero: none
+	HasPlace     bool                     // the request is a retry, and has a place in the pool of hand-offs already
+	Exclude      []string                 // IDs of the candidates that were tried before; they are used only if no other is left
+	Policy       string                   // policy for this request, as policy.Parse reads it; empty: the scheduler's default
 	Target       string                   // ID of the only candidate that may take it; empty: any
 	MayGoTo      func(region string) bool // whether an engine of another region may take it; nil: any may
-	Returned     bool                     // another region gave it back: it waits by its first arrival, even if the queue is full
-	Remote       RemoteRegions            // decides between regions; nil: this region serves it
+	Returned     bool                     // another region gave the request back: it waits by its first arrival, even if the queue is full
+	Remote       RemoteRegions            // decides which region serves the request; nil: this region
 	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
 
-	considered struct { // state between two considerations of the request
-		counted bool // the hotspot detector has counted it
-		weighed bool // the hotspot detector has compared its scores
+	considered struct { // state that is kept while the request waits, because it is considered many times
+		counted bool // the hotspot detector has counted the request
+		weighed bool // the hotspot detector has compared the scores of the request's candidates
 		cache   cache.Lookup
 	}
 }
@@ -235,15 +240,15 @@ type RemoteRegions interface {
 	Stay()
 }
 
-// Where is the decision of RemoteRegions.
+// Where is the answer of RemoteRegions: this region serves the request, another region does, or the request waits.
 type Where uint8
 
-// Here is the state of this region for one request. It is only valid during the call.
+// Here is the state of this region for one request. It is only valid during the call of RemoteRegions.Where.
 type Here struct {
 	Model  string
 	Now    time.Time
 	Round  uint64    // number of the round of decisions; during a round, only its own decisions change the state
-	Tokens int       // of the prompt
+	Tokens int       // length of the prompt in tokens
 	Since  time.Time // when the request entered the arrival queue
 	Local
 }
@@ -251,8 +256,8 @@ type Here struct {
 // Local is the state of this region for one model.
 type Local struct {
 	Prefillers   []Prefiller
-	Waiting      int     // requests in the arrival queue
-	Tokens       int     // of their prompts
+	Waiting      int     // requests in the arrival queue, without retries and batch
+	Tokens       int     // prompt tokens of the waiting requests
 	ArrivalsPerS float64 // new requests per second
 	TTFTMs       float64 // median time from a probe to its answer; 0: no answer yet
 }
@@ -260,25 +265,30 @@ type Local struct {
 // Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
 	policy.Engine
-	Region          string      // empty: the proxy's own region
-	Live            bool        // up, and its circuit allows requests
-	Open            bool        // its KV gate is open, and the pool and the decode side of its region have room
-	Unanswered      int         // probes of this proxy
-	Held            int         // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
-	OthersWaiting   int         // waiting requests of others
-	WaitingAtScrape int         // all requests that waited at the last scrape
-	Ran             int         // all requests that ran at the last scrape that found none waiting
-	Answered        int         // probes of this proxy answered since that scrape, less those sent since
-	MaxSeqs         int         // requests that its engine runs at once; 0: not known
-	Samples         int         // number of prefills from which its latency was learned
-	KVGateWillOpen  bool        // only its KV gate keeps prompts away, and the gate is predicted to open
-	Room            ledger.Room // zero: not known
-	ResidualMs      float64     // ms by which its probes, and one more, will exceed their predictions; negative: stay below them
+	Region          string // empty: the proxy's own region
+	Live            bool   // up, and its circuit allows requests
+	Open            bool   // its KV gate is open, and the pool and the decode side of its region have room
+	Unanswered      int    // probes of this proxy that the candidate has not answered
+	Held            int    // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
+	OthersWaiting   int    // requests of other proxies and clients that wait in the engine
+	WaitingAtScrape int    // all requests that waited at the last scrape
+	// Ran is how many requests ran at the last scrape in which no request waited.
+	Ran int
+	// Answered is the number of this proxy's probes that were answered after the scrape of Ran, less the number of probes that were
+	// sent after it.
+	Answered       int
+	MaxSeqs        int         // requests that its engine runs at once; 0: not known
+	Samples        int         // number of prefills from which its latency was learned
+	KVGateWillOpen bool        // only its KV gate keeps prompts away, and the gate is predicted to open
+	Room           ledger.Room // when the KV cache has room for more prompts; zero: not known
+	// ResidualMs is by how many ms the engine will probably exceed the predicted time for its unanswered probes and one more;
+	// negative: it will need less time.
+	ResidualMs float64
 }
 
 // A Trace explains the choice of a candidate.
 type Trace struct {
-	Reason   string       // policy, or only, canary, affinity, fallback
+	Reason   string       // why the candidate was chosen: policy, only (one was eligible), canary, affinity or fallback
 	Eligible int          // number of candidates that passed the filters
 	Best     []policy.Row // the chosen candidate first, the others by score; without scores if no policy was asked
 }
@@ -287,10 +297,11 @@ type Trace struct {
 type Ticket struct {
 	scheduler *Scheduler
 	lease     *Lease
-	w         *waiter // nil: served at once
+	w         *waiter // nil: the request was served at once
 }
 
-// regionDecision tells the legs of a request when it is decided whether they stay in this region: done is closed then.
+// regionDecision is shared by the legs (prompts) of one request. done is closed when it is decided whether the legs stay in this
+// region.
 type regionDecision struct {
 	done   chan struct{}
 	closed bool

@@ -36,13 +36,13 @@ type CandidateStatus struct {
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
 	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
-	ResidualMs  float64  `json:"residual_ms"`       // by which recent prefills exceeded their predictions; negative: stayed below
+	ResidualMs  float64  `json:"residual_ms"`       // ms by which recent prefills took longer than predicted; negative: shorter
 	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; probes since the scrape count here and in running
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
-	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // of the last good scrape; null: none yet
-	AnswerAgeMs *float64 `json:"answer_age_ms"` // of its last answer to a probe; null: none yet
-	OldestMs    *float64 `json:"oldest_ms"`     // since its oldest unanswered probe was sent; null: none
+	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // age of the last good scrape in ms; null: none yet
+	AnswerAgeMs *float64 `json:"answer_age_ms"` // ms since its last answer to a probe; null: none yet
+	OldestMs    *float64 `json:"oldest_ms"`     // ms since its oldest unanswered probe was sent; null: no probe is unanswered
 	CanStart    bool     `json:"can_start"`     // one more probe may be sent to it
 	DecodeFull  bool     `json:"decode_full"`   // with engines in several regions: its prompts would wait for a decode slot
 	RTTMs       float64  `json:"rtt_ms"`
@@ -55,7 +55,7 @@ type CandidateStatus struct {
 
 // FaultStatus shows the recent failures of a candidate.
 type FaultStatus struct {
-	Failures int    `json:"failures"`        // in a row
+	Failures int    `json:"failures"`        // failed probes in a row
 	Fault    string `json:"fault,omitempty"` // description of the last failure
 }
 
@@ -63,7 +63,7 @@ type FaultStatus struct {
 type CacheStatus struct {
 	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds by the prefix index
 	Mode            string          `json:"mode"`                       // approximate, or precise: for prompts of token ids, from KV events
-	Events          *EventsStatus   `json:"kv_events,omitempty"`        // nil: it publishes none
+	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of its KV events; nil: it publishes none
 	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens found in its cache
 	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
 	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache seems smaller, or larger, than its capacity
@@ -169,7 +169,7 @@ func age(now, then time.Time) *float64 {
 type Overview struct {
 	Policy     string            `json:"policy"`
 	Policies   []string          `json:"policies"`         // names of all policies
-	Waiting    int               `json:"waiting_requests"` // without batch
+	Waiting    int               `json:"waiting_requests"` // requests in the arrival queues, without batch
 	Candidates []CandidateStatus `json:"candidates"`
 	Ranks      []RankEvents      `json:"ranks,omitempty"` // ranks that prefill and decode, and whose KV events are followed
 	Lines      []LineStatus      `json:"lines"`
@@ -205,7 +205,7 @@ type LineStatus struct {
 type IndexStatus struct {
 	Bytes           int64  `json:"bytes"`
 	Blocks          int    `json:"blocks"`
-	PromptTokens    uint64 `json:"prompt_tokens"` // of all requests since the start, like the hits below
+	PromptTokens    uint64 `json:"prompt_tokens"` // prompt tokens of all requests since the start; the hits are part of them
 	PredictedTokens uint64 `json:"predicted_hit_tokens"`
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }

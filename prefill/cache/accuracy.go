@@ -5,8 +5,8 @@ import "math"
 // Accuracy compares the predicted hits in a candidate's prefix cache with the hits that its engine reports. All sums
 // weight recent answers most.
 type Accuracy struct {
-	answers           float64 // number of answers
-	prompt            float64 // tokens of their prompts
+	answers           float64 // number of compared answers
+	prompt            float64 // prompt tokens of these answers
 	predicted, actual float64 // tokens predicted to be cached, and tokens that the engine found cached
 	over, under       float64 // tokens by which single predictions were too high, and too low
 	Suspect           Suspicion
@@ -16,18 +16,19 @@ type Accuracy struct {
 // Suspicion is a doubt about a candidate's known capacity that wrong predictions raise.
 type Suspicion string
 
-// The suspicions; empty: none.
+// The suspicions. An empty Suspicion means that predictions and answers agree well enough.
 const (
 	HoldsLess Suspicion = "less" // the engine holds less than the known capacity
 	HoldsMore Suspicion = "more" // the engine holds more than the known capacity
 )
 
 const (
-	accuracyHalfLife = 128.0 // answers
-	minAnswers       = 32.0
-	suspectShare     = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
-	trustShare       = 0.1  // wrong share down to which a suspicion remains; the gap keeps it from flapping
-	bindingShare     = 0.95 // share of its capacity that a candidate uses when the index has probably dropped blocks of it
+	accuracyHalfLife = 128.0 // number of newer answers after which an answer counts half
+	// minAnswers is the weighted number of answers below which the suspicion does not change.
+	minAnswers   = 32.0
+	suspectShare = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
+	trustShare   = 0.1  // wrong share down to which the suspicion lasts; the gap to suspectShare keeps it from flapping
+	bindingShare = 0.95 // share of its capacity at which the index has probably dropped blocks of the candidate
 )
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
@@ -98,7 +99,7 @@ type SuspicionChange struct {
 // compareHit compares the predicted hit of a probe with the hit that its engine found. It returns the change of the suspicion
 // about the capacity; nil: no change.
 func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
-	if len(h.prompt.Keys) == 0 || h.beingComputed { // no hit was predicted, or the capacity is not to blame for a missing one
+	if len(h.prompt.Keys) == 0 || h.beingComputed { // no prediction, or one that says nothing about the capacity
 		return nil
 	}
 	b := h.blocks

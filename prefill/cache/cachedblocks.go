@@ -15,7 +15,7 @@ type CachedBlocks struct {
 	slots              [units]slot
 	stream             *kvevents.Stream // nil: the candidate publishes no KV events
 	learnedFromAnswers bool             // the index may have blocks of token ids that were learned from answers, not from events
-	pending            []*PredictedHit  // of unanswered probes whose prompt has keys
+	pending            []*PredictedHit  // predictions for unanswered probes whose prompt has keys
 }
 
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
@@ -44,23 +44,24 @@ func (b *CachedBlocks) Held() (blocks int) {
 	return blocks
 }
 
-// EnsureSlot returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot
-// by the engine's capacity, which is in tokens, 0 if unknown.
+// EnsureSlot returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot's
+// blocks by capacity, the KV tokens of the engine; 0: unknown, so that there is no bound.
 func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
-	blocks, unit := 0, p.unit() // 0: no bound
+	blocks, unit := 0, p.unit() // blocks 0: the slot has no bound
 	if capacity > 0 {
 		switch {
 		case unit == byBytes:
 			blocks = b.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
 		case b.Mode(now) == Precise:
-			blocks = 2 * int(capacity) / p.BlockTokens // loose: events remove blocks, unless the engine never publishes removals
+			// The bound is twice the capacity, because events remove blocks; it is needed for an engine that never publishes removals.
+			blocks = 2 * int(capacity) / p.BlockTokens
 		default:
 			blocks = int(capacity) / p.BlockTokens
 		}
 		blocks = max(1, blocks)
 	}
 	s := &b.slots[unit]
-	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // a smaller change is a drift of the ratio
+	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // up to 1/16 it is a drift of the bytes per token
 	switch {
 	case !s.known:
 		id := b.id
@@ -75,9 +76,10 @@ func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now t
 	return s.handle
 }
 
-// Correct compares the expected hit with cached, the tokens of a prompt that its engine found cached (-1: not reported).
-// If the engine found at least a block less, wrong is true, and the index drops the prompt's further blocks from the
-// candidate's slot, which is at. tokens is the length of the prompt; 0: not reported, so that nothing can be compared.
+// Correct compares the predicted hit with cached, the number of prompt tokens that the engine found in its cache (-1: not
+// reported). If the engine found at least one block less than predicted, wrong is true, and the index drops the blocks behind the
+// found ones from the candidate's slot, which is returned as at. tokens is the length of the prompt; 0: not reported, so that
+// nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = b.slots[p.unit()].handle
 	block := p.BlockSize(tokens)
@@ -140,15 +142,15 @@ func (b *CachedBlocks) StopFollowing() {
 // Events is the stream of KV events; nil: the candidate has none.
 func (b *CachedBlocks) Events() *kvevents.Stream { return b.stream }
 
-// AddFromAnswer adds the blocks of a prompt that the engine must have, because it has answered the prompt. No event has named them yet. at
-// is the candidate's slot for them.
+// AddFromAnswer adds a prompt's blocks, which the engine must have because it has answered the prompt, although no event has named
+// them yet. at is the candidate's slot for the blocks.
 func (b *CachedBlocks) AddFromAnswer(at index.Slot, p *Prompt) {
 	b.cache.index.Insert(at, p.Keys)
 	b.markLearnedFromAnswer(p)
 }
 
-// markLearnedFromAnswer notes that the index has blocks of a prompt because of an answer, so that DropLearnedFromAnswers replaces them by
-// what the events name. Blocks that no event ever names are not noted: they could not be replaced.
+// markLearnedFromAnswer notes that blocks of a prompt came from an answer, so that DropLearnedFromAnswers replaces them by those
+// that events name. It ignores blocks that no event can name, because nothing could replace them.
 func (b *CachedBlocks) markLearnedFromAnswer(p *Prompt) {
 	eventsNameThem := b.stream != nil && p.BlockTokens > 0 && !p.Salted
 	b.learnedFromAnswers = b.learnedFromAnswers || eventsNameThem

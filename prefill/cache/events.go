@@ -10,10 +10,10 @@ import (
 // EventSource is where an engine publishes the KV events of a rank. The zero value stands for an engine that publishes
 // none.
 type EventSource struct {
-	kvevents.Place                 // from the configuration
+	kvevents.Place                 // addresses from the configuration
 	Finder         kvevents.Finder // asks the engine where it publishes; nil: only Place is used. Its type must be comparable
 	Model          string          // the base model, under which the blocks are indexed; empty: not known yet
-	ReplayTimeout  time.Duration   // for an answer to a request for missed events
+	ReplayTimeout  time.Duration   // time to wait for the answer to a request for missed events
 }
 
 // Exists reports whether the engine publishes events and its model is known.

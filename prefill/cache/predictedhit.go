@@ -78,8 +78,8 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
-	b.ExpectEvent(computedTokens > blockTokens, now) // fewer tokens may fill no block
-	if b.NamesBlocksOf(&h.prompt, now) {             // then events say better than the answer what the engine has
+	b.ExpectEvent(computedTokens > blockTokens, now) // so few tokens may not fill a block, and then no event follows
+	if b.NamesBlocksOf(&h.prompt, now) {             // events are more exact than the answer
 		h.learnBesideEvents(u, now)
 	} else {
 		h.learnFromAnswer(u)
@@ -114,7 +114,7 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	slot := b.slots[byTokens].handle
 	b.DropLearnedFromAnswers()
 	reported := u.CachedTokens >= 0
-	notCleared := blockIndex.StillValid(&h.speculation) // if the slot was cleared since, the answer may tell of blocks that are gone
+	notCleared := blockIndex.StillValid(&h.speculation) // after a clear, the answer may speak of blocks that are gone
 	if reported && notCleared && !b.stream.Complete() {
 		heldBlocks := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
 		blockIndex.Insert(slot, p.Keys[:heldBlocks])

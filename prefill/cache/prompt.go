@@ -8,7 +8,7 @@ import (
 
 // Prompt identifies a prompt in prefix caches. A Prompt without keys is not looked up.
 type Prompt struct {
-	Keys        []index.Key // of the prompt's blocks; shared, so that they must not be changed
+	Keys        []index.Key // keys of the prompt's blocks; shared with other requests, so that they must not be changed
 	BlockTokens int         // token ids per block; 0: the blocks are made of bytes
 	Tokens      int         // length in tokens; 0: not counted
 	Bytes       int         // length of the rendered text, if the blocks are made of bytes

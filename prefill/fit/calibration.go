@@ -12,9 +12,9 @@ const (
 	fitSamples = 20
 	fitR2      = 0.5
 	fitSpread  = 2.0
-	fitRestart = 200 // number of samples without any good fit after which all samples are dropped
+	fitRestart = 200 // number of samples without any good fit, after which all samples are dropped
 
-	// A term that a plain line does not have (attention, requests beside) is tried from termSamples samples on. It is used
+	// A term that a plain line does not have (attention, concurrent requests) is tried from termSamples samples on. It is used
 	// if the F statistic of adding it is at least termF.
 	termSamples = 100
 	termF       = 20.0
@@ -69,13 +69,13 @@ type Calibration struct {
 	decay      float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
-	n                       int // samples
+	n                       int // number of samples in the sums
 	sums                    moments
 	minNew, maxNew          [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
 	inHalf                  int          // samples in this half-life
 	latency                 LatencyModel // the last good fit
 	fitted                  bool
-	r2                      float64 // of the last good fit
+	r2                      float64 // share of the variance that the last good fit explains, 0 to 1
 	residual                float64 // the usual distance of a sample from the prediction, in ms
 	dropped, droppedInTotal int     // outliers in a row, and since the start
 }
@@ -159,8 +159,8 @@ func (c *Calibration) fit() {
 			best, cost = factors, costOfSet
 		}
 	}
-	if !(cost < (1-fitR2)*totalSpread) { // also for NaN
-		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are kept, and one of them may prevent a good fit
+	if !(cost < (1-fitR2)*totalSpread) { // negated, so that a NaN cost is refused, too
+		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
 			c.sums = moments{}
 			c.n = 0
 			c.inHalf = 0

@@ -13,19 +13,19 @@ type ComputeTimer struct {
 	lastAnswer  time.Time // when the last answer came
 	spoiltUntil time.Time // probes that were sent before this time yield no sample
 
-	collecting bool      // a prefill is open: its answers are being collected, and further ones may join them
+	collecting bool      // a prefill is open: answers within sameStep of the last answer join it
 	unusable   bool      // the open prefill yields no sample
 	began      time.Time // when the open prefill began
-	latestSent time.Time // when its latest probe was sent
-	sample     Sample    // sum of its answers, without the duration
+	latestSent time.Time // when the latest probe of the open prefill was sent
+	sample     Sample    // sum of the open prefill's answers, without the duration
 	done       [2]Sample // scratch for the result of Answered
 }
 
 // Answer is the answer to one probe.
 type Answer struct {
 	Sent     time.Time
-	RTT      time.Duration // to the engine
-	Unusable bool          // the token counts or the engine's other work are not known: no sample
+	RTT      time.Duration // round trip to the engine, which is not part of the prefill
+	Unusable bool          // the token counts or the engine's other work are not known: the answer yields no sample
 	Sample
 }
 
@@ -34,7 +34,7 @@ type Answer struct {
 func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	done := t.done[:0]
 	if t.collecting && now.Sub(t.lastAnswer) > sameStep {
-		oldestUnanswered := a.Sent // before this answer
+		oldestUnanswered := a.Sent // oldest unanswered probe before this answer came
 		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
 			oldestUnanswered = oldest
 		}
@@ -42,8 +42,8 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 	}
 	if !t.collecting {
 		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
-		t.began = a.Sent.Add(a.RTT)      // the whole round trip, so that the duration has no part of it
-		if t.lastAnswer.After(t.began) { // the engine computed another prompt until then
+		t.began = a.Sent.Add(a.RTT)      // adds the whole round trip, so that the measured duration contains none of it
+		if t.lastAnswer.After(t.began) { // until the last answer the engine computed another prompt
 			t.began = t.lastAnswer
 		}
 	}
@@ -53,7 +53,7 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 		t.latestSent = a.Sent
 	}
 	t.sample.merge(a.Sample)
-	if oldest.IsZero() { // no other answer can join this one
+	if oldest.IsZero() { // no probe is unanswered, so that no other answer can join this one
 		done = t.complete(done, now)
 	}
 	return done

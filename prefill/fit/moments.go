@@ -10,10 +10,10 @@ import (
 // The terms of a prefill's time. plainLine is the set of the terms of a line over new tokens: a fixed time, and a time per token.
 const (
 	fixed              = iota
-	perNewToken        // per new token
-	perPair            // per pair of tokens that attention compares
-	perConcurrent      // per other request on the engine
-	perConcurrentToken // per new token and other request
+	perNewToken        // ms per new token
+	perPair            // ms per pair of tokens that attention compares
+	perConcurrent      // ms per other request on the engine
+	perConcurrentToken // ms per new token and per other request
 	terms
 
 	plainLine = 1<<fixed | 1<<perNewToken
@@ -105,7 +105,7 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 			switch {
 			case k < i:
 				root[i][k] = sum / root[k][k]
-			case !(sum > minPivotShare*m.xx[chosen[i]][chosen[i]]): // also if one of them is NaN
+			case !(sum > minPivotShare*m.xx[chosen[i]][chosen[i]]): // negated, so that NaN is refused, too
 				return root, false
 			default:
 				root[i][i] = math.Sqrt(sum)

@@ -9,8 +9,8 @@ import (
 type Throughput struct {
 	windowStart time.Time           // begin of the present window
 	arrivals    int                 // first attempts in the present window
-	perS        float64             // weighted mean over the earlier windows
-	hasRate     bool                // at least one window has ended
+	perS        float64             // arrivals per second, a weighted mean over the windows that have ended
+	hasRate     bool                // at least one window has ended, so that perS is a mean
 	lastMs      [paceProbes]float64 // durations of the last probes, in ms
 	probes      int                 // number of probes so far
 	ttftMs      float64             // median of lastMs when the last window ended
@@ -20,7 +20,7 @@ type Throughput struct {
 const (
 	paceWindow = time.Second
 	paceShare  = 0.2 // weight of the last window in the mean
-	paceProbes = 64  // probes in the median
+	paceProbes = 64  // number of last probes from which the median is computed
 )
 
 // Arrived counts a request, at its first attempt.

@@ -17,7 +17,7 @@ const (
 // because it would hide small real differences between engines.
 type Residual struct {
 	sum, squares, weight float64
-	at                   time.Time // when the sums were faded last
+	at                   time.Time // when fadeTo last reduced the sums
 }
 
 // Add adds the duration of a prefill and its prediction, in ms. The duration counts as at most twice the prediction, so that

@@ -14,10 +14,10 @@ import (
 // Config is the latency that predicts prefill times until one is learned from measured times. By it, a prefill takes
 // t0 + tp * new tokens + beta2 * token pairs of attention.
 type Config struct {
-	TPMs  float64 `yaml:"tp_ms"` // 0, with t0_ms also 0: no prediction before a latency is learned
+	TPMs  float64 `yaml:"tp_ms"` // ms per new token; 0 with t0_ms also 0: prefill.Default replaces both
 	T0Ms  float64 `yaml:"t0_ms"`
 	Beta2 float64 `yaml:"beta2_ms"`
-	Known bool    `yaml:"-"` // the configured latency counts as known before one is learned
+	Known bool    `yaml:"-"` // the configured latency counts as known, although it is not learned
 }
 
 // InitialLatency returns the configured latency, which holds until one is learned.
@@ -36,8 +36,8 @@ type engineKind struct{ model, hardware string }
 type Times struct {
 	initial       Config
 	calibrations  map[engineKind]*Calibration
-	callbacks     map[string]*CallbackLatency // by profile
-	meanNewTokens float64                     // weighted mean of the new tokens per prompt
+	callbacks     map[string]*CallbackLatency // by the name of the engine's profile
+	meanNewTokens float64                     // weighted mean of the new tokens per prompt; 0: no prompt yet
 }
 
 // New returns Times that have learned nothing yet.
@@ -100,7 +100,7 @@ func (t *Times) DropModels(gone func(model string) bool) {
 	maps.DeleteFunc(t.calibrations, func(k engineKind, _ *Calibration) bool { return gone(k.model) })
 }
 
-// usualWeight is the weight of one more prompt in the mean.
+// usualWeight is the weight of a new prompt in meanNewTokens.
 const usualWeight = 0.05
 
 // LearnNewTokens learns from one prompt how many tokens an engine usually has to compute.
@@ -120,7 +120,7 @@ type CallbackLatency struct {
 	meanMs float64 // weighted mean of the time until a callback, in ms; 0: none has come
 }
 
-// callbackWeight is the weight of one more callback in the mean.
+// callbackWeight is the weight of a new callback in CallbackLatency.meanMs.
 const callbackWeight = 0.05
 
 // CallbackLatencyOf returns the CallbackLatency of a profile, which all callers share.

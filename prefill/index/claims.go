@@ -16,20 +16,20 @@ type Index struct {
 	firstClaim []uint32 // the entry's first claim; for a free number, the next free number
 	useLinks   []link
 	useOrder   order  // the entries by their last use, over all slots
-	freeEntry  uint32 // the first free number
+	freeEntry  uint32 // first number in the list of free entries; 0: none is free
 	entries    int
 
 	// A claim says that one slot holds one entry.
 	claims     []claim // number 0 is not used
 	recency    []link  // by claim: its neighbours in the slot's order of use
-	freeClaim  uint32  // the first free number
-	lastClaim  uint32  // the claim that was looked up last
+	freeClaim  uint32  // first number in the list of free claims; 0: none is free
+	lastClaim  uint32  // claim that was looked up last; claimOf tries its neighbours first
 	claimCount int
 
 	slots     []slot
 	clock     uint32 // counts speculations, to tell claims that are older than a speculation from newer ones
 	lingering []lingering
-	evictions [reasons]uint64 // claims dropped since the start
+	evictions [reasons]uint64 // claims dropped since the start, by reason
 }
 
 // Eviction says which block is evicted first when the index is full.
@@ -39,7 +39,7 @@ type Eviction uint8
 // nothing, even if a new candidate has the same number.
 type Slot struct {
 	N          int    // index into the result of Match
-	generation uint32 // as in the index's slot when the candidate was added
+	generation uint32 // generation of the index's slot when the candidate was added; it differs if s is stale
 }
 
 // Config describes an index.
@@ -48,7 +48,7 @@ type Config struct {
 	Evict    Eviction // default LeastRecent
 }
 
-// The evictions.
+// The orders in which blocks are evicted from a full index.
 const (
 	LeastRecent Eviction = iota // the least recently used block, as engines' own caches do
 	Oldest                      // the block that was inserted first; used for prompts that were sent to a peer region
@@ -59,14 +59,14 @@ type claim struct {
 	sibling uint32 // the next claim on the same entry; for a free number, the next free number
 	born    uint32 // the index's clock when the claim was made
 	slot    uint16
-	// support is the number of speculations that need the claim. Its top bit (confirmed) is set while the engine is known to hold the block.
-	// With neither, the claim is dropped.
+	// support is the number of speculations that need the claim. Its top bit (confirmed) is set while the engine is known to hold the
+	// block. A claim with support 0 is dropped.
 	support uint16
 }
 
 const (
 	confirmed       = 1 << 15
-	speculationMask = confirmed - 1 // also the mask of the number in support
+	speculationMask = confirmed - 1 // mask, and largest value, of the number of speculations in claim.support
 )
 
 type slot struct {
@@ -74,7 +74,7 @@ type slot struct {
 	inUse      bool
 	generation uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
 	clearCount uint32 // how often all claims of the slot were dropped at once
-	capacity   int    // blocks that the candidate's engine can hold, 0 unknown
+	capacity   int    // blocks that the candidate's engine can hold; 0: unknown, no bound
 	held       int    // claims of the slot
 	recent     order  // claims of the slot, by their last use
 }
@@ -91,8 +91,8 @@ func New(cfg Config) *Index {
 }
 
 const (
-	defaultBytes = 256 << 20 // 256 MiB
-	leastBytes   = 64 << 10  // 64 KiB
+	defaultBytes = 256 << 20
+	leastBytes   = 64 << 10
 )
 
 // fitting returns the first blocks of a prompt, as many as the slot can hold at once.
@@ -146,7 +146,7 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 		x.dropClaim(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
 	if entry != 0 && x.cfg.Evict == LeastRecent {
-		x.useOrder.touch(x.useLinks, entry) // before the loop, which evicts the least recently used entries
+		x.useOrder.touch(x.useLinks, entry) // marks the entry as used, so that the loop below does not evict it first
 	}
 	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
 		x.evictEntry(x.useOrder.oldest)
@@ -275,8 +275,8 @@ func (x *Index) Reset() {
 type Speculation struct {
 	keys       []Key
 	slot       Slot
-	clearCount uint32 // of the slot at the begin
-	began      uint32 // clock of the index at the begin
+	clearCount uint32 // the slot's clearCount when the speculation began
+	began      uint32 // the index's clock when the speculation began
 }
 
 // lingering is a speculation whose probe has ended, but whose blocks are not yet known to be stored.
@@ -292,12 +292,12 @@ func (r Reason) String() string { return reasonNames[r] }
 
 var reasonNames = [reasons]string{"bytes", "capacity", "ttl", "removed", "cold", "failed"}
 
-// The reasons.
+// The reasons, in the order of reasonNames.
 const (
 	ForBytes Reason = iota // the index was full
 	Capacity               // the index had as many blocks of the candidate as its engine can hold
 	TTL                    // a lingering speculation ended without a confirmation
-	Removed                // the engine reported it, restarted or was removed
+	Removed                // the engine reported the removal, restarted, or left the configuration
 	Cold                   // the engine's events had a gap
 	Failed                 // the probe failed
 	reasons

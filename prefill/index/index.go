@@ -27,7 +27,8 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
 		next := matching & x.holders[entry*x.words+word]
-		for gone := matching &^ next; gone != 0; gone &= gone - 1 { // each step clears the lowest bit
+		// Visit the slots that held all earlier blocks but not this one. Each step clears the lowest bit.
+		for gone := matching &^ next; gone != 0; gone &= gone - 1 {
 			dst[bits.TrailingZeros64(gone)] = int32(depth)
 		}
 		matching = next

@@ -21,8 +21,8 @@ var secret = maphash.MakeSeed()
 // Scope holds the properties that two prompts must have in common to share blocks.
 type Scope struct {
 	Model, LoRA string
-	Salt        string // cache_salt
-	Tenant      string // isolation key
+	Salt        string // cache_salt of the request
+	Tenant      string // isolation key of the tenant, so that tenants share no blocks
 }
 
 // Root is the key that stands before a prompt's first block. It depends on the unit and on the size of a block, so that
@@ -45,9 +45,9 @@ func Fingerprint(text []byte) uint64 { return maphash.Bytes(secret, text) }
 // Unit is the unit of a block's size.
 type Unit byte
 
-// The units.
+// The units: a block has a number of bytes of the rendered prompt, or a number of token ids.
 const (
-	Bytes  Unit = 'b' // of the rendered prompt
+	Bytes  Unit = 'b'
 	Tokens Unit = 't'
 )
 
@@ -141,7 +141,8 @@ type Salts struct {
 	seen [4096]uint64 // hashes of salts, by their top 12 bits; a newer salt overwrites an older one
 }
 
-// Shared reports whether an earlier request had this salt, and remembers it. Without a salt it is true, because all requests share that.
+// Shared reports whether an earlier request had this salt, and remembers the salt. For a request without a salt it is true,
+// because all such requests share their blocks.
 func (s *Salts) Shared(salt string) bool {
 	if salt == "" {
 		return true

@@ -9,7 +9,7 @@ type Ratio struct{ learned float64 }
 const (
 	firstRatio = 4.0  // bytes per token that vllm-ascend's proxy assumes
 	ratioStep  = 0.05 // weight of a new prompt in the mean
-	leastRatio = 1.0  // bounds, so that a wrong token count of an engine does little harm
+	leastRatio = 1.0  // lower bound (mostRatio: upper), so that a wrong token count of an engine does little harm
 	mostRatio  = 16.0
 )
 

@@ -10,9 +10,9 @@ func (x *Index) Speculate(s Slot, keys []Key) Speculation {
 	}
 	at := &x.slots[s.N]
 	keys = at.fitting(keys)
-	for i := len(keys) - 1; i >= 0; i-- { // from the last, as in Insert
+	for i := len(keys) - 1; i >= 0; i-- { // from the last block, so that a block is evicted before the blocks in front of it
 		n := x.ensureClaim(s.N, keys[i])
-		if c := &x.claims[n]; c.support&speculationMask < speculationMask { // the number must not run into the top bit
+		if c := &x.claims[n]; c.support&speculationMask < speculationMask { // keeps the number of speculations out of the top bit, confirmed
 			c.support++
 		}
 	}

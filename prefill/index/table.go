@@ -3,8 +3,8 @@ package index
 // table is a hash table from keys to entry numbers, with open addressing and linear probing. A cell holds the number and
 // 32 bits of the key's Check, which clients cannot choose; 0 is an empty cell.
 type table struct {
-	cells []uint64 // its length is a power of two, at most three quarters of them are set
-	used  int      // cells that are set
+	cells []uint64 // the length is a power of two; at most three quarters of the cells are in use
+	used  int      // number of cells in use
 }
 
 const leastCells = 1 << 10
@@ -75,7 +75,7 @@ func (t *table) remove(k Key, n uint32) {
 	for i := (hole + 1) & mask; t.cells[i] != 0; i = (i + 1) & mask {
 		tag, _ := unpack(t.cells[i])
 		home := t.home(tag)
-		holeIsOnItsWay := (i-home)&mask >= (i-hole)&mask // the hole lies between its home cell and its cell
+		holeIsOnItsWay := (i-home)&mask >= (i-hole)&mask // the hole lies between the key's home and cell i, where find would stop
 		if holeIsOnItsWay {
 			t.cells[hole] = t.cells[i]
 			hole = i

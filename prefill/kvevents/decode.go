@@ -34,29 +34,30 @@ type event struct {
 	kind          kind
 	hashes        []engineHash
 	parent        engineHash
-	isRoot        bool // no parent
+	isRoot        bool // the first block of the event starts a prompt, so that parent is not set
 	tokens        []int32
 	blockTokens   int      // tokens per block
 	lora          string   // name of the LoRA, empty: none
-	loraID        string   // decimal, empty when null
+	loraID        string   // number of the LoRA in decimal; empty: null
 	medium        string   // the memory that holds the blocks
 	extraKeys     []string // the extra keys of each block: empty for none, a single word, or otherExtraKeys
-	group         int64    // of KV cache layers
+	group         int64    // number of the group of KV cache layers
 	hasGroup      bool
-	attentionKind string // the kind of attention of the group
+	attentionKind string // kind of attention of the group, such as full_attention
 }
 
 // otherExtraKeys stands for extra keys that are not a single word, such as those of pictures.
 const otherExtraKeys = "\x00"
 
-// The fields of events that are arrays, in order, after the type. Later versions of vLLM append fields.
+// The names of an event's fields if the event is an array: the parts after the type, in order. Later versions of vLLM append
+// fields.
 var (
 	storedFields = []string{"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind"}
 	removedFields = []string{"block_hashes", "medium", "group_idx"}
 )
 
-// decoder reads payloads. It can be reused.
+// decoder reads the msgpack payloads of batches. It reuses its memory, so that only one goroutine at a time may use it.
 type decoder struct {
 	*msgpack.Decoder
 	from    bytes.Reader
@@ -250,7 +251,7 @@ func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.readBinary()
-		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: differs from every integer's hash
+		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: never 0, which an integer's hash has there
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
 	return engineHash{uint64(n)}, false, err

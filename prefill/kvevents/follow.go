@@ -8,12 +8,12 @@ type follower struct {
 	// marker or until yield returns false.
 	replay   func(from uint64, yield func(seq uint64, payload []byte) bool) error
 	apply    func(payload []byte)
-	dropAll  func() // drops everything that was applied
+	dropAll  func() // drops all blocks that the applied batches named
 	counters *counters
 
 	nextSeq  uint64 // sequence number of the next batch
-	synced   bool   // nextSeq is known
-	lastHash uint64 // hash of the batch before nextSeq
+	synced   bool   // nextSeq is known: a batch was applied since the last start
+	lastHash uint64 // hash of the payload of the batch before nextSeq; shows whether a publisher is still the same
 	firstSeq uint64 // sequence number of the first batch since the follower was synced
 }
 
@@ -60,7 +60,7 @@ func (f *follower) restart() {
 func (f *follower) receiveLive(seq uint64, payload []byte) {
 	if f.synced && seq > f.nextSeq {
 		switch lost := f.fillGap(); {
-		case lost: // fillGap has dropped everything, and counted it
+		case lost: // fillGap has dropped all blocks and counted the gap
 		case seq > f.nextSeq: // the replay ended before the missing batches
 			f.dropAfterGap()
 		default:

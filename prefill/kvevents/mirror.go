@@ -24,7 +24,7 @@ type mirror struct {
 	slot      index.Slot
 	scope     index.Scope
 	sink      Sink
-	maxHashes int // bound of known
+	maxHashes int // most hashes that known may hold before the stream drops all blocks
 	counters  *counters
 
 	known       map[engineHash]block
@@ -36,7 +36,7 @@ type mirror struct {
 
 type block struct {
 	key   index.Key
-	group int64 // of KV cache layers
+	group int64 // number of the group of KV cache layers that stored the block
 }
 
 // maxKnownHashes bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
@@ -129,7 +129,7 @@ func (m *mirror) recordHash(h engineHash, b block) {
 	if wasKnown && old.key == b.key {
 		return
 	}
-	if wasKnown { // the engine's hashes are not made of tokens and parent: the same hash has another key
+	if wasKnown { // the engine reuses a hash for other tokens or another parent, so that it has another key now
 		m.releaseHash(old.key)
 	}
 	m.holders[b.key]++

@@ -24,13 +24,13 @@ func messageOf(frames [][]byte) (m message, ok bool) {
 
 const (
 	maxQueued      = 10_000   // batches
-	maxQueuedBytes = 64 << 20 // of their payloads
+	maxQueuedBytes = 64 << 20 // sum of the payloads of the queued batches
 )
 
 // queue holds live batches while a replay runs. A full queue drops all its batches. take reports this, because the stream
 // must then start anew.
 type queue struct {
-	ready chan struct{} // holds a token after a change
+	ready chan struct{} // holds a token after each push and at the end of the connection
 
 	mu         sync.Mutex
 	items      []message

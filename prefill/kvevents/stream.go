@@ -49,7 +49,7 @@ func Endpoint(host string, port, rank int) string {
 const (
 	firstBackoff = 100 * time.Millisecond
 	lastBackoff  = 5 * time.Second
-	longReplay   = 15 // a whole replay may take so many times ReplayTimeout
+	longReplay   = 15 // a whole replay may take this many times ReplayTimeout
 	// maxSilence is how long after an answer an event about its new blocks may come. After that, the events are not precise.
 	maxSilence = 30 * time.Second
 )
@@ -77,7 +77,7 @@ type Stream struct {
 	decode   *decoder
 }
 
-// Start begins to follow a rank's events.
+// Start begins to follow a rank's events, on a goroutine that Close ends.
 func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -169,7 +169,7 @@ func (s *Stream) run(ctx context.Context) {
 		began := time.Now()
 		err := s.session(ctx)
 		s.connected.Store(false)
-		if time.Since(began) > lastBackoff { // the connection worked for a while
+		if time.Since(began) > lastBackoff { // the connection worked for a while, so that its end is no repeated failure
 			backoff = firstBackoff
 		}
 		if ctx.Err() != nil {
@@ -224,7 +224,7 @@ func (s *Stream) session(ctx context.Context) error {
 		select {
 		case <-batches.ready:
 		case <-s.resync:
-			calls := s.resyncs.Load() // calls of Resync during the restart need another one
+			calls := s.resyncs.Load() // calls of Resync that come during this restart need a further restart
 			s.follower.restart()
 			s.resynced.Store(calls)
 		case <-ctx.Done():
@@ -298,8 +298,8 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. So does
-// a batch after which too many are known.
+// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. All blocks
+// are also dropped when more hashes are known than the stream may remember.
 func (s *Stream) apply(payload []byte) {
 	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the start; the publisher's first batch has number 0
 		s.complete.Store(s.follower.firstSeq == 0)
@@ -331,6 +331,6 @@ func (s *Stream) apply(payload []byte) {
 // dropAll drops all blocks that the events have named, and counts the events as incomplete.
 func (s *Stream) dropAll() {
 	s.complete.Store(false)
-	s.mirror.dropAll(index.Cold) // Cold is the reason that the metrics tell: nothing is known of the cache now
+	s.mirror.dropAll(index.Cold) // the metrics count these drops with the reason Cold: the content of the cache is not known now
 	s.counters.knownHashes.Store(0)
 }

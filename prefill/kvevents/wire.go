@@ -17,7 +17,7 @@ import (
 // ever on a message that nobody receives, and a socket's dialler sleeps without regard to the context.
 
 const (
-	maxMessageBytes = 16 << 20 // bytes
+	maxMessageBytes = 16 << 20 // a message that is larger ends the connection
 	dialTimeout     = 5 * time.Second
 )
 
@@ -74,8 +74,8 @@ type guard struct {
 	greetingLeft int    // bytes of the greeting still to come
 	bodyLeft     uint64 // bytes of the frame's body still to come
 	lengthLeft   int    // bytes of the frame's length field still to come; 0: the flags of the next frame follow
-	frameSize    uint64 // of the frame's body, as far as it was read
-	moreFrames   bool   // further frames of the message follow
+	frameSize    uint64 // bytes of the frame's body, as far as the length field was read
+	moreFrames   bool   // further frames of the same message follow
 	messageSize  uint64 // size of the message's frames so far
 }
 

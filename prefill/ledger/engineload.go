@@ -43,10 +43,9 @@ func (s *Sums) HeldPrompts() int { return s.FetchablePrompts() + s.Leases[Orphan
 // the engine frees its KV: at the first decode event, or at the engine's own timeout.
 func (s *Sums) KVTokens() int64 { return sum(s.Tokens) }
 
-// KVWork is the same load as KVTokens, in the weight that vllm-ascend's proxy gives to prompts.
+// KVWork is the same load as KVTokens, measured by the weight that vllm-ascend's proxy gives to prompts, in millionths.
 func (s *Sums) KVWork() int64 { return sum(s.Work) }
 
-// sum adds the values of all phases.
 func sum(v [Phases]int64) (s int64) {
 	for _, x := range v {
 		s += x
@@ -72,16 +71,16 @@ type EngineLoad struct {
 	Gauges
 	gate
 	Owner            string
-	Waiting          Sums      // prompts that wait for the candidate, while one round of decisions runs
+	Waiting          Sums      // prompts that wait for this candidate in the present round of decisions; empty between rounds
 	ReportedByOthers Share     // the load of other dispatchers on the candidate; SetReportedByOthers changes it
 	AnsweredAt       time.Time // when the engine last answered a probe of this proxy
-	Unfetched        int       // prompts that were left to the engine's own timeout, since the start
+	Unfetched        int       // prompts since the start whose KV no decode engine fetched, so that it is freed only at the engine's timeout
 
 	ledger     *Ledger
 	freedPace  freedPace
 	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
-	unanswered []*InFlight // probes, in the order in which they were sent
-	turnedAt   time.Time   // when the engine last turned to another prompt, as far as the ends of probes show; zero: never
+	unanswered []*InFlight // unanswered probes, the oldest first
+	turnedAt   time.Time   // when the engine last began another prompt, as far as the ends of probes show; zero: never
 }
 
 // NewLoad returns the load of a new candidate, with nothing charged.
@@ -119,9 +118,9 @@ func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	}
 }
 
-// probeEnded removes a probe that has ended from the unanswered probes, and from the request counts of the last scrape. answered
-// says that the engine has answered it with a hand-off: the engine then turns to another prompt. If it ended in another way,
-// for example because its client left, the engine does so only if it computed this probe and does not hang.
+// probeEnded removes an ended probe from the unanswered probes, and from the request counts of the last scrape. answered says that
+// the engine has answered the probe with a hand-off, and so begins another prompt. After any other end, for example because the
+// client left, the engine begins another prompt only if it computed this probe and does not hang.
 func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	if f.sent.IsZero() { // the engine never had this probe
 		return
@@ -147,7 +146,7 @@ func (e *EngineLoad) OldestSent() time.Time {
 	return e.unanswered[0].sent
 }
 
-// NextSent is when the oldest unanswered probe other than the charge's was sent; zero: there is none.
+// NextSent is when the oldest unanswered probe other than f was sent; zero: there is none.
 func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 	for _, probe := range e.unanswered[:min(2, len(e.unanswered))] {
 		if probe != f {
@@ -219,9 +218,8 @@ func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 }
 
 // PredictEnd predicts the end of a charged prompt's prefill in two parts: currentEnds is when the engine ends the prompt that it
-// computes now, and rest is how long it then takes for the prompts up to and including the charged one. corrected is
-// a predicted prefill time with the recent error of the engine's predictions, which the caller knows. A prompt that was not
-// sent yet comes last.
+// computes now, and rest is how long it then takes for the prompts up to and including the charged one. corrected adds the recent
+// error of the engine's predictions to a predicted prefill time. A prompt that was not sent yet comes last.
 func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Duration) time.Duration) (
 	currentEnds time.Time, rest time.Duration,
 ) {
@@ -255,10 +253,11 @@ func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, 
 		return ms
 	}
 	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
-	if decodes { // they may be decodes
+	if decodes { // running requests may be decodes
 		running = 0
 	}
-	unreportedWaiting := max(0, waiting-reported) // the reported requests count as waiting first, and else as running
+	// The reported requests are subtracted from the waiting requests first, and the rest of them from the running requests.
+	unreportedWaiting := max(0, waiting-reported)
 	unreportedRunning := max(0, running-max(0, reported-waiting))
 	return ms + (unreportedWaiting+unreportedRunning/2)*latency.Ms(usualTokens, 0)
 }
@@ -293,8 +292,8 @@ func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
 }
 
 // RequestsAhead is how many requests the engine would serve before one more probe: the unanswered probes of this proxy plus the
-// requests of others. The latter are the number that other dispatchers report, or the number that waits by a current
-// sample, whichever is larger.
+// requests of others. The latter are the number that other dispatchers report, or the number that a current sample shows as
+// waiting, whichever is larger.
 func (e *EngineLoad) RequestsAhead(now time.Time) float64 {
 	others := float64(e.ReportedByOthers.Unanswered)
 	if e.observedOthersWaiting > 0 && e.Current(now) {
@@ -313,7 +312,7 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.openCharges++
-		if o.ended { // nobody is left to end the charge: it is lost from its begin on
+		if o.ended { // no code will end this charge: it counts as lost at once
 			e.ledger.lostCharges++
 		}
 	}
@@ -324,7 +323,7 @@ func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time
 	e.UpdateGate(now)
 }
 
-// UpdateGate opens or closes the gate by the present state. It must be called after every change of this state.
+// UpdateGate opens or closes the KV gate by the present charges, reports and gauges. It must be called after every change of them.
 func (e *EngineLoad) UpdateGate(now time.Time) {
 	e.updateState(kvState{
 		own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered,
@@ -341,7 +340,7 @@ func (e *EngineLoad) Stale() bool { return e.FailedInRow >= staleAfter }
 // three scrape intervals, or for three times the duration of a scrape if scrapes take longer than the interval.
 func (e *EngineLoad) Current(now time.Time) bool {
 	interval := max(e.ledger.cfg.Interval, e.scrapeTook)
-	if !e.scrapeSentAt.IsZero() { // the scrape under way may be a long one
+	if !e.scrapeSentAt.IsZero() { // a scrape under way has taken this long already
 		interval = max(interval, now.Sub(e.scrapeSentAt))
 	}
 	return now.Sub(e.SampledAt) <= 3*interval
@@ -381,14 +380,14 @@ func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 // not count while no prompt of this proxy is on the engine, because an idle engine does not update it.
 func (e *EngineLoad) Usage() float64 {
 	usage := e.CountedUsage()
-	if e.FetchablePrompts() > 0 && e.gaugeUsage > usage { // never true of NaN
+	if e.FetchablePrompts() > 0 && e.gaugeUsage > usage { // the comparison is false if gaugeUsage is NaN
 		usage = e.gaugeUsage
 	}
 	return usage
 }
 
-// RequestCounts is how many requests wait in the engine and how many run. Probes that this proxy sent or got answered since the
-// last scrape are included.
+// RequestCounts is how many requests wait in the engine and how many run: the counts of the last scrape, corrected by the probes
+// of this proxy that were sent or answered since then.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
 // WaitingCounts is how many requests of others than this proxy wait in the engine, and how many wait in all, by the last scrape; false: the
@@ -412,10 +411,10 @@ func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
 	}
 }
 
-// AbandonScrape notes that the scrape under way was abandoned.
+// AbandonScrape notes that the scrape under way was cancelled. It counts neither as good nor as failed.
 func (e *EngineLoad) AbandonScrape() { e.scrapeSentAt = time.Time{} }
 
-// RecordFailedScrape notes that a scrape failed.
+// RecordFailedScrape counts a failed scrape. After staleAfter failures in a row the gauges no longer count.
 func (e *EngineLoad) RecordFailedScrape(at ScrapeStart, now time.Time) {
 	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
 	e.FailedInRow++
@@ -498,7 +497,7 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
 	}
 	limit := capacity
-	if e.Closed(now) { // the gate opens only when usage is this far below the threshold
+	if e.Closed(now) { // a closed gate opens only when usage is below the threshold by Hysteresis
 		limit *= e.ledger.cfg.KVThreshold - Hysteresis
 	}
 	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}

@@ -6,7 +6,7 @@ import (
 
 // Sample is the result of one scrape of a candidate.
 type Sample struct {
-	KVUsage          float64       // 0..1, NaN: not reported
+	KVUsage          float64       // share of the KV cache in use, 0 to 1; NaN: not reported
 	Running, Waiting float64       // requests, NaN: not reported
 	CapacityTokens   int64         // KV tokens the candidate can hold, 0: not reported
 	BlockTokens      int           // tokens of a KV block, 0: not reported
@@ -19,30 +19,32 @@ type Sample struct {
 type Gauges struct {
 	ObservedOthers float64       // requests on the engine that are not probes of this proxy, by the last scrape
 	FailedInRow    int           // failed scrapes in a row
-	FailedScrapes  uint64        // failed scrapes, ever
+	FailedScrapes  uint64        // failed scrapes since the start
 	BlockTokens    int           // tokens of a KV block, 0: not known
 	RTT            time.Duration // round trip to the engine, 0: not measured
 	SampledAt      time.Time     // when the last good scrape was sent
 
 	gaugeUsage            float64 // share of the KV cache in use, NaN: not known
-	sampledTokens         float64 // KV tokens of this proxy's prompts that usage includes
-	scrapedCapacity       int64   // capacity in KV tokens
+	sampledTokens         float64 // KV tokens of this proxy's prompts that gaugeUsage includes
+	scrapedCapacity       int64   // KV tokens that fit on the engine, as last reported; 0: never reported
 	observedOthersWaiting float64 // the part of ObservedOthers that certainly waits
 	waitingAtScrape       float64 // requests that waited at the last scrape, this proxy's included
-	waitingNow            float64 // requests that wait in the engine: the last scrape, corrected by probes sent and answered since
-	runningNow            float64 // requests that run in the engine, corrected likewise
-	sends                 int     // probes sent, since the start
-	answers               int     // probes answered, since the start
-	startTime             float64
-	scrapeSentAt          time.Time     // when the scrape under way was sent; zero: none is under way
-	scrapeTook            time.Duration // duration of the last scrape, failed or not
-	goodScrapeTook        time.Duration // duration of the last good scrape
-	idle                  idle
+	// waitingNow and runningNow are the requests that wait and run in the engine: the counts of the last scrape, corrected by the
+	// probes that were sent or answered since then.
+	waitingNow     float64
+	runningNow     float64
+	sends          int // probes sent, since the start
+	answers        int // probes answered, since the start
+	startTime      float64
+	scrapeSentAt   time.Time     // when the scrape under way was sent; zero: none is under way
+	scrapeTook     time.Duration // duration of the last scrape, failed or not
+	goodScrapeTook time.Duration // duration of the last good scrape
+	idle           idle
 }
 
 // idle is the state of an EngineLoad at the last scrape that found no request waiting.
 type idle struct {
-	ran            float64 // requests that ran
+	ran            float64 // requests that ran at this scrape
 	sends, answers int
 }
 

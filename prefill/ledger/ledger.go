@@ -17,13 +17,13 @@ type Ledger struct {
 
 	// The counts of Audit: charged - released must equal the number of charges on all engines, and lostCharges must be 0.
 	charged, released, misuses, expired uint64
-	lostCharges                         int // lost charges: they are still on an engine, but their owner has ended
+	lostCharges                         int // charges that are still on an engine although their owner has ended
 }
 
 // Config holds the settings of all EngineLoads.
 type Config struct {
 	KVThreshold float64       // share of a KV cache in use, 0 to 1, at which its gate closes
-	Interval    time.Duration // between two scrapes
+	Interval    time.Duration // time between two scrapes
 }
 
 // staleAfter is the number of failed scrapes in a row after which an engine's gauges are stale. One or two failures are
@@ -38,11 +38,12 @@ func (l *Ledger) Configure(cfg Config) { l.cfg = cfg }
 
 // Audit shows whether every charge was released exactly once.
 type Audit struct {
-	Drift            int64 // charged less released, plus lost charges; the caller subtracts the charges that engines hold
+	Drift            int64 // charged less released, plus lost charges; must be 0 after the caller has subtracted the charges that engines hold
 	Misuses, Expired uint64
 }
 
-// Audit returns the counts since the start.
+// Audit returns the counts since the start. Misuses counts calls on charges that had ended, and Expired the charges that ended by
+// their engine's timeout.
 func (l *Ledger) Audit() Audit {
 	return Audit{Drift: int64(l.charged-l.released) + int64(l.lostCharges), Misuses: l.misuses, Expired: l.expired}
 }
@@ -139,14 +140,14 @@ func (f *InFlight) DetachOwner() {
 // Phase is a stage in the life of a prompt's KV blocks on the prefill engine.
 type Phase uint8
 
-// The phases.
+// The phases of a prompt's KV, in order. A charge can become Orphaned in each of the phases before.
 const (
 	Probing    Phase    = iota // the probe is not answered yet
-	Pooled                     // answered, waits for a decode rank
+	Pooled                     // the probe was answered, and the hand-off waits for a decode rank
 	Dispatched                 // the request was sent to a decode rank, which has sent no data event yet
-	Orphaned                   // no decode engine will fetch it; the engine frees it at its timeout
+	Orphaned                   // no decode engine will fetch the KV; the prefill engine frees it at its timeout
 	Phases                     // the number of phases above
-	Ended      = Phases        // no longer charged
+	Ended      = Phases        // the charge has ended: no sum counts it
 )
 
 func (p Phase) String() string {
@@ -155,13 +156,13 @@ func (p Phase) String() string {
 
 // Weight is the load of one prompt.
 type Weight struct {
-	Tokens int64 // of the prompt
-	Work   int64 // vllm-ascend's weight of it, in millionths
+	Tokens int64 // length of the prompt's KV in tokens
+	Work   int64 // weight of the prompt in vllm-ascend's proxy, in millionths
 
 	// The load of the prefill itself; an EngineLoad counts it only while the charge is Probing.
 	NewTokens   int64 // tokens that are predicted not to be cached
 	PredictedUs int64 // predicted duration in microseconds
-	Attention   int64 // twice policy.Attention, which may end in .5
+	Attention   int64 // twice policy.Attention: an integer, although policy.Attention may end in .5
 }
 
 // WeightOf computes the weight of a prompt from its indicators on a candidate.
@@ -251,8 +252,8 @@ func (f *InFlight) CheckAnswerable() bool {
 	return true
 }
 
-// Answer books that the probe was answered with a hand-off. tokens is the KV of the hand-off, which the engine frees at
-// expires.
+// Answer books that the probe was answered with a hand-off. tokens is the size of the hand-off's KV in tokens, and expires is when
+// the engine frees this KV by itself.
 func (f *InFlight) Answer(tokens int64, expires, now time.Time) {
 	f.expires = expires
 	f.moveTo(Pooled, tokens, now)

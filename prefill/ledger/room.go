@@ -12,7 +12,7 @@ const freedHalfLife = 10 * time.Second
 // age, so that old ones count less.
 type freedPace struct {
 	tokens, ms float64
-	at         time.Time // when both were brought up to date last
+	at         time.Time // when tokens and ms were last brought up to date
 }
 
 // fadeTo brings tokens and ms up to date. What was counted before loses half its weight in each freedHalfLife that has
@@ -65,8 +65,8 @@ const (
 
 // kvState is the state on which a gate depends.
 type kvState struct {
-	own     float64 // share of the KV cache in use by the charges
-	scraped float64 // share by the engine's gauge, NaN: unknown, or too old to count
+	own     float64 // share of the KV cache that the charges use, 0 to 1
+	scraped float64 // share of the KV cache in use by the engine's gauge; NaN: unknown, or too old to count
 	live    int     // prompts whose KV a decode engine may still fetch, and unanswered probes of other dispatchers
 
 	until time.Time // when the gauge becomes too old to count; zero: never
@@ -79,16 +79,20 @@ type kvState struct {
 // because a busy engine may answer prompts although its metrics take seconds. A gate that only the gauge has closed
 // therefore opens by itself when the gauge becomes too old.
 type gate struct {
-	closed    bool      // the gate is closed, at least until opens
-	opensAt   time.Time // when the gauge, which alone closed the gate, becomes too old to count; zero: the gate stays closed
-	idleSince time.Time // since when the gate is closed and no prompt or canary is live on the engine; zero: it is open, or one is
+	closed bool // the gate is closed, unless opensAt has passed
+	// opensAt is when a gate that only the gauge has closed opens by itself, because the gauge is then too old to count; zero: it
+	// stays closed.
+	opensAt time.Time
+	// idleSince is since when the gate has been closed without a live prompt or canary on the engine; zero: the gate is open, or a
+	// prompt is live.
+	idleSince time.Time
 }
 
 // updateState opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. It must
 // be called after every change of the state, because hysteresis depends on the order of the changes.
 func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	usage := s.own
-	if s.live > 0 && s.scraped > usage { // never true of NaN
+	if s.live > 0 && s.scraped > usage { // the comparison is false if scraped is NaN
 		usage = s.scraped
 	}
 	limit := threshold

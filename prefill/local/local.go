@@ -23,8 +23,8 @@ import (
 type Rank struct {
 	ID       int32
 	Name     string
-	Model    string // the model of its board
-	Engine   string // the API server of the rank
+	Model    string // base model of the board on which the rank is
+	Engine   string // API server of the rank; ranks of one API server share their trust
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
 	Computes bool                // the rank may compute prompts; false: it pulls the KV that it lacks
@@ -34,7 +34,7 @@ type Rank struct {
 // Prompt is a prompt that an engine has to compute.
 type Prompt struct {
 	prefill.Prompt
-	Model  string // the model of the board
+	Model  string // base model of the board
 	Tokens int    // length, counted or estimated; 0: not known
 }
 
@@ -123,7 +123,7 @@ func (l *Ranks) unfollow(selected func(*rank) bool) {
 	}
 }
 
-// Close ends all streams.
+// Close ends all streams of KV events. A later Set starts no new ones.
 func (l *Ranks) Close() {
 	l.setMu.Lock()
 	defer l.setMu.Unlock()
@@ -289,9 +289,9 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 	l.cache.LearnRatio(&p.Prompt, p.Model, tokens)
 	now := time.Now()
-	emptiedSince := !r.emptiedAt.Before(sent) // the KV may be gone
+	emptiedSince := !r.emptiedAt.Before(sent) // after Forget, the KV may be gone
 	switch {
-	case len(p.Keys) == 0 || emptiedSince: // nothing can be noted
+	case len(p.Keys) == 0 || emptiedSince: // without keys, or after Forget, nothing is noted
 	case r.cache.NamesBlocksOf(&p.Prompt, now): // events name the blocks
 		r.cache.DropLearnedFromAnswers()
 	default:

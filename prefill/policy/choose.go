@@ -22,8 +22,8 @@ func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
 // Choice is the decision of a policy.
 type Choice struct {
-	Index         int     // of the chosen candidate
-	Score         float64 // of the chosen candidate, smaller is better
+	Index         int     // index of the chosen candidate
+	Score         float64 // score of the chosen candidate; smaller is better
 	Bad           int     // number of candidates whose score was not a finite number
 	Fallback      bool    // no score was a finite number, so that lmetric chose
 	FilterSkipped bool    // the policy's own filter was ignored, because no candidate passed it
@@ -38,7 +38,7 @@ const equalScores = 1e-9
 func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	choice := Choice{FilterSkipped: p.applyFilter(candidates)}
 	p.query = *q
-	if q.Key == 0 { // there is no session
+	if q.Key == 0 { // without a session, sticky-ring uses the request's ID
 		p.query.Key = HRW(q.ID, "")
 	}
 	good := 0
@@ -84,14 +84,14 @@ func (p *Policy) evaluate(e *Engine) float64 {
 func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int {
 	least := math.Inf(1)
 	for _, s := range p.scores {
-		if s < least { // never true of NaN
+		if s < least { // the comparison is false if s is NaN
 			least = s
 		}
 	}
 	best, bestHash := -1, uint64(0)
 	for i := range candidates {
 		s := p.scores[i]
-		lowest := s-least <= equalScores*max(math.Abs(s), math.Abs(least)) // never true of NaN
+		lowest := s-least <= equalScores*max(math.Abs(s), math.Abs(least)) // false if s is NaN
 		if !lowest {
 			continue
 		}
@@ -127,8 +127,8 @@ type Row struct {
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 
-// Explain returns at most so many rows of the last choice: the chosen candidate first, the others by score. candidates must
-// be the same as in that choice.
+// Explain returns a table of the last choice with at most so many rows: the chosen candidate first, the others by score.
+// candidates must be the same as in that choice.
 func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 	rank := func(i int) float64 {
 		switch {

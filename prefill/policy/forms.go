@@ -24,12 +24,12 @@ type builtin struct {
 	name string
 	ties []tieKey
 
-	params       []namedargs.Key[float64] // its parameter; nil: none
+	params       []namedargs.Key[float64] // the policy's only parameter; nil: it has none
 	defaultParam float64                  // the parameter's default
 	score        score
-	source       string // of the score and of the default
-	takesTurns   bool   // see Policy.TakesTurns
-	loadBlind    bool   // see Policy.LoadBlind
+	source       string // where the score and the default come from, for users
+	takesTurns   bool   // the policy chooses candidates in turn; see Policy.TakesTurns
+	loadBlind    bool   // the policy ignores load; see Policy.LoadBlind
 	advice       string // advice for users, if the policy may only be used in simulations; empty: it may also serve requests
 }
 
@@ -135,6 +135,6 @@ var builtins = []builtin{
 	},
 }
 
-// lmetric is the number of queued new tokens times the batch size, both with this request included. Without it, every idle
-// candidate would have the score 0, whatever its cache holds.
+// lmetric is the number of queued new tokens times the batch size. Both include this request: otherwise every idle candidate would
+// have the score 0, whatever its cache holds.
 func lmetric(_ float64, _ *Query, e *Engine) float64 { return e.PTokens * (e.BS + 1) }

@@ -23,14 +23,14 @@ type Indicators struct {
 	Running         float64 `expr:"running"`           // requests that the engine runs
 	ActiveTokens    float64 `expr:"active_tokens"`     // prompt tokens of unanswered probes of this proxy
 	KVTokens        float64 `expr:"kv_tokens"`         // active_tokens + held_tokens
-	KVUsage         float64 `expr:"kv_usage"`          // share of the KV cache in use, 0 to 1
+	KVUsage         float64 `expr:"kv_usage"`          // share of the candidate's KV cache in use, 0 to 1
 	HeldTokens      float64 `expr:"held_tokens"`       // tokens of hand-offs that still hold KV
 	ActiveBlocks    float64 `expr:"active_blocks"`     // kv_tokens in blocks of the engine
 	RTTMs           float64 `expr:"rtt_ms"`
-	TPMs            float64 `expr:"tp_ms"` // prefill time per new token, as learned
-	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time, as learned
+	TPMs            float64 `expr:"tp_ms"` // ms of prefill per new token, as learned
+	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time in ms, as learned
 
-	// The batches (bs) of all candidates that may take this request, and the number of these candidates.
+	// The largest, smallest and mean bs of all candidates that may take this request, and the number of these candidates.
 	MaxBS  float64 `expr:"max_bs"`
 	MinBS  float64 `expr:"min_bs"`
 	MeanBS float64 `expr:"mean_bs"`
@@ -41,20 +41,20 @@ type Indicators struct {
 type Engine struct {
 	ID    string
 	Order int      // position in the configuration, for round-robin
-	Ring  []uint64 // Vnodes(ID), for sticky-ring
+	Ring  []uint64 // its points on the hash ring, for sticky-ring; see Vnodes
 
 	Indicators
 
 	BlockTokens     float64 // tokens of the engine's KV blocks; 0 counts as 1
 	Beta2           float64 // ms per token pair of attention
 	QueuedAttention float64 // Σ N·(H + N/2) over unanswered probes with N new and H cached tokens, in tokens²
-	ActiveWork      float64 // of the prompts that ActiveTokens counts, but by what vllm-ascend's example proxy takes for a prompt's work
-	KVWork          float64 // of the prompts that KVTokens counts, likewise
+	ActiveWork      float64 // vllm-ascend's weight of the prompts that ActiveTokens counts
+	KVWork          float64 // vllm-ascend's weight of the prompts that KVTokens counts
 }
 
 // Query is the request for which a candidate is chosen.
 type Query struct {
-	ID     string // breaks ties
+	ID     string // ID of the request; hashed to decide between candidates with equal scores
 	Key    uint64 // hash of the session, for sticky-ring; 0: no session, the ID is hashed instead
 	Cursor int    // Order of the candidate that round-robin last chose for the model, -1: none
 }
@@ -90,7 +90,7 @@ func Aggregate(candidates []Engine) {
 // Latency predicts the duration of a prefill in ms: T0Ms + TPMs·N + Beta2·N·(H + N/2), for N new tokens after H cached tokens.
 type Latency struct{ T0Ms, TPMs, Beta2 float64 }
 
-// Ms is the predicted duration of a prefill.
+// Ms is the predicted duration, in ms, of a prefill that computes newTokens tokens after hit cached ones.
 func (l Latency) Ms(newTokens, hit float64) float64 {
 	return l.T0Ms + l.TPMs*newTokens + l.Beta2*Attention(newTokens, hit)
 }
@@ -108,7 +108,7 @@ func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 	return totalMs - oldestMs + max(minLeftShare*oldestMs, oldestMs-max(0, elapsedMs))
 }
 
-// attention is the number of token pairs of the new prefill, which Beta2 weighs.
+// attention is the number of token pairs that the request's prefill would compute on this candidate.
 func (e *Engine) attention() float64 { return Attention(e.NewTokens, e.HitTokens) }
 
 // vnodes is the number of points that a candidate has on the ring. With 100 points each, the largest share of 64 candidates

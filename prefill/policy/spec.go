@@ -19,8 +19,8 @@ type Policy struct {
 	loadBlind  bool
 	user       *run // compiled expressions of a user's policy; nil: the policy is built in
 
-	query  Query     // of the last choice, with a Key
-	scores []float64 // of the last choice, in the candidates' order; NaN: ranked last
+	query  Query     // query of the last choice; its Key is the hash of the ID if the request has no session
+	scores []float64 // scores of the last choice, in the candidates' order; NaN: ranked last
 }
 
 // Names lists the built-in policies.

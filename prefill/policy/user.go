@@ -21,7 +21,7 @@ import (
 // Definition is a policy that a user wrote, with expressions over the names of Indicators.
 type Definition struct {
 	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: the engine is eligible; ignored if no engine would be
-	Score     string   `yaml:"score" json:"score"`                   // a number
+	Score     string   `yaml:"score" json:"score"`                   // expression for a number; the smallest wins, or the largest by Objective
 	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
 	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller value first; with a - before it the larger
 }
@@ -56,7 +56,7 @@ type Library struct {
 type user struct {
 	name          string
 	filter, score *vm.Program
-	sign          float64 // -1: the largest score wins
+	sign          float64 // factor of the score: 1, or -1 if the largest score wins
 	ties          []tieKey
 }
 
@@ -64,7 +64,7 @@ type user struct {
 type run struct {
 	*user
 	machine vm.VM
-	passed  []bool // by candidate: whether it passed the filter
+	passed  []bool // whether each candidate passed the filter, in the order of the last choice
 	ignored bool   // the filter is ignored, because no candidate passed it
 }
 
@@ -202,7 +202,7 @@ var operators = []string{
 	"+", "-", "*", "/", "%", "**", "^", "<", "<=", ">", ">=", "==", "!=", "&&", "||", "and", "or", "!", "not",
 }
 
-// Visit implements ast.Visitor.
+// Visit implements ast.Visitor. It records the first node that an expression may not contain.
 func (g *nodeChecker) Visit(node *ast.Node) {
 	what := ""
 	switch n := (*node).(type) {

@@ -5,7 +5,7 @@ package queue
 type ordered[T any] struct {
 	members []T
 	before  func(a, b T) bool
-	index   func(T) *int // where the member stores its index
+	index   func(T) *int // returns where the member stores its index
 }
 
 // Len, Less, Swap, Push and Pop are for container/heap.

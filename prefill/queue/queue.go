@@ -23,13 +23,15 @@ const Batch = math.MinInt
 type Queue[T any] struct {
 	modelQueues map[string]*ModelQueue[T]
 	classes     map[int]*class[T]
-	byDeadline  ordered[*Item[T]] // the requests with a deadline
+	byDeadline  ordered[*Item[T]] // requests with a deadline that are not pinned, the earliest deadline first
 	waiting     int
 	arrivals    uint64
 
-	round      uint64
-	placesFree bool // the pool of prefilled requests that wait for decode has places in this round; false: only retries can be served
-	deferrals  int  // requests that were deferred in this round
+	round uint64
+	// placesFree says that the pool of prefilled requests that wait for decode has a place left in this round. If it is false, only
+	// retries can be served, because they have a place already.
+	placesFree bool
+	deferrals  int // requests that were deferred in this round
 }
 
 // Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
@@ -40,21 +42,22 @@ type Item[T any] struct {
 	Tokens   int // tokens of its prompt
 	Arrival  time.Time
 	Deadline time.Time // zero: none; requests with a deadline are served first, the earliest deadline before the others
-	HasPlace bool      // the request has a place in the pool already, because it is a retry
+	HasPlace bool      // the request is a retry, and has a place in the pool of prefilled requests already
 	Target   string    // the only engine to which the request may go; empty: it may go to any
 
-	number        uint64 // counts arrivals; orders requests that arrived at the same time
+	number        uint64 // position in the order of Add; decides between requests that arrived at the same time
 	deferredIn    uint64 // the last round in which the request was deferred
 	pinned        bool   // the request must not be displaced
 	modelQueue    *ModelQueue[T]
 	retriesIndex  int           // index in the heap of retries, -1: not in it
 	deadlineIndex int           // index in the heap of deadlines, -1: not in it
-	flowQueue     *flowQueue[T] // nil: the request is a retry, or does not wait
+	flowQueue     *flowQueue[T] // flow queue in which the request waits; nil: the request is a retry, or does not wait
 	element       *list.Element
 }
 
-// ModelQueue holds the requests for one model. First attempts wait in flow queues, one for each key. Retries are kept apart: they
-// have a place in the pool already, and must not wait behind a request that still needs one; and their key has had its turn.
+// ModelQueue holds the requests for one model. First attempts wait in flow queues, one for each key. Retries wait in a heap of
+// their own, because they have a place in the pool already and must not wait behind a request that still needs one. Their key has
+// used its turn at the first attempt.
 type ModelQueue[T any] struct {
 	queue          *Queue[T]
 	retries        ordered[*Item[T]]
@@ -62,17 +65,17 @@ type ModelQueue[T any] struct {
 	byTurn         ordered[*flowQueue[T]] // its first flow queue is served next
 	byDisplacement ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
 	firstAttempts  int                    // requests in all flow queues
-	batch          int                    // the part of firstAttempts that has priority Batch
-	tokens         int64                  // prompt tokens of the part of firstAttempts that is not batch
+	batch          int                    // number of firstAttempts that have priority Batch
+	tokens         int64                  // prompt tokens of the firstAttempts that are not batch
 
 	onlyRetriesIn, closedIn, deferredIn uint64        // the last rounds in which ServeOnlyRetries, CloseForRound and Defer were called
 	retryDeferredIn                     uint64        // the last round in which a retry was deferred
 	deferrals                           int           // requests that were deferred in round deferredIn
-	deferredTargets                     []targetClass // what DeferSameTarget has deferred in round deferredIn
+	deferredTargets                     []targetClass // groups of requests that DeferSameTarget has deferred in round deferredIn
 }
 
-// targetClass stands for the requests of a model queue that DeferSameTarget defers: those with a target that are retries (hasPlace), or
-// those that are not.
+// targetClass is a group of requests that DeferSameTarget defers together: all retries (hasPlace) with the same target, or all
+// first attempts with this target.
 type targetClass struct {
 	target   string
 	hasPlace bool
@@ -159,20 +162,21 @@ func (q *Queue[T]) StartRound() {
 	q.placesFree, q.deferrals = true, 0
 }
 
-// Round is the number of the present round.
+// Round is the number of the present round; 0 before the first StartRound.
 func (q *Queue[T]) Round() uint64 { return q.round }
 
-// These numbers of deferred requests bound a round. After roundDepth in all model queues, a model queue with modelDepth or more of
-// its own is searched only in part: in the flow queues in which no request is deferred yet, and in the retries if none of them is deferred.
-// After keysDepth, it is not searched at all. A model or a key whose requests are all deferred can therefore not keep the requests of
-// other models and keys from free engines.
+// These bounds keep a round short when many requests are deferred. Once roundDepth requests are deferred in all model queues
+// together, a model queue with modelDepth or more deferred requests is searched only in part: flow queues with a deferred request
+// are left out, and so are the retries if one of them is deferred. From keysDepth deferred requests on, such a model queue is not
+// searched at all. A model or key whose requests are all deferred can therefore not keep the requests of other models and keys
+// from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
 		ownDeferrals := 0
-		if mq.deferredIn == q.round { // else deferrals is the number of an earlier round
+		if mq.deferredIn == q.round { // in another round, mq.deferrals is the count of an earlier round
 			ownDeferrals = mq.deferrals
 		}
 		onlyUndeferredFlows := q.deferrals >= roundDepth && ownDeferrals >= modelDepth
@@ -219,7 +223,7 @@ func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
 	}
-	if i.Target == "" || i.modelQueue.deferredIn != round { // deferredTargets does not concern this request, or is of an earlier round
+	if i.Target == "" || i.modelQueue.deferredIn != round { // deferredTargets lists only requests with a target, and is stale in a later round
 		return false
 	}
 	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
@@ -270,8 +274,8 @@ func (i *Item[T]) olderThan(other *Item[T]) bool {
 	return i.number < other.number
 }
 
-// firstServable is the request of the model queue that is served first; nil: none can be. If placesFree is false, the pool is full and only
-// retries can be served.
+// firstServable is the request of the model queue that is served first; nil: no request can be served. If placesFree is false, the
+// pool is full and only retries can be served.
 func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	if mq.retries.Len() > 0 {
 		first = mq.retries.members[0]
@@ -284,9 +288,9 @@ func (mq *ModelQueue[T]) firstServable(placesFree bool) (first *Item[T]) {
 	return first
 }
 
-// firstNotDeferred is firstServable without the requests that were deferred in the round. It goes through all requests only if the first
-// one was deferred, which is rare. If onlyUndeferredFlows is true, it also leaves out the flow queues of which a request was deferred, and
-// all retries if one of them was.
+// firstNotDeferred is firstServable without the requests that were deferred in the round. It goes through all requests only if the
+// first one was deferred, which is rare. onlyUndeferredFlows leaves out the flow queues in which a request was deferred, and all
+// retries if one retry was deferred.
 func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferredFlows bool) *Item[T] {
 	first := mq.firstServable(placesFree)
 	if first == nil {
@@ -418,8 +422,8 @@ func (i *Item[T]) Remove() bool {
 // InFlowQueue reports whether the request waits in a flow queue. Retries do not wait in flow queues, and cannot be displaced.
 func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 
-// MarkServed notes that the request is served: its tokens move the next turn of its key back, in the model queues of all models. It
-// must be called before Remove.
+// MarkServed notes that the request is served. The tokens of its prompt delay the next turn of its key, in the model queues of all
+// models. MarkServed must be called before Remove.
 func (i *Item[T]) MarkServed() {
 	if i.flowQueue == nil {
 		return
@@ -448,7 +452,7 @@ func (q *Queue[T]) NextDeadline() *Item[T] {
 }
 
 // Pin keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
-// still orders it.
+// still decides its position in the queue.
 func (i *Item[T]) Pin() {
 	if i.flowQueue == nil || i.pinned {
 		return
@@ -470,7 +474,7 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 	for ; over > 0; over-- {
 		item := mq.toDisplace(priority, key, ownWaiting)
 		if item == nil {
-			for _, removed := range displaced { // back to where they were
+			for _, removed := range displaced { // there is not enough room: put the removed requests back
 				mq.Add(removed)
 			}
 			return nil, false
@@ -484,9 +488,10 @@ func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displ
 // MaxBatch is how many batch requests may wait in a model queue, if limit requests may wait in it.
 func MaxBatch(limit int) int { return max(1, limit/2) }
 
-// toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there is
-// none. It is the last displaceable request of the flow queue that gives way first. A flow queue of a higher priority does not yield.
-// A flow queue of the same priority yields only if it is longer than ownWaiting, the length that the new request's flow queue gets.
+// toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there
+// is none. It is the last displaceable request of the flow queue that comes first in byDisplacement. A flow queue of a higher
+// priority loses no request. A flow queue of the same priority loses one only if it is longer than ownWaiting, which is the length
+// of the new request's flow queue with all new requests.
 func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
@@ -505,7 +510,7 @@ func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *I
 	return element.Value.(*Item[T])
 }
 
-// waitingOf is how many requests of a key wait.
+// waitingOf is how many first attempts with this priority and key wait in the model queue.
 func (mq *ModelQueue[T]) waitingOf(priority int, key string) int {
 	if c := mq.queue.classes[priority]; c != nil {
 		if fq := mq.flowQueues[c.flows[key]]; fq != nil {

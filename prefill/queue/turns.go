@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// Keys of one priority take turns by start-time fair queueing (Goyal 1996), weighted by the prompt tokens that were
-// served of each key. While two keys both wait, the tokens served of them differ by at most one request of each key.
+// Keys of one priority take turns by start-time fair queueing (Goyal 1996), weighted by the prompt tokens that each key was
+// served. While two keys both wait, their served tokens differ by at most one request of each key.
 
 // class is one priority in the model queues of all models. It is dropped when no request of it waits.
 type class[T any] struct {
-	virtualTime int64 // of the class: the nextTurn of the flow whose request was served last
+	virtualTime int64 // nextTurn of the flow whose request was served last, in tokens; it never decreases
 	flows       map[string]*flow[T]
 	waiting     int
 	sweepAt     int // number of flows from which on leaveFlow drops all flows that are not needed any more
@@ -21,15 +21,15 @@ type flow[T any] struct {
 	class    *class[T]
 	priority int
 	key      string
-	nextTurn int64           // virtual time of its next request, in tokens: it grows with the tokens served
-	queues   []*flowQueue[T] // one for each model for which requests of the key wait
+	nextTurn int64           // virtual time at which its next request has its turn; each served request adds its prompt tokens
+	queues   []*flowQueue[T] // one queue for each model for which requests of the key wait
 }
 
 // flowQueue is a flow's requests for one model.
 type flowQueue[T any] struct {
 	*flow[T]
 	modelQueue        *ModelQueue[T]
-	items             list.List // of *Item[T], by deadline and arrival
+	items             list.List // the requests (*Item[T]), in order of deadline and arrival
 	displaceable      int       // number of items that are not pinned
 	deferredIn        uint64    // the last round in which one of the items was deferred
 	turnIndex         int       // index in the model queue's heap byTurn
@@ -41,7 +41,7 @@ func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[
 
 // insert adds a request at its position in the flow queue.
 func (fq *flowQueue[T]) insert(item *Item[T]) {
-	before := fq.items.Back() // nearly every new request belongs at the end
+	before := fq.items.Back() // searches from the end, because nearly every new request belongs there
 	for before != nil && item.beforeInFlow(before.Value.(*Item[T])) {
 		before = before.Prev()
 	}
@@ -88,7 +88,7 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	return f
 }
 
-const firstSweep = 64 // flows
+const firstSweep = 64 // number of flows of a class at which leaveFlow first drops all unneeded ones
 
 // leaveFlow removes an empty flow queue from its flow. A flow without flow queues is kept until the virtual time has passed its nextTurn. A
 // key that comes back before then keeps its nextTurn, and cannot overtake other keys by leaving and coming back. From sweepAt flows on,

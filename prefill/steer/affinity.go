@@ -15,7 +15,7 @@ type Affinity struct {
 	maxSessions int
 	loadFactor  float64 // a session leaves a candidate whose batch would exceed its even share of all requests by this factor
 
-	byUse list.List // of *session, the newest first
+	byUse list.List // sessions (*session), the most recently used first
 	byKey map[uint64]*list.Element
 }
 
@@ -42,7 +42,7 @@ type session struct {
 	lastUsed  time.Time
 }
 
-// NewAffinity remembers no session yet.
+// NewAffinity returns an Affinity that remembers no session yet.
 func NewAffinity(c AffinityConfig) *Affinity {
 	return &Affinity{ttl: c.TTL, maxSessions: c.MaxKeys, loadFactor: c.LoadFactor, byKey: map[uint64]*list.Element{}}
 }
@@ -114,7 +114,6 @@ func (a *Affinity) expire(now time.Time) {
 	}
 }
 
-// drop forgets the session of a list element.
 func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }

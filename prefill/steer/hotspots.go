@@ -16,7 +16,7 @@ import (
 // requests go to the other candidates. These become holders, too. The alarm ends when the holders' share of
 // the candidates has reached the class's share of the requests.
 type Hotspots struct {
-	maxClasses  int // bound of classes
+	maxClasses  int // most classes that are watched at a time
 	allRequests window
 	classes     map[uint64]*hotClass
 	changes     []Change // since the last call of Changes
@@ -46,18 +46,18 @@ var ClassTokens = []int{512, 4096}
 // State is whether a class is hot.
 type State string
 
-// States of a class.
+// States of a class: not hot, hot but still allowed on its holders, and kept off its holders.
 const (
 	OK     State = "ok"
 	Alarm  State = "alarm"
 	Filter State = "filter"
 )
 
-// Change is one transition, for the log.
+// Change is one change of a class's state, for the log.
 type Change struct {
 	Class   uint64
 	To      State
-	Share   float64 // of the requests in the window
+	Share   float64 // the class's share of the requests in the window, 0 to 1
 	Holders int
 	K       int // requests in a row, during the alarm, for which a holder had the best score
 }
@@ -67,7 +67,7 @@ const windowBuckets = 12
 // window counts requests over the last windowLength, in buckets.
 type window struct {
 	counts     [windowBuckets]int
-	lastBucket int64 // the newest bucket's number
+	lastBucket int64 // number of the newest bucket, counted from 1970
 	sum        int
 }
 
@@ -93,12 +93,12 @@ func (w *window) add() {
 type hotClass struct {
 	hash              uint64
 	requests          window
-	inheritedPriority int   // that of the class that it replaced; counts until the class has been watched for as long as the window
+	inheritedPriority int   // priority of the class that this one replaced; counts for the first windowLength
 	watchedSince      int64 // bucket in which the class was first watched
 	state             State
-	holderWins        int       // Change.K
+	holderWins        int       // requests in a row, during the alarm, for which a holder had the best score
 	holders           int       // candidates that held the prefix at the last request
-	filterUntil       time.Time // end of the filter
+	filterUntil       time.Time // when the class may return to its holders
 }
 
 // NewHotspots returns a detector without classes. It adds each class at its first request, up to maxWatchedClasses.
@@ -171,7 +171,7 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 	c.holders = holders
 	all, ofClass := h.allRequests.sum, c.requests.sum
 	overloaded := ofClass*others > (all-ofClass)*holders // ofClass/all > holders/(holders+others)
-	canMove := holders >= 1 && others >= 1               // there are candidates to keep the class off, and others for it
+	canMove := holders >= 1 && others >= 1               // the class has holders to avoid, and other candidates to use
 	hot := all >= minRequests && canMove && overloaded
 	switch {
 	case !hot, c.filterOver(now):
@@ -195,7 +195,7 @@ func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOthe
 	if c == nil || c.state != Alarm {
 		return h.stateOf(hash)
 	}
-	if !(bestHolder <= bestOther) { // also if a score is NaN
+	if !(bestHolder <= bestOther) { // negated, so that a NaN score ends the row, too
 		c.holderWins = 0
 		return c.state
 	}
@@ -266,9 +266,9 @@ func (h *Hotspots) Requests() int { return h.allRequests.sum }
 
 // HotspotClass is a watched class: requests that share a long prefix, and may overload the engines that hold it.
 type HotspotClass struct {
-	Class    string  `json:"class"` // its hash
+	Class    string  `json:"class"` // hexadecimal hash of the shared prefix
 	State    State   `json:"state"`
-	Requests int     `json:"requests"` // in the window
+	Requests int     `json:"requests"` // requests of the class in the last minute
 	Share    float64 `json:"share"`
 	Holders  int     `json:"holders"`
 	K        int     `json:"k"`

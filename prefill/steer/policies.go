@@ -19,7 +19,7 @@ const maxParsedPolicies = 64
 // Policies holds the policy for requests that name none, and a cache of the policies that requests named.
 type Policies struct {
 	library        *policy.Library
-	parsed         map[string]*policy.Policy // the policies that requests named, by their text
+	parsed         map[string]*policy.Policy // by the text (spec) that named them
 	defaultPolicy  *policy.Policy            // for requests that name none
 	withoutLatency *policy.Policy            // chooses in place of needsLatency while no latency is known
 }
@@ -42,7 +42,7 @@ func NewPolicies(definitions map[string]policy.Definition, defaultSpec string, f
 	return p, nil
 }
 
-// Names are the names of all policies.
+// Names lists the built-in policies, then those of the configuration.
 func (p *Policies) Names() []string { return p.library.Names() }
 
 // Default is the policy for requests that name none.
