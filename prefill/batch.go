@@ -33,7 +33,7 @@ func (s *Scheduler) Batch() BatchStatus {
 // its engine has no request that comes before this one, and if no request waits for a rank of its board. At least two decode slots
 // must also be free, so that one is left for the next request that is not batch.
 func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
-	for _, name := range c.Models { // a base model and its LoRA adapters share their engines
+	for _, name := range c.Models { // a base model and its LoRA adapters use the same engine, so that all of their queues count
 		if m := d.models[name]; m != nil && m.queue.HasOnline() {
 			return false
 		}

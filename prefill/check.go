@@ -104,7 +104,7 @@ func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
 				bad("policies", "%v", err)
 				continue
 			}
-			key := strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name") // without .name, because the name is the last part of the key
+			key := strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name") // a bad name is reported at the policy itself
 			bad(key, "%s", wrong.Where())
 		}
 		return

@@ -20,11 +20,11 @@ const (
 	canServe       waitReason = iota
 	poolFull                  // the pool of hand-offs has no place left; retries have their place already
 	gatesClosed               // the KV gates of all candidates are closed: their KV caches are too full
-	noneCanStart              // no candidate can start the request
+	noneCanStart              // all candidates are busy: none can start the request now
 	waitsAlone                // the request waits for a busy candidate or region; requests behind the request may still be served
 	targetBusy                // the candidate that the request names (Target) takes no such request now; others that name it wait, too
-	goesElsewhere             // the request goes to another region
-	onlyRetries               // only retries of the model can be served in this round
+	goesElsewhere             // another region serves the request
+	onlyRetries               // only retries of the model can be served in this round; its first attempts wait
 	deadlineMissed            // no prefill would end before the request's deadline
 )
 
@@ -49,8 +49,7 @@ func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known b
 }
 
 // allMissDeadline reports whether all eligible candidates, which fillView has measured, are predicted to end the prefill after the
-// request's deadline. It is false if there is no prediction for one of them. There never is one for ranks that also decode
-// (Aggregated).
+// request's deadline. It is false if one of them has no prediction. Ranks that also decode (Aggregated) never have a prediction.
 func (d *chooser) allMissDeadline(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
@@ -123,11 +122,11 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 	return reason
 }
 
-// canStart reports whether one more probe may be sent to a candidate. It may while fewer than Push.MaxUnanswered requests
-// come before it there: enough to keep the engine busy, and no more, because a probe that was sent cannot go to another
-// engine. If the request could go to another region, its RemoteRegions decide. For a group of ranks that prefill and decode
-// (Aggregated), the number of requests in its pool is bounded instead. A prompt whose decode rank is chosen before its prefill
-// may also be sent from the time earlyProbeFrom on, because its decode engine needs time to find room for it.
+// canStart reports whether one more probe may be sent to a candidate. It may while fewer than Push.MaxUnanswered requests are
+// ahead on the candidate. This number keeps the engine busy; more would not help, because a probe that was sent cannot go to
+// another engine. If the request could go to another region, its RemoteRegions decide. For a group of ranks that prefill and
+// decode (Aggregated), the number of requests in its pool is bounded instead. A prompt whose decode rank is chosen before its
+// prefill may also be sent from the time earlyProbeFrom on, because its decode engine needs time to find room for it.
 func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.Aggregated {
 		return d.mayEnterPool(c, r.Model)
@@ -139,7 +138,7 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 	if c.load.RequestsAhead(d.now) < float64(d.cfg.Push.MaxUnanswered) {
 		return true
 	}
-	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: no prefill times are learned, and none can be predicted
+	_, timesKnown := d.fit.Latency(r.Model, c.Hardware) // false: no prefill times are learned, so that any predicted end is a guess
 	earliest, maySendEarly := d.earlyProbeFrom(c)
 	return timesKnown && maySendEarly && !earliest.After(d.now)
 }
@@ -155,9 +154,9 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	return unsent < max(1, free+free/2)
 }
 
-// chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and
-// unsent those whose probe was not sent yet. onlySomeRanks says that only some ranks of the board list the model (Config.Free).
-// Charges of such a model come before its own requests only, because they use other slots than the charges of other models.
+// chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and unsent
+// those whose probe was not sent yet. onlySomeRanks says that only some ranks of the board list the model (Config.Free). A charge
+// of such a model comes only before requests for the same model, because it uses other slots than the charges of other models.
 func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (probing, unsent int) {
 	if onlySomeRanks {
 		if counts := c.byModel[model]; counts != nil {
@@ -166,7 +165,7 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (probing, uns
 		return 0, 0
 	}
 	probing, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
-	for _, counts := range c.byModel { // the models that only some ranks list
+	for _, counts := range c.byModel { // subtract the models that only some ranks list, because they use other slots
 		probing -= counts.Probing
 		unsent -= counts.Unsent
 	}

@@ -10,7 +10,8 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It exports the state of the scheduler at the time of the call, under the scheduler's
+// lock.
 func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
 	states, handoffs := map[string]int{}, [ledger.Phases]int{}
@@ -59,7 +60,7 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out.exportLearned(&s.state, s.clock())
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It lists the metrics that Collect exports.
 func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
@@ -69,7 +70,7 @@ func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// exportCaches exports the accuracy of the predictions of the candidates' prefix caches.
+// exportCaches exports how well the candidates' prefix caches are predicted, and the state of their KV events.
 func (s series) exportCaches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {

@@ -45,14 +45,14 @@ type Config struct {
 	Early  QueueConfig      `yaml:"-"`
 	Clock  func() time.Time `yaml:"-"` // clock of a simulation; nil: the real clock
 	Places Semaphore        `yaml:"-"` // places in the pool of hand-offs; nil: unlimited
-	// Decode returns how many more hand-offs for a model would get a slot on the ranks of a board within a time, in
-	// addition to those that wait already; nil: any number. It is called under the scheduler's lock. onlySomeRanks says that not all
-	// ranks of the board list the model, so that its hand-offs are counted separately.
+	// Decode returns how many hand-offs for a model, in addition to those that wait already, would get a slot on the ranks of a board
+	// within the given time; nil: any number. It is called under the scheduler's lock. onlySomeRanks says that not all ranks of the
+	// board list the model, so that its hand-offs are counted separately.
 	Decode func(board, model string, within time.Duration) (n int, onlySomeRanks bool) `yaml:"-"`
 	// Free returns how many slots are free for a model on the ranks of a board that prefill and decode; nil: any number.
 	// It must not wait. onlySomeRanks has the same meaning as for Decode.
 	Free    func(board, model string) (n int, onlySomeRanks bool) `yaml:"-"`
-	Scraper Scraper                                               `yaml:"-"` // reads the gauges of an engine; needed unless Scrape.Interval is 0
+	Scraper Scraper                                               `yaml:"-"` // reads an engine's gauges; needed unless Scrape.Interval is 0
 	Ranks   Ranks                                                 `yaml:"-"` // the ranks that prefill and decode; nil: none
 
 	Registerer prometheus.Registerer `yaml:"-"` // nil: metrics are kept but not exported
@@ -90,13 +90,13 @@ type QueueConfig struct {
 	BatchTimeout time.Duration `yaml:"batch_timeout"`
 }
 
-// RetryConfig bounds the attempts of one request and of all of them.
+// RetryConfig bounds the attempts of one request, and the retries of all requests together.
 type RetryConfig struct {
 	// Attempts bounds the attempts per request, the first included. The first maxUnsent attempts of which no byte reached an engine
 	// do not count.
 	Attempts int           `yaml:"attempts"`
 	Base     time.Duration `yaml:"base"`   // longest wait before the first retry; doubles with each further retry
-	Budget   float64       `yaml:"budget"` // share of requests, 0 to 1, that may be retried, over 10 s
+	Budget   float64       `yaml:"budget"` // most retries in the last 10 s, as a share (0 to 1) of the requests in this time
 }
 
 // CalibrationConfig is the latency that predicts prefill times until one is learned.
@@ -168,7 +168,7 @@ func Default() Config {
 		// The scrape timeout is long, because the Python server of a busy engine answers late.
 		Scrape: ScrapeConfig{Interval: 500 * time.Millisecond, Timeout: 5 * time.Second},
 		Queue:  QueueConfig{Max: 1000, Timeout: time.Minute, BatchTimeout: 10 * time.Minute},
-		// With this budget, one of several prefill engines that fails most of its probes does not use up all retries.
+		// The budget is so large that one of several prefill engines can fail most of its probes without using up all retries.
 		Retry: RetryConfig{Attempts: 3, Base: 50 * time.Millisecond, Budget: 0.5},
 	}
 }

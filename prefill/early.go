@@ -49,7 +49,8 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 }
 
 // makeEarlierLease charges the request of lease l to the candidate that is predicted to end its prefill first, and returns the new
-// lease; nil: no candidate that could take the request over ends it sooner by at least leastGain, or this cannot be predicted.
+// lease. It returns nil if no candidate that can take over the request ends the prefill sooner by at least leastGain, or if the
+// ends cannot be predicted.
 func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration, avoid []string) *Lease {
 	m := d.models[l.model]
 	if m == nil {
@@ -76,7 +77,7 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.predictedEndMs(l) {
 		return nil
 	}
-	// MoveIfSooner then replaces the policy's name by the name in the old lease.
+	// The default policy is only a placeholder: MoveIfSooner replaces its name by the name of the old lease's policy.
 	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now)
 }
 

@@ -8,14 +8,15 @@ import (
 // The errors of Acquire, in addition to the error of its context. The gateway answers each with the status and code beside
 // it.
 var (
-	ErrQueueFull     = errors.New("prefill: arrival queue full")                             // 429 queue_full
-	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                          // 503 queue_timeout
-	ErrDeadline      = errors.New("prefill: the deadline of the request cannot be met")      // 503 deadline_unmet
-	ErrKVExhausted   = errors.New("prefill: the KV gates of all prefill engines are closed") // 503 prefill_kv_exhausted
-	ErrUnavailable   = errors.New("prefill: no prefill engine is up")                        // 503 prefill_unavailable
-	ErrModelNotFound = errors.New("prefill: no configured prefill engine serves the model")  // 404 model_not_found
-	ErrBadTarget     = errors.New("prefill: no such candidate")                              // 400 bad_target
-	ErrBadPolicy     = errors.New("prefill")                                                 // 400 bad_policy; policy.Parse says what is wrong
+	ErrQueueFull     = errors.New("prefill: arrival queue full")                             // HTTP 429, code queue_full
+	ErrQueueTimeout  = errors.New("prefill: arrival queue timeout")                          // HTTP 503, code queue_timeout
+	ErrDeadline      = errors.New("prefill: the deadline of the request cannot be met")      // HTTP 503, code deadline_unmet
+	ErrKVExhausted   = errors.New("prefill: the KV gates of all prefill engines are closed") // HTTP 503, code prefill_kv_exhausted
+	ErrUnavailable   = errors.New("prefill: no prefill engine is up")                        // HTTP 503, code prefill_unavailable
+	ErrModelNotFound = errors.New("prefill: no configured prefill engine serves the model")  // HTTP 404, code model_not_found
+	ErrBadTarget     = errors.New("prefill: no such candidate")                              // HTTP 400, code bad_target
+	// ErrBadPolicy is HTTP 400, code bad_policy. The wrapped error says what is wrong.
+	ErrBadPolicy = errors.New("prefill")
 )
 
 // FullError is an ErrQueueFull with details.

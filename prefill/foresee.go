@@ -12,7 +12,8 @@ import (
 func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Duration) {
 	scheduler, load, ownPrediction := l.scheduler, &l.c.load, l.inFlight.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))
-	// corrected is a predicted duration with the recent error of the engine's predictions.
+	// corrected adds the recent error of the engine's predictions to a predicted duration. At least minBacklogShare of the duration
+	// remains.
 	corrected := func(predicted time.Duration) time.Duration {
 		return max(time.Duration(minBacklogShare*float64(predicted)), predicted+residual)
 	}

@@ -65,7 +65,7 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // 1: counts the error of the request that is about to be sent, too
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the 1 adds the prediction error of the request that is about to be sent
 	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])

@@ -240,7 +240,8 @@ func (l *Lease) endCharge() {
 	l.scheduler.dropIfUnused(l.c)
 }
 
-// DetachOwner separates the lease from its owner: from now on other code is responsible for the last call.
+// DetachOwner separates the lease from its owner: from now on other code is responsible for the last call (Release, Orphan or
+// Failed).
 func (l *Lease) DetachOwner() {
 	l.scheduler.mu.Lock()
 	defer l.scheduler.mu.Unlock()
@@ -267,7 +268,7 @@ func (l *Lease) recordProbeEnd(outcome string) {
 	if l.canary {
 		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
 	}
-	if outcome == probeAnswered { // nearly all probes: both series are looked up only once
+	if outcome == probeAnswered { // nearly all probes end so, and both series are looked up only once
 		if l.c.answeredSeconds == nil {
 			l.c.answeredSeconds = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
 		}
@@ -282,7 +283,8 @@ func (l *Lease) recordProbeEnd(outcome string) {
 	m.attempts.WithLabelValues(outcome).Inc()
 }
 
-// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, by its profile.
+// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, by its profile; defaultHold if the profile
+// does not say.
 func (l *Lease) holdTimeout() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

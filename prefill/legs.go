@@ -20,8 +20,8 @@ func (k *Ticket) Wait(ctx context.Context) (*Lease, error) {
 	return k.scheduler.await(ctx, k.w)
 }
 
-// EnterAll enters all prompts of one request into the queue, or none and returns an error. A leg is one of these prompts. All
-// legs have the same model, key, priority and arrival. The caller must wait for each ticket.
+// EnterAll enters all prompts of one request, its legs, into the queue. If one leg cannot be entered, EnterAll enters none and
+// returns an error. All legs have the same model, key, priority and arrival. The caller must wait for each ticket.
 //
 // After one leg is served, the other legs cannot be displaced any more, because the client may already have a part of the
 // answer. They also stay in this region. Before that, if the RemoteRegions of one leg sends it to another region, all legs go

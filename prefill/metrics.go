@@ -105,7 +105,7 @@ func (m *metrics) createSeries(policies []string) {
 	}
 }
 
-// How a probe ended.
+// How a probe ended, as metrics name it.
 const (
 	probeAnswered = "answered"
 	probeFailed   = "failed"
@@ -113,7 +113,7 @@ const (
 	probeDropped  = "dropped" // the client left, or the engine refused the request
 )
 
-// The filters that are skipped if they would leave no candidate.
+// The filters that are skipped if they would leave no candidate, as metrics name them.
 const (
 	filterCircuit  = "circuit"
 	filterFresh    = "fresh"

@@ -39,7 +39,7 @@ func (s *Scheduler) await(ctx context.Context, w *waiter) (*Lease, error) {
 		if err := s.giveUp(w); err != nil {
 			return nil, err
 		}
-		return w.lease, w.err // served or refused at the same time
+		return w.lease, w.err // the waiter was served or refused just before the timeout
 	case <-ctx.Done():
 		s.withdraw(w)
 		return nil, ctx.Err()
@@ -80,7 +80,7 @@ func (s *Scheduler) withdraw(w *waiter) {
 	}
 	w.lease.Release()
 	if !w.HasPlace && s.cfg.Places != nil {
-		s.cfg.Places.Release() // without the scheduler's lock, because it may call Wake
+		s.cfg.Places.Release() // without the scheduler's lock, because Places.Release may call Wake
 	}
 }
 

@@ -71,8 +71,8 @@ func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Leas
 	return lease, nil
 }
 
-// makeRoomOrRefuse makes room in the queue for n requests like this one, for which it may displace waiting ones. Its error is the reason
-// why the n may not wait.
+// makeRoomOrRefuse makes room in the queue for n requests like this one, for which it may displace waiting ones. An error says why
+// the n requests may not wait.
 func (qm *queueManager) makeRoomOrRefuse(m *model, r *Request, n int) error {
 	if r.deadlinePassed(qm.now) {
 		return qm.deadlineError(r)

@@ -31,7 +31,7 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.OnlineFirstAttempts(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS = m.throughput.ArrivalsPerS(d.now)
 	local.TTFTMs = m.throughput.TTFTMs()
-	isRetry := r != nil && r.HasPlace                                 // has its place in the pool of hand-offs already
+	isRetry := r != nil && r.HasPlace                                 // a retry has its place in the pool of hand-offs already
 	hasPlace := isRetry || d.cfg.Places == nil || d.cfg.Places.Room() // Places nil: the pool has no bound
 	if r == nil {
 		r = &Request{Model: m.name}

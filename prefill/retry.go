@@ -19,7 +19,7 @@ const maxUnsent = 6
 // because no engine had any work with the request.
 func (s *Scheduler) RetryUnsent(k int) (backoff time.Duration, again bool) {
 	retry := s.retries()
-	retriesOn := retry.Attempts > 1 // the first attempt is included
+	retriesOn := retry.Attempts > 1 // Attempts includes the first attempt, so that 1 means no retries
 	return Backoff(retry.Base, k), retriesOn && k <= maxUnsent
 }
 
@@ -101,7 +101,7 @@ func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
 	i := b.rollTo(now)
 	var requests, retries int
 	for _, s := range b.seconds {
-		if age := now.Unix() - s.unix; age >= 0 && age < budgetSeconds { // a second is in the future after the clock was set back
+		if age := now.Unix() - s.unix; age >= 0 && age < budgetSeconds { // age is negative after the clock was set back
 			requests += s.requests
 			retries += s.retries
 		}

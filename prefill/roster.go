@@ -51,7 +51,8 @@ func (s *state) newCandidate(id string) *candidate {
 	return c
 }
 
-// applyConfig applies the given settings to a candidate.
+// applyConfig applies the given settings to a candidate, and adds the candidate to its models. If the candidate comes back up, its
+// engine may have restarted: failed scrapes are forgotten, and so are cached blocks that no KV events confirm.
 func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	if given.Live && !c.Live {
 		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
@@ -72,7 +73,8 @@ func (m *model) needsRankFirst() bool {
 	return slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
 }
 
-// queueLimits returns the bounds of a model's arrival queue.
+// queueLimits returns the bounds of a model's arrival queue. If the decode rank is chosen before the prefill, these are the bounds
+// of Config.Early.
 func (s *state) queueLimits(m *model) *QueueConfig {
 	if m.needsRankFirst() {
 		return &s.cfg.Early

@@ -23,7 +23,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 		w.updateStreams()
 		wanted, settings := w.scrapeTargets()
 		for c, stop := range running {
-			if !wanted[c] || settings != current { // a loop keeps its settings, so that it is started again for new ones
+			if !wanted[c] || settings != current { // a running loop cannot change its settings: it is stopped, and started again below
 				stop()
 				delete(running, c)
 			}

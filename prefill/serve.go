@@ -54,7 +54,8 @@ func reasonOf(decision Where) waitReason {
 // the model and to no other region.
 func (m *model) reasonForOthers(r *Request, reason waitReason) waitReason {
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
-	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) } // others may go to the target
+	// targetForbidden finds a target that this request may not use, although other requests that name it may.
+	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
 	switch {
 	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden):
 		return targetBusy // also if the target is no candidate any more
@@ -74,7 +75,7 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 	if d.allMissDeadline(r, eligible) {
 		return nil, deadlineMissed
 	}
-	if !known { // a policy that predicts ends of prefills would have nothing to go by
+	if !known { // a policy that predicts the ends of prefills cannot choose without learned times
 		p = d.overrides.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
@@ -123,7 +124,7 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) { // refused now, not after a useless wait
+		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) { // refuse the request now: to wait would be useless
 			return nil, deadlineMissed
 		}
 		return nil, noneCanStart

@@ -139,8 +139,8 @@ type waiter struct {
 	Request
 	item       queue.Item[*waiter]
 	policy     *policy.Policy
-	since      time.Time           // when it entered the queue
-	timesOutAt time.Time           // when its wait times out
+	since      time.Time           // when the request entered the queue
+	timesOutAt time.Time           // when the request's time in the queue is over
 	done       chan struct{}       // closed after lease or err is set
 	onResult   func(*Lease, error) // called with the result, for a request of Offer; nil: the caller waits for done
 	lease      *Lease
@@ -193,7 +193,7 @@ func (r *Request) keepHere() {
 // lease that names its LeaseOwner. If the attempt ends before, the lease counts as lost in the audit.
 type LeaseOwner = ledger.LeaseOwner
 
-// Request is a request for a prefill.
+// Request describes a prompt for which a prefill engine is wanted.
 type Request struct {
 	ID           string // hashed to decide between candidates with equal scores
 	Model        string
@@ -265,7 +265,7 @@ type Local struct {
 // Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
 	policy.Engine
-	Region          string // empty: the proxy's own region
+	Region          string // region of its engine; empty: the proxy's own region
 	Live            bool   // up, and its circuit allows requests
 	Open            bool   // its KV gate is open, and the pool and the decode side of its region have room
 	Unanswered      int    // probes of this proxy that the candidate has not answered
@@ -310,5 +310,5 @@ type regionDecision struct {
 // watcher is the Scheduler with the state of Run, which scrapes the engines and follows their KV events.
 type watcher struct {
 	*Scheduler
-	streams map[*candidate]cache.Feed // running streams of KV events
+	streams map[*candidate]cache.Feed // running streams of KV events, by candidate
 }

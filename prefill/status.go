@@ -23,19 +23,19 @@ type CandidateStatus struct {
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`
 	KVTokens        int64    `json:"kv_tokens"`
-	CapacityTokens  int64    `json:"capacity_tokens"` // 0: unknown
+	CapacityTokens  int64    `json:"capacity_tokens"` // KV tokens that fit on the candidate; 0: unknown
 	Pooled          int      `json:"pooled"`
 	Dispatched      int      `json:"dispatched"`
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
-	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // null: not known, or stale
+	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use by the engine's gauge; null: not known, or stale
 	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed, so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 
 	Batch       float64  `json:"bs"`
 	BacklogMs   float64  `json:"backlog_ms"`
-	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms that other proxies and strangers sent
+	OthersMs    float64  `json:"backlog_others_ms"` // the part of backlog_ms for prompts that other proxies and clients sent
 	ResidualMs  float64  `json:"residual_ms"`       // ms by which recent prefills took longer than predicted; negative: shorter
 	Waiting     float64  `json:"waiting"`           // requests in the engine's queue; probes since the scrape count here and in running
 	Running     float64  `json:"running"`
@@ -61,8 +61,8 @@ type FaultStatus struct {
 
 // CacheStatus shows the prediction of a candidate's prefix cache.
 type CacheStatus struct {
-	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds by the prefix index
-	Mode            string          `json:"mode"`                       // approximate, or precise: for prompts of token ids, from KV events
+	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds, according to the prefix index
+	Mode            string          `json:"mode"`                       // approximate (from answers), or precise (from KV events, for prompts of token ids)
 	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of its KV events; nil: it publishes none
 	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens found in its cache
 	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
@@ -180,7 +180,7 @@ type Overview struct {
 // has its own prefix cache.
 type RankEvents struct {
 	ID     string       `json:"id"`
-	Mode   string       `json:"mode"` // approximate, or precise: for prompts of token ids, from KV events
+	Mode   string       `json:"mode"` // approximate (from answers), or precise (from KV events, for prompts of token ids)
 	Events EventsStatus `json:"kv_events"`
 }
 

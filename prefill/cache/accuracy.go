@@ -28,7 +28,7 @@ const (
 	minAnswers   = 32.0
 	suspectShare = 0.2  // wrong share of the predicted (or of the found) tokens above which a suspicion begins
 	trustShare   = 0.1  // wrong share down to which the suspicion lasts; the gap to suspectShare keeps it from flapping
-	bindingShare = 0.95 // share of its capacity at which the index has probably dropped blocks of the candidate
+	bindingShare = 0.95 // when a candidate uses this share of its capacity, the index has probably dropped blocks to stay within it
 )
 
 var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)

@@ -15,9 +15,9 @@ import (
 type Cache struct {
 	Totals   Totals
 	index    *index.Index
-	ratios   map[string]index.Ratio // by model
+	ratios   map[string]index.Ratio // learned bytes per token, by model
 	feedback map[string]bool        // by model: whether its engines report cached tokens in their answers
-	matched  []int32                // reused by Match
+	matched  []int32                // memory for the result of Match, reused by the next call
 }
 
 // Totals sum tokens over all prompts so far.
@@ -42,7 +42,7 @@ func New(c index.Config) *Cache {
 
 // Lookup keeps the result of Match for a request that waits.
 type Lookup struct {
-	matched []int32   // matched blocks, by slot number; nil: not kept
+	matched []int32   // result of the last look-up: matched blocks, by slot number; nil: not kept
 	at      time.Time // when the prompt was last looked up; zero: never
 }
 
@@ -50,8 +50,8 @@ type Lookup struct {
 // times per second, and a long prompt has thousands of blocks to look up.
 const matchValidFor = 50 * time.Millisecond
 
-// Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. The slice is
-// valid until the next call.
+// Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. A result that is kept in
+// last is used again for matchValidFor. The slice is valid until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	switch {
 	case len(p.Keys) == 0:
@@ -118,6 +118,6 @@ type PredictedHit struct {
 
 // Usage is the token counts in an engine's answer to a probe.
 type Usage struct {
-	PromptTokens int // 0: not reported
+	PromptTokens int // length of the prompt as the engine counted it; 0: not reported
 	CachedTokens int // prompt tokens that the engine found in its prefix cache; -1: not reported
 }

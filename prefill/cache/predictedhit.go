@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// ExpectHit records in h that a prompt of so many tokens is sent to the candidate, of which hit tokens are predicted to be in
-// its cache. It counts these tokens in Totals, and the prompt's blocks as held from now on. matched is the result of Match, and
-// capacity is in KV tokens, 0 if unknown. The caller must not copy h afterwards, because b.pending points to it.
+// ExpectHit records in h that a prompt is sent to the candidate. tokens is the length of the prompt, and hit is how many of its
+// tokens are predicted to be in the candidate's cache. Both are added to Totals, and the prompt's blocks count as held from now
+// on. matched is the result of Match, and capacity is in KV tokens, 0 if unknown. The caller must not copy h afterwards, because
+// b.pending points to it.
 func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, tokens, hit int, matched []int32, capacity int64,
 	now time.Time,
 ) {
@@ -45,7 +46,7 @@ func (h *PredictedHit) finish() {
 	h.prompt = Prompt{}
 }
 
-// NotRun notes that the prefill did not run: the index drops the prompt's blocks, unless they were known before.
+// NotRun notes that the prefill did not run: the index drops the prompt's blocks, except those that it knew before.
 func (h *PredictedHit) NotRun() {
 	h.blocks.cache.index.Drop(&h.speculation)
 	h.finish()
@@ -62,7 +63,7 @@ func (h *PredictedHit) OutcomeUnknown(now time.Time) {
 type Verdict struct {
 	Compared    bool             // the engine reported its cached tokens
 	ErrorTokens int              // predicted tokens less reported tokens
-	Suspected   *SuspicionChange // nil: no change
+	Suspected   *SuspicionChange // change of the suspicion about the capacity; nil: no change
 }
 
 // Answered learns from the engine's answer to the probe, compares the prediction with it, and ends the prediction. capacity is
@@ -78,7 +79,7 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
-	b.ExpectEvent(computedTokens > blockTokens, now) // so few tokens may not fill a block, and then no event follows
+	b.ExpectEvent(computedTokens > blockTokens, now) // fewer tokens than a block may fill no block, and then no event follows
 	if b.NamesBlocksOf(&h.prompt, now) {             // events are more exact than the answer
 		h.learnBesideEvents(u, now)
 	} else {

@@ -12,7 +12,7 @@ const (
 	fitSamples = 20
 	fitR2      = 0.5
 	fitSpread  = 2.0
-	fitRestart = 200 // number of samples without any good fit, after which all samples are dropped
+	fitRestart = 200 // after this number of samples without any good fit, all samples are dropped
 
 	// A term that a plain line does not have (attention, concurrent requests) is tried from termSamples samples on. It is used
 	// if the F statistic of adding it is at least termF.
@@ -37,7 +37,7 @@ const (
 type Sample struct {
 	New, Hit   float64 // tokens that were computed, and tokens that were cached
 	Concurrent float64 // other requests that the engine ran meanwhile, such as decodes
-	Ms         float64 // duration
+	Ms         float64 // measured duration of the prefill
 
 	Predicted float64 // duration in ms that was predicted when the engine was chosen; 0: no prediction
 }
@@ -49,14 +49,14 @@ type LatencyModel struct {
 	ConcurrentT0Ms, ConcurrentTPMs float64
 }
 
-// WithConcurrent is the latency of prefills while the engine runs so many other requests, such as decodes.
+// WithConcurrent is the latency of prefills while the engine runs the given number of other requests, such as decodes.
 func (l LatencyModel) WithConcurrent(requests float64) policy.Latency {
 	l.T0Ms += l.ConcurrentT0Ms * requests
 	l.TPMs += l.ConcurrentTPMs * requests
 	return l.Latency
 }
 
-// predictMs is the predicted duration of a sample.
+// predictMs is the predicted duration of a sample in ms, with the requests that ran concurrently.
 func (l *LatencyModel) predictMs(s Sample) float64 {
 	return l.WithConcurrent(s.Concurrent).Ms(s.New, s.Hit)
 }
@@ -69,7 +69,7 @@ type Calibration struct {
 	decay      float64 // a sample's weight is multiplied by this at each later sample
 	halfLife   int
 
-	n                       int // number of samples in the sums
+	n                       int // samples since the start, or since all samples were dropped (fitRestart)
 	sums                    moments
 	minNew, maxNew          [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
 	inHalf                  int          // samples in this half-life
@@ -77,10 +77,10 @@ type Calibration struct {
 	fitted                  bool
 	r2                      float64 // share of the variance that the last good fit explains, 0 to 1
 	residual                float64 // the usual distance of a sample from the prediction, in ms
-	dropped, droppedInTotal int     // outliers in a row, and since the start
+	dropped, droppedInTotal int     // outliers that were dropped: in a row, and since the start
 }
 
-// NewCalibration starts from the configured latency.
+// NewCalibration returns a Calibration without samples. Its Latency is the configured one until the first good fit.
 func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
 	return &Calibration{configured: configured, decay: math.Exp2(-1 / float64(halfLife)), halfLife: halfLife}
 }
@@ -135,8 +135,8 @@ func (c *Calibration) updateRange(newTokens float64) {
 	c.minNew[0], c.maxNew[0] = min(c.minNew[0], newTokens), max(c.maxNew[0], newTokens)
 }
 
-// fit fits every allowed set of terms, and uses the set with the smallest squared errors if the fit is good. Each term that
-// a plain line does not have makes the errors count a little more, so that it must explain enough.
+// fit fits every allowed set of terms, and uses the set with the smallest squared errors if the fit is good. Each term beyond the
+// plain line adds a penalty to the errors, so that it is used only if it explains enough.
 func (c *Calibration) fit() {
 	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
 		return
@@ -199,5 +199,5 @@ func (c *Calibration) Latency() (latency LatencyModel, fitted bool) {
 // R2 is the share of the variance of prefill times that the last good fit explains, 0 to 1; 0 without a fit.
 func (c *Calibration) R2() float64 { return c.r2 }
 
-// Samples is the number of prefills in the sums.
+// Samples is the number of prefills that were learned, without outliers.
 func (c *Calibration) Samples() int { return c.n }

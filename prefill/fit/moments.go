@@ -60,8 +60,8 @@ func (m *moments) totalSpread() float64 {
 // the term is almost a combination of the earlier terms, and a fit could not separate them.
 const minPivotShare = 1e-6
 
-// solve fits the terms whose bits are set, by Cholesky's method. factors are those of the terms, and errors is the sum of
-// the squared errors. ok is false if the samples do not separate the terms.
+// solve fits the terms whose bits are set, by Cholesky's method. factors are the fitted factors by term, 0 for the other terms,
+// and errors is the sum of the squared errors. ok is false if the samples do not separate the terms.
 func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok bool) {
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0

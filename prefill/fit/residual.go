@@ -7,7 +7,7 @@ import (
 
 const (
 	residualHalfLife = 30 * time.Second
-	residualPrior    = 5.0 // number of probes without deviation that are assumed before the first real one
+	residualPrior    = 5.0 // the mean begins as if this many probes had had no deviation
 	residualNoise    = 2.0 // a mean within so many standard errors of zero counts as chance
 )
 
@@ -30,7 +30,7 @@ func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.weight++
 }
 
-// Ms is by how many ms the engine's prefills take longer than predicted; negative: shorter.
+// Ms is by how many ms the engine's prefills take longer than predicted, without the part that may be chance; negative: shorter.
 func (r *Residual) Ms(now time.Time) float64 {
 	r.fadeTo(now)
 	if r.weight < 1 {

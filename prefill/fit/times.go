@@ -14,7 +14,7 @@ import (
 // Config is the latency that predicts prefill times until one is learned from measured times. By it, a prefill takes
 // t0 + tp * new tokens + beta2 * token pairs of attention.
 type Config struct {
-	TPMs  float64 `yaml:"tp_ms"` // ms per new token; 0 with t0_ms also 0: prefill.Default replaces both
+	TPMs  float64 `yaml:"tp_ms"` // ms per new token; if t0_ms is 0, too, prefill.Default replaces both
 	T0Ms  float64 `yaml:"t0_ms"`
 	Beta2 float64 `yaml:"beta2_ms"`
 	Known bool    `yaml:"-"` // the configured latency counts as known, although it is not learned

@@ -8,19 +8,19 @@ import (
 type Index struct {
 	cfg Config
 
-	// An entry is a block that at least one slot holds. Its number is an index into the next slices; number 0 is not used.
+	// An entry is a block that at least one slot holds. Its number is an index into the following slices; number 0 is not used.
 	table      table
 	keys       []Key
 	holders    []uint64 // bit sets of the slots that hold an entry: words elements per entry
 	words      int
-	firstClaim []uint32 // the entry's first claim; for a free number, the next free number
+	firstClaim []uint32 // by entry: its first claim; for an unused entry: the next unused entry
 	useLinks   []link
 	useOrder   order  // the entries by their last use, over all slots
 	freeEntry  uint32 // first number in the list of free entries; 0: none is free
 	entries    int
 
 	// A claim says that one slot holds one entry.
-	claims     []claim // number 0 is not used
+	claims     []claim // by claim number; number 0 is not used
 	recency    []link  // by claim: its neighbours in the slot's order of use
 	freeClaim  uint32  // first number in the list of free claims; 0: none is free
 	lastClaim  uint32  // claim that was looked up last; claimOf tries its neighbours first
@@ -45,7 +45,7 @@ type Slot struct {
 // Config describes an index.
 type Config struct {
 	MaxBytes int64    // bytes of memory, default 256 MiB; at least 64 KiB
-	Evict    Eviction // default LeastRecent
+	Evict    Eviction // which block a full index evicts first; default LeastRecent
 }
 
 // The orders in which blocks are evicted from a full index.
@@ -56,7 +56,7 @@ const (
 
 type claim struct {
 	entry   uint32
-	sibling uint32 // the next claim on the same entry; for a free number, the next free number
+	sibling uint32 // the next claim on the same entry; in an unused claim: the next unused claim
 	born    uint32 // the index's clock when the claim was made
 	slot    uint16
 	// support is the number of speculations that need the claim. Its top bit (confirmed) is set while the engine is known to hold the
@@ -79,7 +79,7 @@ type slot struct {
 	recent     order  // claims of the slot, by their last use
 }
 
-// New returns an empty index.
+// New returns an empty index. A MaxBytes of 0 means 256 MiB, and a smaller one than 64 KiB is raised to 64 KiB.
 func New(cfg Config) *Index {
 	if cfg.MaxBytes <= 0 {
 		cfg.MaxBytes = defaultBytes

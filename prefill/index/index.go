@@ -48,7 +48,8 @@ func (x *Index) inUse(w int) (word uint64) {
 	return word
 }
 
-// Insert notes that the slot's engine holds the blocks.
+// Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones
+// are kept.
 func (x *Index) Insert(s Slot, keys []Key) {
 	if !x.isCurrent(s) {
 		return
@@ -68,7 +69,7 @@ func (x *Index) Remove(s Slot, k Key) {
 		return
 	}
 	if c := x.lookUp(s.N, k); c != 0 {
-		if x.claims[c].support &^= confirmed; x.claims[c].support == 0 { // else a probe in flight needs the claim
+		if x.claims[c].support &^= confirmed; x.claims[c].support == 0 { // otherwise a probe in flight still needs the claim
 			x.dropClaim(c, Removed)
 		}
 	}

@@ -39,10 +39,10 @@ func (s Scope) Root(unit Unit, block int) Key {
 	return Key{xxhash.Sum64(buf), maphash.Bytes(secret, buf)}
 }
 
-// Fingerprint is a hash of text with a secret of this process.
+// Fingerprint is a hash of text with a secret of this process, so that clients cannot make two texts with one hash.
 func Fingerprint(text []byte) uint64 { return maphash.Bytes(secret, text) }
 
-// Unit is the unit of a block's size.
+// Unit says whether the size of a block counts bytes or token ids.
 type Unit byte
 
 // The units: a block has a number of bytes of the rendered prompt, or a number of token ids.

@@ -13,7 +13,7 @@ const (
 	mostRatio  = 16.0
 )
 
-// BytesPerToken is the ratio as learned so far.
+// BytesPerToken is the ratio as learned so far; firstRatio before the first prompt.
 func (r Ratio) BytesPerToken() float64 {
 	if r.learned == 0 {
 		return firstRatio
@@ -21,7 +21,8 @@ func (r Ratio) BytesPerToken() float64 {
 	return r.learned
 }
 
-// Learn adds the length of one prompt, in bytes and in tokens. Prompts with media must be left out.
+// Learn adds the length of one prompt, in bytes and in tokens. Prompts with media must be left out, because their bytes do not
+// predict their tokens.
 func (r *Ratio) Learn(bytes, tokens int) {
 	if bytes <= 0 || tokens <= 0 {
 		return

@@ -51,7 +51,7 @@ func (x *Index) Clear(s Slot, why Reason) {
 	}
 }
 
-// Delete drops all blocks of a slot and the slot itself.
+// Delete drops all blocks of a slot and the slot itself, so that every copy of s is stale.
 func (x *Index) Delete(s Slot) {
 	if x.isCurrent(s) {
 		x.Clear(s, Removed)
@@ -76,7 +76,7 @@ func (x *Index) isCurrent(s Slot) bool {
 // Stats counts the content of an index, and its evictions since the start.
 type Stats struct {
 	Bytes     int64
-	Entries   int // blocks
+	Entries   int // blocks that at least one candidate holds
 	Claims    int // pairs of a block and a candidate that holds it
 	Evictions [reasons]uint64
 }

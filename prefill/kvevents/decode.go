@@ -39,14 +39,14 @@ type event struct {
 	blockTokens   int      // tokens per block
 	lora          string   // name of the LoRA, empty: none
 	loraID        string   // number of the LoRA in decimal; empty: null
-	medium        string   // the memory that holds the blocks
-	extraKeys     []string // the extra keys of each block: empty for none, a single word, or otherExtraKeys
+	medium        string   // memory that holds the blocks, such as GPU; empty: not named
+	extraKeys     []string // extra keys of each block: empty for none, the key if it is one string, else otherExtraKeys
 	group         int64    // number of the group of KV cache layers
 	hasGroup      bool
 	attentionKind string // kind of attention of the group, such as full_attention
 }
 
-// otherExtraKeys stands for extra keys that are not a single word, such as those of pictures.
+// otherExtraKeys stands for extra keys of a block that are not one string, such as those of pictures.
 const otherExtraKeys = "\x00"
 
 // The names of an event's fields if the event is an array: the parts after the type, in order. Later versions of vLLM append
@@ -251,7 +251,7 @@ func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.readBinary()
-		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: never 0, which an integer's hash has there
+		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: not 0, which this part is for an integer
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
 	return engineHash{uint64(n)}, false, err

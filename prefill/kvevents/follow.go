@@ -12,9 +12,9 @@ type follower struct {
 	counters *counters
 
 	nextSeq  uint64 // sequence number of the next batch
-	synced   bool   // nextSeq is known: a batch was applied since the last start
+	synced   bool   // nextSeq is known: a batch was applied since the last restart or lost batch
 	lastHash uint64 // hash of the payload of the batch before nextSeq; shows whether a publisher is still the same
-	firstSeq uint64 // sequence number of the first batch since the follower was synced
+	firstSeq uint64 // sequence number of the first batch after the last restart or lost batch
 }
 
 // startConnection begins on a new connection. A publisher that still has the batch that was applied last is the same as before,
@@ -56,7 +56,7 @@ func (f *follower) restart() {
 	_ = f.replay(0, f.applyIfNew)
 }
 
-// receiveLive receives a batch of the subscription.
+// receiveLive applies a live batch of the subscription. If batches before it are missing, it first requests them by replay.
 func (f *follower) receiveLive(seq uint64, payload []byte) {
 	if f.synced && seq > f.nextSeq {
 		switch lost := f.fillGap(); {
@@ -87,7 +87,8 @@ func (f *follower) fillGap() (lost bool) {
 	return lost
 }
 
-// dropAfterGap drops everything that was applied, because batches are missing. It counts this, and the next batch begins anew.
+// dropAfterGap drops everything that was applied, because batches are missing. It counts the gap. The next batch begins a new
+// sequence.
 func (f *follower) dropAfterGap() {
 	f.counters.gapsDropped.Add(1)
 	f.synced = false

@@ -42,7 +42,7 @@ type block struct {
 // maxKnownHashes bounds the hashes that a stream remembers, to about 150 MiB: some publishers never report a removal.
 const maxKnownHashes = 1 << 20
 
-// apply passes one event on to the sink.
+// apply passes one event on to the sink. An event of an unknown type is only counted.
 func (m *mirror) apply(e *event) {
 	switch e.kind {
 	case blockStored:
@@ -56,7 +56,7 @@ func (m *mirror) apply(e *event) {
 	}
 }
 
-// dropAll drops all blocks of the candidate.
+// dropAll drops all blocks of the candidate, here and in the sink. why is the reason for metrics.
 func (m *mirror) dropAll(why index.Reason) {
 	clear(m.known)
 	clear(m.holders)
@@ -129,14 +129,14 @@ func (m *mirror) recordHash(h engineHash, b block) {
 	if wasKnown && old.key == b.key {
 		return
 	}
-	if wasKnown { // the engine reuses a hash for other tokens or another parent, so that it has another key now
+	if wasKnown { // the engine used this hash before for other tokens or another parent
 		m.releaseHash(old.key)
 	}
 	m.holders[b.key]++
 }
 
-// releaseHash notes that the engine no longer holds one hash of a key. If this was the key's last hash, it adds the key to removedKeys, of
-// which the caller tells the sink.
+// releaseHash notes that the engine no longer holds one hash of a key. If this was the key's last hash, the key is added to
+// removedKeys, which the caller must pass to the sink.
 func (m *mirror) releaseHash(k index.Key) {
 	if m.holders[k]--; m.holders[k] > 0 {
 		return

@@ -23,8 +23,8 @@ func messageOf(frames [][]byte) (m message, ok bool) {
 }
 
 const (
-	maxQueued      = 10_000   // batches
-	maxQueuedBytes = 64 << 20 // sum of the payloads of the queued batches
+	maxQueued      = 10_000   // most batches that may wait
+	maxQueuedBytes = 64 << 20 // most bytes of payload that may wait
 )
 
 // queue holds live batches while a replay runs. A full queue drops all its batches. take reports this, because the stream
@@ -35,7 +35,7 @@ type queue struct {
 	mu         sync.Mutex
 	items      []message
 	bytes      int
-	overflowed bool  // batches were dropped
+	overflowed bool  // batches were dropped since the last take
 	err        error // the error with which the connection ended; nil: it has not ended
 }
 

@@ -35,7 +35,7 @@ type Config struct {
 	Place
 	Finder Finder // asked before each connection, because a restarted engine may have new ports; nil: only Place is used
 	Slot   index.Slot
-	Scope  index.Scope // of the candidate's blocks, without a LoRA, whose name the events have
+	Scope  index.Scope // scope of the candidate's blocks; each event adds the name of its LoRA
 	Sink   Sink
 
 	ReplayTimeout time.Duration // a replay has failed after a silence of this length, default 2 s
@@ -131,7 +131,7 @@ func (s *Stream) BlockTokens() int { return int(s.counters.blockTokens.Load()) }
 type Status struct {
 	Source         string  `json:"source"`
 	Connected      bool    `json:"connected"`
-	Failure        string  `json:"failure,omitempty"` // why it is not connected
+	Failure        string  `json:"failure,omitempty"` // why the stream is not connected
 	Complete       bool    `json:"complete"`          // all blocks that the engine holds are known
 	Batches        int64   `json:"batches"`
 	GapsReplayed   int64   `json:"gaps_replayed"`
@@ -140,7 +140,7 @@ type Status struct {
 	UnknownTypes   int64   `json:"unknown_types"`   // events of a type that evenkeel does not know
 	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
 	Skipped        int64   `json:"skipped_blocks"`  // blocks that depend on more than tokens
-	Blocks         int64   `json:"blocks"`          // blocks that the engine holds
+	Blocks         int64   `json:"blocks"`          // block hashes that the engine holds, by its events
 	BlockTokens    int     `json:"block_tokens"`
 	LagMs          float64 `json:"lag_ms"`
 }
@@ -192,7 +192,7 @@ func (s *Stream) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // subscribe to every topic
+	if err := conn.SendMsg(zmq4.NewMsg([]byte{1})); err != nil { // the byte 1 without a topic subscribes to every topic
 		conn.close()
 		return fmt.Errorf("kvevents: subscribing at %s: %w", s.place.Load().Events, err)
 	}

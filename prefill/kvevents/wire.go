@@ -37,7 +37,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 		return nil, fmt.Errorf("kvevents: %w; start the engine with kv_events_config, and check that this is its port plus the rank", err)
 	}
 	w := &wire{raw: raw, stop: context.AfterFunc(ctx, func() { _ = raw.Close() })}
-	_ = raw.SetDeadline(time.Now().Add(dialTimeout)) // for the handshake
+	_ = raw.SetDeadline(time.Now().Add(dialTimeout)) // time limit of the handshake
 	g := &guard{Conn: raw, buffered: bufio.NewReaderSize(raw, 64<<10), greetingLeft: greetingBytes}
 	if w.Conn, err = zmq4.Open(g, null.Security(), as, nil, false, nil); err != nil {
 		w.close()

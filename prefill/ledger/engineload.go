@@ -107,10 +107,11 @@ func (e *EngineLoad) AddWaiting(w Weight) {
 	e.Waiting.Attention += w.Attention
 }
 
-// Share is the load that this dispatcher has put on the candidate.
+// Share is the load that this dispatcher has put on the candidate, for its report to other dispatchers.
 func (e *EngineLoad) Share() Share { return Share{e.Leases[Probing], e.NewTokens, e.KVTokens()} }
 
-// SetReportedByOthers replaces the load that other dispatchers report for the candidate.
+// SetReportedByOthers replaces the load that other dispatchers report for the candidate. The new load can close or open the KV
+// gate.
 func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	if e.ReportedByOthers != s {
 		e.ReportedByOthers = s

@@ -133,7 +133,7 @@ func (f *InFlight) DetachOwner() {
 	f.owner = nil
 	o.openCharges--
 	if o.ended {
-		f.load.ledger.lostCharges-- // it counted as lost; now it ends, or other code will end it
+		f.load.ledger.lostCharges-- // the charge counted as lost; now it ends, or other code will end it
 	}
 }
 
@@ -232,7 +232,7 @@ func (f *InFlight) MarkSent(now time.Time) {
 	e.waitingNow++
 }
 
-// Phase is the present phase of the prompt's KV.
+// Phase is the present phase of the prompt's KV; Ended if the charge is over.
 func (f *InFlight) Phase() Phase { return f.phase }
 
 // Predicted is the duration of the prefill without any wait, as predicted when the prompt was charged.
@@ -296,10 +296,10 @@ func (f *InFlight) ClaimEnd() bool {
 	return f.phase != Ended
 }
 
-// Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. hold is that
-// timeout. It began when the probe was answered, and Answer has set the time at which the charge expires.
+// Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe the
+// timeout ends when Answer has said. Without an answer, or after Renew, it ends after hold, counted from now.
 func (f *InFlight) Orphan(hold time.Duration, now time.Time) {
-	if f.phase == Probing || f.renewed { // no answer has set the time, or Renew has put it off: the timeout counts from now
+	if f.phase == Probing || f.renewed { // the end of the timeout is not known, so that it counts from now
 		f.renewed, f.expires = false, now.Add(hold)
 	}
 	f.load.Unfetched++
@@ -321,8 +321,8 @@ func (f *InFlight) leaveModelCounts() {
 	f.modelCounts = nil
 }
 
-// moveTo moves a charge to another phase, in which it weighs this many tokens. The phase Ended removes the charge from its
-// EngineLoad. No other function reduces the sums of an EngineLoad.
+// moveTo moves a charge to another phase, in which it weighs the given number of tokens. The phase Ended removes the charge from
+// its EngineLoad. No other function reduces the sums of an EngineLoad.
 func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load
 	e.book(f.phase, f.Weight, -1)

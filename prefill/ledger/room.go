@@ -32,7 +32,6 @@ func (f *freedPace) fadeTo(now time.Time) {
 	f.ms = f.ms*kept + (1-kept)*float64(freedHalfLife)/float64(time.Millisecond)/math.Ln2
 }
 
-// add counts tokens that were freed.
 func (f *freedPace) add(tokens int64, now time.Time) {
 	f.fadeTo(now)
 	f.tokens += float64(tokens)

@@ -28,7 +28,7 @@ type Rank struct {
 	Capacity int64  // KV tokens; 0: not known
 	Up       bool
 	Computes bool                // the rank may compute prompts; false: it pulls the KV that it lacks
-	Events   prefill.EventSource // of the rank's KV events; zero: its cache is known only from answers
+	Events   prefill.EventSource // where the rank publishes KV events; zero: its cache is known only from answers
 }
 
 // Prompt is a prompt that an engine has to compute.
@@ -66,7 +66,7 @@ type rank struct {
 // engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
 const engineBlock = 16
 
-// blockTokens is the number of tokens per KV block of the rank's engine.
+// blockTokens is the number of tokens per KV block of the rank's engine, by its KV events; engineBlock if not known.
 func (r *rank) blockTokens() int {
 	if r.stream.Stream == nil {
 		return engineBlock
@@ -292,7 +292,7 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	emptiedSince := !r.emptiedAt.Before(sent) // after Forget, the KV may be gone
 	switch {
 	case len(p.Keys) == 0 || emptiedSince: // without keys, or after Forget, nothing is noted
-	case r.cache.NamesBlocksOf(&p.Prompt, now): // events name the blocks
+	case r.cache.NamesBlocksOf(&p.Prompt, now): // the rank's events name the blocks more exactly than an answer
 		r.cache.DropLearnedFromAnswers()
 	default:
 		r.cache.AddFromAnswer(r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
@@ -337,7 +337,7 @@ func (l *Ranks) Forget(ids []int32) {
 	}
 }
 
-// IDs returns the IDs of all ranks.
+// IDs returns the IDs of all ranks, in no particular order.
 func (l *Ranks) IDs() []int32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -347,7 +347,7 @@ func (l *Ranks) IDs() []int32 {
 // transferHalfLife is the number of newer hand-offs after which the duration of a hand-off counts half.
 const transferHalfLife = 500
 
-// Moved learns how long a hand-off of so many tokens took, from the decode request to the first event.
+// Moved learns how long a hand-off with the given number of tokens took, from the decode request to the first event.
 func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -356,7 +356,7 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
 		l.transfers[model] = times
 	}
-	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // fits time over tokens, as for prefills
+	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // learns the time as a function of the tokens, as for prefills
 }
 
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are

@@ -8,7 +8,7 @@ type trust struct {
 }
 
 const (
-	trustAfter = 256 // the engine is trusted until so many tokens were expected
+	trustAfter = 256 // tokens that must have been expected before an engine can lose trust
 	trustShare = 0.5 // share of the expected tokens that must be found
 	trustDecay = 0.9 // factor of both sums at each answer
 )
@@ -23,7 +23,8 @@ func (t *trust) addAnswer(expected, found int) {
 	t.found = trustDecay*t.found + float64(min(max(found, 0), expected))
 }
 
-// trusted reports whether predictions for the engine are trusted.
+// trusted reports whether predictions for the engine are trusted: always while few tokens were expected, later if enough of them
+// were found.
 func (t *trust) trusted() bool {
 	return t.expected < trustAfter || t.found >= trustShare*t.expected
 }

@@ -95,7 +95,7 @@ func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int
 		if !lowest {
 			continue
 		}
-		order := -1 // negative: candidate i comes first, as it does while there is no best one
+		order := -1 // negative: candidate i is better than the best so far, or the first
 		if best >= 0 {
 			order = compare(ties, &candidates[i], &candidates[best])
 		}
@@ -127,8 +127,8 @@ type Row struct {
 	Chosen    bool     `json:"chosen,omitempty"`
 }
 
-// Explain returns a table of the last choice with at most so many rows: the chosen candidate first, the others by score.
-// candidates must be the same as in that choice.
+// Explain returns a table of the last choice with at most `rows` rows: the chosen candidate first, the others by score. candidates
+// must be the same as in that choice.
 func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 	rank := func(i int) float64 {
 		switch {

@@ -19,7 +19,6 @@ var (
 	loadTies = []tieKey{func(e *Engine) float64 { return e.BS }}
 )
 
-// builtin is a built-in policy.
 type builtin struct {
 	name string
 	ties []tieKey

@@ -17,15 +17,15 @@ type Indicators struct {
 	NewTokens       float64 `expr:"new_tokens"`        // prompt tokens that the candidate would have to compute, at least 1
 	QueuedNewTokens float64 `expr:"queued_new_tokens"` // tokens left to compute for this proxy's probes
 	PTokens         float64 `expr:"p_tokens"`          // queued_new_tokens + new_tokens
-	BacklogMs       float64 `expr:"backlog_ms"`        // predicted time until all known unanswered probes are done, others' included
+	BacklogMs       float64 `expr:"backlog_ms"`        // predicted ms until all known unanswered probes are done, those of others included
 	BS              float64 `expr:"bs"`                // unanswered probes of this proxy, and the requests of others
-	Waiting         float64 `expr:"waiting"`           // requests in the engine's queue, with probes since the scrape
+	Waiting         float64 `expr:"waiting"`           // requests that wait in the engine, by the last scrape and the probes since
 	Running         float64 `expr:"running"`           // requests that the engine runs
 	ActiveTokens    float64 `expr:"active_tokens"`     // prompt tokens of unanswered probes of this proxy
 	KVTokens        float64 `expr:"kv_tokens"`         // active_tokens + held_tokens
 	KVUsage         float64 `expr:"kv_usage"`          // share of the candidate's KV cache in use, 0 to 1
-	HeldTokens      float64 `expr:"held_tokens"`       // tokens of hand-offs that still hold KV
-	ActiveBlocks    float64 `expr:"active_blocks"`     // kv_tokens in blocks of the engine
+	HeldTokens      float64 `expr:"held_tokens"`       // tokens of prefilled prompts whose KV the engine still holds
+	ActiveBlocks    float64 `expr:"active_blocks"`     // kv_tokens as a number of the engine's KV blocks
 	RTTMs           float64 `expr:"rtt_ms"`
 	TPMs            float64 `expr:"tp_ms"` // ms of prefill per new token, as learned
 	T0Ms            float64 `expr:"t0_ms"` // fixed part of the prefill time in ms, as learned
@@ -73,7 +73,7 @@ func (e *Engine) SetPrompt(prompt, matched float64) {
 	e.PTokens = e.QueuedNewTokens + e.NewTokens
 }
 
-// Aggregate sets the indicators that depend on which candidates are eligible.
+// Aggregate sets the indicators that compare all eligible candidates: MaxBS, MinBS, MeanBS and N.
 func Aggregate(candidates []Engine) {
 	least, most, sum := math.Inf(1), 0.0, 0.0
 	for i := range candidates {
@@ -102,8 +102,8 @@ func Attention(newTokens, hit float64) float64 { return newTokens * (hit + newTo
 // run. The prediction may be wrong, and a candidate that hangs must not look idle.
 const minLeftShare = 0.25
 
-// Backlog is the predicted time until a candidate has computed all unanswered probes. totalMs is their predicted time,
-// oldestMs the part of the oldest probe, which runs, and elapsedMs the time for which it has run.
+// Backlog is the predicted time, in ms, until a candidate has computed all unanswered probes. totalMs is their predicted time
+// together, oldestMs the predicted time of the oldest probe, which runs, and elapsedMs the time for which it has run.
 func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
 	return totalMs - oldestMs + max(minLeftShare*oldestMs, oldestMs-max(0, elapsedMs))
 }

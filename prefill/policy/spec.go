@@ -23,7 +23,7 @@ type Policy struct {
 	scores []float64 // scores of the last choice, in the candidates' order; NaN: ranked last
 }
 
-// Names lists the built-in policies.
+// Names lists the built-in policies, in the order in which users see them.
 func Names() []string {
 	names := make([]string, len(builtins))
 	for i := range builtins {

@@ -20,15 +20,17 @@ import (
 
 // Definition is a policy that a user wrote, with expressions over the names of Indicators.
 type Definition struct {
-	Filter    string   `yaml:"filter" json:"filter,omitempty"`       // true: the engine is eligible; ignored if no engine would be
-	Score     string   `yaml:"score" json:"score"`                   // expression for a number; the smallest wins, or the largest by Objective
-	Objective string   `yaml:"objective" json:"objective,omitempty"` // min, the default, or max
-	TieBreak  []string `yaml:"tie_break" json:"tie_break,omitempty"` // indicators, the smaller value first; with a - before it the larger
+	Filter    string `yaml:"filter" json:"filter,omitempty"`       // whether an engine is eligible; ignored if no engine would be
+	Score     string `yaml:"score" json:"score"`                   // expression for a number; the smallest wins, or the largest by Objective
+	Objective string `yaml:"objective" json:"objective,omitempty"` // whether the smallest (min, the default) or the largest score wins (max)
+	// TieBreak lists the indicators that decide between equal scores. The smaller value comes first, or the larger one if the name
+	// has a - before it.
+	TieBreak []string `yaml:"tie_break" json:"tie_break,omitempty"`
 }
 
 // DefinitionError is one mistake in a Definition, with its place.
 type DefinitionError struct {
-	Policy, Key  string // such as score, or tie_break[1]
+	Policy, Key  string // name of the policy, and the wrong key, such as score or tie_break[1]
 	Line, Column int    // place in the key's text, from 1; 0: the whole text
 	Msg          string
 }

@@ -36,7 +36,7 @@ type Queue[T any] struct {
 
 // Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
 type Item[T any] struct {
-	Value    T // the request
+	Value    T // what the caller stores: its request
 	Key      string
 	Priority int
 	Tokens   int // tokens of its prompt
@@ -62,8 +62,8 @@ type ModelQueue[T any] struct {
 	queue          *Queue[T]
 	retries        ordered[*Item[T]]
 	flowQueues     map[*flow[T]]*flowQueue[T]
-	byTurn         ordered[*flowQueue[T]] // its first flow queue is served next
-	byDisplacement ordered[*flowQueue[T]] // its first flow queue gives way first if the model queue is full
+	byTurn         ordered[*flowQueue[T]] // flow queues; a request of the first one is served next
+	byDisplacement ordered[*flowQueue[T]] // flow queues; the first one loses a request first if the model queue is full
 	firstAttempts  int                    // requests in all flow queues
 	batch          int                    // number of firstAttempts that have priority Batch
 	tokens         int64                  // prompt tokens of the firstAttempts that are not batch
@@ -436,14 +436,13 @@ func (i *Item[T]) MarkServed() {
 	}
 }
 
-// dropFromDeadlines takes the request out of the heap of deadlines, if it is there.
 func (i *Item[T]) dropFromDeadlines() {
 	if i.deadlineIndex >= 0 {
 		heap.Remove(&i.modelQueue.queue.byDeadline, i.deadlineIndex)
 	}
 }
 
-// NextDeadline is the request with the earliest deadline; nil: no request that waits has a deadline.
+// NextDeadline is the request with the earliest deadline; nil: no request that waits and is not pinned has a deadline.
 func (q *Queue[T]) NextDeadline() *Item[T] {
 	if q.byDeadline.Len() == 0 {
 		return nil

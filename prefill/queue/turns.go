@@ -39,7 +39,7 @@ type flowQueue[T any] struct {
 // first is the request of the flow queue that is served first. The flow queue must not be empty.
 func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[T]) }
 
-// insert adds a request at its position in the flow queue.
+// insert adds a request to the flow queue, at its position by deadline and arrival.
 func (fq *flowQueue[T]) insert(item *Item[T]) {
 	before := fq.items.Back() // searches from the end, because nearly every new request belongs there
 	for before != nil && item.beforeInFlow(before.Value.(*Item[T])) {

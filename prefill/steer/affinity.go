@@ -28,7 +28,7 @@ type AffinityConfig struct {
 	MaxKeys    int           `yaml:"max_keys"`
 }
 
-// Outcomes of session affinity, as metrics name them.
+// Outcomes of session affinity, as metrics name them. Affinity.Keep explains them.
 const (
 	Kept       = "kept"
 	Overloaded = "overloaded"

@@ -19,7 +19,7 @@ type Hotspots struct {
 	maxClasses  int // most classes that are watched at a time
 	allRequests window
 	classes     map[uint64]*hotClass
-	changes     []Change // since the last call of Changes
+	changes     []Change // changes of state since the last call of Changes
 }
 
 // These are the detector's settings. No cluster has needed other values yet.
@@ -38,9 +38,9 @@ const (
 	maxFilterTime = time.Minute
 )
 
-// ClassTokens lists how many tokens at the start of their prompts the requests of a class share, in ascending order. The
-// largest number that a prompt has counts. A system prompt has a few hundred tokens; a document or a long list of tools
-// has a few thousand.
+// ClassTokens lists how many tokens at the start of their prompts the requests of a class share, in ascending order. For each
+// prompt, the largest of these numbers that is within the prompt counts. A system prompt has a few hundred tokens; a document or a
+// long list of tools has a few thousand.
 var ClassTokens = []int{512, 4096}
 
 // State is whether a class is hot.
@@ -89,7 +89,7 @@ func (w *window) add() {
 	w.sum++
 }
 
-// hotClass is a class that is watched.
+// hotClass is a watched class, hot or not.
 type hotClass struct {
 	hash              uint64
 	requests          window
@@ -170,8 +170,9 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 	c.requests.advance(bucket)
 	c.holders = holders
 	all, ofClass := h.allRequests.sum, c.requests.sum
-	overloaded := ofClass*others > (all-ofClass)*holders // ofClass/all > holders/(holders+others)
-	canMove := holders >= 1 && others >= 1               // the class has holders to avoid, and other candidates to use
+	// The class's share of the requests is larger than its holders' share of the candidates: ofClass/all > holders/(holders+others).
+	overloaded := ofClass*others > (all-ofClass)*holders
+	canMove := holders >= 1 && others >= 1 // the class has holders to avoid, and other candidates to use
 	hot := all >= minRequests && canMove && overloaded
 	switch {
 	case !hot, c.filterOver(now):
@@ -214,7 +215,7 @@ func (h *Hotspots) stateOf(hash uint64) State {
 	return OK
 }
 
-// setState changes the state of a class and records the change.
+// setState changes the state of a class, and records the change for Changes.
 func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	if c.state == to {
 		return
@@ -228,7 +229,7 @@ func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	}
 }
 
-// Changes returns the transitions since the last call.
+// Changes returns the changes of state since the last call, for the log.
 func (h *Hotspots) Changes() []Change {
 	changes := h.changes
 	h.changes = nil
