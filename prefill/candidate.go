@@ -11,19 +11,19 @@ import (
 // cannot name a rank.
 type Candidate struct {
 	ID             string // "<instance>/<rank>"; a candidate that keeps its ID keeps its load
-	Instance       string // the engine; its candidates fail together, so that a retry first goes to another instance
+	Instance       string // name of the engine; candidates of one engine fail together, so that a retry first goes to another engine
 	Target         *engine.Target
 	Profile        *mooncake.Profile
 	Models         []string      // base models and LoRA names; empty: not known yet, so that the candidate is not eligible
 	Hardware       string        // label; candidates with the same model and label share a learned latency of prefills
-	CapacityTokens int64         // KV tokens that fit; 0: the scraped number
-	BlockTokens    int           // tokens per KV block; 0: the scraped number, else 16
-	RTT            time.Duration // round trip to its engine, used until a scrape has measured it; 0 inside one site
-	Region         string        // region of its engine; empty: the proxy's own region
-	Board          string        // name of the dispatcher board whose decode ranks take its hand-offs
+	CapacityTokens int64         // KV tokens that fit on the candidate; 0: the number from the last scrape counts
+	BlockTokens    int           // tokens per KV block; 0: the number from the last scrape counts, or else 16
+	RTT            time.Duration // round trip to the engine, used until a scrape has measured it; 0: the engine is in the proxy's own site
+	Region         string        // region of the engine; empty: the proxy's own region
+	Board          string        // name of the dispatcher board whose decode ranks take the candidate's hand-offs
 	Live           bool
-	AnswersLate    bool // not live, but only because its engine answers late at present: requests wait for it and are not refused
-	Decodes        bool // its engine also decodes, so that not all running requests are prefills
+	AnswersLate    bool // not live only because the engine answers late at present: requests wait for it and are not refused
+	Decodes        bool // the engine also decodes, so that not all running requests are prefills
 	ProbeLimit     int  // most unanswered probes while the candidate is new in service; 0: no such bound
 	Events         EventSource
 

@@ -149,7 +149,7 @@ func (qm *queueManager) timeoutError(m *model, r *Request) error {
 			"or raise prefill.queue.batch_timeout", ErrQueueTimeout, m.name, timeout)
 	}
 	for _, c := range m.candidates {
-		if c.Live && !c.load.Closed(qm.now) { // its KV gate is open, so that KV memory was not what was missing
+		if c.Live && !c.load.Closed(qm.now) { // the candidate's KV gate is open, so that KV memory was not what was missing
 			return fmt.Errorf("%w: for %[3]v, a request for model %[2]q found no place in the pool or no prefill engine that could start it; add "+
 				"decode slots or prefill engines, raise pool.size, or see /prefill", ErrQueueTimeout, m.name, timeout)
 		}

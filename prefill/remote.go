@@ -9,7 +9,7 @@ import (
 const (
 	ToHere     Where = iota // this region serves the request: the scheduler's own policy chooses the candidate
 	ToThere                 // another region serves the request: Acquire returns ErrElsewhere
-	WaitsAlone              // the request waits; requests behind it may still be served
+	WaitsAlone              // the request waits, but requests behind the request may be served
 	ModelWaits              // the request waits, and so do all other first attempts for its model
 )
 
@@ -39,7 +39,7 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	d.fillView(m, r, m.candidates)
 	for i, c := range m.candidates {
 		open, _ := c.load.MayPass(d.now)
-		if c.Aggregated { // its ranks have no KV gate, but its requests wait in the pool, which is bounded
+		if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
 			open = d.mayEnterPool(c, m.name)
 		}
 		prefiller := d.prefiller(c)

@@ -61,7 +61,7 @@ func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 	c.Candidate, c.order, c.configured = given, order, true
 	for _, name := range given.Models {
 		m := s.modelOf(name)
-		if !slices.Contains(m.candidates, c) { // a name may be listed twice
+		if !slices.Contains(m.candidates, c) { // a candidate may list a model twice
 			m.candidates = append(m.candidates, c)
 		}
 	}

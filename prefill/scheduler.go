@@ -42,7 +42,7 @@ func New(cfg Config) (*Scheduler, error) {
 	if cfg.Clock == nil {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
-		s.timer.Stop() // setTimer starts the timer
+		s.timer.Stop() // the timer does not run until setTimer starts it
 	}
 	if cfg.Registerer != nil {
 		if err := s.metrics.register(cfg.Registerer, s); err != nil {
@@ -65,7 +65,7 @@ func (s *Scheduler) lock() {
 // logs the classes of requests that have become hot, or are not hot any more.
 func (s *Scheduler) unlock() {
 	s.manager.serveWaiters()
-	if s.queue.Len() > 0 { // else the timer may still fire, and then finds no waiter
+	if s.queue.Len() > 0 { // without waiters the timer is left alone: if it fires, it changes nothing
 		s.wakeAt = s.manager.nextWake()
 		s.setTimer()
 	}

@@ -124,7 +124,8 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) { // refuse the request now: to wait would be useless
+		// Refuse the request now: to wait would be useless, because every candidate would miss the deadline.
+		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) {
 			return nil, deadlineMissed
 		}
 		return nil, noneCanStart
@@ -150,7 +151,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 		c.load.AddWaiting(ledger.WeightOf(indicators, r.promptBytes()))
 		return waitsAlone
 	}
-	if r.HasPlace { // a retry has its place already
+	if r.HasPlace { // a retry has its place in the pool already
 		return canServe
 	}
 	if d.handoffWouldExpire(c, r.Model) { // the engine would drop the KV before a decode rank is free

@@ -57,7 +57,7 @@ type state struct {
 // model holds the candidates and the waiting requests for one model name.
 type model struct {
 	name        string
-	candidates  []*candidate // in configured order
+	candidates  []*candidate // the model's candidates, in configured order
 	cursor      int          // position (candidate.order) of the candidate that round-robin chose last; -1: none yet
 	queue       *queue.ModelQueue[*waiter]
 	throughput  fit.Throughput
@@ -68,7 +68,7 @@ type model struct {
 // charge has ended.
 type candidate struct {
 	Candidate
-	order      int  // position in the configuration
+	order      int  // position in the configuration, from 0
 	configured bool // false: removed from the configuration, but kept until its charges end
 	load       ledger.EngineLoad
 	// byModel counts the unanswered charges of each model that only some ranks of the board list. load counts these charges, too.
@@ -79,8 +79,8 @@ type candidate struct {
 	residual        fit.Residual
 	circuit         circuit.Circuit
 	lastFault       string              // description of the last failed probe; empty after a probe was answered
-	capacityWarned  bool                // the warning that its KV capacity is not known was logged
-	answeredSeconds prometheus.Observer // histogram of the durations of its answered probes; nil before the first answer
+	capacityWarned  bool                // the warning that the candidate's KV capacity is not known was logged
+	answeredSeconds prometheus.Observer // histogram of the durations of the candidate's answered probes; nil before the first answer
 }
 
 // chooser chooses the candidate for one request.
@@ -146,7 +146,7 @@ type waiter struct {
 	lease      *Lease
 	err        error
 
-	siblings       []*waiter       // the waiting prompts (legs) of the same request, itself included; nil: it has only one
+	siblings       []*waiter       // the waiting prompts (legs) of the same request, this one included; nil: the request has only one prompt
 	regionDecision *regionDecision // shared by all siblings; nil: the request was not entered by EnterAll
 }
 
@@ -207,12 +207,12 @@ type Request struct {
 	Key          string                   // tenant or user; within a priority, the keys take turns
 	Priority     int                      // higher priorities are served first
 	Batch        bool                     // the request only uses capacity that no other request needs; Priority is ignored
-	Deadline     time.Time                // for the client's first token; within a priority, earlier deadlines are served first; zero: none
+	Deadline     time.Time                // latest time of the first token; within a priority, earlier deadlines are served first; zero: none
 	HasPlace     bool                     // the request is a retry, and has a place in the pool of hand-offs already
 	Exclude      []string                 // IDs of the candidates that were tried before; they are used only if no other is left
 	Policy       string                   // policy for this request, as policy.Parse reads it; empty: the scheduler's default
-	Target       string                   // ID of the only candidate that may take it; empty: any
-	MayGoTo      func(region string) bool // whether an engine of another region may take it; nil: any may
+	Target       string                   // ID of the only candidate that may take the request; empty: any may
+	MayGoTo      func(region string) bool // whether an engine of another region may take the request; nil: any may
 	Returned     bool                     // another region gave the request back: it waits by its first arrival, even if the queue is full
 	Remote       RemoteRegions            // decides which region serves the request; nil: this region
 	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
@@ -265,11 +265,11 @@ type Local struct {
 // Prefiller is the state of one candidate, for the choice between regions.
 type Prefiller struct {
 	policy.Engine
-	Region          string // region of its engine; empty: the proxy's own region
-	Live            bool   // up, and its circuit allows requests
-	Open            bool   // its KV gate is open, and the pool and the decode side of its region have room
+	Region          string // region of the engine; empty: the proxy's own region
+	Live            bool   // the candidate is up, and its circuit allows requests
+	Open            bool   // the candidate's KV gate is open, and the pool and the decode side of its region have room
 	Unanswered      int    // probes of this proxy that the candidate has not answered
-	Held            int    // unanswered probes of this proxy, and its prompts whose KV a decode engine may still fetch
+	Held            int    // unanswered probes of this proxy, and prompts of this proxy whose KV a decode engine may still fetch
 	OthersWaiting   int    // requests of other proxies and clients that wait in the engine
 	WaitingAtScrape int    // all requests that waited at the last scrape
 	// Ran is how many requests ran at the last scrape in which no request waited.
@@ -277,9 +277,9 @@ type Prefiller struct {
 	// Answered is the number of this proxy's probes that were answered after the scrape of Ran, less the number of probes that were
 	// sent after it.
 	Answered       int
-	MaxSeqs        int         // requests that its engine runs at once; 0: not known
-	Samples        int         // number of prefills from which its latency was learned
-	KVGateWillOpen bool        // only its KV gate keeps prompts away, and the gate is predicted to open
+	MaxSeqs        int         // most requests that the engine runs at once; 0: not known
+	Samples        int         // number of prefills from which the candidate's latency was learned
+	KVGateWillOpen bool        // only the KV gate keeps prompts from the candidate, and the gate is predicted to open
 	Room           ledger.Room // when the KV cache has room for more prompts; zero: not known
 	// ResidualMs is by how many ms the engine will probably exceed the predicted time for its unanswered probes and one more;
 	// negative: it will need less time.
@@ -290,7 +290,7 @@ type Prefiller struct {
 type Trace struct {
 	Reason   string       // why the candidate was chosen: policy, only (one was eligible), canary, affinity or fallback
 	Eligible int          // number of candidates that passed the filters
-	Best     []policy.Row // the chosen candidate first, the others by score; without scores if no policy was asked
+	Best     []policy.Row // candidates by score, the chosen one first; without scores if no policy was asked
 }
 
 // Ticket stands for a request, or one leg of a request, that has entered the arrival queue or was served at once.

@@ -18,7 +18,7 @@ type CandidateStatus struct {
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
 	Aggregated      bool     `json:"aggregated,omitempty"` // a group of ranks that prefill and decode, without KV gate and gauges
-	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (its models), down, removed
+	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (no models named yet), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`
@@ -29,7 +29,7 @@ type CandidateStatus struct {
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
 	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use by the engine's gauge; null: not known, or stale
-	Stale           bool     `json:"gauges_stale"`     // its last scrapes failed, so that the proxy prefers other engines
+	Stale           bool     `json:"gauges_stale"`     // the last scrapes failed, so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`
 
@@ -41,10 +41,10 @@ type CandidateStatus struct {
 	Running     float64  `json:"running"`
 	HeldTokens  int64    `json:"held_tokens"`
 	ScrapeAgeMs *float64 `json:"scrape_age_ms"` // age of the last good scrape in ms; null: none yet
-	AnswerAgeMs *float64 `json:"answer_age_ms"` // ms since its last answer to a probe; null: none yet
-	OldestMs    *float64 `json:"oldest_ms"`     // ms since its oldest unanswered probe was sent; null: no probe is unanswered
-	CanStart    bool     `json:"can_start"`     // one more probe may be sent to it
-	DecodeFull  bool     `json:"decode_full"`   // with engines in several regions: its prompts would wait for a decode slot
+	AnswerAgeMs *float64 `json:"answer_age_ms"` // ms since the engine last answered a probe; null: none yet
+	OldestMs    *float64 `json:"oldest_ms"`     // ms since the oldest unanswered probe was sent; null: no probe is unanswered
+	CanStart    bool     `json:"can_start"`     // one more probe may be sent to the candidate
+	DecodeFull  bool     `json:"decode_full"`   // its prompts would wait for a decode slot; only set with engines in several regions
 	RTTMs       float64  `json:"rtt_ms"`
 	CacheStatus
 	FaultStatus
@@ -62,11 +62,11 @@ type FaultStatus struct {
 // CacheStatus shows the prediction of a candidate's prefix cache.
 type CacheStatus struct {
 	IndexBlocks     int             `json:"index_blocks"`               // blocks that the candidate holds, according to the prefix index
-	Mode            string          `json:"mode"`                       // approximate (from answers), or precise (from KV events, for prompts of token ids)
-	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of its KV events; nil: it publishes none
-	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens found in its cache
+	Mode            string          `json:"mode"`                       // approximate (from answers) or precise (from KV events)
+	Events          *EventsStatus   `json:"kv_events,omitempty"`        // state of the candidate's KV events; nil: it publishes none
+	HitShare        float64         `json:"hit_share"`                  // share of recent prompt tokens that the engine found in its cache
 	Mispredicted    float64         `json:"mispredicted_share"`         // recent error of predicted cache hits, as a share of these hits
-	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less, more: its cache seems smaller, or larger, than its capacity
+	CapacitySuspect cache.Suspicion `json:"capacity_suspect,omitempty"` // less or more: the cache seems smaller or larger than the capacity
 
 	accuracy cache.Accuracy
 }
@@ -180,7 +180,7 @@ type Overview struct {
 // has its own prefix cache.
 type RankEvents struct {
 	ID     string       `json:"id"`
-	Mode   string       `json:"mode"` // approximate (from answers), or precise (from KV events, for prompts of token ids)
+	Mode   string       `json:"mode"` // approximate (from answers) or precise (from KV events)
 	Events EventsStatus `json:"kv_events"`
 }
 

@@ -6,11 +6,11 @@ import "math"
 // weight recent answers most.
 type Accuracy struct {
 	answers           float64 // number of compared answers
-	prompt            float64 // prompt tokens of these answers
+	prompt            float64 // prompt tokens of the compared answers
 	predicted, actual float64 // tokens predicted to be cached, and tokens that the engine found cached
 	over, under       float64 // tokens by which single predictions were too high, and too low
 	Suspect           Suspicion
-	capacity          int64 // KV tokens that the candidate was known to hold while these answers came
+	capacity          int64 // KV tokens that the candidate was assumed to hold while the answers came
 }
 
 // Suspicion is a doubt about a candidate's known capacity that wrong predictions raise.

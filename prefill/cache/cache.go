@@ -16,13 +16,13 @@ type Cache struct {
 	Totals   Totals
 	index    *index.Index
 	ratios   map[string]index.Ratio // learned bytes per token, by model
-	feedback map[string]bool        // by model: whether its engines report cached tokens in their answers
+	feedback map[string]bool        // whether a model's engines report cached tokens in their answers
 	matched  []int32                // memory for the result of Match, reused by the next call
 }
 
 // Totals sum tokens over all prompts so far.
 type Totals struct {
-	Prompt    uint64 // tokens of the prompts
+	Prompt    uint64 // prompt tokens of all requests that got a lease
 	Predicted uint64 // tokens predicted to be cached
 	Actual    uint64 // tokens that engines found cached
 }

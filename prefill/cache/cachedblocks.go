@@ -21,7 +21,7 @@ type CachedBlocks struct {
 // slot is a candidate's slot in the index, for blocks of one unit: bytes or tokens.
 type slot struct {
 	handle index.Slot // the zero Slot, which the index ignores, until known is true
-	known  bool       // the index has the slot
+	known  bool       // the index has a slot for the candidate
 	blocks int        // capacity of the slot in blocks; 0: no bound
 }
 
@@ -61,7 +61,7 @@ func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now t
 		blocks = max(1, blocks)
 	}
 	s := &b.slots[unit]
-	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // up to 1/16 it is a drift of the bytes per token
+	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // a change up to 1/16 is a drift of the bytes per token
 	switch {
 	case !s.known:
 		id := b.id
@@ -120,8 +120,8 @@ func (b *CachedBlocks) Close() {
 
 // The modes in which a candidate's prefix cache is known, as status and metrics name them.
 const (
-	Approximate = "approximate" // from the token counts in answers
-	Precise     = "precise"     // from KV events, for prompts of token ids
+	Approximate = "approximate" // known from the token counts in answers
+	Precise     = "precise"     // known from KV events, for prompts of token ids
 )
 
 // Mode is Precise while the candidate's KV events are reliable, else Approximate.

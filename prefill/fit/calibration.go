@@ -72,8 +72,8 @@ type Calibration struct {
 	n                       int // samples since the start, or since all samples were dropped (fitRestart)
 	sums                    moments
 	minNew, maxNew          [2]float64   // new tokens of a sample: [0] in this half-life, [1] in the half-life before
-	inHalf                  int          // samples in this half-life
-	latency                 LatencyModel // the last good fit
+	inHalf                  int          // samples so far in the present half-life, which has halfLife samples
+	latency                 LatencyModel // the last good fit; only used if fitted is true
 	fitted                  bool
 	r2                      float64 // share of the variance that the last good fit explains, 0 to 1
 	residual                float64 // the usual distance of a sample from the prediction, in ms

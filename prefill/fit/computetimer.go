@@ -10,12 +10,12 @@ const sameStep = 5 * time.Millisecond
 // answer, until its own answer. Prompts that are answered together were computed together, and count as one prefill. If
 // an engine answers in another order, the times cannot be separated, and no sample results.
 type ComputeTimer struct {
-	lastAnswer  time.Time // when the last answer came
+	lastAnswer  time.Time
 	spoiltUntil time.Time // probes that were sent before this time yield no sample
 
 	collecting bool      // a prefill is open: answers within sameStep of the last answer join it
 	unusable   bool      // the open prefill yields no sample
-	began      time.Time // when the open prefill began
+	began      time.Time // when the engine began to compute the open prefill, as far as answers show
 	latestSent time.Time // when the latest probe of the open prefill was sent
 	sample     Sample    // sum of the open prefill's answers, without the duration
 	done       [2]Sample // scratch for the result of Answered

@@ -7,7 +7,7 @@ import (
 
 // Throughput measures how fast requests for a model arrive, and how long their prefills take.
 type Throughput struct {
-	windowStart time.Time           // begin of the present window
+	windowStart time.Time
 	arrivals    int                 // first attempts in the present window
 	perS        float64             // arrivals per second, a weighted mean over the windows that have ended
 	hasRate     bool                // at least one window has ended, so that perS is a mean

@@ -39,7 +39,7 @@ type Eviction uint8
 // nothing, even if a new candidate has the same number.
 type Slot struct {
 	N          int    // index into the result of Match
-	generation uint32 // generation of the index's slot when the candidate was added; it differs if s is stale
+	generation uint32 // generation of the index's slot when the candidate was added; a later one there means that s is stale
 }
 
 // Config describes an index.
@@ -75,7 +75,7 @@ type slot struct {
 	generation uint32 // how many candidates have used this slot so far, so that a stale Slot is recognised
 	clearCount uint32 // how often all claims of the slot were dropped at once
 	capacity   int    // blocks that the candidate's engine can hold; 0: unknown, no bound
-	held       int    // claims of the slot
+	held       int    // number of claims of the slot
 	recent     order  // claims of the slot, by their last use
 }
 
@@ -244,7 +244,7 @@ func (x *Index) entryCost() int64 { return int64(entryCost + wordCost*x.words) }
 const (
 	entryCost = 96 // bytes per entry with its first claim
 	wordCost  = 16 // bytes per entry for every 64 slots
-	claimCost = 32 // bytes per further claim
+	claimCost = 32 // bytes per further claim on an entry
 )
 
 // bytes is the memory of the index, as estimated from its entries and claims.
@@ -282,7 +282,7 @@ type Speculation struct {
 // lingering is a speculation whose probe has ended, but whose blocks are not yet known to be stored.
 type lingering struct {
 	Speculation
-	until time.Time // when its unconfirmed blocks are dropped
+	until time.Time // when the blocks that are still unconfirmed are dropped
 }
 
 // Reason is why a claim was dropped, as metrics name it.

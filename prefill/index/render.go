@@ -20,7 +20,7 @@ const separator = '\x1e'
 // Text is the result of hashing a prompt as text.
 type Text struct {
 	Keys  []Key
-	Bytes int  // length of the rendering
+	Bytes int  // length of the rendered prompt in bytes
 	Media bool // the prompt has pictures or sound, so that its bytes do not predict its tokens
 }
 

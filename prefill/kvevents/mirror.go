@@ -13,7 +13,7 @@ type Sink interface {
 	sync.Locker
 	Stored(s index.Slot, keys []index.Key)
 	Removed(s index.Slot, keys []index.Key)
-	Cleared(s index.Slot, why index.Reason) // index.Removed: the engine reported it; index.Cold: its events have a gap
+	Cleared(s index.Slot, why index.Reason) // why: index.Removed if the engine reported it, index.Cold if events are missing
 }
 
 // mirror maps the engine's hash of each block that the engine holds to the block's key in the index. A key depends only on

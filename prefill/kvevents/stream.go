@@ -65,8 +65,8 @@ type Stream struct {
 	connected  atomic.Bool  // connected, and the replay is applied
 	unreadable atomic.Bool  // the last batch could not be read
 	complete   atomic.Bool  // the events have named all blocks that the engine holds
-	resyncs    atomic.Int64 // how often Resync was called
-	resynced   atomic.Int64 // how many of these calls are carried out
+	resyncs    atomic.Int64 // number of calls of Resync
+	resynced   atomic.Int64 // number of calls of Resync that were carried out
 	answered   atomic.Int64 // Unix nanoseconds of the first ExpectEvent since the last batch; 0: none since
 	failure    atomic.Pointer[string]
 	place      atomic.Pointer[Place] // the place of the last connection

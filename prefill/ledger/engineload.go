@@ -123,7 +123,7 @@ func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 // the engine has answered the probe with a hand-off, and so begins another prompt. After any other end, for example because the
 // client left, the engine begins another prompt only if it computed this probe and does not hang.
 func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
-	if f.sent.IsZero() { // the engine never had this probe
+	if f.sent.IsZero() { // the probe was never sent to the engine
 		return
 	}
 	i := slices.Index(e.unanswered, f)
@@ -460,7 +460,7 @@ func (e *EngineLoad) StoreSample(s Sample, at ScrapeStart, now time.Time) (resta
 func (e *EngineLoad) countRequests(s Sample, at ScrapeStart) {
 	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
-	if math.IsNaN(requests) { // the engine did not report both
+	if math.IsNaN(requests) { // the engine did not report both counts
 		return
 	}
 	e.ObservedOthers = max(0, requests-float64(at.unanswered))

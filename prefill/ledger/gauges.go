@@ -7,7 +7,7 @@ import (
 // Sample is the result of one scrape of a candidate.
 type Sample struct {
 	KVUsage          float64       // share of the KV cache in use, 0 to 1; NaN: not reported
-	Running, Waiting float64       // requests, NaN: not reported
+	Running, Waiting float64       // requests that run, and that wait, in the engine; NaN: not reported
 	CapacityTokens   int64         // KV tokens the candidate can hold, 0: not reported
 	BlockTokens      int           // tokens of a KV block, 0: not reported
 	RTT              time.Duration // round trip to the engine, 0: not measured
@@ -18,7 +18,7 @@ type Sample struct {
 // answered since.
 type Gauges struct {
 	ObservedOthers float64       // requests on the engine that are not probes of this proxy, by the last scrape
-	FailedInRow    int           // failed scrapes in a row
+	FailedInRow    int           // failed scrapes in a row; from staleAfter on, the gauges do not count
 	FailedScrapes  uint64        // failed scrapes since the start
 	BlockTokens    int           // tokens of a KV block, 0: not known
 	RTT            time.Duration // round trip to the engine, 0: not measured
@@ -54,5 +54,5 @@ type ScrapeStart struct {
 	unanswered     int
 	sends, answers int
 	tokens         float64 // KV tokens that the engine holds for this proxy
-	probing        float64 // the part of tokens that belongs to unanswered probes
+	probing        float64 // KV tokens of this proxy's unanswered probes
 }

@@ -25,7 +25,7 @@ type Rank struct {
 	Name     string
 	Model    string // base model of the board on which the rank is
 	Engine   string // API server of the rank; ranks of one API server share their trust
-	Capacity int64  // KV tokens; 0: not known
+	Capacity int64  // KV tokens that fit on the rank; 0: not known
 	Up       bool
 	Computes bool                // the rank may compute prompts; false: it pulls the KV that it lacks
 	Events   prefill.EventSource // where the rank publishes KV events; zero: its cache is known only from answers

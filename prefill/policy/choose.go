@@ -22,7 +22,7 @@ func (p *Policy) LoadBlind() bool { return p.loadBlind }
 
 // Choice is the decision of a policy.
 type Choice struct {
-	Index         int     // index of the chosen candidate
+	Index         int     // index of the chosen candidate in the slice of candidates
 	Score         float64 // score of the chosen candidate; smaller is better
 	Bad           int     // number of candidates whose score was not a finite number
 	Fallback      bool    // no score was a finite number, so that lmetric chose

@@ -24,7 +24,7 @@ type builtin struct {
 	ties []tieKey
 
 	params       []namedargs.Key[float64] // the policy's only parameter; nil: it has none
-	defaultParam float64                  // the parameter's default
+	defaultParam float64                  // value of the parameter if the user gives none
 	score        score
 	source       string // where the score and the default come from, for users
 	takesTurns   bool   // the policy chooses candidates in turn; see Policy.TakesTurns

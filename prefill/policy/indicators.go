@@ -41,7 +41,7 @@ type Indicators struct {
 type Engine struct {
 	ID    string
 	Order int      // position in the configuration, for round-robin
-	Ring  []uint64 // its points on the hash ring, for sticky-ring; see Vnodes
+	Ring  []uint64 // points of the candidate on the hash ring, for sticky-ring; see Vnodes
 
 	Indicators
 

@@ -36,18 +36,18 @@ type Queue[T any] struct {
 
 // Item is one request that waits. The caller sets the exported fields before Add, and must not change them afterwards.
 type Item[T any] struct {
-	Value    T // what the caller stores: its request
+	Value    T // the request itself
 	Key      string
 	Priority int
-	Tokens   int // tokens of its prompt
+	Tokens   int // length of the request's prompt in tokens
 	Arrival  time.Time
-	Deadline time.Time // zero: none; requests with a deadline are served first, the earliest deadline before the others
+	Deadline time.Time // latest time of the first token; zero: none. Within a priority, earlier deadlines are served first
 	HasPlace bool      // the request is a retry, and has a place in the pool of prefilled requests already
-	Target   string    // the only engine to which the request may go; empty: it may go to any
+	Target   string    // ID of the only engine to which the request may go; empty: any
 
 	number        uint64 // position in the order of Add; decides between requests that arrived at the same time
 	deferredIn    uint64 // the last round in which the request was deferred
-	pinned        bool   // the request must not be displaced
+	pinned        bool   // Pin was called: the request must not be displaced
 	modelQueue    *ModelQueue[T]
 	retriesIndex  int           // index in the heap of retries, -1: not in it
 	deadlineIndex int           // index in the heap of deadlines, -1: not in it

@@ -19,8 +19,8 @@ const maxParsedPolicies = 64
 // Policies holds the policy for requests that name none, and a cache of the policies that requests named.
 type Policies struct {
 	library        *policy.Library
-	parsed         map[string]*policy.Policy // by the text (spec) that named them
-	defaultPolicy  *policy.Policy            // for requests that name none
+	parsed         map[string]*policy.Policy // policies that requests named, by their text
+	defaultPolicy  *policy.Policy            // policy for requests that name none
 	withoutLatency *policy.Policy            // chooses in place of needsLatency while no latency is known
 }
 

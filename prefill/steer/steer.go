@@ -6,8 +6,8 @@ package steer
 // Overrides holds the policies and the mechanisms that overrule them. A new configuration replaces Policies as a whole.
 type Overrides struct {
 	*Policies
-	Hotspots *Hotspots // nil: off
-	Affinity *Affinity // nil: off
+	Hotspots *Hotspots // nil: hotspots are not detected
+	Affinity *Affinity // nil: sessions do not stay with their engine
 }
 
 // Configure configures the mechanisms that may overrule a policy. A mechanism whose configuration does not change keeps its
