@@ -31,8 +31,8 @@ type Candidate struct {
 	// the pool of the board until it is sent to a rank. The candidate can therefore start as many requests as will soon
 	// have a slot. It is never scraped.
 	Aggregated bool
-	// Fallback says that the candidate takes a prompt only if no other candidate of the model can, if each of them has
-	// failed at the request, or if the request names this candidate.
+	// Fallback says that the candidate is a second choice. It takes a prompt only if no other candidate of the model can, if each of
+	// them has failed at the request, or if the request names this candidate.
 	Fallback bool
 	// NoDecodeRank says that no rank would fetch the KV of the candidate's prompts: it is used after all other candidates.
 	NoDecodeRank bool

@@ -19,7 +19,7 @@ type waitReason uint8
 const (
 	canServe       waitReason = iota
 	poolFull                  // the pool of hand-offs has no place left; retries have their place already
-	gatesClosed               // the KV gates of all candidates are closed: their KV caches are too full
+	gatesClosed               // no live candidate has an open KV gate
 	noneCanStart              // all candidates are busy: none can start the request now
 	waitsAlone                // the request waits for a busy candidate or region; requests behind the request may still be served
 	targetBusy                // the candidate that the request names (Target) takes no such request now; others that name it wait, too
@@ -92,8 +92,8 @@ func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool)
 }
 
 // recordChoice records in the metrics how the candidate of a lease was chosen, and returns the reason in one word. affinity is the
-// outcome of session affinity (such as steer.Kept; empty: the request has no session), hotspot is the state of the request's
-// class, and eligible is the number of candidates that passed the filters.
+// outcome of session affinity, such as steer.Kept; it is empty for a request without a session. hotspot is the state of the
+// request's class. eligible is the number of candidates that passed the filters.
 func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
@@ -192,9 +192,10 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 	l.inFlight.CountByModel(c.byModel[l.model])
 }
 
-// earlyProbeFrom is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill: the predicted end
-// of its present work, less the time (lead) by which the prompt is sent ahead. The lead is at least the usual time until the decode engine
-// calls back, because the prefill cannot begin before. known is false if the end is not known, or if the candidate gets no such prompts.
+// earlyProbeFrom is the time from which a busy candidate may get a prompt whose decode rank is chosen before its prefill. It is
+// the predicted end of the candidate's present work, less the time (lead) by which the prompt is sent ahead. The lead is at least
+// the usual time until the decode engine calls back, because the prefill cannot begin before. known is false if the end is not
+// known, or if the candidate gets no such prompts.
 func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
 	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false

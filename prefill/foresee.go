@@ -6,9 +6,9 @@ import (
 	"evenkeel/prefill/fit"
 )
 
-// predictEnd predicts the end of the lease's prefill in two parts. currentEnds is when the engine ends the prompt that it computes now, and
-// rest is the time after that, with the round trip included: the prefill ends at currentEnds+rest, or at now+rest if currentEnds has
-// passed. If the probe was not sent yet, the prediction is for a probe that is sent now.
+// predictEnd predicts the end of the lease's prefill in two parts. currentEnds is when the engine ends the prompt that it computes
+// now, and rest is the time after that, with the round trip included. The prefill ends at currentEnds+rest, or at now+rest if
+// currentEnds has passed. If the probe was not sent yet, the prediction is for a probe that is sent now.
 func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Duration) {
 	scheduler, load, ownPrediction := l.scheduler, &l.c.load, l.inFlight.Predicted()
 	residual := time.Duration(l.c.residual.Ms(now) * float64(time.Millisecond))

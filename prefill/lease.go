@@ -78,7 +78,8 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 
 // learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
 // indicators add, because engines of one kind may be at different distances. An answer is not used (Unusable) if it has no token
-// counts, if the candidate is a group of ranks, or if the engine also had prompts of others, whose part of the time is not known.
+// counts or if the candidate is a group of ranks. It is not used either if the engine also had prompts of other proxies or
+// clients, because their part of the time is not known.
 func (l *Lease) learnPrefillTime(u Usage) {
 	s, load := l.scheduler, &l.c.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
@@ -131,9 +132,9 @@ func (l *Lease) Renewed() {
 	l.inFlight.Renew(s.now)
 }
 
-// Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer
-// came: the engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0:
-// the profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
+// Failed notes that the probe failed by a fault of the candidate. written says that the request was written and no answer came.
+// The engine may then have computed the prompt and hold its KV, so that the prompt stays charged for the time hold (0: the
+// profile's timeout). written is false if the connection was refused or any answer came, even an unusable one.
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	s := l.scheduler
 	s.lock()
@@ -185,8 +186,8 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 	return outFor
 }
 
-// Unfetched counts the prompts whose KV no decode engine will fetch, over all ranks of the lease's engine: held are those
-// whose KV the engine still holds, and sinceStart are all of them since the start.
+// Unfetched counts the prompts whose KV no decode engine will fetch, over all ranks of the lease's engine. held are the prompts
+// whose KV the engine still holds, and sinceStart are all such prompts since the start.
 func (l *Lease) Unfetched() (held, sinceStart int) {
 	s := l.scheduler
 	s.lock()
@@ -216,8 +217,8 @@ func (l *Lease) Orphan() {
 	l.inFlight.Orphan(l.holdTimeout(), s.now)
 }
 
-// Release notes that the prefill engine has freed the KV: the first decode event came, the hand-off was discarded, or the
-// probe ended without a hand-off, because the client left or the engine refused the request.
+// Release notes that the prefill engine has freed the KV. The first decode event came, the hand-off was discarded, or the probe
+// ended without a hand-off because the client left or the engine refused the request.
 func (l *Lease) Release() {
 	s := l.scheduler
 	s.lock()

@@ -174,10 +174,9 @@ func (qm *queueManager) deadlineError(r *Request) error {
 		"engines", ErrDeadline, r.Deadline.Sub(qm.now))
 }
 
-// serveWaiters first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one order
-// over all models. If the best prefill engine for a waiter is busy, the waiter waits for this engine: for the rest of the
-// round its tokens count on the engine, so that the waiters behind it take them into account. These waiters can still be served
-// by other engines.
+// serveWaiters first refuses the waiters whose deadline has passed. It then serves all waiters that can be served now, in one
+// order over all models. If the best prefill engine for a waiter is busy, the waiter waits for this engine. Its tokens then count
+// on the engine for the rest of the round, so that the waiters behind it are sent to other engines if those are better for them.
 func (qm *queueManager) serveWaiters() {
 	if qm.queue.Len() == 0 {
 		return
@@ -249,9 +248,9 @@ func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	}
 }
 
-// nextWake is the next time at which a waiter may be answered without any event: a deadline passes, an engine frees the KV of
-// an expired hand-off, a gate lets a canary pass, a gauge becomes too old, a circuit allows a trial, an engine begins to
-// count as stalled, or a prompt whose decode rank is chosen first may be sent ahead. Zero: only an event can help.
+// nextWake is the next time at which a waiter may be answered without any event; zero: only an event can help. At such a time a
+// deadline passes, an engine frees the KV of an expired hand-off, a gate lets a canary pass, or a gauge becomes too old. A circuit
+// may also allow a trial, an engine begin to count as stalled, or a prompt whose decode rank is chosen first be sent ahead.
 func (qm *queueManager) nextWake() (next time.Time) {
 	consider := func(at time.Time) {
 		if at.After(qm.now) && (next.IsZero() || at.Before(next)) {

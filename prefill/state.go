@@ -110,9 +110,10 @@ type queueManager struct {
 //	Acquire ─▶ probing ─Answered─▶ pooled ─Dispatched─▶ dispatched
 //
 // If the connector needs the decode rank before the prefill, the probe is sent later, by MarkSent. In each phase, one last call
-// ends the lease: Release (the KV is free after the first decode event, was discarded, or was never written), Orphan (no
-// decode engine will fetch the KV) or Failed (the probe failed). An answered or orphaned lease also ends by itself at the
-// engine's hold timeout; the last call then changes nothing. Any call after the last one is a bug, which is counted.
+// ends the lease: Release, Orphan or Failed. Release means that the KV is free: after the first decode event, because it was
+// discarded, or because it was never written. Orphan means that no decode engine will fetch the KV, and Failed that the probe
+// failed. An answered or orphaned lease also ends by itself at the engine's hold timeout; the last call then changes nothing. Any
+// call after the last one is a bug, which is counted.
 type Lease struct {
 	Candidate Candidate     // copy of the candidate's configuration at the time of the choice
 	Policy    string        // name of the policy that chose the candidate

@@ -18,7 +18,7 @@ type CandidateStatus struct {
 	Instance        string   `json:"instance"`
 	Models          []string `json:"models"`
 	Aggregated      bool     `json:"aggregated,omitempty"` // a group of ranks that prefill and decode, without KV gate and gauges
-	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (no models named yet), down, removed
+	State           string   `json:"state"`                // open, closed (KV gate), out (circuit), unknown (no models named), down, removed
 	GateOpen        bool     `json:"gate_open"`
 	Inflight        int      `json:"inflight_requests"`
 	QueuedNewTokens int64    `json:"queued_new_tokens"`

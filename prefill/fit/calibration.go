@@ -6,8 +6,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// A new fit is good if it has at least fitSamples samples and an R2 of at least fitR2, and if the largest prefill of its
-// samples is at least fitSpread times the smallest. Otherwise the last good fit stays in use, or the configured latency.
+// A new fit is good if it has at least fitSamples samples and an R2 of at least fitR2. The largest prefill of its samples must
+// also be at least fitSpread times the smallest. Otherwise the last good fit stays in use, or the configured latency.
 const (
 	fitSamples = 20
 	fitR2      = 0.5

@@ -16,10 +16,10 @@ type Sink interface {
 	Cleared(s index.Slot, why index.Reason) // why: index.Removed if the engine reported it, index.Cold if events are missing
 }
 
-// mirror maps the engine's hash of each block that the engine holds to the block's key in the index. A key depends only on
-// the block's tokens and its parent. An engine's hash may depend on more, so that several hashes may have the same key: with
-// EAGLE and no connector, for example, vLLM from 0.33 on also hashes the tokens that follow a block. The index holds a key
-// until the engine has removed the last of its hashes.
+// mirror maps the engine's hash of each block that the engine holds to the block's key in the index. A key depends only on the
+// block's tokens and its parent. An engine's hash may depend on more, so that several hashes may have the same key. For example,
+// with EAGLE and no connector, vLLM from 0.33 on also hashes the tokens that follow a block. The index holds a key until the
+// engine has removed the last of its hashes.
 type mirror struct {
 	slot      index.Slot
 	scope     index.Scope

@@ -13,8 +13,8 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// This file uses the library's connections, but not its sockets: after Close, a socket's reader goroutine can block for
-// ever on a message that nobody receives, and a socket's dialler sleeps without regard to the context.
+// This file uses the library's connections, but not its sockets. After Close, a socket's reader goroutine can block for ever on a
+// message that nothing receives, and a socket's dialler sleeps without regard to the context.
 
 const (
 	maxMessageBytes = 16 << 20 // a message that is larger ends the connection

@@ -157,8 +157,8 @@ func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 	return time.Time{}
 }
 
-// oldestUnanswered is the oldest unanswered probe, and the latest time at which the engine can have begun to compute it: when the
-// probe was sent, or when the engine turned to it after another probe, whichever is later. nil: all probes are answered.
+// oldestUnanswered is the oldest unanswered probe; nil: all probes are answered. since is the latest time at which the engine can
+// have begun to compute this probe: when the probe was sent, or when the engine ended the prompt before it, whichever is later.
 func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 	if len(e.unanswered) == 0 {
 		return nil, since
@@ -208,8 +208,8 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 		float64(now.Sub(since))/float64(time.Millisecond))
 }
 
-// PrefillsDoneAt is the time by which all charged prompts are predicted to be prefilled; false: not known, because no probe is unanswered,
-// nothing is predicted, or the probe of a charged prompt was not sent yet.
+// PrefillsDoneAt is the time by which all charged prompts are predicted to be prefilled. known is false if no probe is unanswered,
+// if nothing is predicted, or if the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
 	if oldest == nil || e.PredictedUs == 0 || e.Unsent() > 0 {
@@ -218,9 +218,9 @@ func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	return since.Add(time.Duration(e.PredictedUs) * time.Microsecond), true
 }
 
-// PredictEnd predicts the end of a charged prompt's prefill in two parts: currentEnds is when the engine ends the prompt that it
-// computes now, and rest is how long it then takes for the prompts up to and including the charged one. corrected adds the recent
-// error of the engine's predictions to a predicted prefill time. A prompt that was not sent yet comes last.
+// PredictEnd predicts the end of a charged prompt's prefill in two parts. currentEnds is when the engine ends the prompt that it
+// computes now. rest is how long the engine then takes for the prompts up to and including the charged one. corrected adds the
+// recent error of the engine's predictions to a predicted prefill time. A prompt that was not sent yet comes last.
 func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Duration) time.Duration) (
 	currentEnds time.Time, rest time.Duration,
 ) {
@@ -387,8 +387,8 @@ func (e *EngineLoad) Usage() float64 {
 	return usage
 }
 
-// RequestCounts is how many requests wait in the engine and how many run: the counts of the last scrape, corrected by the probes
-// of this proxy that were sent or answered since then.
+// RequestCounts is how many requests wait in the engine and how many run. These are the counts of the last scrape, corrected by
+// the probes of this proxy that were sent or answered since then.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
 // WaitingCounts is how many requests of others than this proxy wait in the engine, and how many wait in all, by the last scrape; false: the

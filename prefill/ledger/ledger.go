@@ -186,9 +186,9 @@ func ascendWork(promptBytes int) int64 { return 8625*int64(promptBytes) + 120_07
 //
 //	InFlight ─▶ Probing ─Answer─▶ Pooled ─Dispatch─▶ Dispatched
 //
-// EngineLoad.Reserve also makes a charge that is Probing, but its probe is sent later, by MarkSent. In each phase Release ends
-// the charge, and Orphan leaves it to the engine's own timeout. The owner calls ClaimEnd before this last call. Any call
-// after it is a bug, which the ledger counts as a misuse.
+// EngineLoad.Reserve also makes a charge that is Probing, but its probe is sent later, by MarkSent. In each phase Release ends the
+// charge, and Orphan leaves the charge to the engine's own timeout. The owner calls ClaimEnd before this last call. Any later call
+// is a bug, which the ledger counts as a misuse.
 type InFlight struct {
 	Weight        Weight
 	load          *EngineLoad

@@ -359,10 +359,10 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	times.Add(fit.Sample{New: float64(tokens), Ms: took.Seconds() * 1000}) // learns the time as a function of the tokens, as for prefills
 }
 
-// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are
-// new, computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to
-// the prefill engine. A hand-off counts as the sum of this round trip, half the fixed part of a prefill, and the part of the measured
-// durations of hand-offs that grows with the prompt, which is 0 until one was measured.
+// BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are new,
+// computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to the prefill
+// engine. The time of a hand-off has three parts: this round trip, half the fixed part of a prefill, and the part of measured
+// hand-offs that grows with the prompt. The third part is 0 until a hand-off was measured.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -166,10 +166,10 @@ func (q *Queue[T]) StartRound() {
 func (q *Queue[T]) Round() uint64 { return q.round }
 
 // These bounds keep a round short when many requests are deferred. Once roundDepth requests are deferred in all model queues
-// together, a model queue with modelDepth or more deferred requests is searched only in part: flow queues with a deferred request
-// are left out, and so are the retries if one of them is deferred. From keysDepth deferred requests on, such a model queue is not
-// searched at all. A model or key whose requests are all deferred can therefore not keep the requests of other models and keys
-// from free engines.
+// together, a model queue with modelDepth or more deferred requests is searched only in part. The search then leaves out flow
+// queues with a deferred request, and all retries if one of them is deferred. From keysDepth deferred requests on, such a model
+// queue is not searched at all. A model or key whose requests are all deferred can therefore not keep the requests of other models
+// and keys from free engines.
 const roundDepth, keysDepth, modelDepth = 64, 128, 4
 
 // Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over.

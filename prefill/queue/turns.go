@@ -56,9 +56,9 @@ func (fq *flowQueue[T]) insert(item *Item[T]) {
 	}
 }
 
-// displacedBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow queue. The
-// flow queue with the lowest priority gives way first; among flow queues of one priority it is the flow queue with the most requests, so
-// that a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
+// displacedBefore reports whether a full model queue displaces a request of this flow queue before a request of the other flow
+// queue. The flow queue with the lowest priority gives way first. Among flow queues of one priority it is the longest one, so that
+// a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
 func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
 	switch {
 	case (fq.displaceable == 0) != (other.displaceable == 0):
@@ -69,8 +69,8 @@ func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
 	return fq.items.Len() > other.items.Len()
 }
 
-// flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its nextTurn
-// is raised to the virtual time of the class, so that a key gains no advantage from time in which it sent no requests.
+// flowOf returns the flow of a key for which a request is about to wait. If no request of the key waits yet, its nextTurn is
+// raised to the virtual time of the class. A key therefore gains no advantage from time in which it sent no requests.
 func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 	ofPriority := q.classes[priority]
 	if ofPriority == nil {

@@ -146,8 +146,8 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	return c
 }
 
-// keepPriority is the frequency by which a class is kept or replaced: its requests in the window, plus the inherited priority
-// until the class has been watched for as long as the window.
+// keepPriority decides which class is kept or replaced: the number of the class's requests in the window. Until the class has been
+// watched for as long as the window, its inherited priority is added.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
 	if bucket-c.watchedSince < windowBuckets {
