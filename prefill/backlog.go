@@ -9,7 +9,8 @@ import (
 // Backlog sums up the requests that wait in the arrival queue for a model, without batch requests.
 type Backlog struct {
 	Requests int
-	// Seconds is the prefill time of all these requests on one engine, by the learned latency and the usual share of cached tokens.
+	// Seconds is the predicted prefill time of all these requests on one engine. The prediction uses the learned latency and the
+	// usual share of cached tokens.
 	Seconds float64
 }
 

@@ -17,7 +17,7 @@ func (c *candidate) blockTokens() int {
 	return cmp.Or(c.knownBlockTokens(), defaultBlock)
 }
 
-// knownBlockTokens is the number of tokens per KV block by the configuration or the engine; 0: not known.
+// knownBlockTokens is the number of tokens per KV block, as configured or as the engine reports it; 0: not known.
 func (c *candidate) knownBlockTokens() int {
 	return cmp.Or(c.BlockTokens, c.load.BlockTokens)
 }

@@ -46,8 +46,8 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 	}
 }
 
-// bookAnswer does the work of Answered under the scheduler's lock. It returns the change if the answer begins or ends the suspicion
-// that the candidate has another KV capacity than it reports, and else nil.
+// bookAnswer does the work of Answered under the scheduler's lock. If the answer begins or ends the suspicion that the candidate
+// has another KV capacity than it reports, bookAnswer returns this change, and otherwise nil.
 func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
 	if !l.inFlight.CheckAnswerable() {
@@ -284,8 +284,8 @@ func (l *Lease) recordProbeEnd(outcome string) {
 	m.attempts.WithLabelValues(outcome).Inc()
 }
 
-// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, by its profile; defaultHold if the profile
-// does not say.
+// holdTimeout is how long the engine holds a hand-off that no decode engine fetches, as its profile says; defaultHold if the
+// profile does not say.
 func (l *Lease) holdTimeout() time.Duration {
 	if p := l.Candidate.Profile; p != nil && p.KVHoldTimeout > 0 {
 		return p.KVHoldTimeout

@@ -47,8 +47,8 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 	a.under += max(0, actual-predicted)
 }
 
-// nextSuspicion returns the suspicion about the known capacity by the answers so far. binding means that the index drops blocks of the
-// candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
+// nextSuspicion returns the suspicion about the known capacity that the answers so far justify. binding means that the index drops
+// blocks of the candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
 func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
 	switch {
 	case a.answers < minAnswers:
@@ -92,7 +92,7 @@ func (a *Accuracy) AddErrors(other *Accuracy) {
 // SuspicionChange is a change of the suspicion about a candidate's capacity.
 type SuspicionChange struct {
 	Suspicion
-	CapacityTokens int64   // KV tokens by the configuration or the scrape
+	CapacityTokens int64   // capacity in KV tokens, as configured or scraped
 	Over, Under    float64 // share of predicted tokens that the engine lacked, and of found tokens that were not predicted
 }
 

@@ -69,8 +69,8 @@ func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	return last.matched
 }
 
-// PromptTokens is the length of a prompt in tokens: counted if possible, else its bytes divided by the model's learned ratio,
-// else the estimate.
+// PromptTokens is the length of a prompt in tokens: the exact count if there is one, else the prompt's bytes divided by the
+// model's learned bytes per token, else the estimate.
 func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:

@@ -36,7 +36,7 @@ func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
 	return 0
 }
 
-// Held is how many blocks the candidate holds by the index.
+// Held is how many blocks the candidate holds, as far as the index knows.
 func (b *CachedBlocks) Held() (blocks int) {
 	for _, s := range b.slots {
 		blocks += b.cache.index.Held(s.handle)
@@ -124,7 +124,7 @@ const (
 	Precise     = "precise"     // known from KV events, for prompts of token ids
 )
 
-// Mode is Precise while the candidate's KV events are reliable, else Approximate.
+// Mode is Precise while the candidate's KV events are reliable, and Approximate otherwise.
 func (b *CachedBlocks) Mode(now time.Time) string {
 	if b.stream != nil && b.stream.Precise(now) {
 		return Precise

@@ -34,13 +34,13 @@ func (r *Ratio) Learn(bytes, tokens int) {
 // Tokens converts rendered bytes to tokens, rounded to the nearest.
 func (r Ratio) Tokens(bytes int) int { return int(math.Round(float64(bytes) / r.BytesPerToken())) }
 
-// Blocks is how many blocks of blockBytes rendered bytes fit into an engine's cache of so many tokens.
+// Blocks is how many blocks of blockBytes rendered bytes fit into an engine's cache that holds the given number of tokens.
 func (r Ratio) Blocks(tokens, blockBytes int) int {
 	return int(float64(tokens) * r.BytesPerToken() / float64(blockBytes))
 }
 
-// UsableHit is how many of the matched tokens a prompt of so many tokens can take from a cache. An engine uses whole blocks,
-// and always computes at least the prompt's last token.
+// UsableHit is how many of the matched tokens a prompt of the given length can take from a cache; all numbers are in tokens. An
+// engine uses whole blocks, and always computes at least the prompt's last token.
 func UsableHit(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0

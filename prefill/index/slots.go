@@ -60,7 +60,7 @@ func (x *Index) Delete(s Slot) {
 	}
 }
 
-// Held is the number of blocks that the slot holds by the index.
+// Held is the number of blocks that the slot's engine holds, as far as the index knows.
 func (x *Index) Held(s Slot) int {
 	if !x.isCurrent(s) {
 		return 0

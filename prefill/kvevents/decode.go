@@ -344,8 +344,7 @@ func (d *decoder) readBinary() ([]byte, error) {
 	return d.readBytes(n)
 }
 
-// readBytes reads n bytes. It first checks that so many bytes are left, because the library would allocate any announced
-// length.
+// readBytes reads n bytes. It first checks that n bytes are left, because the library would allocate any announced length.
 func (d *decoder) readBytes(n int) ([]byte, error) {
 	if n > d.from.Len() {
 		return nil, fmt.Errorf("%d bytes are announced, %d are left: %w", n, d.from.Len(), io.ErrUnexpectedEOF)

@@ -140,7 +140,7 @@ type Status struct {
 	UnknownTypes   int64   `json:"unknown_types"`   // events of a type that evenkeel does not know
 	UnknownParents int64   `json:"unknown_parents"` // stored events whose parent block is not known
 	Skipped        int64   `json:"skipped_blocks"`  // blocks that depend on more than tokens
-	Blocks         int64   `json:"blocks"`          // block hashes that the engine holds, by its events
+	Blocks         int64   `json:"blocks"`          // block hashes that the engine holds, as its events say
 	BlockTokens    int     `json:"block_tokens"`
 	LagMs          float64 `json:"lag_ms"`
 }

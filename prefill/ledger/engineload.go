@@ -281,8 +281,8 @@ func (e *EngineLoad) ConcurrentRequests(now time.Time) float64 {
 	return e.ObservedOthers - e.observedOthersWaiting
 }
 
-// HasOthersPrompts reports whether the engine has prompts of others, by the reports of other dispatchers or by a current sample.
-// On an engine that also decodes, running requests count as decodes.
+// HasOthersPrompts reports whether the engine has prompts of other proxies or clients: other dispatchers report some, or a current
+// sample shows some. On an engine that also decodes, running requests count as decodes.
 func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
 	prompts := e.ObservedOthers
 	if decodes {
@@ -324,7 +324,8 @@ func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time
 	e.UpdateGate(now)
 }
 
-// UpdateGate opens or closes the KV gate by the present charges, reports and gauges. It must be called after every change of them.
+// UpdateGate opens or closes the KV gate, as the present charges, reports and gauges demand. It must be called after every change
+// of them.
 func (e *EngineLoad) UpdateGate(now time.Time) {
 	e.updateState(kvState{
 		own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered,
@@ -332,9 +333,9 @@ func (e *EngineLoad) UpdateGate(now time.Time) {
 	}, e.ledger.cfg.KVThreshold, now)
 }
 
-// Stale reports whether so many scrapes in a row failed that the gauges no longer count. The engine may only be too busy to
-// answer scrapes. It therefore stays in service by this proxy's own counts, but engines with readable gauges are
-// preferred.
+// Stale reports whether staleAfter scrapes in a row have failed, so that the gauges no longer count. The engine may only be too
+// busy to answer scrapes. It therefore stays in service and its load is known from this proxy's own counts, but engines with
+// readable gauges are preferred.
 func (e *EngineLoad) Stale() bool { return e.FailedInRow >= staleAfter }
 
 // Current reports whether the last sample is recent enough to count the requests of others. A sample is current for
@@ -391,8 +392,8 @@ func (e *EngineLoad) Usage() float64 {
 // the probes of this proxy that were sent or answered since then.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
-// WaitingCounts is how many requests of others than this proxy wait in the engine, and how many wait in all, by the last scrape; false: the
-// scrape is too old to count.
+// WaitingCounts is how many requests waited in the engine at the last scrape: those of other proxies and clients, and all. ok is
+// false if the scrape is too old to count.
 func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, ok bool) {
 	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }

@@ -17,7 +17,7 @@ type Sample struct {
 // Gauges are the last scraped values of a candidate. The request counts are corrected by the probes that were sent or
 // answered since.
 type Gauges struct {
-	ObservedOthers float64       // requests on the engine that are not probes of this proxy, by the last scrape
+	ObservedOthers float64       // requests on the engine at the last scrape that are not probes of this proxy
 	FailedInRow    int           // failed scrapes in a row; from staleAfter on, the gauges do not count
 	FailedScrapes  uint64        // failed scrapes since the start
 	BlockTokens    int           // tokens of a KV block, 0: not known

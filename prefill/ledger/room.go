@@ -65,7 +65,7 @@ const (
 // kvState is the state on which a gate depends.
 type kvState struct {
 	own     float64 // share of the KV cache that the charges use, 0 to 1
-	scraped float64 // share of the KV cache in use by the engine's gauge; NaN: unknown, or too old to count
+	scraped float64 // share of the KV cache in use as the engine's gauge shows it; NaN: unknown, or too old to count
 	live    int     // prompts whose KV a decode engine may still fetch, and unanswered probes of other dispatchers
 
 	until time.Time // when the gauge becomes too old to count; zero: never
@@ -87,8 +87,8 @@ type gate struct {
 	idleSince time.Time
 }
 
-// updateState opens or closes the gate by the state of the KV cache. The gate closes when usage reaches threshold. It must
-// be called after every change of the state, because hysteresis depends on the order of the changes.
+// updateState opens or closes the gate for a new state of the KV cache. The gate closes when usage reaches threshold. updateState
+// must be called after every change of the state, because hysteresis depends on the order of the changes.
 func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	usage := s.own
 	if s.live > 0 && s.scraped > usage { // the comparison is false if scraped is NaN

@@ -66,7 +66,8 @@ type rank struct {
 // engineBlock is the number of tokens per KV block if the engine does not report it: vLLM's default.
 const engineBlock = 16
 
-// blockTokens is the number of tokens per KV block of the rank's engine, by its KV events; engineBlock if not known.
+// blockTokens is the number of tokens per KV block of the rank's engine, as its KV events say; engineBlock if they have not said
+// it yet.
 func (r *rank) blockTokens() int {
 	if r.stream.Stream == nil {
 		return engineBlock
@@ -131,7 +132,7 @@ func (l *Ranks) Close() {
 	l.unfollow(func(*rank) bool { return true })
 }
 
-// BlockTokens is the number of tokens per KV block of the model's ranks, by their KV events; 0: not known from events.
+// BlockTokens is the number of tokens per KV block of the model's ranks, as their KV events say; 0: no event has said it.
 func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

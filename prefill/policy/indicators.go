@@ -19,7 +19,7 @@ type Indicators struct {
 	PTokens         float64 `expr:"p_tokens"`          // queued_new_tokens + new_tokens
 	BacklogMs       float64 `expr:"backlog_ms"`        // predicted ms until all known unanswered probes are done, those of others included
 	BS              float64 `expr:"bs"`                // unanswered probes of this proxy, and the requests of others
-	Waiting         float64 `expr:"waiting"`           // requests that wait in the engine, by the last scrape and the probes since
+	Waiting         float64 `expr:"waiting"`           // requests that wait in the engine: the last scrape, and the probes sent since
 	Running         float64 `expr:"running"`           // requests that the engine runs
 	ActiveTokens    float64 `expr:"active_tokens"`     // prompt tokens of unanswered probes of this proxy
 	KVTokens        float64 `expr:"kv_tokens"`         // active_tokens + held_tokens
