@@ -28,7 +28,7 @@ type CandidateStatus struct {
 	Dispatched      int      `json:"dispatched"`
 	Orphans         int      `json:"orphans"`
 	OwnUsage        float64  `json:"kv_usage_own"`
-	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use as the engine's gauge shows it; null: not known, or stale
+	ScrapedUsage    *float64 `json:"kv_usage_scraped"` // share of the KV cache in use, as the engine's gauge shows; null: not known, or stale
 	Stale           bool     `json:"gauges_stale"`     // the last scrapes failed, so that the proxy prefers other engines
 	Foreign         float64  `json:"foreign_requests"`
 	ScrapeMisses    int      `json:"scrape_misses"`

@@ -71,7 +71,7 @@ type kvState struct {
 	until time.Time // when the gauge becomes too old to count; zero: never
 }
 
-// gate keeps new probes from a candidate whose KV cache is full, by the charges or by the engine's gauge.
+// gate keeps new probes from a candidate whose KV cache is full, as the charges or the engine's gauge show.
 //
 // The gauge changes only while the engine steps: an idle engine may report 0.97 for ever. The gauge therefore counts only
 // while the engine has prompts of this proxy, or probes of other dispatchers. It also does not count when it is too old,
