@@ -40,7 +40,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 	}
 	tier := g.prefillConfig(next)
 	if tier.Policy == g.prefillConfig(old).Policy {
-		tier.Policy = g.scheduler.Policy() // the file did not change it, and an operator may have set another one since the start
+		tier.Policy = g.scheduler.Policy() // the file did not change the policy, and an operator may have set another one since the start
 	}
 	if err := tier.Validate(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		BindAhead: d.BindAhead, Predictor: next.Predictor}
 	decision.Predictor.Fit = fit
 	if next.Dispatch.Policy == old.Dispatch.Policy {
-		decision.Policy = "" // the file did not change it, so the policy in force stays
+		decision.Policy = "" // empty: the file did not change the policy, so the policy in force stays
 	}
 	return func(commit func()) error {
 		if err := g.dispatcher.Configure(decision); err != nil {
@@ -61,7 +61,7 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 		}
 		commit()
 		if !reflect.DeepEqual(old.Tracing, next.Tracing) {
-			if err := beginTraces(); err != nil { // the rest of the config is in force, so this is no error of the reload
+			if err := beginTraces(); err != nil { // logged only: the rest of the config is in force, so the reload has not failed
 				g.log.Error("the new tracing settings cannot be used; tracing stays as it was", zap.Error(err))
 			}
 		}

@@ -112,8 +112,9 @@ func (g observer) fillInFailingHost(f *detect.Facts, now time.Time) {
 	}
 }
 
-// fillInHits fills in the longest backlog of prefills. While it is long, fillInHits also fills in what share of the prompts of the key
-// with the most waiting requests was found in prefix caches, now and before. f must have the keys already (fillInCallers).
+// fillInHits fills in the longest backlog of prefills of all models, in seconds. While it is long, fillInHits also fills in what share of
+// the prompts of the key with the most waiting requests was found in prefix caches, lately and before. It is called after fillInCallers,
+// which sets f.Waiting.
 func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)
@@ -128,10 +129,11 @@ func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	}
 }
 
-// mostKeys is how many API keys are named. The requests of all other keys are added up.
+// mostKeys is how many API keys are named at most. The requests of all other keys are added up.
 const mostKeys = 5
 
-// waitingOf lists the keys that have requests waiting, those with the most first.
+// waitingOf lists the API keys that have requests waiting, those with the most first. Its last entry, without a key, adds up all keys after
+// the first mostKeys.
 func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 	list := make([]detect.Waiting, 0, len(keys))
 	for key, load := range keys {
@@ -219,7 +221,7 @@ func (g observer) groupFacts(from *board.GroupStatus, ranks []board.WorkerStatus
 	return group
 }
 
-// gaugesOf returns what the metrics of the engines say of each rank; nil: not known.
+// gaugesOf returns the engines' metrics of each rank; an entry is nil if they could not be read.
 func (g observer) gaugesOf(ranks []detect.Rank) []*detect.Gauges {
 	list := make([]*detect.Gauges, len(ranks))
 	for i := range ranks {
@@ -267,7 +269,7 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	return p
 }
 
-// reloadedMs returns since when the config is in force, in Unix milliseconds; 0: since the start of the proxy.
+// reloadedMs returns when the config in force was loaded, in Unix milliseconds; 0: at the start of the proxy.
 func reloadedMs(since, started time.Time) int64 {
 	if !since.After(started) {
 		return 0
@@ -301,8 +303,8 @@ func hostname() string {
 }
 
 const (
-	failedAtLeast = 5   // so many requests must have failed in the last minute before a host is named as the cause
-	failedShare   = 0.9 // so large a share of them must have had a failed attempt on that host
+	failedAtLeast = 5   // requests that must have failed in the last minute before a host is named as the cause
+	failedShare   = 0.9 // share of the failed requests that must have had a failed attempt on that host
 )
 
 // hasStandIns says whether each engine of a host has a healthy engine of the same role on another host, which can take its requests. It
@@ -329,7 +331,7 @@ func hasStandIns(engines []detect.Engine, host string) bool {
 	return hasEngines
 }
 
-// Sample returns the figures that are kept for each second. ok is false if ctx ends first.
+// Sample returns the figures that the watch stores each second. ok is false if ctx ends first.
 func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	loads, ok := g.dispatcher.Loads(ctx)
 	if !ok {
@@ -339,7 +341,7 @@ func (g observer) Sample(ctx context.Context) (s detect.Sample, ok bool) {
 	return sampleOf(&loads, &r), true
 }
 
-// sampleOf makes a sample of the loads of the ranks and the figures of the last minute.
+// sampleOf makes a sample from the loads of the ranks and the figures about recent requests.
 func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	s := detect.Sample{
 		At: time.Now(), Ended: r.Ended, Failed: r.Failed, ByKeyLimit: r.ByKeyLimit, Tokens: loads.OutputTokens,
@@ -349,7 +351,7 @@ func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	for i, l := range loads.Ranks {
 		s.Ranks[i] = detect.RankAt{
 			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens,
-			Output:       l.Output - int64(l.Answers), // without the first token of each answer, because its wait is no time between tokens
+			Output:       l.Output - int64(l.Answers), // without the first token of each answer, because the wait for that is no time between tokens
 			AnswerCounts: detect.AnswerCounts{Answers: l.Answers, Empty: l.Empty},
 		}
 	}

@@ -44,7 +44,7 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// New wires a proxy from a validated config. Nothing listens yet.
+// New wires a proxy from a validated config. No socket is open before Start.
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.ctx, g.stop = context.WithCancel(context.Background())
@@ -52,7 +52,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		if err != nil {
 			stop()
 		}
-	}(g.stop) // an argument, because g is nil after an error
+	}(g.stop) // stop is passed as an argument, because g is nil after an error
 	g.service = service.New(service.Deps{
 		Context: g.ctx, Log: log, Grace: func() time.Duration { return g.conf().Limits.DrainGrace },
 		EndAll: func() int { return g.fleet.MoveCalls(func(roster.Location) bool { return true }) },
@@ -240,7 +240,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 			zap.Strings("decode", g.conf().CallbackHosts()))
 	}
 	loops := g.conf().EventLoops
-	if loops == 0 { // not set
+	if loops == 0 { // the config does not set it
 		loops = loop.Default()
 	}
 	if err := g.loops.Start(max(0, loops), g.log); err != nil { // -1 in the config means no loops
@@ -298,7 +298,7 @@ func runParts(g *Gateway) {
 
 // serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
 func serveAdmin(g *Gateway, admin http.Handler) error {
-	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // TLS handshakes that fail, mostly those of port scanners
+	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // for failed TLS handshakes, which mostly come from port scanners
 	if err != nil {
 		return err
 	}
@@ -324,10 +324,10 @@ func serveAdmin(g *Gateway, admin http.Handler) error {
 	return nil
 }
 
-// Addr is where clients connect.
+// Addr returns the address (host:port) of the listener for clients.
 func (g *Gateway) Addr() string { return g.listener.Addr().String() }
 
-// AdminAddr is where operators connect.
+// AdminAddr returns the address (host:port) of the listener for operators.
 func (g *Gateway) AdminAddr() string { return g.admin.Addr().String() }
 
 // CutTime bounds how long Shutdown may still take after it has stopped waiting for streams.
@@ -343,10 +343,10 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	defer cancel()
 	var open int64
 	ended := make(chan struct{})
-	endedInTime := context.AfterFunc(ctx, func() { // if ctx ends before all streams have, they are ended
+	endedInTime := context.AfterFunc(ctx, func() { // ctx ended before all streams did, so the remaining streams are ended now
 		defer close(ended)
 		open = g.requests.Open()
-		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // cancelled: no grace for the clients
+		if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // ctx was cancelled, so clients get no time to read the error event
 			cancel()
 		}
 		g.service.EndAll()

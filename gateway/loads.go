@@ -9,13 +9,13 @@ import (
 	"evenkeel/gateway/fleet/roster"
 )
 
-// modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds up all boards of a model. Ranks whose
-// KV capacity is not known do not count for the share of KV in use.
+// modelLoads returns how busy the engines are with each model, as far as this proxy knows. It adds up all groups of ranks that serve the
+// model. Ranks whose KV capacity is not known do not count for the share of KV in use.
 func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 	queued, prefills, boards := g.scheduler.Backlogs(), g.scheduler.Status(), g.dispatcher.Status(ctx).Models
 	for _, route := range g.fleet.Now().Models() {
 		if route.Name != route.Board {
-			continue // an adapter, which counts as its base model
+			continue // a LoRA adapter, whose requests count for its base model
 		}
 		l := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}
 		var kvTokens, capacity int64 // of all ranks together

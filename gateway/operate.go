@@ -30,18 +30,18 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file has what operators may ask and change while the proxy runs. Package admin serves it over HTTP.
+// This file has the methods with which operators ask and change the proxy while it runs. Package admin serves it over HTTP.
 
 // Status describes the whole proxy at one instant.
 type Status struct {
 	Ready      bool                      `json:"ready"`
-	Why        string                    `json:"why,omitempty"` // why it is not ready
+	Why        string                    `json:"why,omitempty"` // why the proxy is not ready; empty: it is ready
 	Started    time.Time                 `json:"started"`
 	Open       int64                     `json:"open_requests"`
 	PoolPlaces int                       `json:"pool_places"`
 	PoolUsed   int                       `json:"pool_places_used"`
 	Config     reload.ConfigStatus       `json:"config"`
-	Drain      *service.DrainState       `json:"drain,omitempty"` // of the proxy itself
+	Drain      *service.DrainState       `json:"drain,omitempty"` // drain of the proxy itself; nil: it does not drain
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
 	Drains     []DrainStatus             `json:"drains"` // engines and ranks that drain
@@ -50,7 +50,7 @@ type Status struct {
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
 	Batch      prefill.BatchStatus       `json:"batch"`
 	Dispatch   board.Status              `json:"dispatch"`
-	Advice     []advice.Advice           `json:"advice,omitempty"` // how many ranks each model needs; empty: the advice is off, or there is none yet
+	Advice     []advice.Advice           `json:"advice,omitempty"` // how many ranks each model needs; empty: no advice, or none yet
 }
 
 // EngineStatus describes one engine: whether it answers, its state and the reason, and its models.
@@ -63,7 +63,7 @@ type DrainStatus = roster.DrainStatus
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	dispatch := g.dispatcher.Status(ctx)
-	engines := g.fleet.Now() // read after the dispatcher, so that it knows all ranks that the dispatcher names
+	engines := g.fleet.Now() // read after dispatch, so that engines has all ranks that dispatch names
 	s := Status{
 		Ready: ready, Why: why, Started: g.started, Open: g.requests.Open(), PoolPlaces: g.places.Size(), PoolUsed: g.places.Used(),
 		Config: *g.config.Status(), Drain: g.service.State(), HA: g.HA(),
@@ -95,14 +95,15 @@ func fillInSyncWaits(s *board.Status, gaugesOf func(rank int32) (Gauges, bool)) 
 	}
 }
 
-// fillInStates fills in the state of each rank and its reason. It changes copies only, for the same reason as fillInSyncWaits.
+// fillInStates fills in the state of each rank and its reason. It changes copies only, because a dispatcher that has ended returns the same
+// status to all callers.
 func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	for i := range s.Models {
 		m := &s.Models[i]
 		m.Workers = slices.Clone(m.Workers)
 		for j := range m.Workers {
 			w := &m.Workers[j]
-			state := roster.Absent // of a rank that is not in the fleet any more
+			state := roster.Absent // Absent: the rank is not in the fleet any more
 			if r := engines.Rank(w.ID); r != nil && !w.Removed {
 				state = r.State
 			}
@@ -111,7 +112,8 @@ func fillInStates(s *board.Status, engines *roster.Snapshot) {
 	}
 }
 
-// meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms. known is false if no engine counts it.
+// meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms. known is false if no engine counts these
+// waits.
 func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, known bool) {
 	sum, n := 0.0, 0
 	for i := range ranks {
@@ -119,7 +121,7 @@ func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank i
 		if !w.Barrier || w.Group != group || w.Down || w.Removed {
 			continue
 		}
-		if gauges, ok := gaugesOf(w.ID); ok && gauges.WaitMs >= 0 { // below 0: the engine does not count it
+		if gauges, ok := gaugesOf(w.ID); ok && gauges.WaitMs >= 0 { // below 0: the engine does not count these waits
 			sum, n = sum+gauges.WaitMs, n+1
 		}
 	}
@@ -255,12 +257,12 @@ func (g *Gateway) forgetCaches(candidates []string, workers []int32) {
 	g.locals.Forget(workers)
 }
 
-// Calls returns the caller for calls to all engines of the fleet, such as a change of weights.
+// Calls returns the part that calls all engines of the fleet at once, for example to change their weights.
 func (g *Gateway) Calls() *fleetcall.Caller { return g.calls }
 
 // IDOf turns an address, host:port or a URL, into the id and the URL of an engine.
 func IDOf(address string) (id, url string, err error) {
-	if id, err = config.InstanceID(address); err == nil { // a URL
+	if id, err = config.InstanceID(address); err == nil { // the address is a URL
 		return id, address, nil
 	}
 	if _, _, splitErr := net.SplitHostPort(address); splitErr != nil {

@@ -58,7 +58,7 @@ type Gateway struct {
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
 	reporters  []reporter    // parts whose facts the watch takes
-	slotsTaken atomic.Uint64 // number of slots that the self-test has asked for, for the ids of its requests: see TakeSlot
+	slotsTaken atomic.Uint64 // number of slots that the self-test has asked for; TakeSlot makes ids of requests from it
 
 	admission *admission.Handler
 	bodies    *edge.Quota

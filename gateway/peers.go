@@ -27,12 +27,12 @@ func (g *Gateway) peerDeps() peerserver.Deps {
 const publishTimeout = time.Second
 
 // publishOwners makes the fleet, the dispatcher and the prefill tier act on which engines this proxy owns now. It waits for the dispatcher,
-// for publishTimeout at most, so that no request is bound to a lost engine after it has returned.
+// for publishTimeout at most, so that no request is bound to an engine that this proxy no longer owns after publishOwners has returned.
 func (g *Gateway) publishOwners(ctx context.Context) {
 	g.fleet.Publish()
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
-	// The dispatcher answers this only after it has read what was published before.
+	// This asks the dispatcher, which answers only after it has read the engines published above.
 	g.peers.RefreshDecodeLoad(ctx)
 	g.scheduler.Wake()
 }

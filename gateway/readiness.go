@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	readyCheckEvery = time.Second      // between two checks whether the proxy is ready
-	readyLogEvery   = 10 * time.Minute // between two logs of the same reason why it is not
+	readyCheckEvery = time.Second      // time between two checks whether the proxy is ready
+	readyLogEvery   = 10 * time.Minute // time between two logs of the same reason why the proxy is not ready
 )
 
 // Ready says whether a request could be served now, and if not why. If no prefill or no decode engine is healthy, the proxy is still ready
@@ -60,7 +60,7 @@ func (g *Gateway) logReadiness(ctx context.Context) {
 	tick := time.NewTicker(readyCheckEvery)
 	defer tick.Stop()
 	var logged string // the reason that was logged last; empty: the proxy has been ready since
-	var at time.Time  // when it was logged
+	var at time.Time  // when that reason was logged
 	for {
 		select {
 		case <-tick.C:
