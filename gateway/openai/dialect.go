@@ -8,7 +8,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// schema has the rules of an endpoint, and its names for keys that all endpoints have.
+// schema has the rules of an endpoint for the keys of a request body, and the endpoint's names for keys that exist at every endpoint.
 type schema struct {
 	rules             map[string]rule
 	promptKey         string                 // the key of the prompt
@@ -28,15 +28,15 @@ var schemas = [mooncake.Endpoints]schema{
 		checkCombinations: (*parser).checkGenerateKeys},
 }
 
-// PromptKey is the key of the body that holds the prompt.
+// PromptKey returns the key of the request body that holds the prompt at this endpoint, such as messages for a chat.
 func PromptKey(endpoint mooncake.Endpoint) string { return schemas[endpoint].promptKey }
 
-// TextBeforePrompt returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. Of
-// a list of blocks, it joins the texts. It is a part of what the engines compute, so two requests with equal prompts but different texts
+// TextBeforePrompt returns the text before the prompt, for example the system message of Anthropic's API, as JSON; empty: there is none. It
+// joins the texts of a list of blocks. The engines compute KV for this text, too, so two requests with equal prompts but different texts
 // before them share no KV.
 func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 	value, _ := body.Get(schemas[endpoint].leadKey)
-	if len(value) == 0 || value[0] != '[' { // one text, or none
+	if len(value) == 0 || value[0] != '[' { // the value is one string, or absent
 		return string(value)
 	}
 	var text strings.Builder
@@ -51,5 +51,5 @@ func TextBeforePrompt(body *mooncake.Body, endpoint mooncake.Endpoint) string {
 }
 
 // billingBlock is the beginning of a block of system text that changes with each request of Claude Code. vLLM leaves this block out of the
-// prompt.
+// prompt, so TextBeforePrompt skips it.
 const billingBlock = `"x-anthropic-billing-header`

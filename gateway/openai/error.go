@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Codes of refused requests. The callers of this package have further codes, such as
-// queue_full.
+// Values of Error.Code for requests that this package refuses. The callers of this package have further codes, such as queue_full.
 const (
 	CodeInvalidJSON  = "invalid_json"
 	CodeInvalidType  = "invalid_type"
@@ -23,19 +22,20 @@ type Error struct {
 	Status     int
 	Type       string // empty: the type follows from the status
 	Code       string
-	Param      string // the key at fault; empty: null
+	Param      string // key of the request body at fault; empty: the answer has null
 	Message    string
 	RetryAfter int // seconds for a Retry-After header; 0: none
-	// for operators, never sent to clients: what was full, its limit, and the key that sets the limit; empty: nothing was full
+	// Why is for operators, and never sent to clients: what was full, its limit, and the config key that sets the limit; empty: nothing was
+	// full.
 	Why        string
-	ByKeyLimit bool // the limit in Why is a limit of the caller's key only, so other callers are still served
+	ByKeyLimit bool // the limit in Why belongs to the caller's API key only, so other callers are still served
 
 	// Raw is the body of an engine's own error. It is sent unchanged, with ContentType, in place of the fields above.
 	Raw         []byte
 	ContentType string
 }
 
-// NewError returns an error of the type that goes with its status.
+// NewError returns an error with the type that OpenAI's API has for this status.
 func NewError(status int, code, message string) *Error {
 	return &Error{Status: status, Type: typeOfStatus(status), Code: code, Message: message}
 }
@@ -65,7 +65,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%d %s: %s: %s", e.Status, e.Code, e.Param, e.Message)
 }
 
-// JSON returns the body of the answer.
+// JSON returns the body of the error answer: the engine's own body if there is one, otherwise OpenAI's shape.
 func (e *Error) JSON() []byte {
 	if e.Raw != nil {
 		return e.Raw
@@ -92,9 +92,9 @@ func (e *Error) JSON() []byte {
 	return body
 }
 
-// badRequest returns an error of status 400. param is the key at fault; empty: none is. Texts among args are shortened.
+// badRequest returns an error of status 400. param is the key at fault; empty: no single key is. Strings among args are cut by limitText.
 func badRequest(code, param, format string, args ...any) *Error {
-	for i := range args { // a text from a client may have megabytes
+	for i := range args { // a string from a client may have megabytes
 		if s, ok := args[i].(string); ok {
 			args[i] = limitText(s)
 		}
@@ -118,7 +118,7 @@ func (e *Error) prefixMember(name string) *Error {
 	return e.prefixParam(name)
 }
 
-// limitText shortens a client's text that an error repeats.
+// limitText cuts a client's text that an error repeats to maxBytes.
 func limitText(s string) string {
 	const maxBytes = 512
 	if len(s) > maxBytes {

@@ -58,7 +58,7 @@ func checkPromptOrList(p *parser, key string, v json.RawMessage) *Error {
 		return nil
 	}
 	list := rawjson.ArrayAt(v, 0)
-	list.Next() // the list is not empty
+	list.Next() // checkPrompt has refused an empty list, so there is a first element
 	first := v[list.Val:rawjson.ValueEnd(v, list.Val)]
 	p.req.AnswerIsList = !isNumber(first) // a list of numbers is one prompt, in token ids
 	if p.req.AnswerIsList && p.req.Prompts == nil {
@@ -79,7 +79,8 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 	p.req.Names = [][]byte{}  // not nil, so that checkGenerateKeys refuses an empty list
 	seen := map[string]bool{} // a map, because there may be very many names
 	for value := range rawjson.Elements(v) {
-		if most := limitOrInfinite(p.limits.Answers); len(seen) == most { // each name is that of at least one answer
+		// Each name belongs to one answer or more, so the limit of answers bounds the names, too.
+		if most := limitOrInfinite(p.limits.Answers); len(seen) == most {
 			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, most)
 		}
 		if !isString(value) || len(value) <= len(`""`) || len(value) > maxNameBytes {
@@ -95,7 +96,8 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkGenerateKeys checks what depends on several keys of /generate, and completes the request.
+// checkGenerateKeys checks conditions between several keys of a request to /generate, and sets the fields of the request that follow from
+// them.
 func (p *parser) checkGenerateKeys() *Error {
 	req := p.req
 	p.promptLogprobs = p.promptLogprobs && p.logprobs // logprob_start_len has no meaning without return_logprob

@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkContent checks the parts of a message. Both engines fetch a media URL from inside the cluster's network, at different times. It must
-// therefore be a data: URL, or name a host that the operator trusts.
+// checkContent checks the parts of a message. A media URL must be a data: URL, or name a host that the operator trusts, because both
+// engines fetch it from inside the cluster's network, at different times.
 func (p *parser) checkContent(v json.RawMessage) *Error {
 	check := (*parser).checkPart
 	if p.req.Endpoint == mooncake.Messages {
@@ -108,7 +108,7 @@ func (p *parser) checkPart(part json.RawMessage) *Error {
 // checkMedium checks a medium's URL. The value is the URL itself, or an object with the member url. With any other value, the engine would
 // fail, or use a medium from its cache.
 func (p *parser) checkMedium(key string, v json.RawMessage) *Error {
-	if isString(v) { // the short form
+	if isString(v) { // the value is the URL itself
 		return p.checkMediaURL(key, v)
 	}
 	if !isObject(v) {
@@ -145,7 +145,8 @@ func (p *parser) checkMediaURL(param string, v json.RawMessage) *Error {
 	return nil
 }
 
-// mayFetch says whether engines may fetch a URL: it names one of MediaHosts. It refuses a URL that parsers could read as different hosts.
+// mayFetch says whether engines may fetch a URL: its host must be one of MediaHosts. It refuses a URL that parsers could read as different
+// hosts.
 func (p *parser) mayFetch(text string) bool {
 	if strings.ContainsAny(text, "\\ \t\r\n") {
 		return false

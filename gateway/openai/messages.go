@@ -34,7 +34,7 @@ const minThinkingTokens = 1024
 // maxThinkingKeys bounds the keys of thinking, which has three in Anthropic's API.
 const maxThinkingKeys = 64
 
-// checkMessageKeys checks what depends on several keys of a request to /v1/messages.
+// checkMessageKeys checks that a request to /v1/messages has max_tokens, and that its budget for thinking is below that.
 func (p *parser) checkMessageKeys() *Error {
 	switch {
 	case p.maxTokens == 0:
@@ -76,7 +76,7 @@ func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkSystem checks the text before the messages: a text, or blocks of text.
+// checkSystem checks the system prompt: one text, or a list of blocks.
 func (p *parser) checkSystem(key string, v json.RawMessage) *Error {
 	if !isString(v) && !isArray(v) {
 		return wrongValue(key, v, isString, "a text or a list of blocks")
@@ -88,7 +88,8 @@ func (p *parser) checkSystem(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// blockTypes are the allowed types of a block of content. Others are refused, as with partTypes.
+// blockTypes are the allowed types of a block of content. Other types are refused, because a later version of an engine may do more with
+// them, such as fetch a URL.
 var blockTypes = []string{
 	"text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking", "tool_addition", "tool_removal",
 }
@@ -97,7 +98,8 @@ var blockTypes = []string{
 // blocks.
 func (p *parser) checkBlock(block json.RawMessage) *Error {
 	kind := ""
-	for key, v := range rawjson.Members(block) { // the type first: an unknown type is refused for itself, wherever it stands
+	// The type is checked first, so that the error names an unknown type even if other keys stand before it.
+	for key, v := range rawjson.Members(block) {
 		if key != "type" { // a repeated key is checked each time, because a parser may take any of them
 			continue
 		}
@@ -162,7 +164,7 @@ func (p *parser) checkSource(v json.RawMessage) *Error {
 	return nil
 }
 
-// countRules are the rules for requests that count the tokens of a message. One engine serves them alone.
+// countRules are the rules for requests that count the tokens of a message. One engine alone answers such a request.
 var countRules = map[string]rule{
 	"model":                setModel,
 	"messages":             (*parser).checkMessages,
@@ -173,7 +175,8 @@ var countRules = map[string]rule{
 	"chat_template_kwargs": chatTemplateArgs,
 }
 
-// ParseCount does what ParsePassed does, for requests that count the tokens of a message.
+// ParseCount reads and checks the body of a request that counts the tokens of a message, as ParsePassed does for other requests to one
+// engine.
 func ParseCount(raw []byte, limits Limits) (*Request, *Error) {
 	return parsePassed(raw, limits, mooncake.Messages, countRules)
 }
@@ -200,7 +203,7 @@ func (e *Error) BodyFor(path string) []byte {
 	return body
 }
 
-// BodyAndTypeFor returns BodyFor and its content type, which is the engine's if the body is the engine's.
+// BodyAndTypeFor returns the body that BodyFor makes, and its content type: the engine's own if the body is the engine's, else JSON.
 func (e *Error) BodyAndTypeFor(path string) (body []byte, contentType string) {
 	body = e.BodyFor(path)
 	if e.ContentType != "" && bytes.Equal(body, e.Raw) {
@@ -225,7 +228,7 @@ func (e *Error) Text() string {
 }
 
 // engineMessage returns the message in an engine's error, and whether the error has the shape of Anthropic's API. The message is empty if
-// raw is not JSON or has none.
+// raw is not JSON, or has no message.
 func engineMessage(raw []byte) (message string, isAnthropic bool) {
 	var answer struct {
 		Type  string
@@ -235,13 +238,13 @@ func engineMessage(raw []byte) (message string, isAnthropic bool) {
 	return answer.Error.Message, answer.Type == "error" && answer.Error.Type != "" && answer.Error.Message != ""
 }
 
-// CountPath is the path at which the tokens of a message are counted.
+// CountPath is the path of Anthropic's API at which a client asks how many tokens a message has.
 const CountPath = "/v1/messages/count_tokens"
 
 // IsAnthropicPath says whether a path is one of Anthropic's API.
 func IsAnthropicPath(path string) bool { return path == mooncake.Messages.Path() || path == CountPath }
 
-// TypeFor returns the type of the error in the API at the path.
+// TypeFor returns the type of the error by the names of the API at the path: Anthropic's or OpenAI's.
 func (e *Error) TypeFor(path string) string {
 	if !IsAnthropicPath(path) {
 		return cmp.Or(e.Type, typeOfStatus(e.Status))

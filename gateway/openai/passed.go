@@ -15,7 +15,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// passedRules are the rules for a request that one engine serves alone. The engine checks all other keys.
+// passedRules are the rules for a request that one engine serves alone. The engine checks all keys without a rule.
 var passedRules = map[string]rule{
 	"model":                setModel,
 	"tools":                nil, // not searched for media: a tool's parameter may have the name of a media key
@@ -59,7 +59,7 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 }
 
 // requireModel gives a request without a model the only model that there is, as engines do (vLLM 0.33, _is_model_supported in
-// entrypoints/serve/engine/serving.py). If there is not exactly one, it refuses the request, because no engine can be chosen for it.
+// entrypoints/serve/engine/serving.py). If there is not exactly one model, it refuses the request, because no engine can be chosen.
 func (p *parser) requireModel() *Error {
 	if p.req.Model != "" {
 		return nil
@@ -95,7 +95,7 @@ func (p *parser) checkMediaInValue(b json.RawMessage, i int, forPlugin bool) (en
 	case b[i] == '[':
 		array := rawjson.ArrayAt(b, i)
 		for array.Next() {
-			// numbers and strings need no check; a list of token ids is long
+			// numbers and strings contain no media; skipping them here saves time on a long list of token ids
 			if first := b[array.Val]; first != '{' && first != '[' && !forPlugin {
 				continue
 			}
@@ -123,7 +123,7 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 		}
 		switch v := object.Value(); {
 		case mediaKeys[key]:
-			isPart, p.mediaBytes = true, bytesBefore // checkPart below counts the bytes of this value itself
+			isPart, p.mediaBytes = true, bytesBefore // bytesBefore, because checkPart below counts the bytes of this value again
 		case key == "type" && isString(v):
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
@@ -194,7 +194,7 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 	}
 }
 
-// checkField checks one field of a form, and stores the fields model and stream. seen has the names of those that came before.
+// checkField checks one field of a form, and stores the fields model and stream. seen has those of the two that came before in the form.
 func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 	if refusal := checkHeaders(part.Header); refusal != nil {
 		return refusal
@@ -231,7 +231,7 @@ func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 		p.req.Model = string(value)
 		return nil
 	}
-	p.req.Stream, _ = strconv.ParseBool(string(value)) // the engine judges a word that is not a boolean
+	p.req.Stream, _ = strconv.ParseBool(string(value)) // a word that is not a boolean counts as false here, and the engine judges it
 	return nil
 }
 

@@ -35,7 +35,7 @@ func (p *parser) checkMessages(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// Shapes of a prompt that is a list.
+// What the elements of a prompt list are: strings, token ids (the list is one prompt), or lists of token ids.
 const (
 	listUnknown = iota
 	listStrings
@@ -44,8 +44,8 @@ const (
 )
 
 // checkPrompt checks a prompt: a string, a list of strings, a list of token ids, or a list of such lists. Each of several prompts becomes a
-// request of its own, because a prefill engine hands over only the KV cache of the first prompt. Prompts of the request is set only if
-// there are several; PromptTokens is 0 for strings.
+// request of its own, because a prefill engine hands over only the KV cache of the first prompt. It sets Request.Prompts only if there are
+// several prompts, and PromptTokens to 0 for strings.
 func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	if isString(v) {
 		p.hasPrompt = true
@@ -56,14 +56,14 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 		return wrongValue(key, v, isArray, promptShapes)
 	}
 	shape := listUnknown
-	n, tokens := 0, 0 // elements of the list, and token ids in its lists
+	n, tokens := 0, 0 // n: elements of the list; tokens: token ids of all prompts together
 	var prompts []json.RawMessage
 	for item := range rawjson.Elements(v) {
 		itemShape := shapeWith(item)
 		if itemShape == listUnknown {
 			return wrongValue(fmt.Sprintf("%s[%d]", key, n), item, isNumber, "a string, a token id or a list of token ids")
 		}
-		if shape == listUnknown { // the first element decides
+		if shape == listUnknown { // the first element decides the shape of the list
 			shape = itemShape
 		}
 		if itemShape != shape {
@@ -106,7 +106,7 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// shapeWith returns the shape of a prompt that is a list with this element; listUnknown: no such list may have it.
+// shapeWith returns the shape of a prompt that is a list with this element; listUnknown: a prompt list must not have such an element.
 func shapeWith(item json.RawMessage) int {
 	switch {
 	case isString(item):

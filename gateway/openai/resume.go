@@ -11,24 +11,25 @@ import (
 // and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain.
 func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.CanResume() {
-		return true // the events number the parts of the answer, or the last event repeats the whole answer
+		return true // at these endpoints, events number the parts of the answer, or the last event repeats the whole answer
 	}
 	for key, v := range body.All() {
 		if isNull(v) {
 			continue
 		}
 		switch key {
-		case "structured_outputs", "thinking_token_budget", "continue_final_message": // a grammar, a budget, or a continued message
+		case "structured_outputs", "thinking_token_budget", "continue_final_message": // the engine keeps a grammar, budget or continued message
 			if string(v) != "false" {
 				return true
 			}
-		case "response_format": // a grammar, except for plain text
+		case "response_format": // for all formats but plain text, the engine keeps a grammar
 			for inner, kind := range rawjson.Members(v) {
 				if inner == "type" && string(kind) != `"text"` {
 					return true
 				}
 			}
-		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params": // grammars and state of /generate
+		// At /generate, these keys set a grammar, or make the engine keep a state.
+		case "json_schema", "regex", "ebnf", "structural_tag", "custom_logit_processor", "session_params":
 			if endpoint == mooncake.Generate {
 				return true
 			}
@@ -47,7 +48,7 @@ func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 		case "content_parts", "trace_decode_token_ids": // the engine replaces media by other tokens; a trace begins with the first token
 			return true
 		default:
-			if strings.HasPrefix(key, "guided_") { // a grammar
+			if strings.HasPrefix(key, "guided_") { // the engine keeps a grammar
 				return true
 			}
 		}

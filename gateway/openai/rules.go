@@ -34,7 +34,7 @@ var rules = map[string]rule{
 	"top_logprobs":          topLogprobs,
 
 	"stop":                  stopStrings(true),
-	"bad_words":             stringList(nil, false), // engines limit their tokens themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
+	"bad_words":             stringList(nil, false), // engines limit the tokens of bad words themselves (vLLM's VLLM_MAX_NUM_BAD_WORDS)
 	"stop_token_ids":        tokenIDs(128, func(p *parser, n int) { p.hasStopTokenIDs = n > 0 }),
 	"allowed_token_ids":     tokenIDs(math.MaxInt32, nil),
 	"logit_bias":            logitBias,
@@ -45,14 +45,14 @@ var rules = map[string]rule{
 	"echo":                  flag(func(p *parser, on bool) { p.echo = on }),
 	"ignore_eos":            flag(nil),
 	"best_of":               integers(1, 1, nil),
-	"priority":              integers(0, 0, nil), // with another value, the request would pass others in the engine's queue
+	"priority":              integers(0, 0, nil), // with another value, the request would overtake others in the engine's queue
 	"use_beam_search":       flag(func(p *parser, on bool) { p.wantsBeams = on }),
 	"prompt_logprobs":       promptLogprobs,
 	"prompt_embeds":         refuse("prompts are text or token ids here"),
 	"logits_processors":     refuse("engines do not load code that clients name"),
 	"chat_template":         chatTemplate,
 	"chat_template_kwargs":  chatTemplateArgs,
-	"structured_outputs":    nil, // dropped on the probe, checked by the engines
+	"structured_outputs":    nil, // dropped from the request to the prefill engine; the decode engine checks its value
 	"kv_transfer_params":    nil,
 	"ec_transfer_params":    nil,
 	"vllm_xargs":            nil,
@@ -107,7 +107,7 @@ func refuse(reason string, unless ...string) rule {
 	})
 }
 
-// flag makes a rule for a key that is true or false. store gets the value; nil: it is not stored.
+// flag makes a rule for a key that is true or false. store gets the value; nil: the value is not stored.
 func flag(store func(*parser, bool)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		on, ok := parseBoolean(v)
@@ -121,7 +121,7 @@ func flag(store func(*parser, bool)) rule {
 	})
 }
 
-// integers makes a rule for an integer from lo to hi. store gets the value; nil: it is not stored.
+// integers makes a rule for an integer from lo to hi. store gets the value; nil: the value is not stored.
 func integers(lo, hi int64, store func(*parser, int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		n, ok := parseInteger(v, lo, hi)
@@ -166,8 +166,8 @@ func numbers(lo, hi float64) rule {
 	})
 }
 
-// stringList makes a rule for a list of strings. most returns the largest number of them; nil: any number. If orString is true, the value
-// may also be one string.
+// stringList makes a rule for a list of strings. most returns how many strings the list may have; nil: any number. If orString is true, the
+// value may also be one string.
 func stringList(most func(Limits) int, orString bool) rule {
 	want := "a list of strings that are not empty"
 	if orString {
@@ -203,7 +203,7 @@ func stopStrings(orString bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, orString)
 }
 
-// tokenIDs makes a rule for a list of at most `most` token ids. store gets their number; nil: it is not stored.
+// tokenIDs makes a rule for a list of at most `most` token ids. store gets the number of ids; nil: the number is not stored.
 func tokenIDs(most int, store func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
@@ -259,7 +259,7 @@ func (p *parser) maxToken() int64 {
 // maxModelBytes bounds a model's name in bytes, with its quotes, because errors and the request log repeat it.
 const maxModelBytes = 1024
 
-// setModel stores the model that the request names.
+// setModel stores the model that the request names. null is the same as an absent key.
 func setModel(p *parser, key string, v json.RawMessage) *Error {
 	if isNull(v) {
 		return nil
@@ -288,7 +288,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 			field = &p.req.IncludeUsage
 		case "continuous_usage_stats":
 			field = &p.req.ContinuousUsage
-		default: // only the engines use it
+		default: // only the engines use this key
 			continue
 		}
 		param := key + "." + inner
@@ -308,7 +308,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 	return nil
 })
 
-// setAnswers stores how many answers each prompt gets.
+// setAnswers stores how many answers each prompt gets: from 1 to Limits.AnswersPerPrompt.
 func setAnswers(p *parser, key string, v json.RawMessage) *Error {
 	return integers(1, int64(limitOrInfinite(p.limits.AnswersPerPrompt)), func(p *parser, n int) { p.req.N = n })(p, key, v)
 }
@@ -320,7 +320,8 @@ var topLogprobs = integers(AllTokens, math.MaxInt32, func(p *parser, n int) { p.
 // promptLogprobs asks for probabilities of the prompt's tokens. 0 asks only for those of the tokens themselves, which fit into a stream.
 var promptLogprobs = integers(-1, math.MaxInt32, func(p *parser, n int) { p.promptLogprobs, p.promptLogprobsMayStream = true, n == 0 })
 
-// logprobs is a switch in chat, and in completions the number that chat has in top_logprobs.
+// logprobs checks the key logprobs: true or false in a chat; in completions, the number of likeliest tokens, which a chat has in
+// top_logprobs.
 var logprobs = optional(func(p *parser, key string, v json.RawMessage) *Error {
 	if p.req.Endpoint == mooncake.Chat {
 		return flag(func(p *parser, on bool) { p.logprobs = on })(p, key, v)

@@ -31,7 +31,7 @@ var tokensRules = map[string]rule{
 	"min_tokens":         rules["min_tokens"],
 	"seed":               rules["seed"],
 	"logprobs":           logprobs,
-	"prompt_logprobs":    rules["prompt_logprobs"], // engines compute them for a stream, too, which has no place for them: see checkTokensKeys
+	"prompt_logprobs":    rules["prompt_logprobs"], // checkTokensKeys turns them off in a stream, which has no place for them
 	"stop":               rules["stop"],
 	"bad_words":          rules["bad_words"],
 	"stop_token_ids":     rules["stop_token_ids"],
@@ -91,7 +91,8 @@ func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 	}
 	p.req.PromptBytes += len(v)
 	_, refusal := eachObject(key, v, "a part", func(path string, part json.RawMessage) *Error {
-		rawjson.Blank(part, func(key string) bool { return key == "uuid" }) // see part
+		// As in checkPart, so that no client can name the medium of another client.
+		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 		for field, url := range rawjson.Members(part) {
 			if field == "url" && !isNull(url) {
 				if refusal := p.checkMedium(field, url); refusal != nil {
@@ -114,7 +115,8 @@ func setOutputMode(p *parser, key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// checkTokensKeys checks what depends on several keys of /inference/v1/generate, and completes the request.
+// checkTokensKeys checks conditions between several keys of /inference/v1/generate, and sets the fields of the request that follow from
+// them.
 func (p *parser) checkTokensKeys() *Error {
 	if v, ok := p.req.Body.Get("sampling_params"); !ok || isNull(v) {
 		return badRequest(CodeMissing, "sampling_params", "the request has no \"sampling_params\"; send an object, which may be empty")
@@ -122,8 +124,8 @@ func (p *parser) checkTokensKeys() *Error {
 	if HasMedia(&p.req.Body, mooncake.Tokens) {
 		p.req.PromptTokens = 0 // engines replace each medium by more tokens
 	}
-	if p.req.Stream && p.promptLogprobs { // a stream has no place for them
-		// Engines refuse these scores in a stream, but would compute plain prompt_logprobs for nothing, so null replaces those.
+	if p.req.Stream && p.promptLogprobs { // a stream has no place for logprobs of the prompt
+		// Engines refuse prompt_logprob_token_ids in a stream. They would compute prompt_logprobs for nothing, so null replaces their value.
 		if scores, ok := p.req.Body.Get("prompt_logprob_token_ids"); ok && !isNull(scores) {
 			return badRequest(CodeInvalidValue, "prompt_logprob_token_ids",
 				"\"prompt_logprob_token_ids\" is not available in a stream; send \"stream\": false")
@@ -151,14 +153,14 @@ func NameTokens(body *mooncake.Body, header, id string) []byte {
 	return []byte("generate-tokens-" + id)
 }
 
-// maxNameBytes bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own. In
-// a list of names it is refused.
+// maxNameBytes bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own,
+// but refused in a list of names.
 const maxNameBytes = 256
 
 // AbortTokensPath is the path, of evenkeel and of engines, at which a client ends requests to /inference/v1/generate by their names.
 const AbortTokensPath = "/inference/v1/abort_requests"
 
-// maxAborts bounds the names in one request to end others. Each name takes several times the memory that it has in the body.
+// maxAborts bounds the names in one request that aborts other requests. In memory, each name takes several times its bytes in the body.
 const maxAborts = 1 << 16
 
 // parseAbortNames reads the names of the requests to end. It refuses the same bodies as vLLM, but in OpenAI's shape (0.32.0, abort_requests
@@ -186,7 +188,7 @@ func parseAbortNames(body *mooncake.Body) (names map[string]bool, refusal *Error
 	return names, nil
 }
 
-// OutputMode returns the output_mode of an answer, as JSON.
+// OutputMode returns the output_mode of an answer, as a JSON string: the request's own, or "tokens" if the request has none.
 func OutputMode(body *mooncake.Body) json.RawMessage {
 	if mode, ok := body.Get("output_mode"); ok && isString(mode) {
 		return mode

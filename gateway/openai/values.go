@@ -42,7 +42,7 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if !isNumber(v) {
 		return "", false
 	}
-	const most = 20 // digits, beyond 64 bits
+	const most = 20 // zeros to append at most; with so many, the number is beyond 64 bits
 	sign, unsigned := "", string(v)
 	if unsigned[0] == '-' {
 		sign, unsigned = "-", unsigned[1:]
@@ -66,7 +66,7 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 			}
 		}
 	}
-	zeros := exp - len(fraction) // zeros to append to digits; below 0: so many digits are behind the decimal point
+	zeros := exp - len(fraction) // zeros to append to digits; below 0: the number of digits behind the decimal point
 	if zeros < 0 {               // these digits must all be 0
 		cut := len(digits) + zeros
 		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
@@ -87,10 +87,10 @@ func isDigits(s string) bool {
 	return s != ""
 }
 
-// parseBoolean returns a boolean, and whether v is one.
+// parseBoolean returns the value of v, and whether v is a boolean.
 func parseBoolean(v json.RawMessage) (on, ok bool) { return v[0] == 't', isBoolean(v) }
 
-// parseInteger returns a whole number, and whether v is one from lo to hi.
+// parseInteger returns the value of v, and whether v is a whole number from lo to hi.
 func parseInteger(v json.RawMessage, lo, hi int64) (n int64, ok bool) {
 	text, ok := digitsOf(v)
 	if !ok {

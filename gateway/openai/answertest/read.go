@@ -29,7 +29,7 @@ type Message struct {
 	First Spent    `json:"-"` // the usage in message_start
 	Args  string   `json:"-"` // the arguments of all tool calls
 	Kinds []string `json:"-"`
-	Fail  string   `json:"-"` // type of the error event
+	Fail  string   `json:"-"` // type of the error event; empty: the stream has none
 }
 
 // Text joins the text of all blocks.
@@ -48,7 +48,7 @@ func blocks(t *testing.T, body string) (all []string) {
 	require.NotContains(t, body, "[DONE]")
 	require.NotContains(t, body, "kv_transfer_params")
 	for block := range strings.SplitSeq(strings.TrimSuffix(body, "\n\n"), "\n\n") {
-		for strings.HasPrefix(block, ":") { // a comment
+		for strings.HasPrefix(block, ":") { // a line that begins with a colon is a comment
 			_, block, _ = strings.Cut(block, "\n")
 		}
 		if block != "" {
@@ -58,7 +58,7 @@ func blocks(t *testing.T, body string) (all []string) {
 	return all
 }
 
-// ReadMessage reads a stream, and checks what Anthropic's clients rely on.
+// ReadMessage joins the events of a stream of /v1/messages. The test fails if the stream lacks what Anthropic's clients rely on.
 func ReadMessage(t *testing.T, body string) (got Message) {
 	t.Helper()
 	for _, block := range blocks(t, body) {
@@ -108,7 +108,7 @@ func ReadMessage(t *testing.T, body string) (got Message) {
 	return got
 }
 
-// ReadWholeMessage reads an answer in one piece.
+// ReadWholeMessage reads an answer of /v1/messages that is not a stream.
 func ReadWholeMessage(t *testing.T, body string) (got Message) {
 	t.Helper()
 	require.NotContains(t, body, "kv_transfer_params")
@@ -118,7 +118,7 @@ func ReadWholeMessage(t *testing.T, body string) (got Message) {
 	return got
 }
 
-// Refused reads an error in Anthropic's shape.
+// Refused reads an error in Anthropic's shape, and returns its type and its message.
 func Refused(t *testing.T, body string) (kind, says string) {
 	t.Helper()
 	var got struct {
@@ -151,10 +151,10 @@ type Response struct {
 			} `json:"input_tokens_details"`
 		}
 	}
-	Fail string // code of its error event
+	Fail string // code of the error event; empty: the stream has none
 }
 
-// ReadResponse reads a stream, and checks what clients rely on.
+// ReadResponse joins the events of a stream of /v1/responses. The test fails if the stream lacks what clients rely on.
 func ReadResponse(t *testing.T, body string) (got Response) {
 	t.Helper()
 	for _, block := range blocks(t, body) {
