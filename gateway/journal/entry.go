@@ -3,7 +3,7 @@ package journal
 import "time"
 
 // A LogEntry is one line of the request log: what is known about a request, without the text or the tokens of its prompt. `evenkeel fit`
-// reads them.
+// reads the request log.
 type LogEntry struct {
 	ID           string    `json:"id"`
 	ClientID     string    `json:"client_id,omitempty"` // the client's own X-Request-Id
@@ -32,10 +32,10 @@ type LogEntry struct {
 	CallbackMs   float64   `json:"callback_ms,omitempty"` // time until the decode engine said where the KV goes
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
-	Inexact      bool      `json:"inexact,omitempty"` // a lost answer went on from its text, which the engine tokenised anew
+	Inexact      bool      `json:"inexact,omitempty"` // a broken-off answer was continued from its text, which the next engine tokenised again
 	Outcome      string    `json:"outcome"`
-	Peer         string    `json:"peer,omitempty"`   // another dispatcher to which the request was sent
-	Origin       string    `json:"origin,omitempty"` // the dispatcher from which the request came
+	Peer         string    `json:"peer,omitempty"`   // another proxy (a peer) to which the request was forwarded
+	Origin       string    `json:"origin,omitempty"` // the proxy that forwarded the request; empty: a client sent it
 
 	PrefillPolicy string `json:"-"` // the policy that chose the prefill engine
 	HitTokens     int    `json:"-"` // prompt tokens that the policy expected in the engine's prefix cache
@@ -55,9 +55,9 @@ const (
 	AtArrival = "arrival" // before the prefill
 )
 
-// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. Of each time the longest counts, but
-// of the times to the first event the shortest, because the client sees that one. Engine, policies and route are those of the leg that is
-// added last.
+// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, the longest of all legs
+// counts. Only for TTFT the shortest counts, because the client sees the first event of any leg. Engine, policies and route are those of
+// the leg that is added last.
 func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens
@@ -73,7 +73,7 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.Attempts += leg.Attempts
 	f.Inexact = f.Inexact || leg.Inexact
 	f.LocalTokens += leg.LocalTokens
-	if leg.Route != "" { // a leg that reached no engine has none
+	if leg.Route != "" { // a leg that reached no engine has no route
 		f.Route = leg.Route
 	}
 	f.Bind = leg.Bind

@@ -19,7 +19,7 @@ import (
 type Journal struct {
 	Receipts   *receipt.Ring                  // nil: none are kept
 	tracer     atomic.Pointer[tracing.Tracer] // nil: there are no traces
-	flushes    sync.WaitGroup                 // of tracers that were replaced, while they export their last spans
+	flushes    sync.WaitGroup                 // goroutines in which replaced tracers export their last spans
 	requestLog *requestLog                    // nil: there is no request log
 	recent     recent
 	log        *zap.Logger
@@ -95,7 +95,7 @@ func New(c Config) (*Journal, error) {
 	return g, nil
 }
 
-// openViewsOf opens the receipt and the spans of a request; nil: receipts are off, or the request is not traced.
+// openViewsOf opens the receipt and the spans of a request; an entry is nil if receipts are off, or if the request is not traced.
 func (g *Journal) openViewsOf(r *Record) (all [2]view) {
 	if g.Receipts != nil {
 		all[0] = openReceipt(g.Receipts, r)
@@ -114,7 +114,7 @@ func (g *Journal) Close() error {
 }
 
 // CountRefused counts a request that was refused before any handler saw it, and so has no record. In the figures of the last minute it
-// counts only if the proxy failed (see failed), because a flood of malformed requests would hide that other requests fail.
+// counts only if isProxyFailure is true, because a flood of malformed requests would hide that other requests fail.
 func (g *Journal) CountRefused(fail *openai.Error) {
 	g.requests.WithLabelValues(Outcome(fail)).Inc()
 	if isProxyFailure(fail) {
@@ -138,10 +138,10 @@ const (
 
 var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"}
 
-// stage notes how long a request was in a stage.
+// stage adds how long a request was in a stage to evenkeel_stage_seconds.
 func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
-// observeBoth observes a value for the metric and for the recent figures.
+// observeBoth observes a value for the metric and for the figures of the last minute.
 type observeBoth struct{ metric, recent prometheus.Observer }
 
 func (b observeBoth) Observe(v float64) {

@@ -15,8 +15,8 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// requestLog is the request log: facts as JSON lines. A nil log writes nothing. The lines of a log that openRequestLog returns are written
-// by a goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
+// requestLog is the request log, with one JSON line per request. A nil log writes nothing. The lines of a log that openRequestLog returns
+// are written by a goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
 type requestLog struct {
 	queue    chan queuedLine
 	stop     chan struct{}
@@ -28,7 +28,7 @@ type requestLog struct {
 	log    *zap.Logger
 	closer io.Closer
 
-	// Only the goroutine uses what follows.
+	// Only the goroutine of run uses the fields below.
 	out       logfile.Writer
 	linesLost int // lines in a row that could not be written
 }
@@ -36,14 +36,14 @@ type requestLog struct {
 // queuedLine is a line on its way to the log.
 type queuedLine struct {
 	line    []byte
-	err     error         // why there is no line; nil: there is one
+	err     error         // why line could not be encoded; nil: line is valid
 	written chan struct{} // closed once the line was written, or could not be written
 }
 
 const (
 	maxQueuedLines = 1024            // lines that wait for a log that stands still; a line has about 700 bytes
-	writeTimeout   = time.Second     // for one line, so that it is usually in the log when its request ends
-	closeTimeout   = 5 * time.Second // for the lines that wait when the proxy ends
+	writeTimeout   = time.Second     // how long write waits for its line, so that the line is usually in the log when its request ends
+	closeTimeout   = 5 * time.Second // how long the end of the proxy waits for the queued lines
 )
 
 // notWritten is the message of the log for the first line that is lost.
@@ -136,12 +136,12 @@ func (l *requestLog) handleLine(next queuedLine) {
 }
 
 // writeLine writes one line, unless err says why there is none, and counts it as lost if it cannot be written, e.g. because the disk is
-// full. It logs an error for the first lost line only, and how many were lost once a line can be written again.
+// full. It logs an error for the first lost line only. Once a line can be written again, it logs how many lines were lost.
 func (l *requestLog) writeLine(line []byte, err error) {
 	if err == nil {
 		_, err = l.out.WriteLine(append(line, '\n'))
 	}
-	if err == nil && len(l.queue) == 0 { // while lines wait, more may be dropped, and all get one log line
+	if err == nil && len(l.queue) == 0 { // while lines wait, more lines may be dropped, and one log message is to count them all
 		l.linesLost += int(l.dropped.Swap(0))
 	}
 	switch {

@@ -7,7 +7,7 @@ import (
 	"evenkeel/geo"
 )
 
-// StatusClientClosed is the status of a request whose client has left. It is the one that nginx uses.
+// StatusClientClosed is the status of a request whose client has left. nginx uses the same status.
 const StatusClientClosed = 499
 
 // Outcome names how a request ended, for metrics and the request log. The names are a fixed set, because text from an engine or a client

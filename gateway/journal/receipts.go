@@ -10,7 +10,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// receiptView shows a request in its receipt.
+// receiptView is the view that writes what happens to a request into its receipt.
 type receiptView struct{ running *receipt.RunningReceipt }
 
 // openReceipt begins the receipt of a request whose sender is known.
@@ -22,7 +22,7 @@ func openReceipt(ring *receipt.Ring, r *Record) view {
 	})}
 }
 
-// show changes the receipt by an event, and ends the receipt with the last one.
+// show updates the receipt for an event, and closes the receipt after the event ended.
 func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
 		s.running.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
@@ -31,7 +31,7 @@ func (s receiptView) show(r *Record, e Event) {
 	}
 }
 
-// addToReceipt adds an event to the receipt, and to the receipt's attempt under way, if it is kept.
+// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt.
 func addToReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
@@ -67,7 +67,7 @@ func addToReceipt(x *receipt.Receipt, r *Record, e *Event) {
 	}
 }
 
-// addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the phase's time to the waits.
+// addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the duration of the phase to a.Waits, in ms.
 func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 	if phase := r.attempt.phase; phase != "" && (e.Kind == Entered || e.Kind == Failed) {
 		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))

@@ -17,18 +17,19 @@ import (
 type recent struct {
 	ttft, tpot    minute
 	ended, failed atomic.Uint64
-	byKeyLimit    atomic.Uint64 // of failed, requests that a limit of their caller's API key refused
+	byKeyLimit    atomic.Uint64 // the failed requests that a limit of their caller's API key refused
 
-	mu         sync.Mutex // only failed requests and readers take it
+	mu         sync.Mutex // only failed requests and readers lock it, so successful requests never wait
 	failures   map[detect.Outcome]uint64
 	whys       map[detect.Outcome]detect.Why
 	mapsShared bool // a reader has the maps failures and whys, so they must be copied before they change
 }
 
-// sharedReasonKeptFor is how long a reason that concerns all callers stays, before the reason of a limit of one API key may replace it.
+// sharedReasonKeptFor is how long a failure's reason that concerns all callers stays, before a reason that concerns only one API key may
+// replace it.
 const sharedReasonKeptFor = 10 * time.Second
 
-// count counts a request that has ended, and stores the reason of a failure. fail is nil if its answer was whole.
+// count counts a request that has ended, and stores the reason of a failure. fail is nil if the client got its whole answer.
 func (r *recent) count(fail *openai.Error) {
 	// a flood of requests without a valid API key would hide that other requests fail
 	if fail != nil && fail.Status == http.StatusUnauthorized {
@@ -154,12 +155,12 @@ func quantile(sum *[classes]uint32, samples int, q float64) float64 {
 type Recent struct {
 	TTFT, TPOT    detect.Latency
 	Ended, Failed uint64                        // requests since the start; failed ones had 5xx or 429
-	ByKeyLimit    uint64                        // of Failed, requests that a limit of their caller's API key refused
+	ByKeyLimit    uint64                        // the failed requests that a limit of their caller's API key refused
 	Failures      map[detect.Outcome]uint64     // failed requests since the start, by outcome
 	Whys          map[detect.Outcome]detect.Why // reason of the last failure of each outcome, if it is known
 }
 
-// Recent returns the present figures.
+// Recent returns the latencies of the last minute, and the counts since the start.
 func (g *Journal) Recent() Recent {
 	r, now := &g.recent, time.Now()
 	failures, whys := r.failuresSoFar()

@@ -13,7 +13,7 @@ func (r *Record) Report(e Event) {
 	r.countEvent(&e)
 	r.showEvent(e)
 	if e.Slot != nil {
-		e.Slot.Trace = nil // the views have all that they need, so the memory is freed before the answer runs
+		e.Slot.Trace = nil // the views have copied what they need, so the memory is freed before the answer streams
 	}
 }
 
@@ -56,7 +56,7 @@ func (r *Record) countEvent(e *Event) {
 		g.stage(probe, e.Took)
 		r.ProbeMs += ms(e.Took)
 	case Prefilled:
-		if !e.Resumed { // a resumed prompt ends with the answer so far, and the client's own prompt is known already
+		if !e.Resumed { // a resumed prompt also has the answer so far, and the client's own prompt was counted before
 			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
 		}
 	case Placed:
@@ -89,7 +89,7 @@ func (r *Record) countEvent(e *Event) {
 }
 
 // showEvent shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a
-// phase. It ignores a Failed if no attempt is under way, because there is no attempt to end.
+// phase. It ignores a Failed event if no attempt is under way.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt
 	hasNoView := r.views == [2]view{}
@@ -99,9 +99,9 @@ func (r *Record) showEvent(e Event) {
 	}
 	switch e.Kind {
 	case Attempted:
-		r.beginAttempt() // it shows this event itself
+		r.beginAttempt() // beginAttempt shows this event itself
 		return
-	case Placed, PlacedLocally: // a request that is bound at once has no phase before
+	case Placed, PlacedLocally: // a request that is bound at once has entered no phase before
 		r.beginAttempt()
 	case Entered:
 		r.beginAttempt()
@@ -163,5 +163,5 @@ func (r *Record) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail}) // also without an error: then it only ends the attempt
+	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail}) // a Failed event without an error only ends the attempt
 }

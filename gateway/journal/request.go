@@ -40,7 +40,7 @@ func (r *Record) ReportScheduled(batch bool, priority int, deadline time.Time) {
 }
 
 // End writes the outcome of the request to its views, the metrics and the request log. It is called once per request, and not for the parts
-// of a fanned-out request. fail is nil if the answer was whole.
+// of a fanned-out request. fail is nil if the client got its whole answer.
 func (r *Record) End(fail *openai.Error) {
 	r.Outcome = Outcome(fail)
 	r.TotalMs = ms(time.Since(r.Arrival))

@@ -16,9 +16,9 @@ import (
 	"evenkeel/prefill"
 )
 
-// spanView shows a request as spans. It has no fields, because the record of a request holds its spans. All functions of this file but
-// spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or error are OpenTelemetry's
-// semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
+// spanView is the view that shows a request as the spans of a trace. It has no fields, because the record of a request holds its spans. All
+// functions of this file but spanFailed are only called for requests whose spans are recorded. Names that begin with gen_ai, http, url or
+// error are OpenTelemetry's semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
 type spanView struct{}
 
 // openSpans begins the spans of a request whose sender is known.
@@ -76,10 +76,11 @@ func operation(path string) string {
 	case "/v1/completions":
 		return "text_completion"
 	}
-	return path[strings.LastIndexByte(path, '/')+1:] // the conventions also have embeddings, and no names for other endpoints
+	// For embeddings, the last part of the path is the conventions' name. They have no names for other endpoints.
+	return path[strings.LastIndexByte(path, '/')+1:]
 }
 
-// spanArrived notes what is known of a request when it arrives.
+// spanArrived sets the span attributes that are known when a request arrives.
 func spanArrived(r *Record) {
 	r.span.Set(
 		attribute.String("gen_ai.operation.name", operation(r.path)),
@@ -97,7 +98,7 @@ func spanArrived(r *Record) {
 	}
 }
 
-// spanParsed notes what the body of a request says, and names its span by the operation and the model.
+// spanParsed sets the span attributes that come from the body, and names the span by the operation and the model.
 func spanParsed(r *Record, req *openai.Request) {
 	s, operation, model := r.span, operation(r.path), words.Clip(req.Model)
 	s.Rename(operation + " " + model)
@@ -107,7 +108,7 @@ func spanParsed(r *Record, req *openai.Request) {
 	}
 }
 
-// spanAttempt notes the number of an attempt, and the leg whose attempt it is; empty: the whole request.
+// spanAttempt sets the number of an attempt, and the leg to which the attempt belongs; empty: the whole request.
 func spanAttempt(s *tracing.Span, number int, leg string) {
 	s.Set(attribute.Int("evenkeel.attempt", number))
 	if leg != "" {
@@ -223,8 +224,8 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	s.Fail(kind, words.Clip(cause))
 }
 
-// spanEnded notes how the request ended. The conventions name the time to the first event gen_ai.server.time_to_first_token in metrics, but
-// differently in spans.
+// spanEnded notes how the request ended. In spans, the conventions name the time to the first event gen_ai.response.time_to_first_chunk, in
+// metrics gen_ai.server.time_to_first_token.
 func spanEnded(r *Record, fail *openai.Error) {
 	status := http.StatusOK
 	if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200
