@@ -34,9 +34,9 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 			if a.Decode != nil {
 				d.Rank = a.Decode.Rank
 			}
-			if r.State != receipt.Ended { // until the end, r.Waits has only what is not in the attempts
+			if r.State != receipt.Ended { // while the request runs, r.Waits lacks the waits of its attempts
 				d.WaitMs += a.Waits.Pool
-				if a.State == receipt.Pooled { // this wait still runs; Since counts from the arrival
+				if a.State == receipt.Pooled { // the request still waits; a.Since is in ms from its arrival
 					d.WaitMs += max(0, now.Sub(r.Arrival).Seconds()*1000-a.Since)
 				}
 			}
@@ -46,7 +46,7 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 	return all
 }
 
-// why returns short sentences: how the engines of the request's last attempt were chosen, and why it failed if it did.
+// why returns short sentences: how the engines of the request's last attempt were chosen, and why that attempt failed if it did.
 func why(r *receipt.Receipt) string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
@@ -93,7 +93,7 @@ func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 	}
 }
 
-// onEngine returns words for the engine on which an attempt failed; empty: it is not known.
+// onEngine returns words for the engine on which an attempt failed; empty: the engine is not known.
 func onEngine(engine string) string {
 	if engine == "" {
 		return ""

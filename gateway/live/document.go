@@ -1,11 +1,10 @@
 // Package live shows the present state of a proxy. The page on the admin listener
 // and `evenkeel top` read the same document.
 //
-// GET /live answers with a stream of events. The first is `history`, a History: the
-// last minutes of the values that are drawn as lines. Then a `document` follows every second,
-// a Document, and a `strip` every five seconds, a Strip. Each one is complete,
-// so a reader needs only the last one. GET /live?once answers with one Document,
-// and GET /live?at= with the Document of a moment in the last 15 minutes. With the parameter text, both answer with a page of text.
+// GET /live answers with a stream of events. The first event, `history`, has a History: the last minutes of the values that are drawn as
+// lines. Then an event `document` follows every second, with a Document, and an event `strip` every five seconds, with a Strip. Each
+// Document and each Strip is complete, so a reader needs only the latest ones. GET /live?once answers with one Document, and GET /live?at=
+// with the Document of a given time in the last 15 minutes. With the parameter text, both answer with a page of text.
 package live
 
 import (
@@ -22,11 +21,11 @@ const Form = 2
 type Document struct {
 	Form    int   `json:"form"`
 	AtMs    int64 `json:"at_ms"`    // Unix, by the proxy's clock
-	EveryMs int64 `json:"every_ms"` // time between two documents; a page without a new one for three times as long is out of date
+	EveryMs int64 `json:"every_ms"` // time between two documents; a page that gets none for three times as long is out of date
 	detect.Facts
 	Incidents []detect.Incident `json:"incidents"` // lasting ones, the most harmful first, then those resolved in the last 15 minutes
 	Models    []Model           `json:"models"`
-	Decisions []Decision        `json:"decisions"` // of the last requests, the latest first
+	Decisions []Decision        `json:"decisions"` // decisions about the last requests, the latest first
 }
 
 // documentOf makes a Document of a snapshot. Its Decisions are empty.
@@ -53,7 +52,7 @@ type Decision struct {
 	Prefill string  `json:"prefill"` // prefill engine; empty: none yet, or the rank prefills itself
 	Rank    string  `json:"rank"`    // rank that generates the answer; empty: none yet
 	WaitMs  float64 `json:"wait_ms"` // time in the pool; up to now while rank is empty
-	Outcome string  `json:"outcome"` // empty while it runs
+	Outcome string  `json:"outcome"` // empty while the request runs
 	Why     string  `json:"why"`
 }
 
@@ -69,11 +68,11 @@ type History struct {
 
 // RankLine is the load of a rank over time.
 type RankLine struct {
-	ID       int32   `json:"id"` // Rank.ID
+	ID       int32   `json:"id"` // ID of the rank in Document
 	KVTokens []int64 `json:"kv_tokens"`
 }
 
-// NumbersLine has the values that one number of the whole proxy had at the times of the document, oldest first.
+// NumbersLine has the values of one number of the whole proxy at the times in History.AtMs, oldest first.
 type NumbersLine struct {
 	Name   string  `json:"name"`
 	Values []int64 `json:"values"`

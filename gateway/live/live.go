@@ -40,7 +40,7 @@ type Live struct {
 // watcher is one reader of the stream.
 type watcher struct {
 	since time.Time
-	news  chan news // has room for one; closed if the watcher is too slow, or makes room for another
+	news  chan news // has room for the news of one second; closed if the watcher is too slow, or if another takes its place
 }
 
 // news has the events of one second.
@@ -50,7 +50,7 @@ type news struct {
 
 const (
 	maxWatchers  = 16
-	writeTimeout = 5 * time.Second // for one event to one watcher
+	writeTimeout = 5 * time.Second // most time that the write of one event to one watcher may take
 	minWatchTime = time.Minute     // a watcher that has read for less is not replaced by another
 )
 
@@ -62,8 +62,8 @@ func New(w *watch.Watch, opt Options) *Live {
 	return l
 }
 
-// storeAndSend stores the document of a snapshot, for requests with at=, and sends it to all watchers. If the snapshot ends a bin, it also
-// sends the new strip, whose bins have changed.
+// storeAndSend stores the document of a snapshot, for requests with at=, and sends it to all watchers. If the snapshot ends a bin of five
+// seconds, it also sends the new strip.
 func (l *Live) storeAndSend(snapshot *watch.Snapshot) {
 	data, err := json.Marshal(l.document(snapshot))
 	if err != nil { // a bug: some number is NaN or infinite, which JSON cannot express
@@ -106,7 +106,7 @@ func (l *Live) history() (h History) {
 	return h
 }
 
-// Document returns the document of the present moment.
+// Document returns the document of the present state, which it examines now.
 func (l *Live) Document(ctx context.Context) Document {
 	snapshot := l.watch.Now(ctx)
 	return l.document(&snapshot)
@@ -165,8 +165,8 @@ func (l *Live) removeWatcher(w *watcher) {
 	delete(l.watchers, w)
 }
 
-// ServeHTTP answers GET /live: with one document for ?once, with one as a page of text for ?text, and else with a
-// stream of them.
+// ServeHTTP answers GET /live: with a page of text for ?text, with a stored document for ?at=, with the present document for ?once, and
+// otherwise with a stream of events.
 func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if r.URL.Query().Has("text") {
@@ -179,7 +179,7 @@ func (l *Live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.URL.Query().Has("once") {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // the operator left
+		_ = json.NewEncoder(w).Encode(l.Document(r.Context())) // an error means that the operator has left
 		return
 	}
 	l.serveStream(w, r)
@@ -197,7 +197,7 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	s := newSender(w, r)
 	defer s.close()
 	if s.event("history", l.history()) != nil || s.event("document", l.Document(r.Context())) != nil || s.event("strip", l.strip()) != nil {
-		return // the watcher left
+		return // the watcher has left
 	}
 	for {
 		select {
@@ -211,7 +211,7 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serveText answers with a page of text: of the present document, or of the stored one of the moment at.
+// serveText answers with a page of text: of the present document, or of the document stored at the time at.
 func (l *Live) serveText(w http.ResponseWriter, r *http.Request) {
 	query, width := r.URL.Query(), usualWidth
 	if query.Has("width") {
@@ -231,13 +231,13 @@ func (l *Live) serveText(w http.ResponseWriter, r *http.Request) {
 	} else {
 		var document bytes.Buffer
 		unzip(data, &document)
-		_ = json.Unmarshal(document.Bytes(), &d) // show wrote it, so it can be read
+		_ = json.Unmarshal(document.Bytes(), &d) // storeAndSend has written the document, so it is valid JSON
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	_, _ = io.WriteString(w, textOf(&d, width)) // the operator left
+	_, _ = io.WriteString(w, textOf(&d, width)) // an error means that the operator has left
 }
 
-// storedDocument returns the stored document of a moment in Unix ms, compressed.
+// storedDocument returns the document that was stored at a time in Unix ms, compressed by gzip.
 func (l *Live) storedDocument(at string) (data []byte, refusal *openai.Error) {
 	var ok bool
 	ms, err := strconv.ParseInt(at, 10, 64)
@@ -255,10 +255,10 @@ func (l *Live) storedDocument(at string) (data []byte, refusal *openai.Error) {
 func refuse(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
-	_, _ = w.Write(e.JSON()) // the operator left
+	_, _ = w.Write(e.JSON()) // an error means that the operator has left
 }
 
-// servePast answers with the stored document of the moment at, which is in Unix ms.
+// servePast answers with the document that was stored at the time at, which is in Unix ms.
 func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	data, refusal := l.storedDocument(at)
 	if refusal != nil {
@@ -269,7 +269,7 @@ func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 	w.Header().Set("Vary", "Accept-Encoding")
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		w.Header().Set("Content-Encoding", "gzip")
-		_, _ = w.Write(data) // the operator left
+		_, _ = w.Write(data) // an error means that the operator has left
 		return
 	}
 	unzip(data, w)
@@ -335,6 +335,6 @@ func (s *sender) write(name string, data []byte) error {
 // close ends the compressed stream, if the stream is compressed.
 func (s *sender) close() {
 	if s.compressor != nil {
-		_ = s.compressor.Close() // the watcher left
+		_ = s.compressor.Close() // the watcher has left
 	}
 }

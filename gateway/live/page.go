@@ -39,7 +39,7 @@ func Page() map[string]http.Handler {
 	})
 	all["/runbook.md"] = restricted(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
-		_, _ = w.Write(docs.Runbook) // the operator left
+		_, _ = w.Write(docs.Runbook) // an error means that the operator has left
 	})
 	return all
 }

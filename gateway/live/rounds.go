@@ -7,8 +7,8 @@ import (
 	"evenkeel/internal/words"
 )
 
-// Rounds describes how a group of ranks that prefill and decode gets its prompts. If Sent has grown since the document before, rounds
-// were sent in this second, to the ranks whose Prompts have grown.
+// Rounds describes how a group of ranks that prefill and decode gets its prompts. A round sends prompts to several ranks at once. If Sent
+// has grown since the document before, rounds were sent in this second, to the ranks whose Prompts have grown.
 type Rounds struct {
 	Sent         uint64  `json:"sent"`          // rounds since the start; 0 for policies without rounds
 	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks with a prompt to compute when a round was sent, since the start
@@ -16,7 +16,7 @@ type Rounds struct {
 	EmptyShare   float64 `json:"empty_share"`   // mean share of ranks that computed no prompt in these steps
 	HeldS        float64 `json:"held_s"`        // how long the oldest held request has been held back for a round; 0: none is held
 	MaxHoldS     float64 `json:"max_hold_s"`    // the policy holds no request longer than this
-	Says         string  `json:"says"`          // the same in words
+	Says         string  `json:"says"`          // the fields above in words
 }
 
 // roundsOf describes how a group gets its prompts; nil: its ranks do not prefill.

@@ -38,7 +38,7 @@ type GroupLine struct {
 	Tokens []int64 `json:"most_tokens"`
 }
 
-// Event is something that happened at one moment.
+// Event is something that happened at one time, such as the start of the proxy.
 type Event struct {
 	AtMs int64  `json:"at_ms"`
 	Kind string `json:"kind"` // start, down, up, drain, reload, policy or refused
@@ -46,8 +46,8 @@ type Event struct {
 }
 
 const (
-	maxEvents     = 64 // events in a strip, the latest ones
-	maxGroupLines = 32 // groups with a line
+	maxEvents     = 64 // most events in a strip; older events are left out
+	maxGroupLines = 32 // most groups that have a line
 
 	burstLeast = 10  // fewer refusals with a 429 in a bin are no burst
 	burstShare = 0.1 // a smaller share of the bin's requests is no burst
@@ -132,8 +132,8 @@ func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
 	}
 }
 
-// eventsBetween returns what happened between two samples. before is nil for the first sample, of which only a recent start of the proxy is
-// known.
+// eventsBetween returns what happened between two samples. before is nil for the first sample; then a recent start of the proxy is the only
+// event.
 func eventsBetween(before, after *detect.Sample) (list []Event) {
 	add := func(kind, format string, args ...any) {
 		list = append(list, Event{after.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
@@ -187,11 +187,11 @@ func enginesByChange(before, after *detect.Sample) map[string][]detect.EngineNam
 const (
 	wentDown     = "went down"
 	cameBack     = "came back"
-	undrained    = "took requests again" // an operator took its drain back
+	undrained    = "took requests again" // an operator ended the engine's drain
 	beganToDrain = "began to drain"
 )
 
-// changeOf returns what an engine did whose kind of state (see eventKind) changed.
+// changeOf returns what an engine did when its state changed. from and to are kinds of states (see eventKind).
 func changeOf(from, to string) string {
 	switch {
 	case to == "down":
@@ -204,7 +204,7 @@ func changeOf(from, to string) string {
 	return cameBack
 }
 
-// eventKind returns the kind of event that brings an engine into a state.
+// eventKind returns the kind of event that brings an engine into a state: up, drain, or down for all other states.
 func eventKind(state string) string {
 	if state == "up" || state == "drain" {
 		return state

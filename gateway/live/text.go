@@ -25,7 +25,7 @@ const (
 	incidentsInFull   = 3
 	incidentsNamed    = 10
 	incidentsOver     = 3
-	mostListed        = 8 // of each of: prefill engines, engines that are not well, peers, scopes
+	mostListed        = 8 // lines each for prefill engines, engines with trouble, peers and ownership scopes
 	decisionsListed   = 5
 	replaysOfAGroup   = 4
 	ranksWithTheirBar = 16
@@ -52,7 +52,7 @@ func textOf(d *Document, width int) string {
 	return strings.Join(s.lines, "\n") + "\n"
 }
 
-// proxy writes one line: which proxy this is, and whether it serves requests.
+// proxy writes one line: the id, version, region and role of the proxy, and whether it serves requests.
 func (s *sheet) proxy(d *Document) {
 	p, state := &d.Proxy, "ready"
 	switch {
@@ -72,19 +72,19 @@ func (s *sheet) incidents(d *Document) {
 	lasting := 0
 	for i := range d.Incidents {
 		in := &d.Incidents[i]
-		if in.UntilMs > 0 { // it has ended, so resolved lists it
+		if in.UntilMs > 0 { // the incident has ended, so the method resolved lists it
 			continue
 		}
 		lasting++
 		title := fmt.Sprintf("! %s, for %s", in.Severity, timeSince(d, in.SinceMs))
-		if in.LastMs > 0 { // it comes and goes, and is not found at the moment
+		if in.LastMs > 0 { // the incident comes and goes, and is not present now
 			title += ", not found for " + timeSince(d, in.LastMs) + " and over if it stays so"
 		}
 		title += ": " + cmp.Or(in.Headline, "incident")
 		switch {
 		case lasting <= incidentsInFull:
 			s.row("%s", title)
-			// Named says in sentences which engines, ranks, groups or models have the incident.
+			// in.Named says in sentences which engines, ranks, groups or models have the incident.
 			s.paragraph(4, strings.TrimSpace(withFullStop(in.What)+" "+withFullStop(in.Harm))+" "+in.Named)
 			s.paragraph(4, in.Clients)
 			next := "Next: " + in.Next
@@ -107,7 +107,7 @@ func (s *sheet) incidents(d *Document) {
 	}
 }
 
-// resolved writes the incidents that were resolved last.
+// resolved writes the incidents that ended last, at most incidentsOver of them.
 func (s *sheet) resolved(d *Document) {
 	n := 0
 	for i := range d.Incidents {
@@ -240,7 +240,7 @@ func (s *sheet) decisions(all []Decision) {
 			s.row("last decisions:")
 		}
 		prompt, waited := "", ""
-		if d.Prompt > 0 { // 0: not known
+		if d.Prompt > 0 { // 0: the length of the prompt is not known
 			prompt = shortCount(int64(d.Prompt)) + " tokens, "
 		}
 		if d.Rank != "" || d.WaitMs > 0 {
@@ -259,13 +259,13 @@ func withFullStop(sentence string) string {
 	return sentence + "."
 }
 
-// clock is a moment (Unix ms) as the time of day.
+// clock writes a time in Unix ms as the time of day in UTC.
 func clock(ms int64) string { return time.UnixMilli(ms).UTC().Format("15:04:05 UTC") }
 
-// timeSince is the time from a moment (Unix ms) to the making of the document, in words.
+// timeSince writes how long a time in Unix ms lies before the time of the document.
 func timeSince(d *Document, ms int64) string { return durationText(float64(max(0, d.AtMs-ms)) / 1000) }
 
-// durationText writes a time in one unit that fits its length.
+// durationText writes a duration in ms, s, min, h or d, whichever fits its length.
 func durationText(seconds float64) string {
 	switch {
 	case seconds < 1:
@@ -280,7 +280,7 @@ func durationText(seconds float64) string {
 	return fmt.Sprintf("%.0f d", seconds/86400)
 }
 
-// shortCount shortens a count to five characters.
+// shortCount shortens a count to about five characters, such as 12k or 1.2M.
 func shortCount[N int64 | uint64](n N) string {
 	switch {
 	case n >= 10_000_000:
@@ -293,7 +293,7 @@ func shortCount[N int64 | uint64](n N) string {
 	return fmt.Sprint(n)
 }
 
-// percentiles is a latency as text.
+// percentiles writes the median and the 99th percentile of a latency; –: there were no samples.
 func percentiles(l detect.Latency) string {
 	if l.Samples == 0 {
 		return "–"

@@ -7,7 +7,7 @@ import (
 	"evenkeel/internal/words"
 )
 
-// model writes the pool of a model, and its groups.
+// model writes how many requests wait in the pool of a model, and the groups of its ranks.
 func (s *sheet) model(m *Model, d *Document) {
 	s.lines = append(s.lines, "")
 	pool := "the pool is empty"
@@ -172,7 +172,7 @@ func eighths(share float64, cells, cell int) int {
 	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
 }
 
-// A picture has rows of columns, called bands: at most mostBands, each bandLines high.
+// drawColumns draws the ranks in bands, which are rows of columns: at most mostBands bands, each bandLines lines high.
 const (
 	mostBands = 8
 	bandLines = 2
@@ -182,11 +182,11 @@ const (
 // has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
 // to compute.
 func (s *sheet) drawColumns(g *Group) {
-	const axis = 6                                                  // columns of the labels on the left
+	const axis = 6                                                  // width of the labels on the left
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most := float64(max(1, g.MostTokens))
-	mostBacklog := int64(1) // at least 1, because it divides
+	mostBacklog := int64(1) // at least 1, because backlogs are divided by it
 	for i := range g.Ranks {
 		mostBacklog = max(mostBacklog, g.Ranks[i].Backlog)
 	}

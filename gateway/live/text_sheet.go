@@ -44,7 +44,7 @@ func (s *sheet) command(command string) {
 		}
 		end, open := breakAt(command, s.width-2, quote)
 		line, next := command[:end]+`\`, command[end:]
-		if open == '\'' { // a backslash has no effect between single quotes, so they are closed and opened again
+		if open == '\'' { // a backslash has no effect between single quotes, so the quotes are closed before it, and opened again after it
 			line, next, open = command[:end]+`'\`, "'"+next, 0
 		}
 		s.lines = append(s.lines, line)
@@ -92,7 +92,7 @@ func clean(text string) string {
 }
 
 // columns is an upper bound of a text's width in columns. Some characters take two columns. Instead of a table of them, every character
-// outside of the ranges that this page itself draws counts as two. A text that is narrower only leaves room.
+// outside of the ranges that this page itself draws counts as two. If the text is really narrower, only some room is left.
 func columns(text string) (n int) {
 	for _, r := range text {
 		n += columnsOf(r)

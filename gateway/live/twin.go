@@ -10,7 +10,7 @@ import (
 )
 
 // twinInWords returns the twin's verdict about a group in words, or in note the reason why there is none. Both are empty for a group
-// without barrier, because the twin replays steps. replays: the config lists policies for the twin to replay.
+// without barrier, because the twin replays common steps of ranks. replays is true if the config lists policies for the twin to replay.
 func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string, note string) {
 	says = []string{}
 	switch v := g.Twin; {
@@ -56,11 +56,11 @@ func spanText(seconds float64) string {
 type Counterfactual struct {
 	Policy     string  `json:"policy"`
 	MostTokens int64   `json:"most_tokens"`
-	SavedMs    float64 `json:"saved_ms"` // by how much steps under this policy are longer than now; below 0: shorter
+	SavedMs    float64 `json:"saved_ms"` // by how many ms steps under this policy are longer than now; below 0: shorter
 }
 
 // counterfactuals returns the load of the fullest rank under other policies. The twin knows how much longer their steps are in ms, and the
-// step model how many ms each KV token costs (StepModel.PerTokenMs). Policies whose difference the twin does not claim are left out.
+// step model how many ms each KV token costs (StepModel.PerTokenMs). Policies for which the twin has found no sure difference are left out.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
 	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {

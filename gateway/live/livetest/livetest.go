@@ -24,7 +24,7 @@ type Proxy struct {
 	began  time.Time
 	ranks  int
 	asked  int           // times that facts were asked for
-	ahead  time.Duration // how far its clock is ahead
+	ahead  time.Duration // how far the proxy's clock is ahead of the real time
 	failed map[detect.Outcome]uint64
 	whys   map[detect.Outcome]detect.Why
 	fails  uint64 // failed requests in total, from which rates are computed
@@ -36,7 +36,7 @@ type Proxy struct {
 // New returns a proxy with this number of ranks.
 func New(ranks int) *Proxy { return &Proxy{began: time.Now(), ranks: ranks} }
 
-// Change sets a function that changes all facts from now on; nil: none does.
+// Change sets a function that changes all facts from now on; nil: nothing changes them.
 func (p *Proxy) Change(change func(*detect.Facts)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -50,7 +50,7 @@ func (p *Proxy) Decide(decide func([]live.Decision)) {
 	p.decide = decide
 }
 
-// Age moves the start of the proxy into the past.
+// Age moves the start of the proxy into the past by d.
 func (p *Proxy) Age(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,7 +64,7 @@ func (p *Proxy) Fail(by map[detect.Outcome]uint64, whys map[detect.Outcome]detec
 	p.failed, p.whys, p.fails = by, whys, all
 }
 
-// Pass moves the clock of the proxy forward.
+// Pass moves the clock of the proxy forward by d.
 func (p *Proxy) Pass(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,10 +74,10 @@ func (p *Proxy) Pass(d time.Duration) {
 // seconds returns the time since the start. The caller holds p.mu.
 func (p *Proxy) seconds() float64 { return (time.Since(p.began) + p.ahead).Seconds() }
 
-// Watch returns a Watch of the proxy.
+// Watch returns a Watch that samples the simulated proxy.
 func (p *Proxy) Watch() *watch.Watch { return watch.New(watch.Deps{Sample: p.Sample, Facts: p.Facts}) }
 
-// Live returns a Live of what a Watch sees.
+// Live returns a Live that shows the results of w.
 func (p *Proxy) Live(w *watch.Watch) *live.Live {
 	return live.New(w, live.Options{Version: "dev", Log: zap.NewNop(), Decisions: p.Decisions})
 }
@@ -98,7 +98,7 @@ func (p *Proxy) load(i int, s float64) int64 {
 	return int64(base)
 }
 
-// Sample returns the present sample.
+// Sample returns the loads of the simulated ranks at the present time of the proxy.
 func (p *Proxy) Sample(context.Context) (s detect.Sample, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -138,7 +138,7 @@ func (p *Proxy) at(seconds float64) (s detect.Sample) {
 	return s
 }
 
-// Facts returns the present facts.
+// Facts returns the facts of the last sample once, and otherwise new ones. Asked counts its calls.
 func (p *Proxy) Facts(context.Context) detect.Facts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,7 +211,7 @@ func (p *Proxy) facts() detect.Facts {
 	return f
 }
 
-// Decisions returns the last decisions.
+// Decisions returns 12 made-up decisions, the latest first.
 func (p *Proxy) Decisions(now time.Time) []live.Decision {
 	list := []live.Decision{}
 	p.mu.Lock()
