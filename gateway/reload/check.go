@@ -64,13 +64,13 @@ func checkWritable(path string) error {
 		return err
 	}
 	f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	if errors.Is(err, fs.ErrNotExist) { // a symlink to a file that is not there yet, which a proxy creates
+	if errors.Is(err, fs.ErrNotExist) { // the path is a symlink to a file that does not exist yet, which a proxy would create
 		to, linkErr := os.Readlink(path)
 		if linkErr != nil {
 			return err
 		}
 		if !filepath.IsAbs(to) {
-			to = filepath.Dir(path) + "/" + to // not Join, which takes .. for the folder of a symlink
+			to = filepath.Dir(path) + "/" + to // not filepath.Join, which would remove a symlink before ..
 		}
 		return checkWritable(to)
 	}

@@ -12,10 +12,10 @@ import (
 	"evenkeel/predictor"
 )
 
-// maxFit bounds the size of a fit file, in bytes. It is generous: the outputs of 4096 keys take a few MB.
+// maxFit bounds the size of a fit file, in bytes. The bound is generous: the outputs of 4096 keys take a few MB.
 const maxFit = 256 << 20
 
-// readIfChanged parses the fit file, and notes its version and its kind. It returns nil if no file is configured, or if the file has not
+// readIfChanged parses the fit file, and stores its version and its kind. It returns nil if no file is configured, or if the file has not
 // changed since it was last read.
 func (f *fitFile) readIfChanged() (*predictor.Fit, error) {
 	if f.path == "" {
@@ -56,12 +56,12 @@ func (r *Reloader) warnOfUnusedFit(cfg *config.Config) {
 	}
 }
 
-// reloadFit makes predictions start anew from a new version of the fit file. It returns whether they do.
+// reloadFit makes predictions start anew from a new version of the fit file, and returns whether it did.
 func (r *Reloader) reloadFit() (bool, error) {
 	r.fit.path = r.Settings().Predictor.File
 	fit, err := r.fit.readIfChanged()
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // the file is being replaced
+	case errors.Is(err, fs.ErrNotExist): // probably the file is being replaced, so a later check reads it
 		return false, nil
 	case err != nil:
 		return false, err

@@ -1,5 +1,5 @@
-// Package reload holds the config in force and the contents of the files that the config names. It reads them again when they change. A new
-// config is checked as a whole, and comes into force as a whole or not at all.
+// Package reload holds the config in force and the contents of the files that the config names. It reads the config and these files again
+// when they change. A new config is checked as a whole, and comes into force as a whole or not at all.
 package reload
 
 import (
@@ -51,8 +51,8 @@ func (r *Reloader) SetSource(file string, load func() (*config.Config, error)) {
 }
 
 // Reload reads the config file again and puts it in force: all of it or, if there is an error, nothing. The result names the changed keys
-// that need a restart. With dry, Reload changes nothing, and the result says what it would change. Otherwise it also checks the files that
-// the config names.
+// that need a restart. With dry, Reload changes nothing, and the result says what it would change. Without dry, it also reads changed files
+// that the config names.
 func (r *Reloader) Reload(dry bool) Reload {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -93,7 +93,7 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 	r.source.lastRead, r.source.refusedFiles = present, nil
 	switch {
 	case err != nil:
-		r.source.refusedFiles = p.namedFiles // a change of these files may mend it
+		r.source.refusedFiles = p.namedFiles // a change of one of these files may make the config valid
 	case result.Outcome == used:
 		r.source.inForce, r.source.at = present, result.At
 		r.callOnChange()
@@ -105,7 +105,8 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 	return result
 }
 
-// refuse makes the outcome that of an error, with the error's position in the file if it has one. Nothing has changed then.
+// refuse turns the result into that of a refused config: the error, and its position in the file if it has one. No setting has changed
+// then.
 func (r *Reload) refuse(err error) {
 	r.Outcome, r.Changes, r.Restart = refused, []config.Change{}, nil
 	r.Error = err.Error()
@@ -146,7 +147,7 @@ func (r *Reloader) report(result *Reload) {
 func (r *Reloader) warnOfDoubts(cfg *config.Config) {
 	for _, d := range cfg.Doubts() {
 		at := zap.Skip()
-		if d.Line > 0 { // otherwise the value is not in the file
+		if d.Line > 0 { // 0: the value is not from the file
 			at = zap.String("at", fmt.Sprintf("%s:%d:%d", d.File, d.Line, d.Column))
 		}
 		r.deps.Log.Warn(d.Msg, zap.String(keyField, d.Path), at)
@@ -157,7 +158,7 @@ func (r *Reloader) warnOfDoubts(cfg *config.Config) {
 func (r *Reloader) exportStatus() {
 	r.metrics.exportConfig(&r.source)
 	s := &ConfigStatus{File: r.source.file, Since: r.source.at, Last: r.source.last}
-	if r.source.load != nil { // otherwise there is no file
+	if r.source.load != nil { // nil: the config does not come from a file
 		s.SHA256 = fmt.Sprintf("%x", r.source.inForce)
 	}
 	r.status.Store(s)
@@ -185,7 +186,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	var fit *predictor.Fit
-	if merged.Predictor.File == old.Predictor.File { // reloadFit reads the file if its content has changed
+	if merged.Predictor.File == old.Predictor.File { // the same fit file, which reloadFit reads if its content has changed
 		p.fit = r.fit
 	} else if fit, err = p.fit.readIfChanged(); err != nil {
 		return p, fmt.Errorf("predictor.file: %w", err)

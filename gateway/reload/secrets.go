@@ -28,7 +28,7 @@ func digestOf(file string) digest {
 	if err != nil {
 		return digest{}
 	}
-	defer func() { _ = f.Close() }() // nothing is written
+	defer func() { _ = f.Close() }() // an error loses nothing, because the file was only read
 	hash := sha256.New()
 	if _, err := io.Copy(hash, f); err != nil { // in pieces, because the file may be very large by mistake
 		return digest{}
@@ -36,7 +36,7 @@ func digestOf(file string) digest {
 	return digest(hash.Sum(nil))
 }
 
-// digestsOf returns the digests of files.
+// digestsOf returns the digests of files by their paths; zero: a file cannot be read.
 func digestsOf(files []string) map[string]digest {
 	all := make(map[string]digest, len(files))
 	for _, file := range files {
@@ -45,7 +45,7 @@ func digestsOf(files []string) map[string]digest {
 	return all
 }
 
-// loadToken reads the token of operators; nil: no file is configured, so admin requests need no token.
+// loadToken reads the token that admin requests need; nil: no file is configured, so they need none.
 func loadToken(file string) (*token, error) {
 	if file == "" {
 		return nil, nil
@@ -56,7 +56,7 @@ func loadToken(file string) (*token, error) {
 		return nil, fmt.Errorf("admin.token_file: %w", err)
 	case len(word) == 0:
 		return nil, fmt.Errorf("admin.token_file %s is empty; write the token into it", file)
-	case bytes.ContainsAny(word, "\r\n"): // no header of a request could have it
+	case bytes.ContainsAny(word, "\r\n"): // a header cannot contain a line end, so no request could send this token
 		return nil, fmt.Errorf("admin.token_file %s has more than one line; write the token alone", file)
 	}
 	return &token{sha256.Sum256(word)}, nil
@@ -71,8 +71,8 @@ func readSecret(file string) ([]byte, error) {
 	return bytes.TrimSpace(text), err
 }
 
-// CheckToken says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required). If they
-// need none, every token is known.
+// CheckToken says whether a token is that of admin.token_file (known), and whether admin requests need a token at all (required). If admin
+// requests need no token, every token is known.
 func (r *Reloader) CheckToken(word string) (known, required bool) {
 	t := r.token.Load()
 	if t == nil {
@@ -82,7 +82,7 @@ func (r *Reloader) CheckToken(word string) (known, required bool) {
 	return subtle.ConstantTimeCompare(got[:], t.sum[:]) == 1, true
 }
 
-// readPromptKey reads the key of the hashes by which the predictor distinguishes prompts; nil: it does not distinguish them.
+// readPromptKey reads the key with which prompts are hashed for the predictor; nil: the predictor does not distinguish prompts.
 func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 	if p.Kind != predictor.KindExact {
 		return nil, nil
@@ -101,8 +101,8 @@ func readPromptKey(p board.PredictorConfig) ([]byte, error) {
 // leastSecret is the least length of a key in bytes: 128 bits.
 const leastSecret = 16
 
-// fleetPrefix is the prefix of a file that the fleet reads, in lastRead and in secrets.othersFiles. The listener for other proxies may read
-// the same file, and the prefix lets each of the two notice a change.
+// fleetPrefix marks a file that the fleet reads, in lastRead and in secrets.othersFiles. The listener for other proxies may read the same
+// file, and each of the two readers must notice a change.
 const fleetPrefix = "ca_file "
 
 // readSecrets reads all secrets that a config names.
@@ -168,7 +168,7 @@ func (r *Reloader) useSecrets(s *secrets) {
 	r.exportExpiry()
 }
 
-// exportExpiry exports when the certificates of listeners end.
+// exportExpiry sets the metric with the time at which the certificate of each listener expires.
 func (r *Reloader) exportExpiry() {
 	for key, ends := range r.Certificates() {
 		r.metrics.certEnd.WithLabelValues(key).Set(float64(ends.Unix()))
@@ -198,7 +198,7 @@ func (r *Reloader) warnIfWorldReadable(files ...privateFile) {
 	}
 }
 
-// PromptKey is the key of the hashes by which the predictor distinguishes prompts; nil: it does not distinguish them.
+// PromptKey returns the key with which prompts are hashed for the predictor; nil: the predictor does not distinguish prompts.
 func (r *Reloader) PromptKey() []byte {
 	if key := r.promptKey.Load(); key != nil {
 		return *key

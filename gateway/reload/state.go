@@ -28,17 +28,18 @@ type Reloader struct {
 	settings  atomic.Pointer[Settings]
 	status    atomic.Pointer[ConfigStatus]
 	keys      atomic.Pointer[keys.Set]
-	token     atomic.Pointer[token] // the token of operators; nil: admin requests need none
+	token     atomic.Pointer[token] // the token that admin requests need; nil: they need none
 	promptKey atomic.Pointer[[]byte]
 	tls       [listeners]*certs.Pair // never replaced once listeners have them: a reload changes their contents
-	authority *certs.Authority       // signs the certificates of other dispatchers; nil: these have none
-	onChange  []func()               // see OnChange
+	authority *certs.Authority       // signs the certificates of other proxies; nil: other proxies have no certificates
+	onChange  []func()               // functions to call after files may have changed (see OnChange)
 
 	mu       sync.Mutex // guards all fields below: only one goroutine at a time reads files
 	source   source
 	fit      fitFile
 	lastRead map[string]digest // digests of small files as they were last read
-	// distrusted has the digests of the files of profiles if engines could not take up the last change of a ca_file.
+	// distrusted has the digests of the files of all profiles at the last change of a ca_file that could not be used; nil: the last change was
+	// used.
 	distrusted map[string]digest
 }
 
@@ -54,7 +55,7 @@ const (
 // between.
 func (r *Reloader) Settings() *Settings { return r.settings.Load() }
 
-// prepared is a config that was checked. Everything that may fail has been done.
+// prepared is a config that was checked. All files that it names have been read.
 type prepared struct {
 	settings   *Settings
 	changes    []config.Change
@@ -70,9 +71,10 @@ type source struct {
 	load     func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
 	lastRead digest                         // the version of the file that was last read
 	inForce  digest                         // the version in force
-	// refusedFiles has the digests of the files that the last version names, if it was refused: it is tried again when one of them changes.
+	// refusedFiles has the digests of the files that a refused config names: the config is tried again when one of them changes. nil: the last
+	// version was not refused.
 	refusedFiles map[string]digest
-	at           time.Time // since when this version is in force
+	at           time.Time // time since which the version inForce is in force
 	last         *Reload   // the last reload; nil: there was none
 }
 
@@ -117,7 +119,8 @@ type Settings struct {
 	Accept openai.Limits // limits of what a client may send
 }
 
-// newSettings derives the settings from a config. The files that the config names are not part of them (see secrets.go).
+// newSettings derives the settings from a config. The contents of the files that the config names are not part of the settings (see
+// secrets).
 func newSettings(cfg *config.Config) *Settings {
 	return &Settings{fleet.NewSettings(cfg), openai.Limits{
 		VocabSize: vocabSize(cfg), ChatTemplate: cfg.Limits.ChatTemplate, MediaHosts: cfg.Limits.MediaHosts,
@@ -144,7 +147,7 @@ func vocabSize(cfg *config.Config) int {
 type secrets struct {
 	keys        *keys.Set
 	token       *token
-	prompts     []byte                 // the key of the hashes of prompts; nil: prompts are not distinguished
+	prompts     []byte                 // key with which prompts are hashed for the predictor; nil: it does not distinguish prompts
 	tls         [listeners]*certs.Pair // nil: the listener has no TLS
 	digests     map[string]digest      // digests of the files as they were read
 	othersFiles map[string]digest      // digests of the files that other components read: authorities and geo keys
@@ -182,7 +185,7 @@ func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
 // Certificate returns the certificate of a listener; nil: the listener has no TLS.
 func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener] }
 
-// Authority returns the authority that signs the certificates of other dispatchers; nil: these have none.
+// Authority returns the authority that signs the certificates of other proxies; nil: other proxies have no certificates.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
 // newMetrics registers the metrics of reloads.
@@ -205,7 +208,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		hash: gauge("evenkeel_config_hash",
 			"The first 48 bits of the SHA-256 of the config file in force. It is equal on proxies with equal files, and 0 without a file."),
 	}
-	// Each count is there from the start, as 0.
+	// Each counter exists from the start with the value 0, so that its rate shows the first reload, too.
 	for _, key := range []string{keyConfig, keyKeys, keyToken, keyTLS, keyAdminTLS, keyAuthority, keyPredictor, keyPromptKey, keyGeoTLS,
 		keyGeoCA, keyGeoKeys} {
 		for _, outcome := range []string{used, refused} {
@@ -234,7 +237,7 @@ type fitFile struct {
 	kind     predictor.Kind // kind of the fit that was last read
 }
 
-// fileState identifies a version of a large file.
+// fileState identifies a version of a large file without reading the file.
 type fileState struct {
 	modified time.Time
 	size     int64

@@ -57,14 +57,14 @@ func filesOfProfiles(cfg *config.Config) (all []string) {
 // Watch.
 func (r *Reloader) OnChange(notify func()) { r.onChange = append(r.onChange, notify) }
 
-// reloadChangedFiles reads each file anew whose content has changed, and calls the functions of OnChange. It reads the config file also if
-// that was refused and a file that it names has changed, because the change may mend it.
+// reloadChangedFiles reads each file anew whose content has changed, and calls the functions of OnChange. It also reads a refused config
+// file again if a file that it names has changed, because the change may make the config valid.
 func (r *Reloader) reloadChangedFiles() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.source.load != nil {
 		present := digestOf(r.source.file)
-		isThere := present != (digest{}) // otherwise it is being replaced
+		isThere := present != (digest{}) // a zero digest: the file is being replaced
 		if isThere && (present != r.source.lastRead || anyChanged(r.source.refusedFiles)) {
 			const dry = false
 			r.reload(dry)
@@ -154,7 +154,7 @@ func reloadFile[T any](r *Reloader, file string, read func(file string) (T, erro
 
 // reloadCertificate reads the certificate of a listener and its key again, if they have changed. It returns whether a new pair is in force.
 func (r *Reloader) reloadCertificate(listener int) (changed bool, err error) {
-	if r.tls[listener] == nil { // it has no TLS
+	if r.tls[listener] == nil { // the listener has no TLS
 		return false, nil
 	}
 	defer r.exportExpiry()
@@ -191,7 +191,7 @@ func (r *Reloader) reloadTrust() (bool, error) {
 	return changed, err
 }
 
-// reloadGeoCA puts a changed authority for other dispatchers in force.
+// reloadGeoCA puts a changed authority for the certificates of other proxies in force.
 func (r *Reloader) reloadGeoCA() (bool, error) {
 	file := r.Settings().Geo.TLS.CA
 	if r.authority == nil || !r.noteChange(file) {
@@ -200,7 +200,7 @@ func (r *Reloader) reloadGeoCA() (bool, error) {
 	return true, r.authority.Load(file)
 }
 
-// reloadGeoKeys puts changed keys for calls between dispatchers in force.
+// reloadGeoKeys puts changed keys for calls between proxies in force.
 func (r *Reloader) reloadGeoKeys() (bool, error) {
 	c := &r.Settings().Geo
 	if !c.On() {
@@ -209,8 +209,8 @@ func (r *Reloader) reloadGeoKeys() (bool, error) {
 	return reloadFile(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
 }
 
-// reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after it has
-// finished again.
+// reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after a request
+// with it has finished again.
 func (r *Reloader) reloadPromptKey() (bool, error) {
 	p := r.Settings().Predictor
 	if r.PromptKey() == nil {
