@@ -9,10 +9,10 @@ import (
 type Filter struct {
 	Model   string
 	Key     string  // name of the caller's API key
-	Outcome string  // an outcome, or Failed for all failures (see failed)
+	Outcome string  // an outcome; Failed: all requests that failed with 5xx or 429
 	Engine  string  // part of the name of a prefill engine or decode rank to which the request was sent
 	ID      string  // part of the request's id, or of the client's id for it
-	SlowMs  float64 // least time in ms that the client waited (see waited)
+	SlowMs  float64 // least time in ms that the client waited for the first token
 }
 
 // Failed is the value of Filter.Outcome for all requests that failed.
@@ -28,7 +28,8 @@ func (f *Filter) passes(r *Receipt, now time.Time) bool {
 		(f.Engine == "" || r.wentTo(f.Engine))
 }
 
-// waited is the time in ms that the client has waited: until the first token, or if there is none until the end, or until now.
+// waited is the time in ms that the client has waited from the arrival: until the first token, without a token until the end, or until now
+// if the request still runs.
 func (r *Receipt) waited(now time.Time) float64 {
 	switch {
 	case r.TTFT > 0:

@@ -8,7 +8,7 @@ type Hits struct{ Prompt, Cached int }
 func (h *Hits) add(o Hits) { h.Prompt, h.Cached = h.Prompt+o.Prompt, h.Cached+o.Cached }
 
 const (
-	minutesKept = 15 // minutes of which sums are kept, including the present one
+	minutesKept = 15 // number of minutes for which sums are kept, including the present minute
 	maxKeys     = 64 // API keys that can have sums at the same time; a key keeps its sums as long as it sends requests
 )
 
@@ -45,7 +45,7 @@ func (s sums) add(r *Receipt) {
 		s[r.Key] = k
 	}
 	m := &k.each[now%minutesKept]
-	if m.minute != now { // the place still has another minute
+	if m.minute != now { // the entry still has the sums of an older minute
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})

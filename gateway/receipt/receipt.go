@@ -9,10 +9,10 @@ const Ended = "ended"
 
 // States of a request that runs.
 const (
-	Queued       = "queued"   // it waits for a prefill engine
-	Prefilling   = "prefill"  // its prompt is computed
-	Pooled       = "pooled"   // it waits for a decode rank
-	Transferring = "transfer" // its decode request was sent, and its first event has not come
+	Queued       = "queued"   // the request waits for a prefill engine
+	Prefilling   = "prefill"  // the prompt is being computed
+	Pooled       = "pooled"   // the request waits for a decode rank
+	Transferring = "transfer" // the decode request was sent, and its first event has not come
 )
 
 // A Receipt says what happened to one client's request, as GET /decisions shows it. Times are in ms.
@@ -33,8 +33,8 @@ type Receipt struct {
 	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer is whole, or still runs
 
 	Route  string `json:"route,omitempty"`  // disaggregated, aggregated, local-prefill or passed-through
-	Peer   string `json:"peer,omitempty"`   // the dispatcher to which the request was sent
-	Origin string `json:"origin,omitempty"` // the dispatcher from which the request came
+	Peer   string `json:"peer,omitempty"`   // the other proxy to which the request was sent
+	Origin string `json:"origin,omitempty"` // the other proxy from which the request came
 
 	PromptTokens int     `json:"prompt_tokens"`
 	CachedTokens int     `json:"cached_tokens"`
@@ -73,16 +73,16 @@ func (w *Waits) Add(other *Waits) {
 type Attempt struct {
 	N       int      `json:"n"`
 	Leg     string   `json:"leg,omitempty"`
-	At      float64  `json:"at_ms"` // when the attempt began, since arrival
+	At      float64  `json:"at_ms"` // when the attempt began, in ms since arrival
 	State   string   `json:"state"`
-	Since   float64  `json:"since_ms"` // when the state began, since arrival
+	Since   float64  `json:"since_ms"` // when the state began, in ms since arrival
 	Waits   Waits    `json:"waits_ms"` // times of the phases that have ended
 	Prefill *Prefill `json:"prefill,omitempty"`
 	Decode  *Decode  `json:"decode,omitempty"`
 	Engine  string   `json:"engine,omitempty"` // the engine to which a request was passed through
-	Peer    string   `json:"peer,omitempty"`   // the dispatcher to which the request was sent; its part is in GET /geo/receipts
+	Peer    string   `json:"peer,omitempty"`   // the other proxy to which the request was sent; its part is in GET /geo/receipts
 	Cause   string   `json:"cause,omitempty"`  // why the attempt failed
-	Status  int      `json:"status,omitempty"` // the status of the engine's answer; 0: there was none
+	Status  int      `json:"status,omitempty"` // the status of the engine's answer; 0: no answer came
 	Again   bool     `json:"again,omitempty"`  // another attempt followed
 
 	FailedOn string `json:"failed_on,omitempty"` // the engine or rank that failed; empty: none failed, or it is not known which
@@ -98,7 +98,7 @@ type Prefill struct {
 	Prompt    int      `json:"prompt_tokens,omitempty"` // counted or estimated when the engine was chosen, then replaced by the engine's count
 	Cached    int      `json:"cached_tokens,omitempty"` // prompt tokens that the engine found in its prefix cache
 	Ahead     int      `json:"probes_ahead"`            // other prefill requests on the engine when this one was sent
-	Best      []Choice `json:"best,omitempty"`          // least score first
+	Best      []Choice `json:"best,omitempty"`          // the best candidates, least score first
 }
 
 // Decode says which decode rank was chosen, and why.
@@ -116,7 +116,7 @@ type Decode struct {
 	Fullest  int64    `json:"fullest_kv_tokens"`              // KV tokens on the group's fullest rank before this request
 	Able     int      `json:"able,omitempty"`                 // ranks that could have taken the request
 	Better   string   `json:"better,omitempty"`               // which score is better: more or less
-	Best     []Choice `json:"best,omitempty"`                 // best first, with their values at the end of the tick
+	Best     []Choice `json:"best,omitempty"`                 // the best ranks, best first, with their values at the end of the tick
 }
 
 // Choice is a prefill candidate or a decode rank that could have been chosen.
@@ -140,7 +140,7 @@ func (r *Receipt) AddAttempt(a Attempt) {
 	r.Attempts = append(r.Attempts, a)
 }
 
-// FindAttempt returns the attempt of a leg with that number; nil: it is not kept.
+// FindAttempt returns the attempt of a leg with that number; nil: the receipt has no such attempt.
 func (r *Receipt) FindAttempt(leg string, n int) *Attempt {
 	for i := range r.Attempts {
 		if a := &r.Attempts[i]; a.N == n && a.Leg == leg {

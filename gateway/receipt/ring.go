@@ -19,9 +19,9 @@ type Ring struct {
 	ended   []*Receipt                 // a ring buffer; its receipts never change
 	next    int                        // index in ended for the next receipt
 	count   int                        // receipts in ended
-	bytes   int64                      // their size in memory, about
+	bytes   int64                      // about how much memory the receipts in ended take
 	byID    map[string]*Receipt        // receipts in ended, by evenkeel's request id; ids of clients are not unique
-	running map[string]*RunningReceipt // by evenkeel's request id
+	running map[string]*RunningReceipt // receipts of requests that run, by evenkeel's request id
 	hits    sums
 }
 
@@ -31,7 +31,7 @@ func NewRing(last int, maxBytes int64) *Ring {
 	if last <= 0 {
 		return nil
 	}
-	room := min(int64(last), maxBytes/sizeReceipt+1) // more receipts never fit, and each place takes memory
+	room := min(int64(last), maxBytes/sizeReceipt+1) // more receipts never fit into maxBytes, and each place in ended takes memory
 	return &Ring{
 		maxBytes: maxBytes, ended: make([]*Receipt, room), byID: map[string]*Receipt{}, running: map[string]*RunningReceipt{}, hits: sums{},
 	}
@@ -44,7 +44,7 @@ type RunningReceipt struct {
 	r    Receipt
 }
 
-// Open begins the receipt of a request.
+// Open begins the receipt of a request that now runs. A nil Ring returns nil, which records nothing.
 func (g *Ring) Open(r *Receipt) *RunningReceipt {
 	if g == nil {
 		return nil
@@ -75,7 +75,7 @@ func (l *RunningReceipt) End(change func(*Receipt)) {
 	change(&l.r)
 	l.r.close()
 	done := l.r
-	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a copy, because parts that end late still write into l.r
+	done.Attempts = slices.Clip(slices.Clone(done.Attempts)) // a copy, because legs of the request that end late still write into l.r
 	l.mu.Unlock()
 	l.ring.addEnded(&done)
 }
@@ -117,7 +117,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 	if g == nil {
 		return list
 	}
-	clientID := words.Clip(id) // ids of clients are kept clipped
+	clientID := words.Clip(id) // receipts have the ids of clients in clipped form
 	var running []*RunningReceipt
 	g.mu.Lock()
 	for i := range g.count {
@@ -126,7 +126,7 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 		}
 	}
 	for _, l := range g.running {
-		if l.r.ClientID == clientID && l.r.ID != id { // both ids never change, so no lock is needed
+		if l.r.ClientID == clientID && l.r.ID != id { // neither id ever changes, so l.mu is not needed
 			running = append(running, l)
 		}
 	}
@@ -239,7 +239,7 @@ func (g *Ring) Loads() map[string]Load {
 		if l.r.State == Queued || l.r.State == Pooled {
 			load.Waiting++
 		}
-		// the prompt is being computed, or its KV is held
+		// the prefill engine computes the prompt, or holds its KV
 		onPrefillEngine := l.r.State == Prefilling || l.r.State == Pooled || l.r.State == Transferring
 		if n := len(l.r.Attempts); onPrefillEngine && n > 0 && l.r.Attempts[n-1].Prefill != nil {
 			load.Prompts++
@@ -278,7 +278,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 			requestsOf[h]++
 		}
 	}
-	second := 0 // number of the host with the second most
+	second := 0 // failed requests of the host with the second most
 	for h, n := range requestsOf {
 		if n > most {
 			host, most, second = h, n, most
