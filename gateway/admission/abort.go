@@ -10,7 +10,8 @@ import (
 	"evenkeel/gateway/openai"
 )
 
-// abort ends the caller's requests that the body names, as engines do. It ignores names that no request of the caller has.
+// abort ends the caller's requests that the body names, as the abort endpoints of engines do. It ignores names that no request of the
+// caller has.
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {

@@ -71,8 +71,8 @@ var refusalUnknownKey = edge.Refusal{
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",
 }
 
-// keyOf finds the key in a request's head. Anthropic's clients send it as x-api-key, which is
-// ignored if there is an Authorization.
+// keyOf finds the API key in a request's head. Anthropic's clients send the key as x-api-key, which is ignored if there is an Authorization
+// header.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
 	set := d.deps.Config.Keys()
 	if value := h.Peek("Authorization"); len(value) > 0 {
@@ -95,7 +95,7 @@ func (d *Handler) Caller(h *fasthttp.RequestHeader) string {
 	return key.Name
 }
 
-// authenticate finds the caller's key.
+// authenticate finds the caller's API key. An unknown key is a 401.
 func (d *Handler) authenticate(ctx *fasthttp.RequestCtx) (keys.Key, *openai.Error) {
 	key, ok := d.keyOf(&ctx.Request.Header)
 	if !ok {
@@ -116,8 +116,8 @@ type requestContext struct {
 	tokensCharged  int // estimated prompt tokens that count against the key's tokens per minute until giveBack gets the exact number
 }
 
-// applyKey sets the priority of a request: that of its key, of the objective header, or of the priority header, of which the last one
-// counts. Only a trusted caller may send these headers. applyKey counts the request, and one answer, against the limits of the key. It
+// applyKey sets the priority of a request. The priority header counts before the objective header, and both count before the priority of
+// the API key. Only a trusted caller may send these headers. applyKey counts the request, and one answer, against the limits of the key. It
 // returns an error if a header is invalid or a limit is reached.
 func (r *requestContext) applyKey(ctx *fasthttp.RequestCtx, key keys.Key, objectives map[string]int, now time.Time) *openai.Error {
 	r.key, r.Priority = key, key.Priority
@@ -143,8 +143,8 @@ var (
 	fairnessHeaders  = [...]string{"X-Gateway-Inference-Fairness-Id", "X-Llm-D-Inference-Fairness-Id"}
 )
 
-// mostFlows bounds the flows of one key, because the choice of the next request takes time for each flow. If a key names more flows, some
-// of them count as one flow and share its turns.
+// mostFlows bounds the flows (fairness ids) of one API key, because the choice of the next request takes time for each flow. If a key names
+// more flows, some of them count as one flow and share its turns.
 const mostFlows = 256
 
 // readGatewayHeaders reads the headers in which a trusted gateway describes a request. The objective header names a priority, which
@@ -186,7 +186,7 @@ func (r *requestContext) countAnswers(n int) *openai.Error {
 	case r.key.Acquire(n):
 		r.answersCounted += n
 		return nil
-	case r.answersCounted+n > limit: // waiting for other requests would not help
+	case r.answersCounted+n > limit: // this request alone asks for too many, so a retry would not help
 		return &openai.Error{
 			Status: http.StatusBadRequest, Code: "too_many_answers",
 			Message: fmt.Sprintf("this request asks for %d answers, and key %s may have %d at once; ask for fewer, or for the rest in another "+

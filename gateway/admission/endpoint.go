@@ -42,8 +42,8 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	_, _ = ctx.Write(page.text) // writes to memory, which cannot fail
 }
 
-// makePage makes a new page of metrics, and lets the next one be made after it. If the dispatcher does not answer in time, the last page
-// stays.
+// makePage makes a new page of metrics, and then lets another request make the next page. If the dispatcher does not answer in time, the
+// last page stays.
 func (d *Handler) makePage() {
 	defer d.loadPage.busy.Store(false)
 	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), pageTimeout)

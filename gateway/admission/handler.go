@@ -25,7 +25,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// New makes the Handler of a proxy.
+// New makes the Handler of a proxy's public listener.
 func New(deps Deps) *Handler {
 	d := &Handler{deps: deps}
 	d.soleModel, d.routes = d.soleModelAnywhere, d.publicRoutes()
@@ -186,13 +186,13 @@ func (d *Handler) readBody(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte
 }
 
 // admitAndServe serves a request that is split into prefill and decode. The caller has checked the sender, which is a client or another
-// dispatcher. If admitAndServe returns an error, nothing has been written to the client yet. The request counts against its caller's limits
+// proxy. If admitAndServe returns an error, nothing has been written to the client yet. The request counts against its caller's limits
 // until it ends.
 func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
 	from := in.From
 	in.Record.Report(journal.Event{Kind: journal.Parsing})
 	req, route, fail := d.admit(ctx, ep, in)
-	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because it ends the time of parsing
+	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because the event Parsed ends the time of parsing
 	if from != nil && fail == nil {
 		fail = d.checkBusy(from, route)
 	}
@@ -207,7 +207,7 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 	if fail := d.deps.Requests.Prompts.CheckBeforePrefill(route, req, parts); fail != nil {
 		return fail
 	}
-	if fail := in.countAnswers(len(parts) - 1); fail != nil { // applyKey has counted the first one
+	if fail := in.countAnswers(len(parts) - 1); fail != nil { // applyKey has counted the first answer
 		return fail
 	}
 	if fail := in.chargePrompt(prompt.AllTokens(req, parts), in.Record.Arrival); fail != nil {
@@ -273,7 +273,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 // lookup says what is known of the model of a request in this region.
 type lookup struct {
 	engines     *roster.Snapshot
-	servedHere  bool // engines list the model, and not only those of one side, prefill or decode
+	servedHere  bool // engines for prefill and for decode list the model, and not only those of one side
 	modelsKnown bool // engines have named their models; false: the model may still turn up
 }
 
@@ -291,11 +291,12 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 	switch {
 	case !at.servedHere && at.modelsKnown:
 		return failure.NoSuchModel(model)
-	case !at.servedHere || !route.Prefill: // no engine has named its models yet, or no engine that prefills this one is up
+	case !at.servedHere || !route.Prefill: // no engine has named its models yet, or no engine that prefills this model is up
 		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
 	case !route.Decode:
 		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))
-	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name): // no rank of ours could fetch the prefill's KV
+	// No decode rank of this proxy could fetch the prefill's KV.
+	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name):
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
 		return openai.NewError(http.StatusNotFound, "no_such_route",
@@ -353,8 +354,8 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another dispatcher, it still takes
-// requests that other dispatchers forward. As soon as the proxy drains, checkLeaving also closes the connection after the answer.
+// checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another proxy, it still takes requests
+// that other proxies forward. As soon as the proxy drains, checkLeaving also closes the connection after the answer.
 func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
 	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
@@ -508,7 +509,7 @@ func (d *Handler) passThrough(ctx *fasthttp.RequestCtx, path string) {
 	d.receive(ctx, path, func(in *requestContext) *openai.Error {
 		in.Record.Report(journal.Event{Kind: journal.Parsing})
 		req, raw, fail := d.admitPassedThrough(ctx, path, in)
-		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because it ends the time of parsing
+		in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because the event Parsed ends the time of parsing
 		if fail != nil {
 			return fail
 		}

@@ -15,20 +15,20 @@ import (
 	"evenkeel/mooncake"
 )
 
-// ServeForwarded serves a request that another dispatcher forwarded. tenant is the name of the client's key, and arrival is when the
-// request came here.
+// ServeForwarded serves a request that another proxy forwarded. tenant is the name of the client's key, and arrival is when the request
+// came here.
 func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *geo.Hop, tenant string, arrival time.Time) {
 	in := d.newIncoming(journal.LogEntry{ID: request.NewID(), ClientID: from.RID, Arrival: arrival, Key: tenant, Origin: from.Origin})
 	in.From = from
 	ctx.Response.Header.Set("X-Request-Id", from.RID)
-	const trusted = true // the dispatcher that forwarded the request has decided whether it is traced
+	const trusted = true // the proxy that forwarded the request has decided whether it is traced
 	in.Record.OpenViews(headersOf(ctx), trusted, ep.Path())
 	d.serveOrRefuse(ctx, in, func() *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
-// checkBusy refuses a request of another dispatcher if too many requests for its model wait here already.
+// checkBusy refuses a request of another proxy if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
-	// If this request may not be forwarded again, and no engine here may begin it, it could only wait.
+	// A request that may not be forwarded again could only wait here if no engine of this proxy may begin it.
 	if from.N >= from.Max && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {
 		return failure.NotOurs
 	}

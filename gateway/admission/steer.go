@@ -21,7 +21,7 @@ const (
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
 	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
 	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
-	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded
+	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded to another region
 )
 
 // longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.
@@ -92,7 +92,7 @@ func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.B
 }
 
 // readClassAndDeadline reads how long a request may wait: its class (batch or online) and its deadline. The class is that of the key,
-// unless a trusted caller names another one. Only a trusted caller, or another dispatcher, may give a deadline.
+// unless a trusted caller names another one. Only a trusted caller, or another proxy, may give a deadline.
 func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai.Error {
 	r.Batch = r.key.Batch
 	if !r.key.Trusted && r.From == nil {
