@@ -16,23 +16,23 @@ const (
 	None          = "none"
 )
 
-// Reasons of steps. Each is followed by the kinds that it belongs to.
+// Reasons of steps. Each is followed by the kinds of steps that may have it.
 const (
 	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
 	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
 	ReasonBusy          = "busy"              // add_*: nothing waits yet, but the ranks are used beyond the target
 	ReasonKV            = "kv"                // add_*: the KV budget is short, not time or slots
-	ReasonIdle          = "idle"              // remove_*
-	ReasonToPrefill     = "decode_to_prefill" // rebalance
-	ReasonToDecode      = "prefill_to_decode" // rebalance
-	ReasonBalanced      = "balanced"          // none
-	ReasonTooLittleData = "too_little_data"   // none
-	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank answers, and more ranks do not mend this
+	ReasonIdle          = "idle"              // remove_*: in the last calm period, fewer ranks were needed
+	ReasonToPrefill     = "decode_to_prefill" // rebalance: move ranks between the sides, as the name says
+	ReasonToDecode      = "prefill_to_decode" // rebalance: move ranks between the sides, as the name says
+	ReasonBalanced      = "balanced"          // none: the ranks are enough, and no rank is to spare
+	ReasonTooLittleData = "too_little_data"   // none: the ranks are enough, and no rank is to spare
+	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank answers, and more ranks would not help
 	ReasonDecodeDown    = "decode_down"       // none: no decode rank answers
 	ReasonRanksDown     = "ranks_down"        // none: the ranks that answer are enough now; whether there are too many is not known
 )
 
-// Step is one thing to do.
+// Step is one advised change, with its reason.
 type Step struct {
 	Kind   string `json:"kind"`
 	Reason string `json:"reason"`
@@ -49,13 +49,13 @@ func Steps() []Step {
 	}
 }
 
-// Side has the measured values of one side, as means of the window, and the advised number of ranks.
+// Side has the measured values of the prefill or the decode side, as means over the window, and the advised number of ranks.
 type Side struct {
 	Live           int     `json:"live_ranks"` // ranks that answer now
 	Down           int     `json:"down_ranks"` // ranks that do not answer now
 	Advised        int     `json:"advised_ranks"`
-	BacklogSeconds float64 `json:"backlog_seconds"` // wait of a new request until it begins
-	Busy           float64 `json:"busy_share"`      // prefill: share of ranks with a probe; decode: share of slots in use
+	BacklogSeconds float64 `json:"backlog_seconds"` // time that a new request would wait until a rank begins it
+	Busy           float64 `json:"busy_share"`      // prefill: share of ranks with a prefill request; decode: share of slots in use
 	KV             float64 `json:"kv_share"`        // share of the KV budget in use; 0: unknown
 }
 
@@ -73,7 +73,7 @@ type Advice struct {
 type Settings struct {
 	Window     time.Duration // needs are means over this time, so that a short peak asks for nothing
 	CalmPeriod time.Duration // ranks that were not needed in all this time may be removed
-	Target     float64       // share of their capacity that ranks should use
+	Target     float64       // share of their capacity that ranks should use, from 0 to 1
 }
 
 // shortageFactor is the factor by which the need must exceed the live ranks before more ranks are
@@ -93,7 +93,7 @@ type Advisor struct {
 // New returns an Advisor without samples.
 func New(settings Settings) *Advisor { return &Advisor{settings: settings} }
 
-// Observe adds a sample, which must be later than the ones before, and returns the advice of now.
+// Observe adds a sample, which must be later than the ones before, and returns the advice at the time of the sample.
 func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down+s.Decode.OutOfService > 0 {
 		a.lastLossAt = s.At
@@ -130,7 +130,7 @@ func (a *Advisor) adviseOutage(s Sample) Advice {
 		out.Says = "How many ranks are needed is not known while no decode rank answers; see /workers."
 	}
 	out.Steps = []Step{step}
-	if most := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); most.at != (time.Time{}) { // some need is known from before
+	if most := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); most.at != (time.Time{}) { // the needs from before the outage are known
 		out.Prefill.Advised = max(s.Prefill.Live, ranks(most.prefill))
 		out.Decode.Advised = max(s.Decode.Live, ranks(most.decode))
 		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
@@ -173,7 +173,7 @@ func (a *Advisor) endRate() float64 {
 }
 
 // poolWaitSeconds is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If
-// no answer is known to have ended in the window, it is how long the oldest hand-off has waited.
+// no answer is known to have ended in the window, the result is how long the oldest hand-off has waited.
 func (a *Advisor) poolWaitSeconds() float64 {
 	d := &a.samples[len(a.samples)-1].Decode
 	if d.Pool == 0 {
@@ -186,7 +186,7 @@ func (a *Advisor) poolWaitSeconds() float64 {
 }
 
 // slotSeconds is how long, in s, an answer keeps its slot, by Little's law: slots in use divided by answers that end per second. If no
-// answer is known to have ended in the window, it is backlogGoal, for which needOf counts one slot per waiting request.
+// answer is known to have ended in the window, the result is backlogGoal, for which needOf counts one slot per waiting request.
 func (a *Advisor) slotSeconds() float64 {
 	used := 0.0
 	for i := range a.samples {
@@ -331,8 +331,8 @@ func advisedText(ranks int) string {
 	return fmt.Sprintf("%d are", ranks)
 }
 
-// isShort says whether a side needs more ranks than answer now. wasShort: it was short at the sample before, so the lower limit counts (see
-// shortageFactor).
+// isShort says whether a side needs more ranks than answer now. wasShort says that the side was short at the sample before; then the lower
+// limit counts (see shortageFactor).
 func isShort(wasShort bool, need float64, live int) bool {
 	if wasShort {
 		return need > float64(live)
@@ -347,7 +347,7 @@ func (a *Advisor) whyPrefill(out *Advice) string {
 		waiting += a.samples[i].Prefill.WaitingSeconds / float64(len(a.samples)*out.Prefill.Live)
 	}
 	switch {
-	case waiting >= 1: // second per rank
+	case waiting >= 1: // 1 s of waiting work per rank
 		return ReasonBacklog
 	case out.Prefill.KV > out.Prefill.Busy:
 		return ReasonKV

@@ -22,10 +22,10 @@ type Prefill struct {
 	Down           int     // ranks that do not answer
 	OutOfService   int     // ranks that answer and take no prompts: they drain, or are halted
 	Busy           int     // live ranks with an unanswered probe (the call that computes a prompt)
-	Requests       int     // in the arrival queue
+	Requests       int     // requests in the arrival queue
 	WaitingSeconds float64 // seconds that one rank would need for all prompts that no rank has begun
 	RunningSeconds float64 // seconds that one rank would need for the prompts that run
-	KVTokens       int64   // held by all live ranks with a known capacity
+	KVTokens       int64   // KV tokens held by all live ranks with a known capacity
 	Capacity       int64   // 0: unknown
 }
 
@@ -34,7 +34,7 @@ type Decode struct {
 	Live         int // ranks that answer and take requests
 	Down         int // ranks that do not answer
 	OutOfService int // ranks that answer and take no requests: they drain, or are halted
-	Slots        int // of all live ranks, as are the next three
+	Slots        int // slots of all live ranks; Used, KVTokens and Capacity are sums over these ranks, too
 	Used         int
 	KVTokens     int64
 	Capacity     int64 // 0: unknown
