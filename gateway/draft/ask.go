@@ -35,13 +35,13 @@ type Entry struct {
 	config.Engine
 
 	Role      string // prefill, decode, aggregated, or empty: unknown
-	Connector string // connector that it was started with; empty: unknown
-	Bootstrap int    // port of its bootstrap server, 0: unknown
-	Dead      string // why it gave no answer; empty: it answered, or Ask was not called
+	Connector string // KV connector that the engine was started with; empty: unknown
+	Bootstrap int    // port of the engine's bootstrap server (SGLang); 0: unknown
+	Dead      string // why the engine gave no answer; empty: it answered, or Ask was not called
 	Notes     []string
 
-	model         string      // the first model that it serves
-	version       string      // of vLLM; empty: unknown
+	model         string      // the first model that the engine serves
+	version       string      // version of vLLM; empty: unknown
 	handOff       handOffTest // result of the test request that asks for a hand-off
 	slotsReported bool        // the engine itself reported Slots
 }
@@ -138,7 +138,8 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		Slots     engine.Number `json:"max_running_requests"`
 		Ranks     engine.Number `json:"dp_size"`
 		Attention *bool         `json:"enable_dp_attention"`
-		Budget    engine.Number `json:"chunked_prefill_size"` // per rank: with DP attention, the server has divided it already
+		// Tokens per step of a rank: with DP attention, the server has divided the value of the flag already.
+		Budget engine.Number `json:"chunked_prefill_size"`
 		engine.Holds
 	}
 	if json.Unmarshal(body, &reported) != nil || reported.Mode == "" {
@@ -151,7 +152,7 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 		e.Ranks = ranks
 	}
 	sharing := 1                                          // number of ranks that share max_running_requests
-	if reported.Attention == nil || *reported.Attention { // if it is not told, the smaller number of slots per rank is assumed
+	if reported.Attention == nil || *reported.Attention { // not reported: the smaller number of slots per rank is assumed
 		sharing = max(1, ranks)
 	}
 	if slots := e.wholeNumber(reported.Slots, "max_running_requests", engine.MostRequests*sharing); slots > 0 {
@@ -189,7 +190,7 @@ func (e *Entry) fillFromVLLM(body []byte) {
 	}
 	_ = json.Unmarshal(body, &reported) // older versions answer with text, in which vllmSetting finds the role and the connector
 	scheduler := &reported.Config.Scheduler
-	if slots := e.wholeNumber(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // else the value from the command line stays
+	if slots := e.wholeNumber(scheduler.Slots, "max_num_seqs", engine.MostRequests); slots > 0 { // 0: the value from the command line stays
 		e.Slots, e.slotsReported = slots, true
 	}
 	if string(reported.Config.Transfer) == "null" {
@@ -226,7 +227,7 @@ func (e *Entry) setVLLMRole(kvRole string) {
 	}
 }
 
-// wholeNumber returns a number that the engine reports; 0: it is not known, or it is out of range, which is noted.
+// wholeNumber returns a number that the engine reports; 0: it is not known, or it is out of range, and a note says so.
 func (e *Entry) wholeNumber(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {

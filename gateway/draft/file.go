@@ -161,8 +161,8 @@ func (w *writer) pairProfile(p *mooncake.Profile, entries []Entry) (connector st
 	return connector
 }
 
-// chatResume writes the key that says how a chat continues after a vllm-ascend decode engine has preempted it. It goes by the versions of
-// the engines that decode for others; aggregated engines have another profile.
+// chatResume writes the key that says how a chat continues after a vllm-ascend decode engine has preempted it. The value depends on the
+// versions of the engines that are not aggregated, because aggregated engines have another profile.
 func (w *writer) chatResume(connector string, entries []Entry) {
 	if p := (&mooncake.Profile{Connector: connector}); !p.Ascend() {
 		return
@@ -253,11 +253,11 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 	return list
 }
 
-// engineKeys writes one engine with its keys. role is the list in which it stands; empty: it is not known. Only the lists decode and
-// aggregated have keys for slots.
+// engineKeys writes one engine with its keys. role is the list in which the engine stands; empty: the role is not known. Only the lists
+// decode and aggregated have keys for slots.
 func (w *writer) engineKeys(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
-	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" { // the others get their profile by default
+	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" { // other engines get their profile by default
 		w.key(indent+"  profile", w.profile, "")
 	}
 	if e.Ranks > 0 {
@@ -287,7 +287,7 @@ func (w *writer) engineKeys(indent, role string, e Entry) {
 // slotsSentence says where the number of slots comes from, and with which flag of the engine it must agree.
 func (w *writer) slotsSentence(role string, e *Entry) string {
 	flag := "its --max-num-seqs"
-	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // decode engines have the profile of w
+	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // w.sglang tells of the profile that decode engines have
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
 	switch {
@@ -316,7 +316,7 @@ func (w *writer) otherSettings(cfg *config.Config, tokenize bool) {
 	if tokenize {
 		w.comment("", "Aggregated ranks get equal work if evenkeel knows how many tokens a prompt has. Take the # away, and an engine's",
 			"/tokenize counts them, which costs one call for each prompt that is text:")
-		if cfg.Prefill.Retry != d.Prefill.Retry { // the section prefill is above
+		if cfg.Prefill.Retry != d.Prefill.Retry { // the section prefill was written above, so only a key is added to it
 			w.line("#   index: {tokenize: engine}")
 		} else {
 			w.line("# prefill: {index: {tokenize: engine}}")
