@@ -50,7 +50,7 @@ type Peers struct {
 // Deps is what Peers needs of the proxy.
 type Deps struct {
 	Context    context.Context // ends with the proxy
-	Go         func(func())    // runs a function, for which the end of the proxy waits
+	Go         func(func())    // runs a function in the background; the end of the proxy waits for it
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
 	Config     *reload.Reloader
@@ -61,8 +61,7 @@ type Deps struct {
 	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Quota
 	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
-	// Serve answers a client's request that another dispatcher forwarded. That dispatcher has already checked the client's identity and
-	// permissions.
+	// Serve answers a client's request that another proxy forwarded. That proxy has already checked the client's identity and permissions.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }
 
@@ -78,8 +77,8 @@ const (
 	firstByte    = 120 * time.Second      // limit for the first byte of a forwarded request's answer
 )
 
-// New returns the Peers of the config, with the client for calls to other proxies (node) and the server for their requests; nil: the config
-// names no other proxies.
+// New returns the Peers of the config, with the client for calls to other proxies and the server for their requests; nil: the config names
+// no other proxies.
 func New(d Deps) (*Peers, error) {
 	set := d.Config.Settings()
 	c := &set.Geo
@@ -141,7 +140,7 @@ func (r *Peers) setTarget(p *geo.PeerConfig) error {
 	return nil
 }
 
-// Start opens the listener for other dispatchers and begins to probe them.
+// Start opens the listener for other proxies and begins to probe them.
 func (r *Peers) Start() error {
 	d, set := &r.deps, r.deps.Config.Settings()
 	limits, certificate := &set.Limits, d.Config.Certificate(reload.Peers)
@@ -190,7 +189,7 @@ func (r *Peers) refreshRegularly(ctx context.Context) {
 
 // RefreshDecodeLoad asks the dispatcher how busy the decode ranks of each model are now, and stores the answer for decisions about regions.
 // It passes the free slots on to the prefill tier, and wakes the prefill tier if requests for a model can be served here again. If ctx ends
-// first, it changes nothing. The dispatcher answers only after it has read what was published to it before.
+// first, it changes nothing. The dispatcher answers only after it has read the lists of ranks that were published to it before.
 func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	select {
 	case r.refreshing <- struct{}{}:
@@ -228,8 +227,8 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	}
 }
 
-// decodeLoadOfModel sums up the ranks that list a model. They are on its board, on the board of ranks that prefill and decode, and on such
-// boards of other regions whose engines this proxy uses.
+// decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several boards: the model's own, that of ranks
+// that prefill and decode, and the same two of each other region whose engines this proxy uses.
 func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) decodeLoad {
 	load, free := loadOfRanksListing(boards[board], model)
 	aggregated, _ := loadOfRanksListing(boards[board+roster.AggregatedMark], model)
@@ -281,8 +280,8 @@ func loadOfRanksListing(groups []ranksByModels, model string) (load decodeLoad, 
 	return load, free
 }
 
-// add adds the slots of other ranks of the same model. leastRunning becomes that of the others if their least busy rank is less busy. Ranks
-// without slots do not change leastRunning.
+// add adds the slots of other ranks of the same model. leastRunning becomes that of the other ranks if it is lower. Ranks without slots do
+// not change leastRunning.
 func (d *decodeLoad) add(other decodeLoad) {
 	otherIsLessBusy := other.slots > 0 && other.leastRunning < d.leastRunning
 	if d.slots == 0 || otherIsLessBusy {
@@ -332,10 +331,10 @@ func (r *Peers) decodableModels() (models []string) {
 	return models
 }
 
-// Drain ends the listener for other proxies, once their requests have ended or ctx has.
+// Drain ends the listener for other proxies, once their requests have ended or ctx has ended.
 func (r *Peers) Drain(ctx context.Context) error {
 	err := edge.Drain(ctx, r.server, r.listener)
-	_ = r.listener.Close() // the server does not close it if it was stopped before it accepted a connection
+	_ = r.listener.Close() // the server does not close the listener if it was stopped before it accepted a connection
 	return err
 }
 
@@ -362,7 +361,7 @@ func (r *Peers) Facts(f *detect.Facts) {
 	}
 }
 
-// Addr is the address to which other dispatchers connect; empty: the proxy does not listen for them.
+// Addr is the address to which other proxies connect; empty: the proxy does not listen for them.
 func (r *Peers) Addr() string {
 	if r == nil || r.listener == nil {
 		return ""
@@ -370,8 +369,8 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack gives a scope to the dispatcher that asks for it (sender) and should own it. It stops admission to the scope, lists this proxy's
-// requests that still run there, and releases the lease.
+// giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it (sender). It stops admission to the scope,
+// lists this proxy's requests that still run there, and releases the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
 	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask)
 	if err != nil {
@@ -388,7 +387,7 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 // unless another group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first
 // prefill stays on the engine until the hold timeout.
 func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
-	// A sixth of the lease is half of the time that the asking dispatcher waits.
+	// A sixth of the lease is half of the time that the asking proxy waits.
 	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
 	defer cancel()
 	r.RefreshDecodeLoad(ctx) // from now on new requests for the group wait, or go to another proxy
@@ -439,10 +438,10 @@ type shares struct {
 	bySibling map[string]map[string]prefill.Share
 }
 
-// setShare stores the load of a sibling on the prefill engines; nil: it has none, or is gone.
+// setShare stores the load of a sibling on the prefill engines; nil: the sibling has no load, or is gone.
 func (r *Peers) setShare(id string, load map[string]prefill.Share) {
 	r.shares.mu.Lock()
-	defer r.shares.mu.Unlock() // after SetShares, so that an earlier call does not replace what a later one has set
+	defer r.shares.mu.Unlock() // unlocked only after SetShares, so that an earlier call does not replace the shares of a later one
 	if r.shares.bySibling == nil {
 		r.shares.bySibling = map[string]map[string]prefill.Share{}
 	}

@@ -23,8 +23,8 @@ type Hop struct {
 	Tenant string
 }
 
-// checkSender checks the head of a request before its body is read. It returns a refusal if no known dispatcher sent the request; nil: the
-// body may be read.
+// checkSender checks the head of a request before its body is read. It returns a refusal if no known proxy sent the request; nil: the body
+// may be read.
 func (r *Peers) checkSender(h *fasthttp.RequestHeader) *edge.Refusal {
 	x := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
 	if x == nil {
@@ -107,7 +107,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	r.receive(ctx, ep, from, arrival)
 }
 
-// handBack answers a dispatcher that asks for a region or a group which this proxy holds.
+// handBack answers a proxy that asks for a region or a group whose lease this proxy holds.
 func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.HandBack
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -147,7 +147,7 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBodyString("{}")
 }
 
-// verify checks which dispatcher sent a request, and whether it may have come this way.
+// verify checks which proxy sent a request, and whether the request may come by this path of forwarding proxies.
 func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	credentials := credentialsOf(&ctx.Request.Header)
 	credentials.Body = ctx.PostBody()
@@ -175,18 +175,18 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 			Message: "the deadline of this request has passed, so its caller does not wait any more"})
 		return
 	}
-	if conn, ok := edge.ConnOf(ctx); ok { // at the deadline, the dispatcher that forwarded the request has gone on without this proxy
+	if conn, ok := edge.ConnOf(ctx); ok { // at the deadline, the proxy that forwarded the request has gone on without this one
 		late := time.AfterFunc(remaining, func() { _ = conn.Close() })
 		defer late.Stop()
 	}
 	r.deps.Serve(ctx, ep, from, arrival)
 }
 
-// refusing says whether requests of other dispatchers are refused. They are still served while this proxy hands its groups over, although
-// requests of clients are already refused then.
+// refusing says whether requests of other proxies are refused. While this proxy hands its groups over, it still serves these requests,
+// although it already refuses those of clients.
 func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandingOver() }
 
-// reject answers another dispatcher with a refusal. That dispatcher then serves the request itself.
+// reject answers another proxy with a refusal. That proxy then serves the request itself.
 func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
 	r.countRejection(x.Reject)
 	r.deps.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
