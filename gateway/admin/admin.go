@@ -27,7 +27,7 @@ import (
 // Options are what the listener needs besides the proxy itself.
 type Options struct {
 	Log     *zap.Logger
-	Version string // of the program, shown on the live page
+	Version string // version of the program, shown on the live page
 }
 
 // New returns the listener's handler. It registers the process's own metrics
@@ -73,7 +73,7 @@ func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// muxRefusal notes how the mux refuses a request.
+// muxRefusal is a ResponseWriter that keeps with which status and headers the mux refuses a request.
 type muxRefusal struct {
 	header http.Header
 	status int
@@ -151,7 +151,7 @@ func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// status answers with the status of all parts of the proxy.
+// status answers GET /status with the status of all parts of the proxy at this time.
 func (h *handler) status(w http.ResponseWriter, r *http.Request) { reply(w, h.g.Status(r.Context())) }
 
 // workers lists the ranks with slots by model, and all engines.
@@ -162,7 +162,7 @@ func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 
 // newWorker is the body of POST /workers: the engine to add.
 type newWorker struct {
-	Role     string  `json:"role"` // default decode
+	Role     string  `json:"role"` // empty: decode
 	URL      string  `json:"url"`
 	Profile  string  `json:"profile"`
 	Ranks    int     `json:"ranks"`
@@ -272,8 +272,8 @@ func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// deadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if it has answered the request
-// with an error.
+// deadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if deadline has answered the
+// request with an error.
 func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
 	if r.ContentLength == 0 {
 		return 0, true

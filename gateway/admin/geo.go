@@ -11,7 +11,8 @@ import (
 	"evenkeel/geo"
 )
 
-// node returns this proxy's node among the regions. If there are no other regions, it answers the request with 404 and returns nil.
+// node returns what this proxy knows of its peers in other regions. If there are no other regions, it answers the request with 404 and
+// returns nil.
 func (h *handler) node(w http.ResponseWriter) *geo.Peers {
 	peers := h.g.Geo()
 	if peers == nil {

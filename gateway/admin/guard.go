@@ -45,7 +45,7 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// bearer returns the token of a request; empty: it has none.
+// bearer returns the token of a request; empty: the request has no token.
 func bearer(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if !strings.EqualFold(scheme, "Bearer") {
@@ -69,8 +69,8 @@ func isLoopback(host string) bool {
 
 var origins = http.NewCrossOriginProtection()
 
-// crossSite says whether a browser sent a request for the page of another site. Of such requests only links that were followed to a page
-// are allowed. Links to /debug are refused, too, because a profile costs a minute of CPU.
+// crossSite says whether a browser sent a request for the page of another site. Such requests are allowed only if a person followed a link
+// to a page. Links to /debug are refused, too, because a profile costs a minute of CPU.
 func crossSite(r *http.Request) bool {
 	asPost := *r
 	asPost.Method = http.MethodPost // origins.Check lets every GET pass
@@ -107,7 +107,7 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 	_, _ = w.Write(openai.NewError(status, code, message).JSON())
 }
 
-// handler serves one proxy.
+// handler answers the requests of operators to one proxy.
 type handler struct {
 	g   *gateway.Gateway
 	log *zap.Logger
@@ -132,7 +132,7 @@ func read(w http.ResponseWriter, r *http.Request, v any) bool {
 	return true
 }
 
-// setPolicyFromBody puts the policy that the body names in force, and answers with it. what names the kind of policy in the log.
+// setPolicyFromBody puts the policy that the body names in force, and answers with this policy. what names the kind of policy in the log.
 func (h *handler) setPolicyFromBody(w http.ResponseWriter, r *http.Request, what string, policies interface {
 	Policy() string
 	SetPolicy(text string) error
