@@ -32,9 +32,9 @@ type Callback struct {
 	Err error
 }
 
-// PendingCallback waits for one callback.
+// PendingCallback is the expectation of one callback from a decode engine.
 type PendingCallback struct {
-	URL string // the URL that the decode engine is given
+	URL string // URL to which the decode engine is to send the callback
 
 	desk       *desk
 	key        key
@@ -147,7 +147,7 @@ func (d *desk) find(token string) (*PendingCallback, error) {
 	case p == nil:
 		return nil, errUnknown
 	case p.handedOver || p.reading == mostTries:
-		return nil, errCameBefore // or is being read on other connections
+		return nil, errCameBefore // the callback has come, or is being read on other connections
 	}
 	p.reading++
 	return p, nil
@@ -218,7 +218,7 @@ func (d *desk) close() {
 	}
 }
 
-// Expected is how many callbacks the proxy would accept now.
+// Expected is how many callbacks the proxy would accept now; 0 for a nil Server.
 func (s *Server) Expected() int {
 	if s == nil {
 		return 0

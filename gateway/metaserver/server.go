@@ -91,7 +91,7 @@ func New(c Config) *Server {
 	return s
 }
 
-// Start listens. It returns once decode engines can call.
+// Start opens the listener, and returns once decode engines can call. A nil Server does nothing.
 func (s *Server) Start() error {
 	if s == nil {
 		return nil
@@ -135,7 +135,7 @@ func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if s.http.Shutdown(ctx) != nil {
-		_ = s.http.Close() // a sender takes longer than that
+		_ = s.http.Close() // a sender takes longer than the second above
 	}
 	_ = s.listener.Close()
 	<-s.served
@@ -154,7 +154,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	token, found := strings.CutPrefix(r.URL.Path, path)
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
-	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")): // the plain form of the address, as bind.allow has it
+	case err != nil || !s.Allowed(peer.Addr().Unmap().WithZone("")): // without a zone and with IPv4 in its plain form, as in bind.allow
 		s.refuse(w, http.StatusForbidden, resultBad)
 		s.warnOfStranger(r.RemoteAddr)
 		return
