@@ -15,7 +15,7 @@ import (
 // the prefill, it accepts the prompt, which CheckContext checks later with the prefill engine's count.
 func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []openai.SubRequest) *openai.Error {
 	switch {
-	case m.MaxLen == 0 || req.MaxTokensKey == "": // the context is not known, or engines limit the answer themselves
+	case m.MaxLen == 0 || req.MaxTokensKey == "": // the context is not known, or the request sets no limit, so engines limit the answer
 		return nil
 	case req.MaxTokens > m.MaxLen: // no prompt leaves room for so many tokens
 		return contextExceeded(req, fmt.Sprintf("the model's context is %d tokens; %q asks for %d", m.MaxLen, req.MaxTokensKey, req.MaxTokens))

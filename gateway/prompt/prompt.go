@@ -79,7 +79,7 @@ type Reader struct {
 	Config
 	tokenizedPrompts *prometheus.CounterVec
 	tokenizer        tokenizer
-	hashers          sync.Pool // of *index.Hasher, so that prompts are hashed without a lock
+	hashers          sync.Pool // pool of *index.Hasher, so that prompts are hashed without a lock
 	mu               sync.Mutex
 	salts            index.Salts
 }
@@ -152,8 +152,8 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 
 // hashText hashes the bytes of a prompt: a text, or the messages of a chat with its tools.
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
-	isText := takesIDs(s.Req.Endpoint)                    // CacheKeys has hashed a list of ids before
-	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // Responses and Messages
+	isText := takesIDs(s.Req.Endpoint)                    // CacheKeys has hashed lists of ids before, so the prompt is text
+	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // the endpoint is Responses or Messages
 		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only behind the same text
 		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string
 	}

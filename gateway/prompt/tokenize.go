@@ -23,8 +23,8 @@ import (
 type tokenizer struct {
 	mu       sync.Mutex
 	known    map[promptDigest]*list.Element
-	recent   list.List // of tokenized, the last used one first
-	keys     int       // number of keys in all of them
+	recent   list.List // values of type tokenized, the last used one first
+	keys     int       // number of cache keys of all prompts together
 	lastCall uint64
 	circuit  circuit.Circuit // after one failure, engines are asked only from time to time, for one prompt at a time
 }
@@ -41,8 +41,8 @@ type tokenized struct {
 
 const (
 	maxAnswerBytes = 16 << 20 // bytes of an answer
-	maxTokenized   = 512      // prompts
-	maxKeys        = 1 << 20  // keys in all of them: 16 MiB, as for 512 prompts of 32k tokens
+	maxTokenized   = 512      // prompts whose cache keys are remembered
+	maxKeys        = 1 << 20  // cache keys of all prompts together: 16 MiB, as for 512 prompts of 32k tokens
 )
 
 // Outcomes of asking for token ids, as metrics name them.
@@ -152,8 +152,8 @@ func (r *Reader) postTokenize(target *engine.Target, body []byte) ([]int32, erro
 	return reply.Tokens, nil
 }
 
-// lookup returns the keys of a prompt in blocks of this many tokens, and marks them as used; ok is false if they are not known. The size of
-// blocks may change with the engines.
+// lookup returns the keys of a prompt in blocks of this many tokens, and marks them as used; ok is false if the keys are not known. The
+// size of blocks may change with the engines.
 func (t *tokenizer) lookup(of promptDigest, block int) (known tokenized, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,7 +189,7 @@ func (t *tokenizer) drop(e *list.Element) {
 	t.keys -= len(k.keys)
 }
 
-// beginCall says whether an engine may be asked now. If ok, the caller must report the outcome to endCall, with the same call.
+// beginCall says whether an engine may be asked now. If ok, the caller must report the outcome to endCall, with the number call.
 func (t *tokenizer) beginCall(now time.Time) (call uint64, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -217,7 +217,7 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 		t.circuit.Neutral(call)
 		return false, false
 	}
-	return t.circuit.Fail(call, now) && wasInService, false // a trial that fails begins nothing new
+	return t.circuit.Fail(call, now) && wasInService, false // a failed trial while engines are not asked stops nothing new
 }
 
 var errNotAsked = errors.New("engines did not tell token ids a moment ago")
