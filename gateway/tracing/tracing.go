@@ -25,9 +25,9 @@ import (
 // Config of a Tracer.
 type Config struct {
 	Endpoint string            // URL of the collector, or its host:port
-	Insecure bool              // an endpoint host:port has no TLS
+	Insecure bool              // if Endpoint is host:port, it is called without TLS
 	Headers  map[string]string // headers of every export; nil: those of OTEL_EXPORTER_OTLP_HEADERS
-	TLS      *tls.Config       // nil: the system's authorities
+	TLS      *tls.Config       // settings for an https endpoint; nil: trust the authorities of the system
 	Timeout  time.Duration     // time limit of one export
 	Sample   float64           // share of requests to trace, from 0 to 1, if no trusted caller has decided
 	Service  string            // service.name; empty: that of OTEL_SERVICE_NAME, or evenkeel
@@ -142,7 +142,7 @@ var (
 	baggages     = propagation.Baggage{}
 )
 
-// maxBaggage bounds each of these headers of a caller, in bytes.
+// maxBaggage bounds each of a caller's traceHeaders, in bytes. A longer header is ignored.
 const maxBaggage = 4 << 10
 
 // Start begins the span of a request, which continues the caller's trace; a nil Tracer returns nil. header returns a header of the request,
@@ -176,7 +176,7 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 	return &Span{ctx: ctx, span: span, tracer: t.tracer}
 }
 
-// sampledKey is the context key of the decision of Start whether the request is sampled. It holds for all spans of the request.
+// sampledKey is the context key of the decision of Start whether the request is sampled. The decision holds for all spans of the request.
 type sampledKey struct{}
 
 // sampler samples a span as Start has decided.
@@ -232,7 +232,7 @@ func (s *Span) Set(attributes ...attribute.KeyValue) {
 	}
 }
 
-// Event notes that something happened now.
+// Event adds an event to the span, with the present time.
 func (s *Span) Event(name string, attributes ...attribute.KeyValue) {
 	if s.Recording() {
 		s.span.AddEvent(name, trace.WithAttributes(validAttributes(attributes)...))

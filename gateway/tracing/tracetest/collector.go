@@ -29,7 +29,7 @@ type Collector struct {
 	resource map[string]any
 	headers  http.Header
 	status   int
-	hold     chan struct{} // closed: exports are answered
+	hold     chan struct{} // exports are answered only once this channel is closed
 }
 
 // Span is a span that the collector received.
