@@ -35,7 +35,7 @@ func Load(path string) (*Set, error) {
 	return Parse(path, src)
 }
 
-// entry is one element of the file.
+// entry is one element of the list keys in the file. The package comment describes its fields.
 type entry struct {
 	Name          string `yaml:"name"`
 	SHA256        string `yaml:"sha256"`
@@ -82,7 +82,7 @@ func Parse(path string, src []byte) (*Set, error) {
 	return s, nil
 }
 
-// decode returns the entries, and the line on which each begins; no lines: they are not known. An empty file has no entries.
+// decode returns the entries, and the line on which each begins; lines is nil if they are not known. An empty file has no entries.
 func decode(src []byte) (entries []entry, lines []int, err error) {
 	defer func() {
 		if v := recover(); v != nil { // goccy/go-yaml v1.19.2 panics if a tag stands in place of a list: "keys: !x y"

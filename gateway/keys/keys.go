@@ -34,9 +34,9 @@ type Key struct {
 	Trusted       bool
 	Priority      int
 	Batch         bool
-	MaxConcurrent int // answers at once; in this field and the next two, 0 means no limit
-	RPM           int // requests a minute
-	TPM           int // tokens a minute
+	MaxConcurrent int // answers at once; 0: no limit
+	RPM           int // requests per minute; 0: no limit
+	TPM           int // tokens per minute, of prompts and answers; 0: no limit
 
 	usage *usage // shared by all copies of the Key, also across reloads of the file; nil in the zero Key
 }
@@ -76,8 +76,8 @@ func (k Key) AdjustTokens(now time.Time, n int) {
 	}
 }
 
-// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and returns false: then the
-// caller answers 429. Release ends them.
+// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and returns false, and the
+// caller answers 429. Release takes them off again.
 func (k Key) Acquire(n int) bool {
 	if k.usage == nil { // the zero Key has no limits
 		return true
@@ -113,8 +113,8 @@ type Set struct {
 // Required says whether a request needs a key at all.
 func (s *Set) Required() bool { return s.required }
 
-// KeepUsageOf takes over from old, the last version of the file, what each key has used of its limits. A key is known by its name, so its
-// hash and its limits may be new. Call it before the set is used.
+// KeepUsageOf takes over from old, the last version of the file, what each key has used of its limits. It finds a key by its name, so the
+// hash and the limits of a key may be new. Call it before the set is used.
 func (s *Set) KeepUsageOf(old *Set) {
 	usageOf := make(map[string]*usage, len(old.keys))
 	for _, k := range old.keys {

@@ -9,7 +9,7 @@ import (
 // tokens of an answer are known only at its end.
 type bucket struct {
 	mu   sync.Mutex
-	debt float64 // how much is missing to a full bucket
+	debt float64 // requests or tokens that are missing to a full bucket
 	at   time.Time
 }
 
@@ -32,7 +32,7 @@ const longestWait = 24 * time.Hour
 // rounding is the error that many refills may add up to, in requests or tokens.
 const rounding = 1e-6
 
-// adjust takes n more even if the bucket holds less; below 0, it puts back.
+// adjust takes n more out of the bucket even if it holds less. If n is below 0, adjust puts -n back.
 func (b *bucket) adjust(now time.Time, perMinute, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -40,7 +40,7 @@ func (b *bucket) adjust(now time.Time, perMinute, n int) {
 	b.debt = max(0, b.debt+float64(n))
 }
 
-// refill adds what has flowed in since the last call. The bucket is never fuller than full.
+// refill fills the bucket for the time since the last call, but never beyond perMinute.
 func (b *bucket) refill(now time.Time, perMinute int) {
 	if passed := now.Sub(b.at); passed > 0 {
 		b.debt = max(0, b.debt-passed.Minutes()*float64(perMinute))
