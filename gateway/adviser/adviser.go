@@ -111,7 +111,7 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 }
 
 // poolIsFull says whether finished prefills fill the pool. Prefills that still run take places in the pool as well, so the pool only counts
-// as full if it has more finished ones (pooled) than these (inflight).
+// as full if more places are taken by finished prefills (pooled) than by running ones (inflight).
 func (a *Adviser) poolIsFull(pooled, inflight int) bool {
 	return a.deps.Places.Used() >= a.deps.Places.Size() && pooled > inflight
 }
@@ -139,7 +139,7 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 		}
 		inflight += c.Inflight
 		switch s := all[a.boardOfCandidate(&c, all)]; {
-		case s == nil: // its board is not sampled
+		case s == nil: // the board of the rank is not sampled
 		case c.State == "open" || c.State == "closed": // closed: its KV cache is full for now, so it still is a live rank
 			addPrefill(&s.Prefill, &c)
 		case c.State == "down" && a.isOutOfService(&c):
@@ -152,7 +152,7 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 }
 
 // isOutOfService says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no
-// prompts then drains or is halted, so there is nothing to mend.
+// prompts then drains or is halted, so there is nothing to repair.
 func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	e := a.deps.Fleet.Now().Engine(c.Instance)
 	if e == nil {
@@ -196,7 +196,7 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {
 		p.Busy++
-		ours := (c.BacklogMs - c.OthersMs) / 1000 // s of this proxy's prompts
+		ours := (c.BacklogMs - c.OthersMs) / 1000 // s that the rank needs for this proxy's prompts
 		running := ours / float64(c.Inflight)     // an engine computes one prompt at a time
 		p.RunningSeconds += running
 		p.WaitingSeconds += ours - running
@@ -207,8 +207,8 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	}
 }
 
-// boardOfCandidate returns the board whose decode ranks get the hand-offs of a prefill rank. It takes the first of the rank's models
-// that has a board in boards; empty: no model has.
+// boardOfCandidate returns the board whose decode ranks get the hand-offs of a prefill rank. It takes the first of the rank's models that
+// has a board in boards; empty: no such model.
 func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string]*advice.Sample) string {
 	for _, model := range c.Models {
 		board := model

@@ -14,7 +14,8 @@ import (
 	"time"
 )
 
-// Pair is a certificate with its key, from two PEM files. Each handshake uses the pair that was read last; open connections keep theirs.
+// Pair is a certificate with its key, from two PEM files. Each handshake uses the pair that was read last; open connections keep the pair
+// of their handshake.
 type Pair struct {
 	mu                sync.Mutex // protects the three fields below, but current is read without it
 	certFile, keyFile string
@@ -22,7 +23,7 @@ type Pair struct {
 	current           atomic.Pointer[tls.Certificate]
 }
 
-// Load reads both files.
+// Load reads both files. An error means that they are no valid pair, or that the certificate has expired.
 func Load(certFile, keyFile string) (*Pair, error) {
 	p := &Pair{certFile: certFile, keyFile: keyFile}
 	if _, err := p.Reload(); err != nil {
@@ -53,7 +54,7 @@ func (p *Pair) Reload() (changed bool, err error) {
 	return true, nil
 }
 
-// wasTriedLast says whether the files have the contents that were tried last. Before the first try, no contents are the same.
+// wasTriedLast says whether the files have the contents that were tried last. It returns false before the first try.
 func (p *Pair) wasTriedLast(now [2][]byte) bool {
 	return p.triedLast[0] != nil && bytes.Equal(p.triedLast[0], now[0]) && bytes.Equal(p.triedLast[1], now[1])
 }
@@ -100,7 +101,7 @@ func (p *Pair) Listener(ln net.Listener) net.Listener {
 // Client returns the configuration of calls to an engine. caFile replaces the system's authorities. certFile and keyFile are presented to
 // an engine that asks for a certificate. Each may be empty.
 //
-// Our own certificate is read again for every handshake. Handshakes are few, because connections are kept.
+// The client's own certificate is read again for every handshake. Handshakes are few, because connections are kept.
 func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 	c := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	if caFile != "" {

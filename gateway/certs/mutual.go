@@ -13,7 +13,7 @@ import (
 // Authority has the certificates that sign those of all proxies of a group, from a PEM file. Each handshake uses what was read last.
 type Authority struct{ pool atomic.Pointer[x509.CertPool] }
 
-// LoadAuthority reads the file.
+// LoadAuthority makes an Authority from the certificates in a PEM file.
 func LoadAuthority(file string) (*Authority, error) {
 	a := &Authority{}
 	return a, a.Load(file)
@@ -47,8 +47,8 @@ func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) er
 	return err
 }
 
-// MutualServer returns the configuration of a listener whose callers must present a certificate: TLS 1.3. What a caller may do, the server
-// decides by the names in that certificate.
+// MutualServer returns the configuration of a listener whose callers must present a certificate: TLS 1.3. The names in that certificate are
+// not checked here: by them, the server decides what a caller may do.
 func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	c := p.Server()
 	c.MinVersion, c.ClientAuth = tls.VersionTLS13, tls.RequireAnyClientCert

@@ -1,5 +1,5 @@
-// Package cluster finds the Kubernetes API server and the namespace to use.
-// The lease store and the discovery of engines connect with it.
+// Package cluster finds the Kubernetes API server and the namespace to use. The lease store and the discovery of engines use this package
+// to connect.
 package cluster
 
 import (

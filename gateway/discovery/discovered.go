@@ -17,7 +17,7 @@ func engineOf(e discover.Engine) config.Engine {
 	}
 }
 
-// attributesOf returns what a file of engines says of an engine. engineOf turns it back.
+// attributesOf returns what a file of engines says of an engine. engineOf does the reverse.
 func attributesOf(e config.Engine) discover.Attributes {
 	return discover.Attributes{
 		Profile: e.Profile, Ranks: e.Ranks, FirstRank: e.First, Region: e.Region, KVEventsPort: e.KVEventsPort,
@@ -32,7 +32,7 @@ func foundOf(e discover.Engine) roster.Found {
 	return roster.Found{Source: e.Source, Incarnation: e.Incarnation, Away: e.Away}
 }
 
-// discovered gives a discoverer access to the fleet.
+// discovered lets a discoverer change the fleet of this proxy.
 type discovered struct{ *Deps }
 
 // Put adds an engine, or updates its description.
@@ -40,7 +40,7 @@ func (d discovered) Put(e discover.Engine) error {
 	return d.Fleet.PutFound(e.Role, engineOf(e), foundOf(e))
 }
 
-// SetAway starts or stops new work for an engine.
+// SetAway stops new work for an engine, or starts it again, as e.Away says.
 func (d discovered) SetAway(e discover.Engine) { d.Fleet.UpdateFound(e.Key(), foundOf(e)) }
 
 // Remove removes an engine that is gone, unless the config lists it.

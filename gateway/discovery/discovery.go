@@ -42,7 +42,7 @@ type Discovery struct {
 	sources []discover.Source
 }
 
-// New returns a discovery that reports the engines of the sources to the fleet. It is nil if there are no sources.
+// New returns a discovery that reports the engines of the sources to the fleet. The result is nil if there are no sources.
 func New(d *Deps, sources ...discover.Source) *Discovery {
 	if len(sources) == 0 {
 		return nil
@@ -122,7 +122,7 @@ func (d *Discovery) Failure() (text string) {
 	return text
 }
 
-// Facts fills in the state of the sources.
+// Facts fills in the state of each source, with those of its engines that are unfit and why.
 func (d *Discovery) Facts(f *detect.Facts) {
 	s := d.Status()
 	for _, one := range s.Sources {
@@ -214,7 +214,7 @@ func triedRank(e config.Engine) string {
 	return id
 }
 
-// fileSource is a file that lists engines. The watcher of files calls look when the file may have changed.
+// fileSource is a file that lists engines. Refresh calls requestRead when the file may have changed.
 type fileSource struct {
 	settings func() *fleet.Settings
 	path     string

@@ -32,7 +32,7 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 			"fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
 	} else {
 		w.notify, events, errs = n, n.Events, n.Errors
-		defer func() { _ = n.Close() }() // nothing is written
+		defer func() { _ = n.Close() }() // an error loses nothing, because no file was written
 	}
 	w.watchFiles(list())
 	changed() // the files may have changed before they were watched
@@ -78,7 +78,7 @@ type watcher struct {
 	dirs   map[string]bool
 }
 
-// watchFiles watches the directories of the files, and of every symlink on the way to the files. It watches no other directory any more.
+// watchFiles watches the directories of the files, and of every symlink on the way to the files. It stops watching all other directories.
 func (w *watcher) watchFiles(list []string) {
 	w.names = map[string]bool{}
 	for _, file := range list {

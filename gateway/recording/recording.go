@@ -21,7 +21,7 @@ const maxFileBytes = 256 << 20 // bytes of a recording
 var requestsFile = open(file)
 
 var (
-	lastID  atomic.Int64 // the last ID that a tape got
+	lastID  atomic.Int64 // the last ID that a Recorder or a Roster got
 	written atomic.Int64 // bytes written so far, and those of lines that were dropped
 )
 
@@ -32,18 +32,18 @@ func open(name string) *os.File {
 	}
 	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		panic(err) // the program was built only to record
+		panic(err) // the program was built only to record, so it must not run without a recording
 	}
 	return f
 }
 
-// A Recorder records one request's Lifecycle. Its owner is the owner of the Lifecycle.
+// A Recorder records one request's Lifecycle. Only the goroutine that owns the Lifecycle may use it.
 type Recorder struct{ id int64 }
 
-// A line is one step of a Lifecycle. The lines of a tape have the tape's ID, and are in the order of the steps.
+// A line is one step of a Lifecycle. The lines of one Recorder have its ID, and are in the order of the steps.
 type line struct {
 	ID    int64
-	Value string             `json:",omitempty"` // the whole Lifecycle, before an event with which it begins or goes on
+	Value string             `json:",omitempty"` // the whole Lifecycle, before the event that begins the request or continues its lost answer
 	Event *lifecycle.Event   `json:",omitempty"`
 	Do    []lifecycle.Effect `json:",omitempty"`
 }
@@ -51,7 +51,7 @@ type line struct {
 // recordsRequests says whether this program was linked to record requests.
 func recordsRequests() bool { return requestsFile != nil }
 
-// Begin records the state of a Lifecycle, before the event with which the request begins or its lost answer goes on.
+// Begin records the state of a Lifecycle, before the event that begins the request or continues its lost answer.
 func (r *Recorder) Begin(l *lifecycle.Lifecycle) {
 	if recordsRequests() {
 		r.write(line{Value: fmt.Sprint(*l)})

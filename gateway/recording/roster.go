@@ -31,7 +31,7 @@ type Roster struct {
 	lastLists    string            // text of the last lists
 }
 
-// moment has the events of one moment, before a Tick. It has Lists only if they have changed.
+// moment is one line of the file: the events of one Step and what followed from them. Lists is empty if the lists have not changed.
 type moment struct {
 	ID     int64
 	At     time.Time
@@ -77,8 +77,8 @@ type planned struct {
 	Remove, Order []string
 }
 
-// Step records the events of a moment, their effects, and the lists that were published. It leaves out settings, owners and lists that
-// are the same as before. The first Step of a roster also records that the roster begins.
+// Step records the events of one step of the Fleet, their effects, and the lists that were published. It leaves out settings, owners and
+// lists that are the same as before. The first Step of a roster also records that the roster begins.
 func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, p *roster.Snapshot) {
 	if rostersFile == nil {
 		return

@@ -18,7 +18,7 @@ type Service struct {
 	mu       sync.Mutex
 	ctx      context.Context // for requests that have no answer yet; it ends at the drain's limit
 	end      context.CancelFunc
-	draining bool      // /readyz is false
+	draining bool      // /readyz answers 503
 	refusing bool      // new requests are refused
 	ending   bool      // the process ends, so the drain cannot be undone
 	since    time.Time // when the drain began
@@ -38,20 +38,20 @@ type Deps struct {
 type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
-	Refusing bool       `json:"refusing"` // new requests are refused; before that, only /readyz is false
+	Refusing bool       `json:"refusing"` // new requests are refused; before that, only /readyz answers 503
 	Over     bool       `json:"over"`     // the deadline has passed
 }
 
-// New returns a proxy that is in service.
+// New returns the state of a proxy that is in service.
 func New(d Deps) *Service {
 	s := &Service{deps: d}
 	s.ctx, s.end = context.WithCancel(d.Context)
 	return s
 }
 
-// Drain takes the proxy out of service. /readyz is false at once, and new requests are refused after limits.drain_grace. Running requests
-// may finish within limit, which begins now. Requests that run longer get an error event. A limit of 0 means no limit. Drain does not wait.
-// It returns for how long new requests are still accepted. A second call sets another limit, but does not prolong the grace.
+// Drain takes the proxy out of service. /readyz answers 503 at once, and new requests are refused after limits.drain_grace. Running
+// requests may finish within limit, which begins now. Requests that run longer get an error event. A limit of 0 means no limit. Drain does
+// not wait. It returns for how long new requests are still accepted. A second call sets another limit, but does not prolong the grace.
 func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	grace := s.deps.Grace()
 	s.mu.Lock()

@@ -18,7 +18,7 @@ import (
 // Source is the admin listener of a proxy.
 type Source struct {
 	URL    string
-	Token  string // the token in admin.token_file; empty: none is needed
+	Token  string // the token in admin.token_file; empty: the listener needs none
 	Client *http.Client
 }
 
@@ -86,8 +86,8 @@ func printable(text string) string {
 	}, text)
 }
 
-// These control the terminal. Lines that are too long are cut instead of wrapped. A line is cleared before it is written, because after a
-// full line the cursor stays on the last character and would clear it.
+// These escape sequences control the terminal. Lines that are too long are cut instead of wrapped. A line is cleared before it is written,
+// because after a full line the cursor stays on the last character and would clear it.
 const (
 	cutLines   = "\x1b[?7l"
 	wrapLines  = "\x1b[?7h\n"
@@ -107,7 +107,7 @@ func Run(ctx context.Context, s *Source, out io.Writer, size func() (width, heig
 // error means that out cannot be written.
 func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, height int), tick <-chan time.Time) error {
 	_, height := size()
-	fmt.Fprint(out, cutLines, strings.Repeat("\n", height)) // keeps what was on the screen, for scrolling back
+	fmt.Fprint(out, cutLines, strings.Repeat("\n", height)) // moves what was on the screen up, so that it can be scrolled back to
 	defer fmt.Fprint(out, wrapLines)
 	var last screen
 	for {
@@ -135,11 +135,11 @@ func runOn(ctx context.Context, s *Source, out io.Writer, size func() (width, he
 // screen has the last page, and why there is no newer one.
 type screen struct {
 	page string
-	at   time.Time // of page; zero: there was none yet
-	err  error     // nil: page is the answer to the last question
+	at   time.Time // when page came; zero: no page has come yet
+	err  error     // why the last request failed; nil: page is its answer
 }
 
-// update takes over the answer to a question. After an error, the screen keeps its page.
+// update stores the outcome of a request to the proxy. After an error, the screen keeps its page.
 func (s *screen) update(page string, err error, now time.Time) {
 	s.err = err
 	if err == nil {

@@ -1,5 +1,5 @@
-// Package watch checks the state of the proxy once per second. Package detect finds incidents in it. Package watch exports the incidents as
-// a metric, and passes its results on to be shown.
+// Package watch checks the state of the proxy once per second. Package detect finds incidents in this state. Package watch exports the
+// incidents as a metric, and passes the state to the live page.
 package watch
 
 import (
@@ -32,11 +32,11 @@ type Watch struct {
 	watch detect.Watch
 }
 
-// Snapshot is the whole state of the proxy at one moment, with its incidents.
+// Snapshot is the whole state of the proxy at one time, with its incidents.
 type Snapshot struct {
 	Facts     detect.Facts
 	Incidents []detect.Incident
-	EndsBin   bool // it ends one bin of the history (detect.BinLength)
+	EndsBin   bool // the snapshot ends one bin of the history (detect.BinLength)
 }
 
 // samplesPerBin is how many samples a bin has. There is a Snapshot for each bin even if none is wanted, because incidents begin and end at
@@ -159,7 +159,7 @@ func (i *incidents) Collect(to chan<- prometheus.Metric) {
 		in := &list[k]
 		subject := strings.ToValidUTF8(in.Subject, "?")
 		labels := [3]string{string(in.Kind), in.Severity, subject}
-		if in.UntilMs > 0 || exported[labels] { // it is over, or Gather would fail because two series had the same labels
+		if in.UntilMs > 0 || exported[labels] { // the incident is over; or a series with its labels exists, and Gather would fail
 			continue
 		}
 		exported[labels] = true

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Authority signs certificates.
+// Authority is a certificate authority that signs certificates for tests.
 type Authority struct {
 	File string // PEM, for ca_file
 	cert *x509.Certificate
