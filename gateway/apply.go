@@ -16,7 +16,6 @@ import (
 // conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
-// reloadDeps returns the parts of this proxy that package reload uses.
 func (g *Gateway) reloadDeps() reload.Deps {
 	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,

@@ -24,7 +24,7 @@ type observer struct{ *Gateway }
 // reporter is a part of the proxy that fills in the facts that it knows.
 type reporter interface{ Facts(*detect.Facts) }
 
-// Facts asks all parts of the proxy for their status.
+// Facts returns the status of all parts of the proxy, in which package detect looks for incidents.
 func (g observer) Facts(ctx context.Context) detect.Facts {
 	s, overview, now := g.Status(ctx), g.scheduler.Overview(), time.Now()
 	recent, conf := g.Recent(), g.Config()
@@ -113,8 +113,8 @@ func (g observer) fillInFailingHost(f *detect.Facts, now time.Time) {
 }
 
 // fillInHits fills in the longest backlog of prefills of all models, in seconds. While it is long, fillInHits also fills in what share of
-// the prompts of the key with the most waiting requests was found in prefix caches, lately and before. It is called after fillInCallers,
-// which sets f.Waiting.
+// the prompts of the key with the most waiting requests was found in prefix caches, in the last minute and in the 14 minutes before. It is
+// called after fillInCallers, which sets f.Waiting.
 func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	for i := range f.Advice {
 		f.Prefill.BacklogS = max(f.Prefill.BacklogS, f.Advice[i].Prefill.BacklogSeconds)

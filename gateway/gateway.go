@@ -155,7 +155,6 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	return g, beginTraces()
 }
 
-// requestDeps returns the parts of this proxy that package request uses.
 func (g *Gateway) requestDeps() request.Deps {
 	return request.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
@@ -184,11 +183,11 @@ func (g *Gateway) discover(ofTest ...discover.Source) error {
 	return nil
 }
 
-// Callbacks is the server that decode engines call back; nil: no decode engine calls back.
+// Callbacks is the server to which decode engines report where the KV of a request goes; nil: no decode engine calls back.
 func (g *Gateway) Callbacks() *metaserver.Server { return g.callbacks }
 
-// newMetaserver makes the server that decode engines call back; nil: the config has no address for it. The server accepts callbacks from
-// the addresses in bind.allow; if there are none, from the decode engines of the fleet.
+// newMetaserver makes the server to which decode engines report where the KV of a request goes; nil: the config has no address for it. The
+// server accepts callbacks from the addresses in bind.allow; if there are none, from the decode engines of the fleet.
 func (g *Gateway) newMetaserver() *metaserver.Server {
 	cfg := g.conf()
 	if cfg.Bind.Listen == "" {
@@ -240,7 +239,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 			zap.Strings("decode", g.conf().CallbackHosts()))
 	}
 	loops := g.conf().EventLoops
-	if loops == 0 { // the config does not set it
+	if loops == 0 { // 0: the config does not set event_loops
 		loops = loop.Default()
 	}
 	if err := g.loops.Start(max(0, loops), g.log); err != nil { // -1 in the config means no loops
@@ -358,7 +357,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		err = errors.Join(err, g.peers.Drain(cut))
 	}
 	wait := g.requests.Finish(cut)
-	if !endedInTime() { // ctx ended first
+	if !endedInTime() { // ctx ended before all requests had finished
 		if <-ended; open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
 				open), err)

@@ -18,7 +18,7 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 			continue // a LoRA adapter, whose requests count for its base model
 		}
 		l := admission.ModelLoad{Model: route.Name, Waiting: queued[route.Name].Requests}
-		var kvTokens, capacity int64 // of all ranks together
+		var kvTokens, capacity int64 // sums over the ranks of the model that are up and have a known capacity
 		for i := range prefills {
 			if c := &prefills[i]; !c.Aggregated && slices.Contains(c.Models, route.Name) {
 				l.Running += c.Inflight

@@ -18,7 +18,7 @@ var secondsBuckets = []float64{
 // register their metrics themselves.
 func (g *Gateway) registerMetrics() {
 	stats := func() edge.Stats {
-		if g.listener == nil { // not started
+		if g.listener == nil { // the proxy has not started
 			return edge.Stats{}
 		}
 		return g.listener.Stats()

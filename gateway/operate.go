@@ -30,7 +30,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// This file has the methods with which operators ask and change the proxy while it runs. Package admin serves it over HTTP.
+// This file has the methods with which operators ask and change the proxy while it runs. Package admin serves them over HTTP.
 
 // Status describes the whole proxy at one instant.
 type Status struct {
@@ -59,7 +59,7 @@ type EngineStatus = roster.EngineStatus
 // DrainStatus lists the requests that still run on an engine or rank that drains.
 type DrainStatus = roster.DrainStatus
 
-// Status asks all parts of the proxy for their status.
+// Status returns the status of all parts of the proxy now. Engines and boards are asked one after the other.
 func (g *Gateway) Status(ctx context.Context) Status {
 	ready, why := g.Ready()
 	dispatch := g.dispatcher.Status(ctx)
@@ -149,7 +149,7 @@ func (g *Gateway) Gauges(worker int32) (gauges Gauges, ok bool) {
 	return g.monitor.Gauges(r.Instance, r.Target.Rank)
 }
 
-// Config returns the config in force.
+// Config returns the config in force, which a reload replaces by another.
 func (g *Gateway) Config() *config.Config { return g.conf().Config }
 
 // Reloader returns the reloader, which has the config in force and the contents of the files that the config names.
@@ -170,7 +170,7 @@ func (g *Gateway) Owners() []owner.RegionStatus { return g.owner.RegionsStatus()
 // HA says which decode groups this proxy owns; nil: no other proxy shares them.
 func (g *Gateway) HA() *owner.HAStatus { return g.owner.GroupsStatus() }
 
-// Routes lists what the public listener serves, as GET /path.
+// Routes lists the routes of the public listener, each with its method, such as GET /health.
 func (g *Gateway) Routes() []string { return g.admission.Routes() }
 
 // Service returns the part that knows whether this proxy drains.
@@ -179,7 +179,7 @@ func (g *Gateway) Service() *service.Service { return g.service }
 // Registry holds every metric of the proxy.
 func (g *Gateway) Registry() *prometheus.Registry { return g.reg }
 
-// Policy is the decode policy in force.
+// Policy is the text of the decode policy in force, as in dispatch.policy.
 func (g *Gateway) Policy() string { return g.dispatcher.Policy() }
 
 // SetPolicy changes the decode policy from the next tick on. An unknown policy is an error and changes nothing.

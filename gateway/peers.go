@@ -11,7 +11,6 @@ import (
 	"evenkeel/mooncake"
 )
 
-// peerDeps returns the parts of this proxy that package peerserver uses.
 func (g *Gateway) peerDeps() peerserver.Deps {
 	return peerserver.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,

@@ -73,7 +73,7 @@ func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// muxRefusal is a ResponseWriter that keeps with which status and headers the mux refuses a request.
+// muxRefusal is a ResponseWriter that stores the status and the headers with which the mux refuses a request.
 type muxRefusal struct {
 	header http.Header
 	status int
@@ -357,7 +357,7 @@ func (h *handler) addInstance(role, address string) error {
 	return h.g.Add(role, config.Engine{URL: url})
 }
 
-// removeInstance removes an engine.
+// removeInstance removes the engine with this role and address. Its running requests finish.
 func (h *handler) removeInstance(role, address string) error {
 	id, _, err := gateway.IDOf(address)
 	if err != nil {
@@ -366,7 +366,7 @@ func (h *handler) removeInstance(role, address string) error {
 	return h.g.Remove(role, id)
 }
 
-// policy answers with the decode policy in force.
+// policy answers GET /policy with the decode policy in force.
 func (h *handler) policy(w http.ResponseWriter, _ *http.Request) {
 	reply(w, map[string]string{"policy": h.g.Policy()})
 }

@@ -100,7 +100,7 @@ func forbidEmbedding(h http.Header) {
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 }
 
-// fail answers a request with an error.
+// fail answers a request with an error in the JSON form of OpenAI's API.
 func fail(w http.ResponseWriter, status int, code, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

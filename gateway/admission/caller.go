@@ -65,7 +65,7 @@ type publicRoute struct {
 	serve  func(*fasthttp.RequestCtx)
 }
 
-// refusalUnknownKey is the refusal of a caller whose key is not known.
+// refusalUnknownKey is the refusal of a caller that sends no API key, or an unknown one.
 var refusalUnknownKey = edge.Refusal{
 	Status: http.StatusUnauthorized, Code: "invalid_api_key",
 	Message: "no or unknown API key; send Authorization: Bearer KEY, or x-api-key: KEY",

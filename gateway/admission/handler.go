@@ -79,7 +79,7 @@ func (d *Handler) publicRoutes() map[string]publicRoute {
 	return all
 }
 
-// Routes lists what the public listener serves, as GET /path.
+// Routes lists the routes of the public listener, each with its method, such as GET /health.
 func (d *Handler) Routes() (all []string) {
 	for path, r := range d.routes {
 		all = append(all, r.method+" "+path)
@@ -474,7 +474,7 @@ func (d *Handler) servedModels() []servedModel {
 	return list
 }
 
-// health answers as the engines do: 200 while requests can be served.
+// health answers as the engines do: 200 while requests can be served, otherwise 503.
 func (d *Handler) health(ctx *fasthttp.RequestCtx) {
 	if ok, _ := d.deps.Ready(); !ok {
 		ctx.SetStatusCode(http.StatusServiceUnavailable)
@@ -492,7 +492,7 @@ func (d *Handler) healthcheck(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, status, map[string]any{"status": word, "prefill_instances": prefillers, "decode_instances": decoders})
 }
 
-// writeJSON answers with v as JSON.
+// writeJSON answers with v as JSON, or with 500 if v cannot be encoded.
 func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -542,7 +542,7 @@ func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *
 func (d *Handler) checkServedHere(path, model string) *openai.Error {
 	_, listed, modelsKnown := d.deps.Fleet.Now().Lookup(model)
 	switch {
-	case listed: // it is served here
+	case listed: // an engine of this region has the model
 	case d.deps.Requests.Peers != nil && d.deps.Requests.Peers.Offered(model):
 		return openai.Unavailable("no_region_available", "no engine of this region serves "+strconv.Quote(model)+", and requests to "+path+
 			" are not sent to other regions; send it to a proxy there", 1)

@@ -28,7 +28,7 @@ func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint,
 
 // checkBusy refuses a request of another proxy if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
-	// A request that may not be forwarded again could only wait here if no engine of this proxy may begin it.
+	// This request may not be forwarded again, and no engine of this proxy may begin it, so it could only wait.
 	if from.N >= from.Max && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {
 		return failure.NotOurs
 	}

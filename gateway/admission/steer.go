@@ -21,7 +21,7 @@ const (
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
 	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
 	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
-	geoHeader           = "X-Evenkeel-Geo" // local: the request is never forwarded to another region
+	geoHeader           = "X-Evenkeel-Geo" // with the value local, the request is never forwarded to another region
 )
 
 // longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.

@@ -20,13 +20,13 @@ const (
 const (
 	ReasonBacklog       = "backlog"           // add_prefill: prompts wait
 	ReasonPoolWait      = "pool_wait"         // add_decode: hand-offs wait
-	ReasonBusy          = "busy"              // add_*: nothing waits yet, but the ranks are used beyond the target
-	ReasonKV            = "kv"                // add_*: the KV budget is short, not time or slots
-	ReasonIdle          = "idle"              // remove_*: in the last calm period, fewer ranks were needed
-	ReasonToPrefill     = "decode_to_prefill" // rebalance: move ranks between the sides, as the name says
-	ReasonToDecode      = "prefill_to_decode" // rebalance: move ranks between the sides, as the name says
+	ReasonBusy          = "busy"              // add_prefill, add_decode: nothing waits yet, but the ranks are used beyond the target
+	ReasonKV            = "kv"                // add_prefill, add_decode: the KV budget is short, not time or slots
+	ReasonIdle          = "idle"              // remove_prefill, remove_decode: in the last calm period, fewer ranks were needed
+	ReasonToPrefill     = "decode_to_prefill" // rebalance: prefill is short, and decode has ranks to spare
+	ReasonToDecode      = "prefill_to_decode" // rebalance: decode is short, and prefill has ranks to spare
 	ReasonBalanced      = "balanced"          // none: the ranks are enough, and no rank is to spare
-	ReasonTooLittleData = "too_little_data"   // none: the ranks are enough, and no rank is to spare
+	ReasonTooLittleData = "too_little_data"   // none: both sides have been watched for less than a window
 	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank answers, and more ranks would not help
 	ReasonDecodeDown    = "decode_down"       // none: no decode rank answers
 	ReasonRanksDown     = "ranks_down"        // none: the ranks that answer are enough now; whether there are too many is not known
@@ -212,7 +212,7 @@ func (a *Advisor) meanNeed() need {
 	return m
 }
 
-// largestNeed returns the largest need of each side since the given time. If there was no need since then, its time is zero.
+// largestNeed returns the largest need of each side since the given time. If there was no need since then, the time of the result is zero.
 func (a *Advisor) largestNeed(since time.Time) (m need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {

@@ -26,7 +26,7 @@ type Prefill struct {
 	WaitingSeconds float64 // seconds that one rank would need for all prompts that no rank has begun
 	RunningSeconds float64 // seconds that one rank would need for the prompts that run
 	KVTokens       int64   // KV tokens held by all live ranks with a known capacity
-	Capacity       int64   // 0: unknown
+	Capacity       int64   // KV tokens for which these ranks have room; 0: unknown
 }
 
 // Decode is the side that generates answers.
@@ -37,7 +37,7 @@ type Decode struct {
 	Slots        int // slots of all live ranks; Used, KVTokens and Capacity are sums over these ranks, too
 	Used         int
 	KVTokens     int64
-	Capacity     int64 // 0: unknown
+	Capacity     int64 // KV tokens for which these ranks have room; 0: unknown
 	Pool         int   // hand-offs that wait for a rank
 	Oldest       time.Duration
 	Ended        uint64 // answers that have ended since the start: each one frees a slot

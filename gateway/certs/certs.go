@@ -61,7 +61,7 @@ func (p *Pair) wasTriedLast(now [2][]byte) bool {
 
 // firstReadError returns err the first time that a file cannot be read, and nil until the files change.
 func (p *Pair) firstReadError(err error) error {
-	unreadable := [2][]byte{{}, {}} // in triedLast, it stands for files that cannot be read
+	unreadable := [2][]byte{{}, {}} // this value in triedLast stands for files that cannot be read
 	if p.wasTriedLast(unreadable) {
 		return nil
 	}
@@ -156,5 +156,5 @@ func parse(certPEM, keyPEM []byte) (tls.Certificate, error) {
 	return cert, nil
 }
 
-// ErrExpired is the error for a certificate that has expired.
+// ErrExpired is the error of Load and Reload for a certificate that has expired.
 var ErrExpired = errors.New("the certificate expired")

@@ -54,7 +54,7 @@ func New(d *Deps, sources ...discover.Source) *Discovery {
 	return &Discovery{discover.New(cfg), sources}
 }
 
-// Sources returns the sources that the config names.
+// Sources returns the sources (files, DNS, Kubernetes) that the config names.
 func (d *Deps) Sources() (sources []discover.Source, err error) {
 	conf := &d.Settings().Discovery
 	for _, path := range conf.Files {
@@ -122,7 +122,7 @@ func (d *Discovery) Failure() (text string) {
 	return text
 }
 
-// Facts fills in the state of each source, with those of its engines that are unfit and why.
+// Facts fills in the state of each source, with those of its engines that failed the trial or were refused, and why.
 func (d *Discovery) Facts(f *detect.Facts) {
 	s := d.Status()
 	for _, one := range s.Sources {
@@ -255,7 +255,7 @@ func (s *fileSource) readIfChanged() (list []discover.Engine, changed bool, err 
 	if err == nil && sum == s.lastRead {
 		return nil, false, nil
 	}
-	s.lastRead = [sha256.Size]byte{} // until the text has turned out to be valid
+	s.lastRead = [sha256.Size]byte{} // no text counts as read until this one has turned out to be valid
 	var engines config.Engines
 	if err == nil {
 		engines, err = s.settings().ParseEngines(s.path, text)

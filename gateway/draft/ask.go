@@ -22,11 +22,11 @@ import (
 
 // Limits for asking engines.
 const (
-	askTimeout        = 5 * time.Second // per request to an engine
+	askTimeout        = 5 * time.Second // time limit of one request to an engine
 	maxConcurrentAsks = 16              // engines that are asked at the same time
-	maxAnswerBytes    = 1 << 20         // bytes of an answer
+	maxAnswerBytes    = 1 << 20         // largest answer of an engine that is read, in bytes
 	maxTextChars      = 120             // characters of an engine's text in a comment of the file
-	maxModelsNamed    = 3               // models of an engine that are named
+	maxModelsNamed    = 3               // models of an engine that the file names
 )
 
 // Entry is an engine of the file, with its known settings. Notes has sentences about what it reported and
@@ -46,7 +46,6 @@ type Entry struct {
 	slotsReported bool        // the engine itself reported Slots
 }
 
-// note adds a sentence to Notes.
 func (e *Entry) note(format string, args ...any) {
 	e.Notes = append(e.Notes, fmt.Sprintf(format, args...))
 }
@@ -213,7 +212,8 @@ func (e *Entry) fillFromVLLM(body []byte) {
 	}
 }
 
-// setVLLMRole sets the role that follows from vLLM's kv_role; empty: it is not known. kv_both does not say what the engine is used for.
+// setVLLMRole sets the role that follows from vLLM's kv_role. If kvRole is empty, vLLM did not report it, and the role stays as it is.
+// kv_both does not say what the engine is used for.
 func (e *Entry) setVLLMRole(kvRole string) {
 	because := "its kv_role is " + kvRole
 	switch kvRole {
@@ -328,7 +328,7 @@ func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *
 		e.Ranks = n
 		e.note("Its metrics name %d DP ranks.", n)
 	}
-	if tokens, ok := sample.CacheTokens(-1); ok { // of all ranks together
+	if tokens, ok := sample.CacheTokens(-1); ok { // -1: of all ranks together
 		e.note("Its KV cache has room for %d tokens in all.", tokens)
 	} else {
 		e.note("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")
@@ -361,7 +361,6 @@ func clean(s string) string {
 	return strings.TrimSpace(s)
 }
 
-// orUnknown replaces an empty text by "unknown".
 func orUnknown(s string) string {
 	if s == "" {
 		return "unknown"

@@ -29,7 +29,7 @@ type LogEntry struct {
 	TTFTMs       float64   `json:"ttft_ms"`
 	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: the request was bound to no rank
 	BindMs       float64   `json:"bind_ms,omitempty"`     // with AtArrival: time from arrival until the request was bound
-	CallbackMs   float64   `json:"callback_ms,omitempty"` // time until the decode engine said where the KV goes
+	CallbackMs   float64   `json:"callback_ms,omitempty"` // how long the decode engine took to say where the KV goes; 0: it did not
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
 	Inexact      bool      `json:"inexact,omitempty"` // a broken-off answer was continued from its text, which the next engine tokenised again

@@ -8,7 +8,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// EventKind is the kind of an event.
+// EventKind says what happened, and thereby which fields of the Event are set.
 type EventKind int
 
 // The kinds of events, with the fields of Event that each kind sets.
@@ -22,9 +22,9 @@ const (
 	Probed                         // Took: how long the prefill engine worked on the prompt
 	Prefilled                      // Tokens and Cached: tokens of the prompt, as the engine counted them; also sets Resumed
 	Placed                         // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
-	PlacedMixed                    // Slot: the rank that prefills and decodes; Tokens: expected in its prefix cache. It comes after Placed
-	PlacedLocally                  // Slot: the decode rank that computes the prompt itself; Tokens: expected in its prefix cache
-	Coupled                        // Took: time until the decode engine said where the KV goes; 0: no callback is needed. Also sets Slot
+	PlacedMixed                    // Slot: rank that prefills and decodes; Tokens: prompt tokens expected in its prefix cache. Follows Placed
+	PlacedLocally                  // Slot: decode rank that computes the prompt itself; Tokens: prompt tokens expected in its prefix cache
+	Coupled                        // Took: how long the decode engine took to say where the KV goes; 0: it did not. Also sets Slot
 	First                          // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
 	Relayed                        // Took: from the first event of the answer to its end; Tokens: tokens of the answer
 	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: tokens of the answer, at least 2
@@ -45,7 +45,7 @@ type Event struct {
 	Left    bool   // the client has left, and Record.Reached stays the phase in which it left
 	Call    string // name of the call that begins with this phase; empty: the phase belongs to the call before
 	Engine  string // the engine that the request is passed through to
-	Peer    string // the other dispatcher to which the request is sent
+	Peer    string // the other proxy to which the request is sent
 	Early   bool   // the decode rank is bound before the prefill
 	Req     *openai.Request
 	Lease   *prefill.Lease

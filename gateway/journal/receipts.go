@@ -13,7 +13,7 @@ import (
 // receiptView is the view that writes what happens to a request into its receipt.
 type receiptView struct{ running *receipt.RunningReceipt }
 
-// openReceipt begins the receipt of a request whose sender is known.
+// openReceipt begins the receipt of a request whose sender has been identified.
 func openReceipt(ring *receipt.Ring, r *Record) view {
 	return receiptView{ring.Open(&receipt.Receipt{
 		ID: r.ID, ClientID: r.ClientID, TraceID: r.TraceID, Key: r.Key, Endpoint: r.path, Arrival: r.Arrival, Origin: r.Origin,

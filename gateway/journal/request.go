@@ -21,8 +21,8 @@ func (r *Record) Leg(name string) *Record {
 	return &leg
 }
 
-// OpenViews opens the receipt and the span of a request whose sender is known. header returns a header of the request. A trusted caller
-// decides whether the trace is sampled. path is the path of the endpoint.
+// OpenViews opens the receipt and the span of a request whose sender has been identified. header returns a header of the request. A trusted
+// caller decides whether the trace is sampled. path is the path of the endpoint.
 func (r *Record) OpenViews(header func(name string) string, trusted bool, path string) {
 	r.path = path
 	r.span = r.journal.tracer.Load().Start(header, trusted, operation(path), r.Arrival)

@@ -21,7 +21,7 @@ import (
 // error are OpenTelemetry's semantic conventions (GenAI as of 1.41). The other names are evenkeel's own.
 type spanView struct{}
 
-// openSpans begins the spans of a request whose sender is known.
+// openSpans begins the spans of a request whose sender has been identified.
 func openSpans(r *Record) view {
 	spanArrived(r)
 	return spanView{}
@@ -136,7 +136,7 @@ func endPhaseSpan(n *attempt, e *Event) {
 // stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
-// spanChose notes which prefill engine was chosen, and why.
+// spanChose adds an event to a span that says which prefill engine was chosen, and why.
 func spanChose(s *tracing.Span, l *prefill.Lease) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
@@ -167,7 +167,8 @@ func nameAndScore(name string, score float64) string {
 	return name + "=" + strconv.FormatFloat(score, 'g', 6, 64)
 }
 
-// spanPrefilled notes the tokens of a prompt, as the engine counted them; cached below 0: the engine did not say how many were cached.
+// spanPrefilled sets the number of a prompt's tokens, as the engine counted them; cached below 0: the engine did not say how many were
+// cached.
 func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	s.Set(attribute.Int("gen_ai.usage.input_tokens", prompt))
 	if cached >= 0 {
@@ -175,7 +176,8 @@ func spanPrefilled(s *tracing.Span, prompt, cached int) {
 	}
 }
 
-// spanBound notes which decode rank was chosen, and why. Without a trace of the decision, only the choice is noted.
+// spanBound adds an event to a span that says which decode rank was chosen, and why. Without a trace of the decision, it has only the
+// choice.
 func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.decode.rank", slot.WorkerName),
@@ -199,7 +201,7 @@ func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 	s.Event("admit", list...)
 }
 
-// boardStages are the names of the stages of the decision that may have chosen the decode rank (Slot.Stage).
+// boardStages has the names of the stages of a decision by Slot.Stage, which says which stage chose the decode rank.
 var boardStages = [...]string{"guard", "single", "subset"}
 
 // stageOf returns the name of the stage that chose the decode rank of a slot; empty: no stage did.
@@ -210,8 +212,8 @@ func stageOf(s *dispatcher.Slot) string {
 	return ""
 }
 
-// spanFailed notes a failure; answer nil: nothing failed. A mistake of the client, which is a 4xx but not a 429, does not mark the span as
-// failed. A 429 does, because a limit of the proxy was reached.
+// spanFailed sets the error attributes of a span; answer nil: nothing failed. A mistake of the client, which is a 4xx but not a 429, does
+// not mark the span as failed. A 429 does, because a limit of the proxy was reached.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	if answer == nil || !s.Recording() {
 		return
@@ -224,8 +226,8 @@ func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
 	s.Fail(kind, words.Clip(cause))
 }
 
-// spanEnded notes how the request ended. In spans, the conventions name the time to the first event gen_ai.response.time_to_first_chunk, in
-// metrics gen_ai.server.time_to_first_token.
+// spanEnded sets the attributes that say how the request ended. In spans, the conventions name the time to the first event
+// gen_ai.response.time_to_first_chunk, in metrics gen_ai.server.time_to_first_token.
 func spanEnded(r *Record, fail *openai.Error) {
 	status := http.StatusOK
 	if fail != nil && r.TTFTMs == 0 { // otherwise the answer had begun with status 200

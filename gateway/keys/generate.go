@@ -11,7 +11,7 @@ import (
 // Generate returns a new API key of 256 random bits. The key file holds only its hash, so the caller must keep the key.
 func Generate() string {
 	var b [32]byte
-	_, _ = rand.Read(b[:]) // crypto/rand never fails, it ends the process
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand would end the process instead
 	return "ek-" + base64.RawURLEncoding.EncodeToString(b[:])
 }
 

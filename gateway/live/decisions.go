@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// MostDecisions is the number of decisions in a Document.
+// MostDecisions is how many decisions a Document has at most.
 const MostDecisions = 24
 
 // Decisions summarises the receipts of the last requests. For a request that still runs, WaitMs counts

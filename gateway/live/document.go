@@ -12,15 +12,15 @@ import (
 	"evenkeel/gateway/watch"
 )
 
-// Form is the version of the Document's format. New fields keep the version. A field that is
-// removed or changes its meaning raises it.
+// Form is the version of the Document's format. New fields keep the version. The version rises if a field is removed or changes its
+// meaning.
 const Form = 2
 
 // Document has everything that the page shows at one instant. Names of fields end in their unit:
 // _ms, _s, _tokens, _per_s. A _share is between 0 and 1. Lists are never null.
 type Document struct {
 	Form    int   `json:"form"`
-	AtMs    int64 `json:"at_ms"`    // Unix, by the proxy's clock
+	AtMs    int64 `json:"at_ms"`    // Unix time, by the proxy's clock
 	EveryMs int64 `json:"every_ms"` // time between two documents; a page that gets none for three times as long is out of date
 	detect.Facts
 	Incidents []detect.Incident `json:"incidents"` // lasting ones, the most harmful first, then those resolved in the last 15 minutes

@@ -112,7 +112,6 @@ func (l *Live) Document(ctx context.Context) Document {
 	return l.document(&snapshot)
 }
 
-// hasWatchers says whether anybody reads the stream.
 func (l *Live) hasWatchers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,7 +250,6 @@ func (l *Live) storedDocument(at string) (data []byte, refusal *openai.Error) {
 	return data, nil
 }
 
-// refuse answers with an error.
 func refuse(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)

@@ -183,7 +183,7 @@ const (
 // to compute.
 func (s *sheet) drawColumns(g *Group) {
 	const axis = 6                                                  // width of the labels on the left
-	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // rounded up
+	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // number of bands, rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most := float64(max(1, g.MostTokens))
 	mostBacklog := int64(1) // at least 1, because backlogs are divided by it

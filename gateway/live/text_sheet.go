@@ -132,7 +132,7 @@ func tail(name string, width int) string {
 	return "…" + string(runes)
 }
 
-// padRight fills a text up to a width with spaces.
+// padRight appends spaces to a text up to a width in columns. A wider text stays as it is.
 func padRight(text string, width int) string {
 	return text + strings.Repeat(" ", max(0, width-columns(text)))
 }

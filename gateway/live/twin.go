@@ -43,7 +43,7 @@ func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string,
 	return says, note
 }
 
-// spanText writes a time in seconds or minutes.
+// spanText writes a time in seconds, or from 100 s on in minutes.
 func spanText(seconds float64) string {
 	if seconds < 100 {
 		return fmt.Sprintf("%.0f s", seconds)

@@ -86,7 +86,7 @@ func (e *Error) JSON() []byte {
 	if e.Code != "" {
 		in.Code = &e.Code
 	}
-	body, _ := json.Marshal(struct { // strings always marshal
+	body, _ := json.Marshal(struct { // marshalling strings cannot fail
 		Error inner `json:"error"`
 	}{in})
 	return body

@@ -77,7 +77,7 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
 	p.req.Names = [][]byte{}  // not nil, so that checkGenerateKeys refuses an empty list
-	seen := map[string]bool{} // a map, because there may be very many names
+	seen := map[string]bool{} // a map, so that a look-up among very many names is fast
 	for value := range rawjson.Elements(v) {
 		// Each name belongs to one answer or more, so the limit of answers bounds the names, too.
 		if most := limitOrInfinite(p.limits.Answers); len(seen) == most {

@@ -196,7 +196,7 @@ func (e *Error) BodyFor(path string) []byte {
 		Message string `json:"message"`
 	}
 	inner.Type, inner.Message = e.TypeFor(path), e.Text()
-	body, _ := json.Marshal(struct { // strings always marshal
+	body, _ := json.Marshal(struct { // marshalling strings cannot fail
 		Type  string `json:"type"`
 		Error any    `json:"error"`
 	}{"error", inner})

@@ -71,7 +71,7 @@ func (p *parser) requireModel() *Error {
 		return badRequest(CodeMissing, "model", "the request names no model; set \"model\"")
 	}
 	if p.req.Body.Raw() != nil { // nil: the request is a form, which goes to the engine byte for byte
-		name, _ := json.Marshal(p.req.Model) // strings always marshal
+		name, _ := json.Marshal(p.req.Model) // marshalling strings cannot fail
 		p.req.Body.Set("model", name)
 	}
 	return nil

@@ -70,7 +70,7 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 			return badRequest(CodeInvalidType, key, "%q mixes strings, numbers and lists; it must be %s", key, promptShapes)
 		}
 		n++
-		if shape == listTokens { // one prompt, whose tokens are counted below
+		if shape == listTokens { // the list is one prompt, whose tokens are counted below
 			continue
 		}
 		if most := limitOrInfinite(p.limits.Answers); n > most { // each prompt has at least one answer

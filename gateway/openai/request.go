@@ -48,13 +48,13 @@ type Request struct {
 	// TopLogprobs is how many of the likeliest tokens the client wants to see at each position of the answer. AllTokens: the whole vocabulary.
 	TopLogprobs    int
 	Prompts        []json.RawMessage // the prompts, if the body has a list of several; nil: there is one prompt, in the body
-	MaxTokens      int               // 0: not given
-	MaxTokensKey   string            // the key that MaxTokens came from; empty: not given
+	MaxTokens      int               // the limit of the answer that the client gave, in tokens; 0: not given
+	MaxTokensKey   string            // the key that MaxTokens came from; empty: the client gave no limit
 	Limit          int               // tokens of the answer: MaxTokens, or the engines' default; 0: only the context limits it
 	Passthrough    bool              // the engine must not stream: its stream lacks parts of the answer, or has them in another form
 	PromptLogprobs bool              // vLLM must compute logprobs of the prompt's tokens for the request, even if the answer shows none
 	Beams          int               // beams of a beam search; 0: there is none
-	PrefillOnly    bool              // a prefill engine alone answers it, because the answer has at most one token
+	PrefillOnly    bool              // a prefill engine alone answers the request, because the answer has at most one token
 	PromptBytes    int               // bytes of prompt or messages and tools, without inline media; for estimates of its tokens
 	AnswerIsList   bool              // for /generate only: the answer is a list
 	Names          [][]byte          // one id per answer, given by the client; nil: the ids are made from the id of the request
@@ -119,11 +119,11 @@ type parser struct {
 	limits Limits
 	req    *Request
 
-	maxTokens, maxCompletionTokens int  // 0: not given
-	minTokens                      int  // 0: not given
+	maxTokens, maxCompletionTokens int  // values of max_tokens and max_completion_tokens; 0: not given
+	minTokens                      int  // value of min_tokens; 0: not given
 	hasPrompt                      bool // the request has messages or a prompt, whichever the endpoint reads
-	hasStreamOptions               bool // the request has stream_options
-	hasStopTokenIDs                bool // the request has stop_token_ids
+	hasStreamOptions               bool
+	hasStopTokenIDs                bool
 	echo, logprobs                 bool
 	promptLogprobs, wantsBeams     bool
 	promptLogprobsMayStream        bool // the requested logprobs of the prompt are allowed in a stream
@@ -164,7 +164,7 @@ func (p *parser) checkCombinations() *Error {
 	if p.hasStreamOptions && !req.Stream && req.Endpoint != mooncake.Tokens { // at Tokens, engines ignore stream_options (vLLM 0.32.0)
 		return badRequest(CodeInvalidValue, "stream_options", "\"stream_options\" is only allowed when \"stream\" is true")
 	}
-	hasLogprobsKey := req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate // these two have no key "logprobs"
+	hasLogprobsKey := req.Endpoint != mooncake.Responses && req.Endpoint != mooncake.Generate // these two endpoints have no key "logprobs"
 	if req.TopLogprobs != 0 && hasLogprobsKey && !p.logprobs {
 		return badRequest(CodeInvalidValue, "top_logprobs", "\"top_logprobs\" needs \"logprobs\" to be true")
 	}

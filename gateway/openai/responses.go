@@ -8,7 +8,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// responsesRules are the rules for /v1/responses.
+// responsesRules are the rules for /v1/responses. Keys that need an engine to keep a response or a conversation are refused.
 var responsesRules = map[string]rule{
 	"model":        setModel,
 	"input":        checkResponseInput,

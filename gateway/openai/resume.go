@@ -77,13 +77,13 @@ func asksForExtras(body *mooncake.Body) bool {
 	return false
 }
 
-// HasLogprobs says whether a request asks for the probabilities of the tokens of its answer.
+// HasLogprobs says whether a request asks for the probabilities of the tokens of its answer. null and false do not ask for them.
 func HasLogprobs(body *mooncake.Body) bool {
 	v, ok := body.Get("logprobs")
 	return ok && !isNull(v) && string(v) != "false"
 }
 
-// Echoes says whether the answer begins with the prompt.
+// Echoes says whether the answer begins with the prompt, because the request has echo: true.
 func Echoes(body *mooncake.Body) bool {
 	v, _ := body.Get("echo")
 	return string(v) == "true"

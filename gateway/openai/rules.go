@@ -248,7 +248,7 @@ func (p *parser) isToken(id json.RawMessage) bool {
 	return ok
 }
 
-// maxToken returns the largest token id that is accepted.
+// maxToken returns the largest token id that is accepted: the last of the vocabulary, or math.MaxInt32 if its size is not known.
 func (p *parser) maxToken() int64 {
 	if p.limits.VocabSize > 0 {
 		return int64(p.limits.VocabSize) - 1

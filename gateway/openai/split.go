@@ -22,7 +22,7 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 		}
 		switch value, ok := r.Body.Get(key); {
 		case ok && !isNull(value):
-		case r.Endpoint == mooncake.Tokens: // without prompt_logprobs, only this key asks for such logprobs
+		case r.Endpoint == mooncake.Tokens: // without prompt_logprobs, only prompt_logprob_token_ids asks for such logprobs
 			key, what = "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
 		default:
 			key, what = "echo", "\"echo\" with logprobs"

@@ -51,7 +51,7 @@ var tokensRules = map[string]rule{
 	"trace_decode_token_ids": tokenIDs(math.MaxInt32, nil),
 }
 
-// checkTokenList checks a prompt of token ids.
+// checkTokenList checks a prompt of token ids: each id must be in the vocabulary, and there must be at least one.
 func checkTokenList(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isArray, "a list of token ids")
@@ -91,7 +91,7 @@ func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 	}
 	p.req.PromptBytes += len(v)
 	_, refusal := eachObject(key, v, "a part", func(path string, part json.RawMessage) *Error {
-		// As in checkPart, so that no client can name the medium of another client.
+		// As checkPart does, this removes the medium's name, so that no client can name the medium of another client.
 		rawjson.Blank(part, func(key string) bool { return key == "uuid" })
 		for field, url := range rawjson.Members(part) {
 			if field == "url" && !isNull(url) {

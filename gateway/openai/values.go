@@ -67,7 +67,7 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 		}
 	}
 	zeros := exp - len(fraction) // zeros to append to digits; below 0: the number of digits behind the decimal point
-	if zeros < 0 {               // these digits must all be 0
+	if zeros < 0 {               // the digits behind the decimal point must all be 0
 		cut := len(digits) + zeros
 		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
 			return "", false
@@ -116,7 +116,6 @@ func overwriteWithDigits(v json.RawMessage, n int64) (ok bool) {
 	return true
 }
 
-// isNumberIn says whether v is a number from lo to hi.
 func isNumberIn(v json.RawMessage, lo, hi float64) bool {
 	if !isNumber(v) {
 		return false

@@ -132,7 +132,8 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBody(text)
 }
 
-// vote answers an owner that cannot reach the store of leases and asks for a promise not to take over.
+// vote answers the owner of a region or group that cannot reach the store of leases. The owner asks for the promise that this proxy does
+// not take over.
 func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	var ask geo.Vote
 	if err := json.Unmarshal(ctx.PostBody(), &ask); err != nil {
@@ -147,7 +148,7 @@ func (r *Peers) vote(ctx *fasthttp.RequestCtx, from *Hop) {
 	ctx.SetBodyString("{}")
 }
 
-// verify checks which proxy sent a request, and whether the request may come by this path of forwarding proxies.
+// verify checks which proxy sent a request, and whether the way that the request has taken between proxies (its hop header) is allowed.
 func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refusal) {
 	credentials := credentialsOf(&ctx.Request.Header)
 	credentials.Body = ctx.PostBody()

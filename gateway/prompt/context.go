@@ -38,7 +38,7 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 // CheckContext checks prompt and answer against the model's context. tokens is the engine's count of the prompt, and answered how many of
 // them belong to the answer (of a resumed request). An answer without a limit always fits, because engines limit it.
 func CheckContext(m roster.Route, req *openai.Request, tokens, answered int) *openai.Error {
-	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // as in CheckBeforePrefill
+	hasLimit := m.MaxLen != 0 && req.MaxTokensKey != "" && !m.Clamps // the same conditions as in CheckBeforePrefill
 	if !hasLimit || tokens-answered+req.MaxTokens <= m.MaxLen {
 		return nil
 	}

@@ -84,7 +84,7 @@ type Reader struct {
 	salts            index.Salts
 }
 
-// NewReader makes a reader.
+// NewReader makes a Reader, and registers its metric.
 func NewReader(c Config) *Reader {
 	r := &Reader{Config: c, tokenizedPrompts: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "evenkeel_prefix_tokenize_total", Help: "Prompts whose token ids were needed. cached: an engine had told them before. engine: an " +

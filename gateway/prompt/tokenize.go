@@ -40,7 +40,7 @@ type tokenized struct {
 }
 
 const (
-	maxAnswerBytes = 16 << 20 // bytes of an answer
+	maxAnswerBytes = 16 << 20 // largest answer of an engine, in bytes
 	maxTokenized   = 512      // prompts whose cache keys are remembered
 	maxKeys        = 1 << 20  // cache keys of all prompts together: 16 MiB, as for 512 prompts of 32k tokens
 )
@@ -207,7 +207,7 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	wasInService := t.circuit.InService()
-	t.circuit.Limit = 1 // failures
+	t.circuit.Limit = 1 // failures in a row, after which engines are asked no more for a while
 	var status *engine.StatusError
 	switch {
 	case err == nil:

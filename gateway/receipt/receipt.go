@@ -58,7 +58,7 @@ type Waits struct {
 	Backoff  float64 `json:"backoff,omitempty"`  // pauses between attempts
 }
 
-// Add adds the waits of an attempt.
+// Add adds the waits of an attempt to w, phase by phase.
 func (w *Waits) Add(other *Waits) {
 	w.Parse += other.Parse
 	w.Queue += other.Queue

@@ -213,7 +213,7 @@ func (g *Ring) Latest(n int) []*Receipt {
 	return list[:min(n, len(list))]
 }
 
-// runningReceipts returns the receipts of all requests that run.
+// runningReceipts returns the receipts of all requests that run, in no particular order.
 func (g *Ring) runningReceipts() []*RunningReceipt {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -28,7 +28,7 @@ func openBeside(name string) *os.File {
 type Roster struct {
 	id           int64
 	lastRecorded map[string]string // the last settings and owners that were recorded, by kind of event
-	lastLists    string            // text of the last lists
+	lastLists    string            // the last lists that were recorded, as text
 }
 
 // moment is one line of the file: the events of one Step and what followed from them. Lists is empty if the lists have not changed.
@@ -135,7 +135,6 @@ func plain(e roster.Event) any {
 	return e
 }
 
-// describe returns the description of an engine.
 func describe(e *roster.Engine) described {
 	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.FromNewEntry}
 }

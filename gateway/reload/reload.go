@@ -195,7 +195,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 	return p, err
 }
 
-// commit puts a prepared config in force.
+// commit puts a prepared config in force. It cannot fail.
 func (r *Reloader) commit(p *prepared) {
 	r.fit = p.fit
 	r.useSecrets(p.secrets)

@@ -105,7 +105,7 @@ const leastSecret = 16
 // file, and each of the two readers must notice a change.
 const fleetPrefix = "ca_file "
 
-// readSecrets reads all secrets that a config names.
+// readSecrets reads all files with tokens, keys and certificates that a config names.
 func readSecrets(cfg *config.Config) (*secrets, error) {
 	s := &secrets{ // the digests come first: if a file changes while it is read, the change is noticed later
 		digests: map[string]digest{cfg.KeysFile: digestOf(cfg.KeysFile), cfg.Admin.TokenFile: digestOf(cfg.Admin.TokenFile),
@@ -159,7 +159,7 @@ func (r *Reloader) useSecrets(s *secrets) {
 		}
 	}
 	for file, version := range s.othersFiles {
-		if old, ok := r.lastRead[file]; ok { // its reader still uses the version that was read before, so the change must still be noticed
+		if old, ok := r.lastRead[file]; ok { // the file's reader still uses the version that was read before, so the change must still be noticed
 			version = old
 		}
 		s.digests[file] = version

@@ -179,7 +179,7 @@ type metrics struct {
 // Status says which config is in force and where it came from.
 func (r *Reloader) Status() *ConfigStatus { return r.status.Load() }
 
-// Keys returns the API keys of clients.
+// Keys returns the API keys of clients that are in force. A reload replaces the set.
 func (r *Reloader) Keys() *keys.Set { return r.keys.Load() }
 
 // Certificate returns the certificate of a listener; nil: the listener has no TLS.
@@ -188,7 +188,6 @@ func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener
 // Authority returns the authority that signs the certificates of other proxies; nil: other proxies have no certificates.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
-// newMetrics registers the metrics of reloads.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})

@@ -74,7 +74,6 @@ func (r *Reloader) reloadChangedFiles() {
 	r.callOnChange()
 }
 
-// callOnChange calls the functions of OnChange.
 func (r *Reloader) callOnChange() {
 	for _, notify := range r.onChange {
 		notify()

@@ -194,7 +194,7 @@ func (s *Service) Draining() bool {
 	return s.draining
 }
 
-// Refusing says whether new requests are refused.
+// Refusing says whether new requests are refused: the grace of a drain is over, or the proxy shuts down.
 func (s *Service) Refusing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

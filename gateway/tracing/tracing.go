@@ -268,7 +268,7 @@ func validAttributes(list []attribute.KeyValue) []attribute.KeyValue {
 	return list
 }
 
-// End ends the span.
+// End ends the span at the present time. A sampled span is then exported.
 func (s *Span) End() {
 	if s != nil {
 		s.span.End()

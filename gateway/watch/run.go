@@ -15,7 +15,7 @@ import (
 
 // Deps is what a Watch needs of the proxy.
 type Deps struct {
-	Sample     func(context.Context) (s detect.Sample, ok bool) // cheap; ok is false if the context ended first
+	Sample     func(context.Context) (s detect.Sample, ok bool) // takes a sample, which is cheap; ok is false if the context ended first
 	Facts      func(context.Context) detect.Facts               // the whole state of the proxy
 	Registerer prometheus.Registerer                            // nil: there are no metrics
 }

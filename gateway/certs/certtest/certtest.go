@@ -21,7 +21,7 @@ import (
 
 // Authority is a certificate authority that signs certificates for tests.
 type Authority struct {
-	File string // PEM, for ca_file
+	File string // path of the authority's certificate in PEM, for ca_file
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 	dir  string

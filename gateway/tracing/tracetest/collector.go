@@ -34,18 +34,18 @@ type Collector struct {
 
 // Span is a span that the collector received.
 type Span struct {
-	Trace, ID, Parent string // hex
+	Trace, ID, Parent string // ids in hex digits
 	Name              string
 	Kind              string // server, client or internal
 	Start, End        time.Time
 	Attributes        map[string]any
 	Events            []string
 	EventAttributes   map[string]map[string]any
-	Error             string // message of an error status; "-" where it has none
+	Error             string // message of an error status; "-": the status has no message; empty: no error
 	State             string // tracestate
 }
 
-// Start starts a collector.
+// Start starts a collector that stops at the end of the test.
 func Start(t testing.TB) *Collector {
 	c := &Collector{resource: map[string]any{}, hold: make(chan struct{})}
 	close(c.hold)
