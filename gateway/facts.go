@@ -351,7 +351,7 @@ func sampleOf(loads *board.Loads, r *journal.Recent) detect.Sample {
 	for i, l := range loads.Ranks {
 		s.Ranks[i] = detect.RankAt{
 			ID: l.Worker, Running: l.Running, KVTokens: l.KVTokens,
-			Output:       l.Output - int64(l.Answers), // without the first token of each answer, because the wait for that is no time between tokens
+			Output:       l.Output - int64(l.Answers), // not the first token of each answer, because the wait for it is no time between tokens
 			AnswerCounts: detect.AnswerCounts{Answers: l.Answers, Empty: l.Empty},
 		}
 	}

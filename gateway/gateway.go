@@ -147,7 +147,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g.registerMetrics()
 	g.server = edge.NewServer(edge.Options{
 		Handler: g.admission.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
-		Concurrency: cfg.Limits.Connections + 1, // so that the listener's own limit, which does not block accept, is reached first
+		Concurrency: cfg.Limits.Connections + 1, // one more than the listener's own limit, which then is reached first, and does not block accept
 		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
 		Authenticate: g.admission.Authenticate, Caller: g.admission.Caller, Bodies: g.bodies, Refused: g.admission.CountRefused,
 		Answer: g.admission.AnswerRefused,
@@ -297,7 +297,7 @@ func runParts(g *Gateway) {
 
 // serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
 func serveAdmin(g *Gateway, admin http.Handler) error {
-	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // for failed TLS handshakes, which mostly come from port scanners
+	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // net/http logs failed TLS handshakes, which mostly come from port scanners
 	if err != nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.service.Close()
 	g.fleet.StopTimers()
 	wait()
-	g.callbacks.Close() // not earlier: until here, requests may wait for callbacks of decode engines
+	g.callbacks.Close() // closed only now, because until here requests may wait for callbacks of decode engines
 	g.background.Wait()
 	g.loops.Close()
 	err = errors.Join(err, g.journal.Close())

@@ -24,8 +24,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, unowned
 	case !g.callbacks.Listening():
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
-	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // ready, because other regions serve its requests
-	case prefills == 0 && decodes > 0 && g.onlyPassesThrough(): // ready, because decode engines are enough
+	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // ready: other regions serve its requests
+	case prefills == 0 && decodes > 0 && g.onlyPassesThrough(): // ready: decode engines are enough
 	case prefills == 0:
 		return false, "no healthy " + engines.RoleText(roster.Prefill) + " engine" + g.discovery.Failure()
 	case decodes == 0:

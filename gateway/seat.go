@@ -39,7 +39,7 @@ func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selfte
 		switch {
 		case got.Err == nil:
 			return selftest.Slot{Scope: rank.Scope, Release: func() {
-				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // so that the predictor does not learn from a test
+				g.dispatcher.Release(got.Slot, board.Outcome{Kind: board.Cancelled}) // Cancelled, so that the predictor does not learn from a test
 			}}, nil
 		case !errors.Is(got.Err, board.ErrNotLocal): // ErrNotLocal: the rank has no free slot now, so check again
 			return selftest.Slot{}, got.Err

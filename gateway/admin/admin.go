@@ -56,7 +56,7 @@ func New(g *gateway.Gateway, opt Options) (http.Handler, error) {
 // is JSON. It says which paths or methods there are.
 func answerUnknownRoutes(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handler, pattern := mux.Handler(r) // without a pattern, the handler refuses the request
+		handler, pattern := mux.Handler(r) // if pattern is empty, handler refuses the request
 		if pattern != "" {                 // a route takes the request
 			mux.ServeHTTP(w, r)
 			return
@@ -139,7 +139,7 @@ func (h *handler) livez(w http.ResponseWriter, _ *http.Request) { _, _ = io.Writ
 func (h *handler) readyz(w http.ResponseWriter, r *http.Request) {
 	if ok, why := h.g.Ready(); !ok {
 		known, tokenRequired := h.g.Reloader().CheckToken(bearer(r))
-		if known && (tokenRequired || isLoopback(r.Host)) { // if no token is set, a loopback name stands for an operator
+		if known && (tokenRequired || isLoopback(r.Host)) { // if no token is set, a caller that uses a loopback name counts as an operator
 			why = strings.Join(append([]string{why}, h.g.Missing()...), "\n")
 		}
 		http.Error(w, why, http.StatusServiceUnavailable)

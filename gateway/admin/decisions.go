@@ -23,7 +23,7 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	withRunning, err2 := strconv.ParseBool(cmp.Or(q.Get("running"), "0"))
 	brief, err3 := strconv.ParseBool(cmp.Or(q.Get("brief"), "0"))
 	slowMs, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
-	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slowMs >= 0) { // in this form, NaN is refused as well
+	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slowMs >= 0) { // !(slowMs >= 0) instead of slowMs < 0, so that NaN is refused, too
 		fail(w, http.StatusBadRequest, "bad_query",
 			"n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
 		return

@@ -20,7 +20,7 @@ const (
 	pageStale   = 10 * time.Second
 )
 
-// metrics tells the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
+// metrics shows the endpoint picker of an InferencePool how busy the proxy is, under the metric names of vLLM.
 func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	if !d.deps.Config.Settings().GatewayAPI.Metrics {
 		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",

@@ -274,7 +274,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 type lookup struct {
 	engines     *roster.Snapshot
 	servedHere  bool // engines for prefill and for decode list the model, and not only those of one side
-	modelsKnown bool // engines have named their models; false: the model may still turn up
+	modelsKnown bool // engines have reported their models; false: an engine may still report this model
 }
 
 // checkServed returns an error if the engines of this region cannot serve a request that stays here. The error says whether a retry may
@@ -291,7 +291,7 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 	switch {
 	case !at.servedHere && at.modelsKnown:
 		return failure.NoSuchModel(model)
-	case !at.servedHere || !route.Prefill: // no engine has named its models yet, or no engine that prefills this model is up
+	case !at.servedHere || !route.Prefill: // no engine has reported its models yet, or no engine that prefills this model is up
 		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
 	case !route.Decode:
 		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))

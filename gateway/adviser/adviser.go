@@ -24,7 +24,7 @@ import (
 // An Adviser takes a sample of both sides at every interval.
 type Adviser struct {
 	deps     Deps
-	advisors map[string]*advice.Advisor // by name of the board, which serves one model; only the goroutine of Run uses it
+	advisors map[string]*advice.Advisor // advisors by the name of their board, which serves one model; only the goroutine of Run uses them
 	latest   atomic.Pointer[[]advice.Advice]
 }
 

@@ -122,7 +122,7 @@ func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 		return nil, err
 	}
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		_, _ = pair.Reload() // if the files are just being replaced, the old certificate is sent, and the engine judges it
+		_, _ = pair.Reload() // if the files are just being replaced, the old certificate is sent, and the engine accepts or refuses it
 		return pair.current.Load(), nil
 	}
 	return c, nil

@@ -26,8 +26,8 @@ func Follow(c *tls.Config, caFile string, hosts ...string) error {
 	return nil
 }
 
-// checkServer returns an error if a certificate does not belong to the server. A handshake with a server that has an address instead of a
-// name tells no name. The certificate must then have one of the addresses among hosts.
+// checkServer returns an error if a certificate does not belong to the server. If the server's URL has an address instead of a name, the
+// handshake has no server name. The certificate must then have one of the addresses among hosts.
 func checkServer(s tls.ConnectionState, hosts []string) error {
 	cert := s.PeerCertificates[0]
 	if s.ServerName != "" {

@@ -48,7 +48,7 @@ func (a *Authority) verify(chain []*x509.Certificate, usage x509.ExtKeyUsage) er
 }
 
 // MutualServer returns the configuration of a listener whose callers must present a certificate: TLS 1.3. The names in that certificate are
-// not checked here: by them, the server decides what a caller may do.
+// not checked here; the server uses them to decide what a caller may do.
 func (p *Pair) MutualServer(a *Authority) *tls.Config {
 	c := p.Server()
 	c.MinVersion, c.ClientAuth = tls.VersionTLS13, tls.RequireAnyClientCert

@@ -68,8 +68,8 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	decideRoles(entries)
 }
 
-// ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test request is sent only if nothing else
-// tells the engine's role.
+// ask fills in what one engine answers. If the engine cannot be reached, ask sets Dead. A test request is sent only if nothing else shows
+// the engine's role.
 func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	target, err := config.Target(e.Engine, &mooncake.Profile{APIKeyEnv: keyEnv})
 	if err != nil {
@@ -277,7 +277,7 @@ func aOrAn(role string) string {
 	return "a " + role
 }
 
-// readModels notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
+// readModels writes into Notes which models the engine serves, or why it does not say so, and sets e.model to the first one.
 func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -310,7 +310,7 @@ func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *e
 	}
 }
 
-// readMetrics notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
+// readMetrics writes into Notes what the engine's metrics show: the size of its KV cache, and its ranks unless their number is known.
 func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *engine.Target) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -46,13 +46,13 @@ func File(cfg *config.Config, entries []Entry) ([]byte, error) {
 
 type writer struct {
 	bytes.Buffer
-	written map[string]bool // sentences that were written behind keys of engines; each is written once
+	written map[string]bool // sentences that were written as comments on keys of engines; each is written once
 	profile string          // profile of engines that either prefill or decode
 	sglang  bool            // the engines of this profile are SGLang
 }
 
-// firstTime returns a sentence that was not written yet, and else an empty text, so that a comment stands only behind the first of several
-// equal keys.
+// firstTime returns a sentence that was not written yet, and else an empty text, so that only the first of several equal keys has a
+// comment.
 func (w *writer) firstTime(sentence string) string {
 	if w.written[sentence] {
 		return ""
@@ -66,7 +66,7 @@ func (w *writer) firstTime(sentence string) string {
 
 func (w *writer) line(format string, args ...any) { fmt.Fprintf(w, format+"\n", args...) }
 
-// key writes a key and its value, with the sentence as a comment behind it.
+// key writes a key and its value, and the sentence as a comment after them; empty: no comment.
 func (w *writer) key(key, value, sentence string) {
 	if sentence == "" {
 		w.line("%s: %s", key, value)
@@ -75,7 +75,7 @@ func (w *writer) key(key, value, sentence string) {
 	w.line("%-30s # %s", key+": "+value, sentence)
 }
 
-// comment writes each sentence as a line of comment.
+// comment writes each sentence as a YAML comment on a line of its own.
 func (w *writer) comment(indent string, sentences ...string) {
 	for _, s := range sentences {
 		w.line("%s# %s", indent, s)
@@ -94,7 +94,7 @@ func (w *writer) profiles(cfg *config.Config, entries []Entry) {
 	onlyAggregated := len(aggregated) > 0 && len(aggregated) == len(entries)
 	if !onlyAggregated {
 		connector := w.pairProfile(&p, entries)
-		defer w.callbackListener(cfg, connector) // after the last profile, because it begins another section
+		defer w.callbackListener(cfg, connector) // written after the last profile, because the listener begins another section
 	}
 	if len(aggregated) > 0 {
 		w.aggregatedProfile(cfg, &p, aggregated)
@@ -287,7 +287,7 @@ func (w *writer) engineKeys(indent, role string, e Entry) {
 // slotsSentence says where the number of slots comes from, and with which flag of the engine it must agree.
 func (w *writer) slotsSentence(role string, e *Entry) string {
 	flag := "its --max-num-seqs"
-	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // w.sglang tells of the profile that decode engines have
+	if e.Connector == mooncake.SGLang || w.sglang && role == "decode" { // w.sglang is about the profile that decode engines have
 		flag = "its --max-running-requests, divided by the number of ranks with DP attention"
 	}
 	switch {

@@ -28,7 +28,7 @@ type LogEntry struct {
 	TransferMs   float64   `json:"transfer_ms"`
 	TTFTMs       float64   `json:"ttft_ms"`
 	Bind         string    `json:"bind,omitempty"`        // Late or AtArrival; empty: the request was bound to no rank
-	BindMs       float64   `json:"bind_ms,omitempty"`     // with AtArrival: time from arrival until the request was bound
+	BindMs       float64   `json:"bind_ms,omitempty"`     // time from arrival until the request was bound, if Bind is AtArrival
 	CallbackMs   float64   `json:"callback_ms,omitempty"` // how long the decode engine took to say where the KV goes; 0: it did not
 	TotalMs      float64   `json:"total_ms"`
 	Attempts     int       `json:"attempts"`
@@ -51,8 +51,8 @@ const (
 
 // Values of LogEntry.Bind: when a request was bound to its decode rank.
 const (
-	Late      = "late"    // after the prefill
-	AtArrival = "arrival" // before the prefill
+	Late      = "late"    // the request was bound after its prefill
+	AtArrival = "arrival" // the request was bound before its prefill
 )
 
 // AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, the longest of all legs

@@ -16,7 +16,7 @@ import (
 )
 
 // requestLog is the request log, with one JSON line per request. A nil log writes nothing. The lines of a log that openRequestLog returns
-// are written by a goroutine of its own, because a disk or the reader of a pipe may stand still, and requests must not.
+// are written by a goroutine of its own, because a disk or the reader of a pipe may hang, and requests must not hang with it.
 type requestLog struct {
 	queue    chan queuedLine
 	stop     chan struct{}
@@ -41,7 +41,7 @@ type queuedLine struct {
 }
 
 const (
-	maxQueuedLines = 1024            // lines that wait for a log that stands still; a line has about 700 bytes
+	maxQueuedLines = 1024            // lines that wait while the log hangs; a line has about 700 bytes
 	writeTimeout   = time.Second     // how long write waits for its line, so that the line is usually in the log when its request ends
 	closeTimeout   = 5 * time.Second // how long the end of the proxy waits for the queued lines
 )
@@ -93,7 +93,7 @@ func (l *requestLog) write(f *LogEntry) {
 		}
 		return
 	}
-	if l.stalled.Load() { // the log stands still, so this request need not wait to find that out
+	if l.stalled.Load() { // the log hangs, so waiting for this line would not help
 		return
 	}
 	timeout := time.NewTimer(writeTimeout)
@@ -126,7 +126,7 @@ func (l *requestLog) run() {
 	}
 }
 
-// handleLine writes one line, and tells the request that waits for it. When the queue is empty, the log is no longer stalled.
+// handleLine writes one line, and wakes the request that waits for it. When the queue is empty, the log is no longer stalled.
 func (l *requestLog) handleLine(next queuedLine) {
 	l.writeLine(next.line, next.err)
 	close(next.written)

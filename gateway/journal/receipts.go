@@ -22,7 +22,7 @@ func openReceipt(ring *receipt.Ring, r *Record) view {
 	})}
 }
 
-// show updates the receipt for an event, and closes the receipt after the event ended.
+// show updates the receipt for an event, and closes the receipt if e.Kind is ended.
 func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
 		s.running.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })

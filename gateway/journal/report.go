@@ -74,7 +74,7 @@ func (r *Record) countEvent(e *Event) {
 	case First:
 		r.TTFTMs = ms(e.At.Sub(r.Arrival))
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
-		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero: there was no decode call
+		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero Sent: there was no decode call
 			r.TransferMs = ms(took)
 			g.stage(transfer, took)
 		}

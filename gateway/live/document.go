@@ -23,7 +23,7 @@ type Document struct {
 	AtMs    int64 `json:"at_ms"`    // Unix time, by the proxy's clock
 	EveryMs int64 `json:"every_ms"` // time between two documents; a page that gets none for three times as long is out of date
 	detect.Facts
-	Incidents []detect.Incident `json:"incidents"` // lasting ones, the most harmful first, then those resolved in the last 15 minutes
+	Incidents []detect.Incident `json:"incidents"` // lasting incidents, the most harmful first, then those resolved in the last 15 minutes
 	Models    []Model           `json:"models"`
 	Decisions []Decision        `json:"decisions"` // decisions about the last requests, the latest first
 }

@@ -11,7 +11,7 @@ import (
 func historyOf(samples []detect.Sample) History {
 	out := History{Form: Form, EveryMs: detect.SampleInterval.Milliseconds(), AtMs: make([]int64, len(samples)), Ranks: []RankLine{},
 		Lines: []NumbersLine{}}
-	lines := map[int32]int{} // by rank: index of its line in out.Ranks
+	lines := map[int32]int{} // index in out.Ranks of each rank's line
 	for i := range samples {
 		out.AtMs[i] = samples[i].At.UnixMilli()
 		for _, r := range samples[i].Ranks {

@@ -21,7 +21,7 @@ type Strip struct {
 	Requests []int64       `json:"requests"` // requests that ended in each bin
 	Failures []FailureLine `json:"failures"` // one line per outcome that occurred
 	Lines    []GroupLine   `json:"lines"`
-	Events   []Event       `json:"events"` // oldest first
+	Events   []Event       `json:"events"` // what happened in this time, oldest first
 }
 
 // FailureLine counts the requests per bin that failed in one way.
@@ -72,7 +72,7 @@ func stripOf(bins []detect.Sample) Strip {
 	for i := range n {
 		b := &bins[from+i]
 		s.AtMs = append(s.AtMs, beginOf(b))
-		before := b // without a bin before it, the first bin counts nothing
+		before := b // the first bin has no bin before it, and so counts nothing
 		if from+i > 0 {
 			before = &bins[from+i-1]
 		}

@@ -231,7 +231,7 @@ func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 		p.req.Model = string(value)
 		return nil
 	}
-	p.req.Stream, _ = strconv.ParseBool(string(value)) // a word that is not a boolean counts as false here, and the engine judges it
+	p.req.Stream, _ = strconv.ParseBool(string(value)) // a word that is not a boolean counts as false here, and the engine may refuse it
 	return nil
 }
 

@@ -106,7 +106,7 @@ func checkContentParts(p *parser, key string, v json.RawMessage) *Error {
 }
 
 // setOutputMode stores whether the client wants the mode derender (vLLM 0.33.0), in which engines parse the answer once all of it is
-// generated. Such an answer is never streamed. The engines judge other modes.
+// generated. Such an answer is never streamed. The engines check other modes.
 func setOutputMode(p *parser, key string, v json.RawMessage) *Error {
 	if !isString(v) {
 		return wrongValue(key, v, isString, "tokens, text or derender")
@@ -133,7 +133,7 @@ func (p *parser) checkTokensKeys() *Error {
 		p.req.Body.Set("prompt_logprobs", []byte("null"))
 		p.promptLogprobs = false
 	}
-	if p.wantsDerender && p.req.Stream { // the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
+	if p.wantsDerender && p.req.Stream { // otherwise the decode engine would refuse it, after a whole prefill (vLLM 0.33.0, serve_tokens)
 		return badRequest(CodeInvalidValue, "output_mode", "\"output_mode\" \"derender\" cannot be streamed; send \"stream\": false")
 	}
 	return nil

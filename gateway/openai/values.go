@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Values come from a scanned body, so their first byte tells their type.
+// Values come from a scanned body, so their first byte shows their type.
 
 func isNull(v json.RawMessage) bool    { return v[0] == 'n' }
 func isString(v json.RawMessage) bool  { return v[0] == '"' }

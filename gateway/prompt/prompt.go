@@ -98,8 +98,8 @@ func NewReader(c Config) *Reader {
 }
 
 // CacheKeys hashes the blocks of a prompt to the keys by which it is looked up in prefix caches, and measures its length. It hashes token
-// ids if they are known or an engine tells them, and else bytes. The result has no keys if no other request can share the prompt: its
-// cache_salt is used only once, or there are several prompts.
+// ids if they are known or an engine returns them, and otherwise bytes. The result has no keys if no other request can share the prompt:
+// its cache_salt is used only once, or there are several prompts.
 func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	scope, canBeShared := r.scopeOf(s)
 	if !canBeShared {
@@ -114,7 +114,8 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	tokenRoot := scope.Root(index.Tokens, blockTokens)
 	salted, written := scope.Salt != "", s.clientPrompt()
 	switch {
-	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint): // the ids do not tell one picture from another
+	// Pictures that differ may have the same token ids, so such a prompt has no keys.
+	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint):
 		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
 	case takesIDs(s.Req.Endpoint):
 		if ids, ok := index.PromptTokens(nil, written); ok {
@@ -154,7 +155,7 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 func (s *Source) hashText(h *index.Hasher, scope index.Scope, written json.RawMessage) index.Text {
 	isText := takesIDs(s.Req.Endpoint)                    // CacheKeys has hashed lists of ids before, so the prompt is text
 	if !isText && !s.Req.Endpoint.IsChatOrCompletions() { // the endpoint is Responses or Messages
-		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only behind the same text
+		scope.Salt += openai.TextBeforePrompt(s.Body, s.Req.Endpoint) // prompts share KV only if the text before them is the same
 		isText = len(written) > 0 && written[0] == '"'                // the input of a response may be one string
 	}
 	root := scope.Root(index.Bytes, index.BlockBytes)

@@ -74,7 +74,7 @@ func (s sums) newSums(now int64) *minutes {
 // none.
 func (r *Receipt) cached() int {
 	if n := len(r.Attempts); r.CachedTokens <= 0 && n > 0 && r.Attempts[n-1].Prefill != nil {
-		return r.Attempts[n-1].Prefill.Hit // of the attempt that served the request
+		return r.Attempts[n-1].Prefill.Hit // the expected hit of the attempt that served the request
 	}
 	return max(0, r.CachedTokens)
 }

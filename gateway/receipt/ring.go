@@ -197,7 +197,7 @@ func (g *Ring) Latest(n int) []*Receipt {
 		return []*Receipt{}
 	}
 	list := g.Last(n, Filter{}, false)
-	newest := make([]*RunningReceipt, 0, n+1) // of the requests that run; thousands may run, so only these n are copied
+	newest := make([]*RunningReceipt, 0, n+1) // running requests with the newest arrivals; thousands may run, so only these n are copied
 	for _, l := range g.runningReceipts() {
 		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *RunningReceipt) int { return b.r.Arrival.Compare(a.r.Arrival) })
 		if place < n {
@@ -268,7 +268,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 	if g == nil {
 		return "", 0, 0
 	}
-	requestsOf := map[string]int{} // by host: requests with a failed attempt there
+	requestsOf := map[string]int{} // number of requests with a failed attempt on each host
 	for _, r := range g.lastEnded(mostSearched, false) {
 		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure {
 			continue

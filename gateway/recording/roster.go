@@ -83,7 +83,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 	if rostersFile == nil {
 		return
 	}
-	if t.id == 0 { // the first line of this roster
+	if t.id == 0 { // this is the first line of the roster
 		t.id = lastID.Add(1)
 		t.lastRecorded = map[string]string{}
 		appendLine(rostersFile, moment{ID: t.id, At: now, Events: []event{{Kind: "begun"}}})

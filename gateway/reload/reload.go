@@ -70,7 +70,7 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 	if r.source.load == nil { // SetSource was not called
 		return result
 	}
-	present := digestOf(r.source.file) // before the file is read: if it changes meanwhile, the change is noticed later
+	present := digestOf(r.source.file) // computed before the file is read: if the file changes meanwhile, the change is noticed later
 	p, err := r.prepare()
 	if err == nil && len(p.changes) > 0 {
 		result.Outcome, result.Changes = dryRun, p.changes
@@ -181,7 +181,7 @@ func (r *Reloader) prepare() (*prepared, error) {
 		return p, err
 	}
 	p.settings, p.changes, p.fit.path = newSettings(merged), changes, merged.Predictor.File
-	p.namedFiles = digestsOf(filesOf(merged)) // before the files are read: if one changes meanwhile, the change is noticed later
+	p.namedFiles = digestsOf(filesOf(merged)) // computed before the files are read: if one changes meanwhile, the change is noticed later
 	if p.secrets, err = readSecrets(merged); err != nil {
 		return p, err
 	}

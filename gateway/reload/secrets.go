@@ -30,7 +30,7 @@ func digestOf(file string) digest {
 	}
 	defer func() { _ = f.Close() }() // an error loses nothing, because the file was only read
 	hash := sha256.New()
-	if _, err := io.Copy(hash, f); err != nil { // in pieces, because the file may be very large by mistake
+	if _, err := io.Copy(hash, f); err != nil { // read in pieces, because the file may be very large by mistake
 		return digest{}
 	}
 	return digest(hash.Sum(nil))
@@ -152,7 +152,7 @@ func (r *Reloader) useSecrets(s *secrets) {
 	for i, p := range s.tls {
 		switch {
 		case p == nil:
-		case r.tls[i] == nil: // only at the start, because listeners keep the pair, and a reload cannot begin TLS
+		case r.tls[i] == nil: // at the start only: later the listeners keep this pair, and a reload cannot begin TLS
 			r.tls[i] = p
 		default:
 			r.tls[i].ReplaceBy(p)
@@ -208,7 +208,7 @@ func (r *Reloader) PromptKey() []byte {
 
 // privateFile is a file that only this proxy should be able to read.
 type privateFile struct {
-	key  string // key in the config
+	key  string // config key that names the file
 	path string
 }
 

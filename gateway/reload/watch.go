@@ -15,7 +15,7 @@ import (
 // watched is a file, or a group of files, that is read again when it changes. reload says whether a new version is in force. For a version
 // that cannot be used it returns an error once, and changes nothing.
 type watched struct {
-	key    string // key in the config
+	key    string // config key that names the file
 	reload func() (changed bool, err error)
 }
 

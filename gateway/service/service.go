@@ -16,7 +16,7 @@ type Service struct {
 	deps Deps
 
 	mu       sync.Mutex
-	ctx      context.Context // for requests that have no answer yet; it ends at the drain's limit
+	ctx      context.Context // context of requests that have no answer yet; it ends at the drain's limit
 	end      context.CancelFunc
 	draining bool      // /readyz answers 503
 	refusing bool      // new requests are refused

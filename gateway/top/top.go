@@ -48,7 +48,7 @@ func (s *Source) Page(ctx context.Context, width int) (string, error) {
 	resp, err := s.Client.Do(req)
 	if err != nil {
 		if asked := (*url.Error)(nil); errors.As(err, &asked) {
-			err = asked.Err // without the address, which the text below has already
+			err = asked.Err // the error without the address, which the text below has already
 			if asked.Timeout() {
 				err = fmt.Errorf("nothing came within %s", requestTimeout)
 			}
@@ -147,8 +147,8 @@ func (s *screen) update(page string, err error, now time.Time) {
 	}
 }
 
-// lines returns the page, behind the reason why there is no newer one. If it has more lines than the terminal (height; 0: not known), the
-// last line says how many are missing.
+// lines returns the page. If the last request failed, the reason comes before it. If it has more lines than the terminal (height; 0: not
+// known), the last line says how many are missing.
 func (s *screen) lines(width, height int, now time.Time) (all []string) {
 	if s.err != nil {
 		says := "There is no page yet; evenkeel top asks again every second: "

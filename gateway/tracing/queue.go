@@ -134,7 +134,7 @@ func (q *queue) Shutdown(ctx context.Context) error {
 	<-q.done
 	q.stop()
 	if !stopWaiting() { // ctx has ended first, and its end has cancelled the exports
-		_ = q.exporter.Shutdown(context.Background()) // only closes idle connections
+		_ = q.exporter.Shutdown(context.Background()) // this only closes idle connections
 		return ctx.Err()
 	}
 	return q.exporter.Shutdown(ctx)
