@@ -44,7 +44,7 @@ type Status struct {
 	Drain      *service.DrainState       `json:"drain,omitempty"` // drain of the proxy itself; nil: it does not drain
 	HA         *owner.HAStatus           `json:"ha,omitempty"`
 	Engines    []EngineStatus            `json:"engines"`
-	Drains     []DrainStatus             `json:"drains"` // engines and ranks that drain
+	Drains     []DrainStatus             `json:"drains"` // engines and ranks that drain, with the requests that still run there
 	Pauses     []roster.Pause            `json:"pauses"` // groups of engines that are paused, or all engines
 	Discovery  *discover.Status          `json:"discovery,omitempty"`
 	Prefill    []prefill.CandidateStatus `json:"prefill"`
@@ -143,7 +143,7 @@ type Gauges = engine.Gauges
 // Gauges returns the last metrics that an engine exported for a decode rank. ok is false if they could not be read lately.
 func (g *Gateway) Gauges(worker int32) (gauges Gauges, ok bool) {
 	r := g.fleet.Now().Rank(worker)
-	if r == nil { // the rank is gone
+	if r == nil { // the rank has left the fleet
 		return gauges, false
 	}
 	return g.monitor.Gauges(r.Instance, r.Target.Rank)

@@ -57,7 +57,7 @@ type Gateway struct {
 	advice     *adviser.Adviser
 	calls      *fleetcall.Caller
 	watch      *watch.Watch
-	reporters  []reporter    // parts whose facts the watch takes
+	reporters  []reporter    // parts of the proxy that add their own facts for the watch
 	slotsTaken atomic.Uint64 // number of slots that the self-test has asked for; TakeSlot makes ids of requests from it
 
 	admission *admission.Handler

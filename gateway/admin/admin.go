@@ -162,7 +162,7 @@ func (h *handler) workers(w http.ResponseWriter, r *http.Request) {
 
 // newWorker is the body of POST /workers: the engine to add.
 type newWorker struct {
-	Role     string  `json:"role"` // empty: decode
+	Role     string  `json:"role"` // role of the engine; empty: decode
 	URL      string  `json:"url"`
 	Profile  string  `json:"profile"`
 	Ranks    int     `json:"ranks"`

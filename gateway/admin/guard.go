@@ -73,13 +73,13 @@ var origins = http.NewCrossOriginProtection()
 // to a page. Links to /debug are refused, too, because a profile costs a minute of CPU.
 func crossSite(r *http.Request) bool {
 	asPost := *r
-	asPost.Method = http.MethodPost // origins.Check lets every GET pass
+	asPost.Method = http.MethodPost // because origins.Check lets every GET pass
 	if origins.Check(&asPost) == nil {
 		return false
 	}
 	onlyReads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	dest := r.Header.Get("Sec-Fetch-Dest")
-	isWholePage := dest == "" || dest == "document" // a frame has another value
+	isWholePage := dest == "" || dest == "document" // if a page is loaded into a frame, dest has another value
 	isLink := r.Header.Get("Origin") == "" && r.Header.Get("Sec-Fetch-Mode") == "navigate" && isWholePage
 	return !onlyReads || !isLink || strings.HasPrefix(r.URL.Path, "/debug/")
 }

@@ -20,7 +20,7 @@ func (d *Handler) allowOrigin(ctx *fasthttp.RequestCtx) (allowed bool) {
 	}
 	h := &ctx.Response.Header
 	origin := string(ctx.Request.Header.Peek("Origin"))
-	site := "*" // all sites
+	site := "*" // "*": the pages of all sites may read the answer
 	if !slices.Contains(origins, site) {
 		h.Add("Vary", "Origin")
 		if !slices.Contains(origins, origin) {

@@ -62,7 +62,7 @@ type Side struct {
 // Advice is the advice on the number of ranks of one model.
 type Advice struct {
 	Model   string  `json:"model"`
-	Steps   []Step  `json:"steps"` // at least one
+	Steps   []Step  `json:"steps"` // at least one step; its kind is None if nothing is to be done
 	Says    string  `json:"says"`
 	Ratio   float64 `json:"pd_ratio"` // advised prefill ranks for each decode rank; 0: not known yet
 	Prefill Side    `json:"prefill"`

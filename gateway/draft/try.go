@@ -18,7 +18,7 @@ const (
 	unreached  handOffTest = iota // the engine's health check failed, or Ask was not called
 	untried                       // no test request was sent, or it got no answer
 	noHandOff                     // the answer has no hand-off: the engine has no connector, or hands over in another way
-	hasHandOff                    // the answer has a hand-off
+	hasHandOff                    // the answer has a hand-off, so the engine can prefill for others
 )
 
 // tryHandOff sends a request for one token and a hand-off, as the proxy does for a prefill, and sets handOff by the answer. If the answer

@@ -15,7 +15,7 @@ type EventKind int
 const (
 	Parsing       EventKind = iota // the proxy begins to parse the body of the request
 	Parsed                         // the body was parsed. Req: the request; nil: the body is no valid request
-	Attempted                      // another attempt begins
+	Attempted                      // another attempt to serve the request begins
 	Entered                        // a phase begins. Phase: which one; also sets Left, Call, Engine, Peer and Early
 	Waited                         // Took: how long the request waited for its turn at a prefill engine, also if it got no turn
 	Chose                          // Lease: which prefill engine was chosen, and why
@@ -29,7 +29,7 @@ const (
 	Relayed                        // Took: from the first event of the answer to its end; Tokens: tokens of the answer
 	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: tokens of the answer, at least 2
 	Failed                         // the attempt has ended; Cause, On, Status and Answer say why. nil Answer: the client got its whole answer
-	Retried                        // another attempt follows
+	Retried                        // the attempt has failed, and another one follows
 	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
 	scheduled                      // sets batch and priority. At: deadline of the first token; zero: the caller gave none
 	ended                          // Answer: the error that the client got, nil: it got its whole answer
@@ -55,7 +55,7 @@ type Event struct {
 	Cached  int // tokens of the prompt that were in a prefix cache; -1: not known
 	Cause   string
 	On      string        // the engine or rank that failed; empty: none failed, or it is not known which
-	Status  int           // the status of the engine's answer
+	Status  int           // HTTP status of the engine's answer; 0: no answer came
 	Answer  *openai.Error // the error that a client would get; nil: the attempt did not fail
 
 	batch    bool // the request only gets capacity that other requests leave unused

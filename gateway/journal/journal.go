@@ -18,7 +18,7 @@ import (
 // Journal holds everything to which the records of requests are written. The zero value writes nothing, and is for tests.
 type Journal struct {
 	Receipts   *receipt.Ring                  // nil: no receipts are kept
-	tracer     atomic.Pointer[tracing.Tracer] // nil: there are no traces
+	tracer     atomic.Pointer[tracing.Tracer] // makes the spans of new requests; nil: they are not traced
 	flushes    sync.WaitGroup                 // goroutines in which replaced tracers export their last spans
 	requestLog *requestLog                    // nil: there is no request log
 	recent     recent

@@ -9,7 +9,7 @@ const (
 	Prefill   Phase = "prefill"   // from the prefill request to its answer
 	Pooled    Phase = "pooled"    // the request waits for a slot on a decode rank
 	Transfer  Phase = "transfer"  // from the decode request to its first event
-	Streaming Phase = "streaming" // from the first event on
+	Streaming Phase = "streaming" // from the first event of the answer to its end
 )
 
 var phases = []Phase{Queued, Prefill, Pooled, Transfer, Streaming}

@@ -92,7 +92,7 @@ const (
 	minuteParts = 12
 	partLength  = time.Minute / minuteParts
 
-	leastSeconds = 0.0002 // upper bound of the first class
+	leastSeconds = 0.0002 // upper bound of the first class, in seconds
 	classGrowth  = 1.1    // each class is wider than the one before by this factor
 	classes      = 160    // the last class begins at about 12 minutes
 )

@@ -15,7 +15,7 @@ type Record struct {
 	journal        *Journal
 	path           string        // path of the endpoint; empty before OpenViews
 	leg            string        // name of the leg; empty: the record of the whole request
-	span           *tracing.Span // nil: there are no traces
+	span           *tracing.Span // span of the whole request; nil: it is not traced
 	views          [2]view       // opened by OpenViews; nil: the request has no such view
 	attempt        attempt       // the attempt under way, or the last attempt
 	leavingCounted bool          // the request is already counted among those whose client left

@@ -19,7 +19,7 @@ func Generate() string {
 // entry to append to the key file.
 func WriteNew(out io.Writer, name string, trusted bool) error {
 	key := Generate()
-	if _, err := (&entry{Name: name, SHA256: Hash(key)}).check(); err != nil { // serve would refuse this entry, too
+	if _, err := (&entry{Name: name, SHA256: Hash(key)}).check(); err != nil { // serve would refuse an entry with this name, too
 		return err
 	}
 	_, err := fmt.Fprintf(out, `# Give this to the caller; it is shown only once:

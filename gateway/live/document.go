@@ -52,7 +52,7 @@ type Decision struct {
 	Prefill string  `json:"prefill"` // prefill engine; empty: none yet, or the rank prefills itself
 	Rank    string  `json:"rank"`    // rank that generates the answer; empty: none yet
 	WaitMs  float64 `json:"wait_ms"` // time in the pool; up to now while rank is empty
-	Outcome string  `json:"outcome"` // empty while the request runs
+	Outcome string  `json:"outcome"` // how the request ended; empty while it runs
 	Why     string  `json:"why"`
 }
 
@@ -68,7 +68,7 @@ type History struct {
 
 // RankLine is the load of a rank over time.
 type RankLine struct {
-	ID       int32   `json:"id"` // ID of the rank in Document
+	ID       int32   `json:"id"` // ID of the rank, as in Document
 	KVTokens []int64 `json:"kv_tokens"`
 }
 

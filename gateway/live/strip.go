@@ -47,7 +47,7 @@ type Event struct {
 
 const (
 	maxEvents     = 64 // most events in a strip; older events are left out
-	maxGroupLines = 32 // most groups that have a line
+	maxGroupLines = 32 // most groups that have a line; further groups are left out
 
 	burstLeast = 10  // fewer refusals with a 429 in a bin are no burst
 	burstShare = 0.1 // a smaller share of the bin's requests is no burst

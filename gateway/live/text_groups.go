@@ -182,7 +182,7 @@ const (
 // has the letter of its state at the foot of its column. For ranks that prefill, a line below shows the prompt tokens that each still has
 // to compute.
 func (s *sheet) drawColumns(g *Group) {
-	const axis = 6                                                  // width of the labels on the left
+	const axis = 6                                                  // width of the labels on the left, in columns of text
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // number of bands, rounded up
 	perBand := (len(g.Ranks) + bands - 1) / bands
 	most := float64(max(1, g.MostTokens))

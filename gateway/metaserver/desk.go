@@ -173,7 +173,7 @@ func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	}
 	p.handedOver = true
 	p.received <- c                  // does not block, because the channel has room for one callback
-	if late = p.timer != nil; late { // the grace of StopWaiting runs
+	if late = p.timer != nil; late { // the request was given up, and the grace of StopWaiting runs
 		p.removeFromDesk() // no second callback is expected
 	}
 	return late, nil

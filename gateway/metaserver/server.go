@@ -27,7 +27,7 @@ const path = "/v1/metaserver/"
 // Limits of a connection. They only protect the proxy: the client in an engine waits without limit, and accepts any answer.
 const (
 	headTime  = 5 * time.Second
-	bodyTime  = 15 * time.Second // time for head and body together
+	bodyTime  = 15 * time.Second // time limit for head and body together
 	idleTime  = 90 * time.Second
 	headBytes = 8 << 10
 )
@@ -37,7 +37,7 @@ type Config struct {
 	Listen      string
 	Advertise   func() string // URL for decode engines, without a path; empty: http:// and the address at which the server listens
 	Allowed     func(netip.Addr) bool
-	Connections int // limit of connections at the same time
+	Connections int // most connections that may be open at the same time
 	Registerer  prometheus.Registerer
 	Log         *zap.Logger
 }

@@ -11,7 +11,7 @@ import (
 // schema has the rules of an endpoint for the keys of a request body, and the endpoint's names for keys that exist at every endpoint.
 type schema struct {
 	rules             map[string]rule
-	promptKey         string                 // the key of the prompt
+	promptKey         string                 // key of the body that holds the prompt
 	leadKey           string                 // the key of the text before the prompt; empty: there is none
 	maxTokensKey      string                 // the key of the limit of the answer, in tokens
 	checkCombinations func(p *parser) *Error // further checks of keys that depend on each other; nil: none

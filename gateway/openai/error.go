@@ -24,7 +24,7 @@ type Error struct {
 	Code       string
 	Param      string // key of the request body at fault; empty: the answer has null
 	Message    string
-	RetryAfter int // seconds for a Retry-After header; 0: none
+	RetryAfter int // seconds for the header Retry-After; 0: the answer has no such header
 	// Why is for operators, and never sent to clients: what was full, its limit, and the config key that sets the limit; empty: nothing was
 	// full.
 	Why        string

@@ -40,7 +40,7 @@ type Request struct {
 	Model    string
 
 	Stream          bool
-	IncludeUsage    bool // stream_options.include_usage
+	IncludeUsage    bool // the client set stream_options.include_usage, so the stream ends with its usage
 	ContinuousUsage bool // stream_options.continuous_usage_stats; false without IncludeUsage
 	ReturnTokenIDs  bool
 

@@ -288,7 +288,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 			field = &p.req.IncludeUsage
 		case "continuous_usage_stats":
 			field = &p.req.ContinuousUsage
-		default: // only the engines use this key
+		default: // only the engines use other keys of stream_options
 			continue
 		}
 		param := key + "." + inner

@@ -49,7 +49,7 @@ type Peers struct {
 
 // Deps is what Peers needs of the proxy.
 type Deps struct {
-	Context    context.Context // ends with the proxy
+	Context    context.Context // its end means that the proxy ends
 	Go         func(func())    // runs a function in the background; the end of the proxy waits for it
 	Log        *zap.Logger
 	Registerer prometheus.Registerer
@@ -60,7 +60,7 @@ type Deps struct {
 	Dispatcher *dispatcher.Dispatcher
 	Owner      *owner.Set // nil: this proxy owns all engines
 	Bodies     *edge.Quota
-	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers with an error
+	Fail       func(*fasthttp.RequestCtx, *openai.Error) // answers a request with an error
 	// Serve answers a client's request that another proxy forwarded. That proxy has already checked the client's identity and permissions.
 	Serve func(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Hop, arrival time.Time)
 }

@@ -23,7 +23,7 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 		return nil
 	}
 	for i := range legs {
-		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // another answer to the same prompt
+		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // the same prompt, for another answer, is checked already
 			continue
 		}
 		if n, ok := r.countTokens(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {

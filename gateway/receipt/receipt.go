@@ -25,11 +25,11 @@ type Receipt struct {
 	Endpoint string    `json:"endpoint,omitempty"`
 	Stream   bool      `json:"stream,omitempty"`
 	Class    string    `json:"class,omitempty"`       // batch: the request only got capacity that other requests left
-	Priority int       `json:"priority,omitempty"`    // priority in the arrival queue
+	Priority int       `json:"priority,omitempty"`    // priority in the arrival queue; higher ones are served first
 	Deadline float64   `json:"deadline_ms,omitempty"` // time from arrival until which the first token was wanted; 0: the caller gave none
 	Arrival  time.Time `json:"arrival"`
-	State    string    `json:"state"`             // the present phase, or ended
-	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code
+	State    string    `json:"state"`             // the phase in which the request is, or ended
+	Outcome  string    `json:"outcome,omitempty"` // ok, client_closed, or the error's code; empty: the request runs
 	Status   int       `json:"status,omitempty"`  // the status of an error; 0: the answer is whole, or still runs
 
 	Route  string `json:"route,omitempty"`  // disaggregated, aggregated, local-prefill or passed-through
@@ -41,7 +41,7 @@ type Receipt struct {
 	OutputTokens int     `json:"output_tokens"`
 	TTFT         float64 `json:"ttft_ms,omitempty"`
 	Total        float64 `json:"total_ms,omitempty"`
-	Waits        Waits   `json:"waits_ms"` // sum of all attempts
+	Waits        Waits   `json:"waits_ms"` // time in each phase, as the sum of all attempts
 
 	Attempts []Attempt `json:"attempts"`
 	LeftOut  int       `json:"attempts_left_out,omitempty"` // how many attempts are not kept, because there were more than MaxAttempts
@@ -92,7 +92,7 @@ type Attempt struct {
 type Prefill struct {
 	Candidate string   `json:"candidate"`
 	Policy    string   `json:"policy"`
-	Reason    string   `json:"reason,omitempty"`        // policy, only, affinity, canary or fallback
+	Reason    string   `json:"reason,omitempty"`        // why the engine was chosen: policy, only, affinity, canary or fallback
 	Eligible  int      `json:"eligible,omitempty"`      // number of candidates among which the engine was chosen
 	Hit       int      `json:"hit_tokens"`              // prompt tokens that were expected in the engine's prefix cache
 	Prompt    int      `json:"prompt_tokens,omitempty"` // counted or estimated when the engine was chosen, then replaced by the engine's count
@@ -106,7 +106,7 @@ type Decode struct {
 	Rank     string   `json:"rank"`
 	Group    string   `json:"group,omitempty"`
 	Policy   string   `json:"policy"`
-	Stage    string   `json:"stage,omitempty"` // guard, single or subset
+	Stage    string   `json:"stage,omitempty"` // stage of the decision that chose the rank: guard, single or subset
 	Score    float64  `json:"score"`           // the policy's score of the rank when it chose the rank
 	Decide   float64  `json:"decide_ms"`
 	Local    int      `json:"local_prefill_tokens,omitempty"` // prompt tokens that the rank has to compute itself
@@ -115,7 +115,7 @@ type Decode struct {
 	KVTokens int64    `json:"kv_tokens"`                      // KV tokens on the rank before this request
 	Fullest  int64    `json:"fullest_kv_tokens"`              // KV tokens on the group's fullest rank before this request
 	Able     int      `json:"able,omitempty"`                 // ranks that could have taken the request
-	Better   string   `json:"better,omitempty"`               // which score is better: more or less
+	Better   string   `json:"better,omitempty"`               // whether more or less of the score is better: more or less
 	Best     []Choice `json:"best,omitempty"`                 // the best ranks, best first, with their values at the end of the tick
 }
 
@@ -124,7 +124,7 @@ type Choice struct {
 	Name     string   `json:"name"`
 	Score    *float64 `json:"score"` // null: scores were not compared
 	KVTokens int64    `json:"kv_tokens,omitempty"`
-	Free     int32    `json:"free,omitempty"` // free slots
+	Free     int32    `json:"free,omitempty"` // free slots of a decode rank
 	Chosen   bool     `json:"chosen,omitempty"`
 }
 

@@ -16,7 +16,7 @@ import (
 // file is the name of the recording, set by the linker; empty: nothing is recorded. The file must not exist yet.
 var file string
 
-const maxFileBytes = 256 << 20 // bytes of a recording
+const maxFileBytes = 256 << 20 // most bytes of a recording; further lines are dropped
 
 var requestsFile = open(file)
 

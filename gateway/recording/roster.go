@@ -36,7 +36,7 @@ type moment struct {
 	ID     int64
 	At     time.Time
 	Events []event  `json:",omitempty"`
-	Do     []string `json:",omitempty"` // kinds of effects
+	Do     []string `json:",omitempty"` // kinds of the effects that followed
 	Lists  []string `json:",omitempty"`
 }
 

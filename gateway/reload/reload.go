@@ -67,7 +67,7 @@ func (r *Reloader) Reload(dry bool) Reload {
 // reports the outcome.
 func (r *Reloader) reload(dry bool) (result Reload) {
 	result = Reload{At: time.Now(), Outcome: unchanged, Changes: []config.Change{}}
-	if r.source.load == nil { // SetSource was not called
+	if r.source.load == nil { // SetSource was not called, so there is no file to read
 		return result
 	}
 	present := digestOf(r.source.file) // computed before the file is read: if the file changes meanwhile, the change is noticed later

@@ -143,7 +143,7 @@ func readSecrets(cfg *config.Config) (*secrets, error) {
 
 // useSecrets puts secrets in force. Requests that run still count in the limits of their API key, and finish even if the key is gone.
 func (r *Reloader) useSecrets(s *secrets) {
-	if old := r.keys.Load(); old != nil { // nil: the proxy starts
+	if old := r.keys.Load(); old != nil { // nil: the proxy starts, and has no keys before
 		s.keys.KeepUsageOf(old)
 	}
 	r.keys.Store(s.keys)

@@ -69,13 +69,13 @@ type prepared struct {
 type source struct {
 	file     string
 	load     func() (*config.Config, error) // parses the file, applies what overrides it, and validates the result
-	lastRead digest                         // the version of the file that was last read
-	inForce  digest                         // the version in force
+	lastRead digest                         // version of the file that was last read, even if it was refused
+	inForce  digest                         // version of the file that is in force
 	// refusedFiles has the digests of the files that a refused config names: the config is tried again when one of them changes. nil: the last
 	// version was not refused.
 	refusedFiles map[string]digest
 	at           time.Time // time since which the version inForce is in force
-	last         *Reload   // the last reload; nil: there was none
+	last         *Reload   // result of the last reload; nil: there was none
 }
 
 // Deps is what a Reloader needs of the proxy.
@@ -107,7 +107,7 @@ type Reload struct {
 	At      time.Time       `json:"at"`
 	Outcome string          `json:"outcome"` // used, refused, unchanged; dry: what would be used
 	Error   string          `json:"error,omitempty"`
-	Line    int             `json:"line,omitempty"` // line of the first error
+	Line    int             `json:"line,omitempty"` // line of the first error in the file; 0: not known
 	Column  int             `json:"column,omitempty"`
 	Changes []config.Change `json:"changes"`
 	Restart []string        `json:"needs_restart,omitempty"` // changed keys that take effect only after a restart

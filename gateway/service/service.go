@@ -28,7 +28,7 @@ type Service struct {
 
 // Deps is the proxy, as far as a Service uses it.
 type Deps struct {
-	Context context.Context // ends with the proxy
+	Context context.Context // its end means that the proxy ends
 	Log     *zap.Logger
 	Grace   func() time.Duration // how long the proxy accepts new requests after a drain began (limits.drain_grace)
 	EndAll  func() (calls int)   // ends the calls that run on engines, and returns their number
@@ -39,7 +39,7 @@ type DrainState struct {
 	Since    time.Time  `json:"since"`
 	Deadline *time.Time `json:"deadline,omitempty"`
 	Refusing bool       `json:"refusing"` // new requests are refused; before that, only /readyz answers 503
-	Over     bool       `json:"over"`     // the deadline has passed
+	Over     bool       `json:"over"`     // the deadline has passed, and the requests that still ran were ended
 }
 
 // New returns the state of a proxy that is in service.

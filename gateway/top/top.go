@@ -26,7 +26,7 @@ const (
 	requestTimeout = 3 * time.Second
 	maxPageBytes   = 1 << 20 // bytes of a page, which has 200 lines of at most 400 columns
 
-	leastWidth, mostWidth = 40, 400 // columns that the listener accepts
+	leastWidth, mostWidth = 40, 400 // least and most columns that the listener accepts
 )
 
 // NewSource returns a Source that follows no redirects, because the token is meant for this listener only.

@@ -12,8 +12,8 @@ import (
 // Bounds of the spans that wait for export. The queue has room for the spans of about a thousand requests. While
 // the collector is away, further spans are dropped.
 const (
-	queueSpans = 8 << 10     // spans in the queue
-	batchSpans = 512         // spans in one export
+	queueSpans = 8 << 10     // most spans in the queue
+	batchSpans = 512         // most spans in one export
 	batchDelay = time.Second // a batch that is not full is exported after this time
 )
 

@@ -17,7 +17,7 @@ import (
 type Deps struct {
 	Sample     func(context.Context) (s detect.Sample, ok bool) // takes a sample, which is cheap; ok is false if the context ended first
 	Facts      func(context.Context) detect.Facts               // the whole state of the proxy
-	Registerer prometheus.Registerer                            // nil: there are no metrics
+	Registerer prometheus.Registerer                            // nil: the Watch exports no metrics
 }
 
 // Watch checks the state of the proxy while Run runs.

@@ -42,7 +42,7 @@ type Span struct {
 	Events            []string
 	EventAttributes   map[string]map[string]any
 	Error             string // message of an error status; "-": the status has no message; empty: no error
-	State             string // tracestate
+	State             string // the W3C tracestate of the span
 }
 
 // Start starts a collector that stops at the end of the test.
