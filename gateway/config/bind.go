@@ -16,37 +16,38 @@ import (
 
 // Bind has the settings for requests whose decode rank is chosen before their prefill (early binding).
 type Bind struct {
-	// For the connector ascend-layerwise, whose decode engines call the proxy back.
-	Listen    string   `yaml:"listen"`    // address for these callbacks; empty: there are no such engines
-	Advertise string   `yaml:"advertise"` // URL of Listen for decode engines; empty: http:// and Listen
-	Allow     []string `yaml:"allow"`     // addresses that may call back; empty: those of the decode engines
+	// The following keys are for the connector ascend-layerwise, whose decode engines send callbacks to the proxy.
+	Listen    string   `yaml:"listen"`    // address at which the proxy listens for callbacks; empty: it does not listen
+	Advertise string   `yaml:"advertise"` // URL at which decode engines reach Listen; empty: http:// and Listen
+	Allow     []string `yaml:"allow"`     // addresses or ranges that may send callbacks; empty: those of the decode engines
 
-	Lead            time.Duration `yaml:"lead"`  // time from the choice of the rank until a prefill engine can start
-	Ahead           string        `yaml:"ahead"` // a number, or auto
+	Lead time.Duration `yaml:"lead"` // time from the choice of the decode rank until a prefill engine can start
+	// Ahead is how many requests a decode rank may have beyond its slots, because a request needs no slot during its prefill: a number, or
+	// auto.
+	Ahead           string        `yaml:"ahead"`
 	CallbackTimeout time.Duration `yaml:"callback_timeout"`
 
-	// Grace and Confirm are constants except in tests. Grace is how long a callback may come after its timeout. A prefill call whose
-	// client has left, or whose answer is not confirmed yet, may run on for as long. Most prefills end within it, and a slot is lost only
-	// for a short time.
+	// Grace and Confirm are constants except in tests. Grace is how long a callback is still accepted after its timeout. A prefill call whose
+	// client has left, or whose answer is not confirmed yet, may run on for the same time. Most prefills end within this time, so slots are
+	// held only shortly for requests that no client needs.
 	Grace time.Duration `yaml:"-"`
-	// Confirm is how long the first token of an SGLang answer is held back until its prefill ends well. Both come within milliseconds of
-	// each other, and no client notices a single delay of 0.1 s.
+	// Confirm is how long the first token of an SGLang answer is held back until its prefill has ended well. The token and the end of the
+	// prefill come within milliseconds of each other, and no client notices a single delay of 0.1 s.
 	Confirm time.Duration `yaml:"-"`
 }
 
-// grace and confirm are variables, so that the linker can set them for bench/rigs/chaos, whose engines fail late on purpose.
+// grace and confirm are variables, so that the linker can set longer times for bench/rigs/chaos, whose engines fail late on purpose.
 var (
 	grace   = "5s"
 	confirm = "100ms"
 )
 
-// aheadAuto is the value of bind.ahead that adapts to the measured time of prefills.
+// aheadAuto is the value of bind.ahead with which the number adapts to the measured prefill times.
 const aheadAuto = "auto"
 
-// defaultBind returns the defaults of bind.
 func defaultBind() Bind {
 	b := Bind{Lead: 20 * time.Millisecond, Ahead: "0", CallbackTimeout: 30 * time.Second}
-	b.Grace, _ = time.ParseDuration(grace) // fails only if the linker set nonsense; then it is 0
+	b.Grace, _ = time.ParseDuration(grace) // fails only if the linker set an invalid duration; Grace is then 0
 	b.Confirm, _ = time.ParseDuration(confirm)
 	return b
 }
@@ -56,11 +57,11 @@ func (b *Bind) BoardAhead() int {
 	if b.Ahead == aheadAuto {
 		return board.AheadAuto
 	}
-	n, _ := strconv.Atoi(b.Ahead) // checkBind has checked it
+	n, _ := strconv.Atoi(b.Ahead) // checkBind has checked that it is a number
 	return n
 }
 
-// Allows says whether an address is in Allow, as itself or in a range.
+// Allows says whether an address may send callbacks: Allow contains the address or a range around it.
 func (b *Bind) Allows(a netip.Addr) bool {
 	return slices.ContainsFunc(b.Allow, func(s string) bool {
 		if p, err := netip.ParsePrefix(s); err == nil {
@@ -71,8 +72,8 @@ func (b *Bind) Allows(a netip.Addr) bool {
 	})
 }
 
-// OnlyEarlyBinding says whether every prefill engine, also one that may be discovered, has a profile with early binding, and no engine both
-// prefills and decodes. Then no request waits for a prefill engine.
+// OnlyEarlyBinding says whether every request is bound to its decode rank before its prefill: all prefill engines, including those that
+// discovery may find, have a profile with early binding, and there are no aggregated engines. No request then waits for a prefill engine.
 func (c *Config) OnlyEarlyBinding() bool {
 	used := c.ProfilesInUse("prefill")
 	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
@@ -85,7 +86,7 @@ func bindsEarly(c *Config, profile string) bool {
 	return p.Early()
 }
 
-// checkBind checks bind. It also checks that every engine has a partner on the other side with which it can serve requests.
+// checkBind checks bind. It also checks that every engine has a partner of the other role with which it can serve requests.
 func (c *Config) checkBind(bad report) {
 	b := &c.Bind
 	c.checkMetaserver(bad)
@@ -111,7 +112,7 @@ func (c *Config) checkBind(bad report) {
 	c.checkPartners(bad)
 }
 
-// checkMetaserver checks the address that decode engines call back.
+// checkMetaserver checks the address to which decode engines send callbacks: they must be able to reach it.
 func (c *Config) checkMetaserver(bad report) {
 	b := &c.Bind
 	if b.Listen == "" {
@@ -126,7 +127,7 @@ func (c *Config) checkMetaserver(bad report) {
 	if port != "0" && slices.Contains([]string{c.Listen, c.Admin.Listen, c.Geo.Listen}, b.Listen) {
 		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or other proxies", b.Listen)
 	}
-	path := "$.bind.listen" // the key from which decode engines get the host
+	path := "$.bind.listen" // errors point at the key that has the host for decode engines
 	if b.Advertise != "" {
 		path = "$.bind.advertise"
 		u, err := url.Parse(b.Advertise)
@@ -152,7 +153,7 @@ func (c *Config) checkMetaserver(bad report) {
 	}
 }
 
-// checkNoCallbacks checks that nothing needs callbacks, because evenkeel does not listen for them.
+// checkNoCallbacks checks that no decode engine sends callbacks, because evenkeel does not listen for them.
 func (c *Config) checkNoCallbacks(bad report) {
 	for _, name := range c.ProfilesInUse("decode") {
 		if c.Profiles[name].Connector == mooncake.AscendLayerwise {
@@ -166,13 +167,13 @@ func (c *Config) checkNoCallbacks(bad report) {
 	}
 }
 
-// Wildcard says whether a host stands for all addresses of a machine.
+// Wildcard says whether a host stands for all addresses of a machine, such as 0.0.0.0, so that no engine can call it.
 func Wildcard(host string) bool {
 	ip := net.ParseIP(host)
 	return host == "" || ip != nil && ip.IsUnspecified()
 }
 
-// CallbackHosts returns the hosts of those decode engines in the file that call back.
+// CallbackHosts returns the hosts of the decode engines in the file that send callbacks, each once.
 func (c *Config) CallbackHosts() (hosts []string) {
 	for _, e := range c.Engines.Decode {
 		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
@@ -183,8 +184,7 @@ func (c *Config) CallbackHosts() (hosts []string) {
 	return hosts
 }
 
-// checkCaller checks an engine that is added while the proxy runs: if it calls back, it must be
-// able to reach this proxy.
+// checkCaller checks an engine that is added while the proxy runs: a decode engine that sends callbacks must be able to reach this proxy.
 func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
@@ -193,8 +193,8 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
-// PairingKey is a text that must be equal for two engines that serve one model together: the connector for early binding, and the same
-// constant for all other profiles.
+// PairingKey returns a text that is equal for two engines that can serve one model together. It is the connector for a profile with early
+// binding, and one constant for all other profiles.
 func PairingKey(p *mooncake.Profile) string {
 	if p.Early() {
 		return p.Connector
@@ -202,8 +202,8 @@ func PairingKey(p *mooncake.Profile) string {
 	return mooncake.BindLate
 }
 
-// checkPartners reports engines that have no partner on the other side. It cannot compare their
-// models, which are not known yet. An empty side is no problem, because its engines may be added later.
+// checkPartners reports engines that have no partner of the other role. It does not compare their models, which are not known yet. A role
+// without any engine is no error, because its engines may be added later.
 func (c *Config) checkPartners(bad report) {
 	if c.Discovery.On() || len(c.Engines.Prefill) == 0 || len(c.Engines.Decode) == 0 {
 		return
@@ -233,13 +233,12 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
-// pairingKeyOf is the PairingKey of an engine's profile.
 func (c *Config) pairingKeyOf(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return PairingKey(&p)
 }
 
-// checkCoordinates checks the keys that say where decode engines reach a prefill engine that pushes KV to them.
+// checkCoordinates checks the keys, such as kv_host, that say where decode engines reach a prefill engine that pushes KV to them.
 func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad report) {
 	set := map[string]bool{"kv_engine_id": e.KVEngineID != "", "kv_host": e.KVHost != "", "kv_port": e.KVPort != 0, "tp_size": e.TPSize != 0,
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
@@ -268,8 +267,8 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 	}
 }
 
-// Coordinates says where decode engines reach a prefill engine that pushes KV to them; nil: the
-// engine's first answer says it.
+// Coordinates returns where decode engines reach a prefill engine that pushes KV to them; nil: the file does not say it, and the engine's
+// first answer will.
 func (e *Engine) Coordinates() *mooncake.KVAddress {
 	if e.KVEngineID == "" {
 		return nil

@@ -9,8 +9,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// Validate fills in derived values and checks the config. The error has all problems
-// at once.
+// Validate sets the defaults that depend on other keys, and checks the config. The error contains all problems, not only the first.
 func (c *Config) Validate() error {
 	c.fillDefaults()
 	var found problems
@@ -47,7 +46,7 @@ func (c *Config) Validate() error {
 	return found.join()
 }
 
-// fillDefaults fills in values that depend on other keys. Validate calls it first.
+// fillDefaults sets defaults that depend on other keys. Validate calls it before its checks, which need these values.
 func (c *Config) fillDefaults() {
 	if c.Profiles == nil {
 		c.Profiles = map[string]mooncake.Profile{}
@@ -61,7 +60,7 @@ func (c *Config) fillDefaults() {
 		p.Name = name
 		c.Profiles[name] = p.WithDefaults()
 	}
-	// With the YAML alias `decode: *prefill`, both sides would share one array.
+	// The lists are cloned, because with the YAML alias `decode: *prefill` both roles would share one array.
 	c.Engines.Decode, c.Engines.Aggregated = slices.Clone(c.Engines.Decode), slices.Clone(c.Engines.Aggregated)
 	c.Engines.Prefer = cmp.Or(c.Engines.Prefer, PreferPD)
 	for _, role := range Roles {
@@ -70,18 +69,18 @@ func (c *Config) fillDefaults() {
 		}
 	}
 	c.choosePrefillPolicy()
-	if c.HA.On() && c.Geo.Self.ID == "" { // several pods have the same file and differ only in their host name
+	if c.HA.On() && c.Geo.Self.ID == "" { // the pods of one deployment share a file and differ only in their host name
 		c.Geo.Self.ID, _ = os.Hostname() // without a host name the ID stays empty, and checkGeo reports it
 	}
 	c.Discovery.fillDefaults()
 	c.FleetCall.addDefaultPaths()
 }
 
-// choosePrefillPolicy sets prefill.policy if the file has none. If an earlier call has set it, it chooses again, because MergeReload may
-// have changed geo since then.
+// choosePrefillPolicy sets prefill.policy if the file does not set it. It chooses again if the policy comes from an earlier call, because
+// MergeReload may have changed the settings of geo since then.
 func (c *Config) choosePrefillPolicy() {
 	if c.Prefill.Policy != "" && c.Prefill.Policy != c.source.chosenPolicy {
-		return // the file has one
+		return // the file sets the policy
 	}
 	c.Prefill.Policy = "finish"
 	switch {
@@ -93,15 +92,15 @@ func (c *Config) choosePrefillPolicy() {
 	c.source.chosenPolicy = c.Prefill.Policy
 }
 
-// anyListedTwice says whether some engine is listed as a prefill and as a decode engine.
+// anyListedTwice says whether some engine is listed both as a prefill and as a decode engine, so that it serves both roles.
 func (c *Config) anyListedTwice() bool {
 	return slices.ContainsFunc(c.Engines.Prefill, func(p Engine) bool {
 		return slices.ContainsFunc(c.Engines.Decode, func(d Engine) bool { return idOf(p) == idOf(d) })
 	})
 }
 
-// Complete fills in and checks an engine that is added while the proxy runs, as if it were in the file. Missing values are taken from the
-// first engine of its role in the file, because engines that are added later usually join its group.
+// Complete sets the defaults of an engine that is added while the proxy runs, and checks it as if it were in the file. Missing values are
+// taken from the first engine of its role in the file, because an engine that is added later usually joins the same group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	problemsOf := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	listed := c.Engines.ofRole(role)
@@ -110,7 +109,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	}
 	if len(listed) > 0 && role != "prefill" { // prefill engines have no groups and slots
 		first := &listed[0]
-		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind its address are a group of their own
+		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind one address are a group of their own
 		if e.Group == "" && !ownGroup {
 			e.Group, e.Barrier = first.Group, cmp.Or(e.Barrier, first.Barrier)
 		}
@@ -118,7 +117,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		e.Interval = cmp.Or(e.Interval, first.Interval)
 	}
 	c.fillEngineDefaults(role, &e)
-	for _, other := range listed { // all ranks of a group step together, or none
+	for _, other := range listed { // all ranks of a group step together, or all step by themselves
 		if role != "prefill" && other.Group == e.Group && other.Barrier != e.Barrier {
 			return e, problemsOf.source.errorAt("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
 				"same barrier", e.Group, other.Barrier, e.Barrier)
@@ -130,14 +129,14 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	return e, c.checkSingle(role, e)
 }
 
-// CompleteFound fills in and checks an engine that discovery found. Unlike Complete, it takes
-// no values from the engines of the file.
+// CompleteFound sets the defaults of an engine that discovery found, and checks it. Unlike Complete, it takes no values from the engines of
+// the file.
 func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 	c.fillEngineDefaults(role, &e)
 	return e, c.checkSingle(role, e)
 }
 
-// checkSingle checks a single engine that is not in the file.
+// checkSingle checks an engine that is not in the file. Errors name its URL in place of a file.
 func (c *Config) checkSingle(role string, e Engine) error {
 	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}}
 	var found problems

@@ -17,7 +17,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// Config is the whole file. Durations are written as in Go, such as 500ms.
+// Config is the whole configuration file. In the file, durations are written as in Go, such as 500ms.
 type Config struct {
 	Listen   string                      `yaml:"listen"`
 	TLS      TLS                         `yaml:"tls"`
@@ -33,11 +33,14 @@ type Config struct {
 	Limits   Limits                      `yaml:"limits"`
 	Log      Log                         `yaml:"log"`
 	Tracing  Tracing                     `yaml:"tracing"`
-	// ExposeRoute adds x-evenkeel-* headers to answers: engine, policy, hit, attempts.
+	// ExposeRoute adds x-evenkeel-* headers to answers: the engines, the policy, the prefix hit and the number of attempts.
 	ExposeRoute bool `yaml:"expose_route_headers"`
-	SelfTest    bool `yaml:"self_test"` // at the start, send one tiny request through every rank, each with one partner
+	// SelfTest makes the proxy send, at its start, one small request through each rank, paired with one engine of the other role.
+	SelfTest bool `yaml:"self_test"`
 
-	EventLoops int `yaml:"event_loops"` // write streamed answers; 0: as many as suit the machine; -1: none, a goroutine per answer instead
+	// EventLoops is how many event loops write streamed answers. 0: as many as suit the machine; -1: none, each answer has a goroutine
+	// instead.
+	EventLoops int `yaml:"event_loops"`
 
 	Predictor board.PredictorConfig `yaml:"predictor"`
 	Geo       geo.Config            `yaml:"geo"`
@@ -49,7 +52,7 @@ type Config struct {
 	CORS       CORS       `yaml:"cors"`
 	GatewayAPI GatewayAPI `yaml:"gateway_api"`
 
-	source source // positions of the values, for the errors of Validate
+	source source // where each value is in the file, for the errors of Validate
 }
 
 // Admin is the listener for operators.
@@ -57,31 +60,33 @@ type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are the hosts of engines that may be added while the proxy runs;
-	// empty: all hosts, except addresses that no engine has (see cannotBeEngine). Engines of the file may be anywhere.
+	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If it is empty, any host is allowed, except addresses
+	// at which no engine can be (see cannotBeEngine). Engines listed in the file are never checked against it.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
-	// Receipts is the number of receipts that are kept for GET /decisions; 0: none, and reasons of choices are not recorded.
+	// Receipts is how many receipts, the records of how one request was served, are kept for GET /decisions. 0: none are kept, and the reasons
+	// of decisions are not recorded.
 	Receipts      int   `yaml:"receipts"`
-	ReceiptsBytes int64 `yaml:"receipts_bytes"` // memory that receipts may take
+	ReceiptsBytes int64 `yaml:"receipts_bytes"` // memory that all receipts together may take, in bytes
 }
 
-// TLS has the certificate of a listener and its key, in PEM files that are read again when they
-// change. Without them, the listener speaks clear text.
+// TLS names the PEM files of a listener's certificate and key. They are read again when they change. Without them, the listener speaks
+// clear text.
 type TLS struct {
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
 }
 
-// On says whether the listener speaks TLS.
+// On says whether the listener speaks TLS, which needs a certificate.
 func (t TLS) On() bool { return t.CertFile != "" }
 
-// Engines lists the engines by their role.
+// Engines lists the engines of the file by their role.
 type Engines struct {
 	Prefill    []Engine `yaml:"prefill"`
 	Decode     []Engine `yaml:"decode"`
-	Aggregated []Engine `yaml:"aggregated"` // engines that both prefill and decode
-	Prefer     string   `yaml:"prefer"`     // pd or aggregated: which engines serve a model that has both
+	Aggregated []Engine `yaml:"aggregated"` // engines that each both prefill and decode
+	// Prefer says which engines serve a model that has both prefill and decode pairs and aggregated engines: pd or aggregated.
+	Prefer string `yaml:"prefer"`
 }
 
 // Values of engines.prefer.
@@ -90,15 +95,15 @@ const (
 	PreferAggregated = "aggregated"
 )
 
-// ofRole returns the engines of a role.
+// ofRole returns the engines of a role; nil for a text that is not a role.
 func (e *Engines) ofRole(role string) []Engine {
 	return map[string][]Engine{"prefill": e.Prefill, "decode": e.Decode, "aggregated": e.Aggregated}[role]
 }
 
-// Roles are the roles of engines.
+// Roles are the roles that an engine may have, in the order in which Engines.All yields them.
 var Roles = []string{"prefill", "decode", "aggregated"}
 
-// All yields the engines with their role, the prefill side first.
+// All yields each engine with its role: first all prefill engines, then decode, then aggregated.
 func (e *Engines) All() iter.Seq2[string, Engine] {
 	return func(yield func(string, Engine) bool) {
 		for _, role := range Roles {
@@ -111,34 +116,38 @@ func (e *Engines) All() iter.Seq2[string, Engine] {
 	}
 }
 
-// Engine is one API server. With Ranks > 0 it fronts that many DP ranks, and a header of each request
-// says which rank is meant.
+// Engine is one API server. With Ranks > 0, that many DP ranks share its address, and a header of each request names the rank.
 type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	First   int    `yaml:"first_rank"` // number of the first rank in this header
-	Region  string `yaml:"region"`     // region of another proxy: used only while this proxy owns it; empty: the own region
-	// Prefill only.
-	// KVEventsPort is that of its first rank, and overrides the port that the engine reports; 0: the latter, else prefill.kv_events.port.
+	First   int    `yaml:"first_rank"` // number of the engine's first rank in this header; above 0 only on later nodes of a deployment
+	// Region is another proxy's region. The engine is used only while this proxy owns that region. Empty: the engine is of this proxy's
+	// region.
+	Region string `yaml:"region"`
+	// The following keys are for prefill engines only.
+	// KVEventsPort is the port at which the first rank publishes its KV events. 0: the port that the engine reports, or prefill.kv_events.port
+	// if it reports none.
 	KVEventsPort int `yaml:"kv_events_port"`
 	KVReplayPort int `yaml:"kv_replay_port"`
-	// For connector nixl-push with bind: arrival: where decode engines reach this one; empty: its first answer says it.
+	// The following keys are for connector nixl-push with bind: arrival. They say where decode engines reach this prefill engine. Without
+	// them, evenkeel takes the values from the engine's first answer.
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
-	KVPort     int    `yaml:"kv_port"`  // port of NIXL's side channel
+	KVPort     int    `yaml:"kv_port"`  // port of the engine's NIXL side channel
 	TPSize     int    `yaml:"tp_size"`  // 0: 1
 	PPSize     int    `yaml:"pp_size"`  // 0: 1
 	DCPSize    int    `yaml:"dcp_size"` // 0: 1
-	// Decode and aggregated only.
-	Group   string  `yaml:"group"`
-	Barrier string  `yaml:"barrier"`   // dp: the ranks of the group step together; none: each rank steps by itself
-	Slots   int     `yaml:"slots"`     // per rank, the engine's max_num_seqs; 0: the profile's, else 32 with a warning
-	KV      int64   `yaml:"kv_tokens"` // per rank; 0: the profile's, else what the engine reports
-	Cost    float32 `yaml:"cost"`
-	// Aggregated only.
+	// The following keys are for decode and aggregated engines only.
+	Group   string `yaml:"group"`
+	Barrier string `yaml:"barrier"` // dp: the ranks of the group step together; none: each rank steps by itself
+	// Slots is how many requests each rank runs at once, the engine's max_num_seqs. 0: the profile's value, else 32 with a warning.
+	Slots int     `yaml:"slots"`
+	KV    int64   `yaml:"kv_tokens"` // tokens that a rank's KV cache holds; 0: the profile's value, else what the engine reports
+	Cost  float32 `yaml:"cost"`
+	// The following keys are for aggregated engines only.
 	Budget   int `yaml:"token_budget"`              // largest number of tokens in a step of a rank; 0: the profile's max_num_batched_tokens
-	Interval int `yaml:"prefill_schedule_interval"` // prompts are computed only in every n-th step; 0: in each step
+	Interval int `yaml:"prefill_schedule_interval"` // a rank computes prompts only in every n-th step; 0: in each step
 }
 
 // Values of barrier. With dp, all ranks of a group step together, as slowly as the fullest one.
@@ -148,83 +157,88 @@ const (
 	BarrierNone = "none"
 )
 
-// GatewayAPI has settings for a gateway of Kubernetes' Gateway API with the inference extension.
+// GatewayAPI has the settings for use behind a gateway of Kubernetes' Gateway API with the inference extension.
 type GatewayAPI struct {
-	Metrics    bool           `yaml:"metrics"`    // vLLM's gauges of load, at the client listener, without an API key
+	Metrics    bool           `yaml:"metrics"`    // the client listener serves load gauges under vLLM's names, without an API key
 	Objectives map[string]int `yaml:"objectives"` // priority of each InferenceObjective that trusted callers may name
 }
 
-// CORS says pages of which sites may call the client listener from a browser.
+// CORS says which web sites' pages may call the client listener from a browser.
 type CORS struct {
-	Origins []string `yaml:"origins"` // in the form in which browsers send them, such as https://chat.example; *: all
+	Origins []string `yaml:"origins"` // such as https://chat.example, in the form in which browsers send them; *: all origins
 }
 
 // Advice has the settings of the advice on how many prefill and decode ranks to run.
 type Advice struct {
-	Interval time.Duration `yaml:"interval"` // time between two samples; 0: there is no advice
-	Target   float64       `yaml:"target"`   // share of their capacity that ranks should use
+	Interval time.Duration `yaml:"interval"` // time between two samples of the load; 0: no advice is given
+	Target   float64       `yaml:"target"`   // share of the ranks' capacity that should be in use, above 0, at most 1
 
-	// Window and Calm are constants except in tests. Needs are means over Window, so that a shorter peak asks for no engine: an engine
-	// takes longer than a minute to start. Ranks may be removed if they were not needed in all of Calm. To remove a rank that is missed
-	// ten minutes later costs more than it saves.
+	// Window and Calm are constants except in tests. The number of needed ranks is a mean over Window, so a shorter peak asks for no engine,
+	// because an engine takes longer than a minute to start. Removal of a rank is advised only if the rank was not needed during all of Calm,
+	// because a rank that is missed ten minutes later costs more than its removal saves.
 	Window time.Duration `yaml:"-"`
 	Calm   time.Duration `yaml:"-"`
 }
 
-// Pool has the settings of the pool, in which finished prefills wait for a decode rank. Requests that get their rank before
-// their prefill wait in it, too.
+// Pool has the settings of the pool, in which finished prefills wait for a decode rank. Requests that are bound to their decode rank before
+// their prefill wait for it in the pool, too.
 type Pool struct {
-	Size int           `yaml:"size"`
-	TTL  time.Duration `yaml:"ttl"` // longest wait; 0: while its hand-off is valid, or prefill.queue.timeout without a hand-off
+	Size int `yaml:"size"`
+	// TTL is the longest wait of a request. 0: while its hand-off is valid, or prefill.queue.timeout if it has no hand-off.
+	TTL time.Duration `yaml:"ttl"`
 }
 
-// Health has the settings of health checks, and how fast an engine that comes back gets its full load.
+// Health has the settings of health checks and of the slow start of an engine that recovers.
 type Health struct {
-	Interval  time.Duration `yaml:"interval"`   // between two health checks of an engine; every tenth also reads its facts and gauges
-	Canary    time.Duration `yaml:"canary"`     // time limit of the one-token request that tests a suspicious engine; 0: no test
-	SlowStart time.Duration `yaml:"slow_start"` // time until an engine that comes back may use all its slots; 0: at once
+	// Interval is the time between two health checks of an engine. Every tenth check also reads the engine's settings and gauges.
+	Interval time.Duration `yaml:"interval"`
+	// Canary is the time limit of the short request that tests whether a suspicious engine still computes. 0: there is no such test.
+	Canary    time.Duration `yaml:"canary"`
+	SlowStart time.Duration `yaml:"slow_start"` // how long an engine that recovers may use only a part of its slots; 0: it may use all at once
 }
 
-// Limits bound the memory and the time that a client or an engine may cost the proxy.
+// Limits bound the memory and the time that a client or an engine can take from the proxy.
 type Limits struct {
-	Body           int           `yaml:"body_bytes"`
-	Bodies         int           `yaml:"bodies_bytes"` // requests that no engine has taken yet, and answers passed through; 0: no limit
+	Body int `yaml:"body_bytes"`
+	// Bodies bounds the bytes of all request bodies that no engine has taken yet, and of all answers passed through. 0: no limit.
+	Bodies         int           `yaml:"bodies_bytes"`
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
-	PerIP          int           `yaml:"connections_per_ip"` // 0: unlimited
+	PerIP          int           `yaml:"connections_per_ip"` // open connections per client address; 0: unlimited
 	ReadTimeout    time.Duration `yaml:"read_timeout"`       // from the first byte of a request to its last
-	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // for the next request on a connection
-	WriteTimeout   time.Duration `yaml:"write_timeout"`      // for one write to a client that does not read
-	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // to an engine
-	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // for a whole prefill: long prompts take minutes
-	ProbeGrace     time.Duration `yaml:"probe_grace"`        // a prefill may still end this long after its client left; 0: it is aborted at once
-	EventTimeout   time.Duration `yaml:"event_timeout"`      // between two events of a decode stream
-	KeepAlive      time.Duration `yaml:"keep_alive"`         // a client that waits this long for an event gets a comment; 0: it gets none
+	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // how long a connection may wait for its next request
+	WriteTimeout   time.Duration `yaml:"write_timeout"`      // how long one write may wait for a client that does not read
+	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // time to connect to an engine
+	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // time for a whole prefill; long prompts take minutes
+	ProbeGrace     time.Duration `yaml:"probe_grace"`        // how long a prefill may go on after its client has left; 0: it is aborted at once
+	EventTimeout   time.Duration `yaml:"event_timeout"`      // longest time between two events of a decode stream
+	KeepAlive      time.Duration `yaml:"keep_alive"`         // a client that waits this long for an event gets an SSE comment; 0: it gets none
 	DrainGrace     time.Duration `yaml:"drain_grace"`        // after SIGTERM, /readyz fails for this long before requests are refused
-	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // after DrainGrace, streams may finish for this long
+	DrainTimeout   time.Duration `yaml:"drain_timeout"`      // after DrainGrace, running streams may go on for this long
 	EventBytes     int           `yaml:"event_bytes"`
-	AnswerBytes    int           `yaml:"answer_bytes"` // events of one answer that is collected, because its client does not want a stream
-	ResumeBytes    int           `yaml:"resume_bytes"` // bodies and token ids of all running requests, kept to resume them
-	ChatTemplate   bool          `yaml:"allow_chat_template"`
-	MediaHosts     []string      `yaml:"media_hosts"` // hosts of media URLs in requests; other http and https URLs are refused
+	AnswerBytes    int           `yaml:"answer_bytes"` // bytes of one answer that is collected from events, because its client wants no stream
+	// ResumeBytes bounds the bytes of bodies and token ids that are kept to resume running requests. 0: none are kept.
+	ResumeBytes  int      `yaml:"resume_bytes"`
+	ChatTemplate bool     `yaml:"allow_chat_template"`
+	MediaHosts   []string `yaml:"media_hosts"` // hosts that media URLs in requests may name; other http and https URLs are refused
 
-	// The first three are limits of one request, the last one of all requests that are passed through at the same time.
-	Answers          int `yaml:"answers"` // answers to all its prompts together
+	// Answers, AnswersPerPrompt and StopStrings limit one request. PassedThrough limits how many requests are passed through at the same time.
+	Answers          int `yaml:"answers"` // answers of one request to all its prompts together
 	AnswersPerPrompt int `yaml:"answers_per_prompt"`
 	StopStrings      int `yaml:"stop_strings"`
 	PassedThrough    int `yaml:"passed_through"`
 
-	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds the time of all writes of one answer together, because a
-	// slow client keeps its slot from other requests. ClientBacklog bounds the bytes that are buffered for a slow client. It is room for
-	// about a thousand events; the kernel's buffers would take megabytes per client.
+	// ClientLag and ClientBacklog are constants except in tests. ClientLag bounds how long all writes of one answer together may wait for the
+	// client, because a slow client keeps its slot from other requests. ClientBacklog bounds the bytes that the kernel buffers for a slow
+	// client. It has room for about a thousand events. By default, the kernel would buffer megabytes per client.
 	ClientLag     time.Duration `yaml:"-"`
 	ClientBacklog int           `yaml:"-"`
 }
 
-// Log has the level of the log, and the file for one line per request.
+// Log has the level of the log, and the name of the file that gets one line per request.
 type Log struct {
 	Level    string `yaml:"level"`
-	Requests string `yaml:"requests"` // file for one JSON line per request; "-": stdout; empty: none
+	Requests string `yaml:"requests"` // file that gets one JSON line per request; "-": stdout; empty: no such lines
 }
 
 // Default returns the configuration of an empty file.
@@ -270,31 +284,30 @@ func Default() *Config {
 		SelfTest: true,
 	}
 	c.Prefill = prefill.Default()
-	c.Prefill.Policy = ""                                         // Validate chooses it, because it depends on the engines
-	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // the engines' speed is not known
+	c.Prefill.Policy = ""                                         // Validate chooses the policy, because the choice depends on the engines
+	c.Prefill.Calibration.TPMs, c.Prefill.Calibration.T0Ms = 0, 0 // 0: the engines' speed is not known yet
 	return c
 }
 
-// Decision returns `dispatch`, with the settings of the dispatcher that have keys elsewhere in the file.
+// Decision returns the settings of `dispatch`, together with the dispatcher's settings that have keys elsewhere in the file.
 func (c *Config) Decision() dispatcher.Config {
 	d := c.Dispatch
 	d.Predictor, d.TTL, d.BindAhead = c.Predictor, c.Pool.TTL, c.Bind.BoardAhead()
 	return d
 }
 
-// DefaultProfile is the profile of engines that name none. It exists even if
-// the file does not have it.
+// DefaultProfile is the profile of prefill and decode engines that name none. It exists even if the file does not define it.
 const DefaultProfile = "ascend"
 
-// DefaultAggregated is the same for engines that prefill and decode.
+// DefaultAggregated is the profile of aggregated engines that name none. It exists even if the file does not define it.
 const DefaultAggregated = "aggregated"
 
-// ProfilesInUse returns the profiles that engines of a role may have, sorted. An empty role stands for all roles. With discovery by files
-// or Kubernetes, engines may name any profile of the file.
+// ProfilesInUse returns the names of the profiles that engines of a role may have, sorted. An empty role stands for all roles. With
+// discovery by files or Kubernetes, discovered engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
 	add := func(ofRole, profile string) {
-		fromPods := ofRole == "" || ofRole == "both" // each pod says its own role, or has two
+		fromPods := ofRole == "" || ofRole == "both" // each pod names its own role, or serves as prefill and as decode engine
 		if role == "" || ofRole == role || fromPods {
 			used[profile] = true
 		}
@@ -306,7 +319,7 @@ func (c *Config) ProfilesInUse(role string) []string {
 		add(d.Role, d.Profile)
 	}
 	for _, k := range c.Discovery.Kubernetes {
-		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // addNameable adds DefaultAggregated, which aggregated pods get
+		add(k.Role, cmp.Or(k.Profile, DefaultProfile)) // aggregated pods get DefaultAggregated, which addNameable adds
 	}
 	if len(c.Discovery.Files)+len(c.Discovery.Kubernetes) > 0 {
 		c.addNameable(role, used)
@@ -315,12 +328,12 @@ func (c *Config) ProfilesInUse(role string) []string {
 }
 
 // addNameable adds the profiles that discovered engines of a role may name. It adds DefaultProfile only if the file has no other profile
-// for pairs of prefill and decode, and DefaultAggregated only for the role aggregated.
+// for prefill and decode engines, and DefaultAggregated only for the role aggregated.
 func (c *Config) addNameable(role string, used map[string]bool) {
-	pairsWritten := false // the file has a profile for pairs
+	pairsWritten := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
 		switch forPairs := p.Connector != mooncake.None; {
-		case name == DefaultProfile: // see below
+		case name == DefaultProfile: // added below, if the file has no other
 		case name == DefaultAggregated:
 			if role == "aggregated" {
 				used[name] = true
@@ -335,5 +348,5 @@ func (c *Config) addNameable(role string, used map[string]bool) {
 	}
 }
 
-// On says whether the config has any source of engines.
+// On says whether the config has any source of engines besides its own list.
 func (d *Discovery) On() bool { return len(d.Files)+len(d.DNS)+len(d.Kubernetes) > 0 }

@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Change is one key with a different value in another version of the config. The texts
-// contain no secrets: the config only names the files and variables that hold them, and values of tracing.headers
-// are shown as hashes.
+// Change is one key whose value differs between two versions of the config. The texts contain no secrets: the config only names the files
+// and variables that hold secrets, and values of tracing.headers are shown as hashes.
 type Change struct {
 	Path    string `json:"path"`
 	Old     string `json:"old"` // empty: the key was not set
@@ -36,8 +35,8 @@ func orNothing(s string) string {
 	return s
 }
 
-// restoreRestartKeys has a function for each key that only a restart can change. It copies the key's value from the running config to the
-// next one.
+// restoreRestartKeys has a function for each key that only a restart can change. At a reload, the function copies the key's value from the
+// running config to the next one.
 var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Listen = r.Listen },
 	func(n, r *Config) { n.Admin.Listen = r.Admin.Listen },
@@ -70,8 +69,8 @@ var restoreRestartKeys = []func(next, running *Config){
 	func(n, r *Config) { n.Limits.WriteTimeout = r.Limits.WriteTimeout },
 }
 
-// unlessSwitched returns next, unless it would turn TLS on or off, which needs a restart. The certificate of a listener may change while it
-// runs.
+// unlessSwitched returns next, or t if next would turn TLS on or off, which needs a restart. A listener that already speaks TLS can take a
+// new certificate while it runs.
 func (t TLS) unlessSwitched(next TLS) TLS {
 	if t.On() == next.On() {
 		return next
@@ -79,9 +78,9 @@ func (t TLS) unlessSwitched(next TLS) TLS {
 	return t
 }
 
-// MergeReload returns the config that a proxy runs with after a reload of next: next, except for the keys that need a restart, which stay
-// as they are. The changes say which keys these are. It is an error if the merged config is invalid, because one of two keys that belong
-// together needs a restart.
+// MergeReload returns the config that a proxy runs with after a reload: next, but with the running values of all keys that need a restart.
+// The changes list every key that differs, and mark those that need a restart. It fails if the merged config is invalid, for example
+// because only one of two keys that belong together needs a restart.
 func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, err error) {
 	m := *next
 	for _, restore := range restoreRestartKeys {
@@ -111,7 +110,8 @@ func Diff(a, b *Config) []Change {
 
 type diff struct{ changes []Change }
 
-// compareValues compares two values of one type, and adds a change for each key that differs. path is the key of the values.
+// compareValues compares two values of one type, and adds a change for each key that differs. path is the path of both values in the
+// config.
 func (d *diff) compareValues(path string, a, b reflect.Value) {
 	switch t := a.Type(); {
 	case t == reflect.TypeFor[[]Engine]():
@@ -132,8 +132,8 @@ func (d *diff) compareValues(path string, a, b reflect.Value) {
 	}
 }
 
-// compareEngines compares two lists of engines by host:port. An engine that is added or removed is one change. For an engine in both lists,
-// each key that differs is a change.
+// compareEngines compares two lists of engines by host:port. An engine that is added or removed is a single change. For an engine in both
+// lists, each key that differs is a change of its own.
 func (d *diff) compareEngines(path string, a, b []Engine) {
 	before, after := byID(a), byID(b)
 	for _, e := range a {
@@ -151,7 +151,8 @@ func (d *diff) compareEngines(path string, a, b []Engine) {
 	}
 }
 
-// compareMaps compares two maps by their keys, which are names. As with engines, an entry that is added or removed is one change.
+// compareMaps compares two maps whose keys are names, such as profiles. An entry that is added or removed is a single change. For an entry
+// in both maps, each key that differs is a change of its own.
 func (d *diff) compareMaps(path string, a, b reflect.Value) {
 	names := map[string]bool{}
 	for _, m := range []reflect.Value{a, b} {
@@ -173,7 +174,7 @@ func (d *diff) compareMaps(path string, a, b reflect.Value) {
 	}
 }
 
-// byID indexes engines by host:port, their name in all of evenkeel.
+// byID returns the engines in a map from host:port, the name of an engine everywhere in evenkeel.
 func byID(list []Engine) map[string]Engine {
 	all := make(map[string]Engine, len(list))
 	for _, e := range list {
@@ -182,7 +183,7 @@ func byID(list []Engine) map[string]Engine {
 	return all
 }
 
-// joinPath is the path of a key below another path; the path above may be empty.
+// joinPath returns the path of a key below another path. An empty path stands for the top of the config.
 func joinPath(path, key string) string {
 	if path == "" {
 		return key
@@ -190,7 +191,8 @@ func joinPath(path, key string) string {
 	return path + "." + key
 }
 
-// text writes a value in the form of the config file, on one line. It leaves out fields of structs that are zero. A nil pointer is empty.
+// text returns a value in the form of the config file, on one line. It leaves out struct fields that are zero. A nil pointer becomes an
+// empty text.
 func text(v reflect.Value) string {
 	switch {
 	case v.Type() == durationType:

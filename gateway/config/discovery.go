@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Discovery has the sources of engines that are not in the config file. If a source finds an engine
-// that is also in Engines, the entry in Engines counts.
+// Discovery has the sources of engines that are not listed in the config file. If a source finds an engine that the file lists, too, the
+// settings in the file apply.
 type Discovery struct {
 	Probe      bool                  `yaml:"probe"` // send a test request to each engine before its first real one
 	Files      []string              `yaml:"files"` // files with the keys of `engines`, read again when they change
@@ -22,7 +22,7 @@ type Discovery struct {
 	Kubernetes []DiscoveryKubernetes `yaml:"kubernetes"`
 }
 
-// DiscoveryDNS is a name whose records are engines.
+// DiscoveryDNS is a DNS name whose records are the addresses of engines.
 type DiscoveryDNS struct {
 	Name     string        `yaml:"name"`
 	Type     string        `yaml:"type"` // A (which includes AAAA) or SRV
@@ -30,8 +30,8 @@ type DiscoveryDNS struct {
 	Scheme   string        `yaml:"scheme"`
 	Port     int           `yaml:"port"` // only for type A
 	Interval time.Duration `yaml:"interval"`
-	Misses   int           `yaml:"misses"` // an engine that is missing in so many answers in a row is removed
-	// The next keys are settings of every engine that is found.
+	Misses   int           `yaml:"misses"` // after this many DNS answers in a row without an engine, the engine is removed
+	// The following keys are settings of every engine that this source finds.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -40,17 +40,17 @@ type DiscoveryDNS struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DiscoveryKubernetes is a namespace with pods that are engines.
+// DiscoveryKubernetes finds engines in Kubernetes: each pod that the selector selects in the namespace is an engine.
 type DiscoveryKubernetes struct {
-	Namespace  string `yaml:"namespace"`  // empty: that of this pod or of the kubeconfig
-	Kubeconfig string `yaml:"kubeconfig"` // empty: the service account of this pod
+	Namespace  string `yaml:"namespace"`  // empty: the namespace of this proxy's pod, or of the kubeconfig
+	Kubeconfig string `yaml:"kubeconfig"` // path of a kubeconfig; empty: the service account of this proxy's pod is used
 	Selector   string `yaml:"selector"`
-	Role       string `yaml:"role"` // of all pods; empty: the label RoleLabel of each pod says it
+	Role       string `yaml:"role"` // role of all pods; empty: each pod has its role in the label RoleLabel
 	RoleLabel  string `yaml:"role_label"`
-	Port       string `yaml:"port"` // port numbers or names of container ports, separated by commas
+	Port       string `yaml:"port"` // port numbers or names of container ports of the engines, separated by commas
 	Scheme     string `yaml:"scheme"`
 	Slices     *bool  `yaml:"endpoint_slices"`
-	// The next keys are settings of every engine, unless annotations of its pod override them.
+	// The following keys are settings of every engine that this source finds. Annotations of the engine's pod override them.
 	Profile string `yaml:"profile"`
 	Region  string `yaml:"region"`
 	Ranks   int    `yaml:"ranks"`
@@ -59,10 +59,10 @@ type DiscoveryKubernetes struct {
 	Slots   int    `yaml:"slots"`
 }
 
-// DefaultRoleLabel is the label of a pod whose value is the engine's role.
+// DefaultRoleLabel is the pod label whose value is the engine's role, if role_label names no other label.
 const DefaultRoleLabel = "evenkeel.io/role"
 
-// fillDefaults fills in what an entry leaves out.
+// fillDefaults sets defaults for the keys that an entry leaves out. It changes copies, so that configs which share the lists do not change.
 func (d *Discovery) fillDefaults() {
 	d.DNS, d.Kubernetes = slices.Clone(d.DNS), slices.Clone(d.Kubernetes)
 	for i := range d.DNS {
@@ -82,7 +82,7 @@ func (d *Discovery) fillDefaults() {
 	}
 }
 
-// checkDiscovery checks the sources of engines. No source may be listed twice.
+// checkDiscovery checks the sources of engines, and that no source is listed twice.
 func (c *Config) checkDiscovery(bad report) {
 	files := map[string]bool{}
 	for i, f := range c.Discovery.Files {
@@ -112,7 +112,6 @@ func (c *Config) checkDiscovery(bad report) {
 	}
 }
 
-// checkDNS checks one entry of discovery.dns.
 func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Name == "" || strings.ContainsAny(d.Name, " /:") {
 		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
@@ -140,7 +139,6 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
-// checkKubernetes checks one entry of discovery.kubernetes.
 func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
 	if _, err := labels.Parse(k.Selector); err != nil || k.Selector == "" {
 		bad(path+".selector", "%q selects no pods; write labels such as app=vllm,tier in (prefill,decode)", k.Selector)
@@ -167,7 +165,8 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 		Engine{Profile: k.Profile, Region: k.Region, Ranks: k.Ranks, Group: k.Group, Barrier: k.Barrier, Slots: k.Slots}, bad)
 }
 
-// checkDiscoveredSettings checks the settings that a source gives to its engines, with an example engine, because none has been found yet.
+// checkDiscoveredSettings checks the settings that a source gives to its engines. It checks them on an example engine, because no engine
+// has been found yet.
 func (c *Config) checkDiscoveredSettings(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)

@@ -34,8 +34,8 @@ func (d *doubts) add(path, format string, args ...any) {
 	d.found = append(d.found, d.source.errorAt(path, format, args...))
 }
 
-// engines doubts a side without engines: none is listed or discovered, and none of another region
-// can help. Such engines must be added at the admin listener.
+// engines doubts a role without engines: none is listed or discovered, and no engine of another region can help. The proxy then serves
+// nothing until an operator adds such engines at the admin listener.
 func (d *doubts) engines(c *Config) {
 	onlyAggregated := len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0
 	if c.Discovery.On() || c.Geo.On() || onlyAggregated {
@@ -57,8 +57,8 @@ func (d *doubts) engines(c *Config) {
 	}
 }
 
-// profiles doubts profiles that no engine names, because they have no effect. A common mistake is a profile called default, which is not
-// the one that engines without a profile get.
+// profiles doubts profiles that no engine names, because they have no effect. A common mistake is a profile called default, because engines
+// that name no profile get another one.
 func (d *doubts) profiles(c *Config) {
 	if c.Discovery.On() {
 		return // discovered engines may name any profile
@@ -73,8 +73,8 @@ func (d *doubts) profiles(c *Config) {
 	}
 }
 
-// connectors doubts connectors that only one side has, because no engine of the other side can use their hand-offs. It does not doubt
-// opaque, behind which may be any connector.
+// connectors doubts a connector that only one role has, because no engine of the other role can use its hand-offs. It does not doubt
+// opaque, which may stand for any connector.
 func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
@@ -98,8 +98,8 @@ func (d *doubts) connectors(c *Config) {
 	}
 }
 
-// pages doubts a proxy without API keys that allows every origin. Then any web page can send requests to it with the browser of a person
-// inside the network.
+// pages doubts a proxy without API keys that allows every origin. If a person inside the network opens any web page, that page can send
+// requests to the proxy from the person's browser.
 func (d *doubts) pages(c *Config) {
 	if c.KeysFile == "" && slices.Contains(c.CORS.Origins, "*") {
 		d.add("$.cors.origins", "every page that somebody inside your network opens may send requests, because no key is asked for; list the "+
@@ -107,14 +107,14 @@ func (d *doubts) pages(c *Config) {
 	}
 }
 
-// Larger values than these are far beyond the needs of any known proxy.
+// Values above these are probably mistakes: they are far beyond the needs of any known proxy.
 const (
 	muchMemory = 64 << 30 // bytes
 	longTime   = 24 * time.Hour
-	manySlots  = 4096 // vLLM's max_num_seqs is 128 to 1024
+	manySlots  = 4096 // requests per rank; vLLM's max_num_seqs is usually 128 to 1024
 )
 
-// sizes doubts times and numbers of bytes that are very large.
+// sizes doubts durations above longTime and numbers of bytes above muchMemory, in v and in all its fields.
 func (d *doubts) sizes(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.Struct:

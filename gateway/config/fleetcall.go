@@ -7,35 +7,35 @@ import (
 	"time"
 )
 
-// FleetCall has the settings of POST /admin/fleet/call, which calls a path of all engines.
+// FleetCall has the settings of POST /admin/fleet/call, which sends one call to all engines.
 type FleetCall struct {
-	Timeout time.Duration       `yaml:"timeout"` // for all engines together
-	Paths   map[string][]string `yaml:"paths"`   // allowed paths, each with the effects of a call that the proxy must know
+	Timeout time.Duration       `yaml:"timeout"` // time limit for the calls to all engines together
+	Paths   map[string][]string `yaml:"paths"`   // the allowed paths, each with those effects of a call that the proxy must know
 }
 
-// Effects of a call.
+// Effects of a call on an engine, to which the proxy must react.
 const (
 	CallPauses  = "pauses"  // the engine takes no requests after the call
 	CallResumes = "resumes" // the engine takes requests again
 	CallEmpties = "empties" // the engine's prefix cache is emptied, or invalid because its weights have changed
 )
 
-// defaultCalls are allowed without being in the file: paths of vLLM 0.32 and 0.33, which has them only with VLLM_SERVER_DEV_MODE=1
-// (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and of SGLang 0.5.23 (entrypoints/http_server.py).
-// /pause empties the prefix cache unless its mode is keep.
+// defaultCalls are the paths that are allowed although the file does not list them. They are those of vLLM 0.32 and 0.33, which has them
+// only with VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py, entrypoints/serve/dev/cache/api_router.py), and those of SGLang
+// 0.5.23 (entrypoints/http_server.py). /pause empties the prefix cache unless its mode is keep.
 var defaultCalls = map[string][]string{
 	"/pause": {CallPauses, CallEmpties}, "/resume": {CallResumes}, "/reset_prefix_cache": {CallEmpties},
 	"/pause_generation": {CallPauses}, "/continue_generation": {CallResumes}, "/flush_cache": {CallEmpties},
 }
 
-// addDefaultPaths adds defaultCalls to the paths. If the file has the same path, the effects in the file count.
+// addDefaultPaths adds defaultCalls to the paths. If the file lists the same path, the effects in the file apply.
 func (f *FleetCall) addDefaultPaths() {
 	paths := maps.Clone(defaultCalls)
 	maps.Copy(paths, f.Paths)
 	f.Paths = paths
 }
 
-// checkFleetCall checks that each path is an operators' path of an engine, and that its effects are known.
+// checkFleetCall checks that each path is an engine's path for operators, and that its effects have names that evenkeel knows.
 func (c *Config) checkFleetCall(bad report) {
 	if c.FleetCall.Timeout <= 0 {
 		bad("$.fleet_call.timeout", "%v; a time above 0 is needed", c.FleetCall.Timeout)

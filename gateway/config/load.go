@@ -17,10 +17,10 @@ import (
 	"evenkeel/internal/smallfile"
 )
 
-// MaxFile bounds a config file, and a file that lists engines, in bytes. 16 MiB have room for 50,000 engines and more.
+// MaxFile bounds a config file, and a file that lists engines, in bytes. 16 MiB have room for more than 50,000 engines.
 const MaxFile = 16 << 20
 
-// Load reads and validates a file.
+// Load reads and validates a config file. Its error names the position of each problem in the file.
 func Load(path string) (*Config, error) {
 	src, err := smallfile.Read(path, MaxFile)
 	if err != nil {
@@ -29,9 +29,8 @@ func Load(path string) (*Config, error) {
 	return Parse(path, src)
 }
 
-// Parse reads and validates text. file is the name of the file in errors. First, it reports all keys that are
-// unknown or repeated and all values of the wrong type in one error. Only without
-// such problems does it check the values.
+// Parse reads and validates the text of a config. file is the name of the file in errors. Parse first reports all unknown or repeated keys
+// and all values of the wrong type in one error. It checks the values themselves only if there is no such problem.
 func Parse(file string, text []byte) (c *Config, err error) {
 	defer func() { // goccy/go-yaml 1.19.2 panics on some input
 		if r := recover(); r != nil {
@@ -59,7 +58,7 @@ func Parse(file string, text []byte) (c *Config, err error) {
 	return c, nil
 }
 
-// root is the file's only YAML document; nil: the file is empty.
+// root returns the file's only YAML document; nil: the file is empty. A second document is an error.
 func (s *source) root() (ast.Node, error) {
 	tokens := lexer.Tokenize(string(s.text))
 	if t := firstUnread(tokens); t != nil {
@@ -83,8 +82,8 @@ func (s *source) root() (ast.Node, error) {
 	return root, nil
 }
 
-// firstUnread returns the first token behind two lines --- that have nothing or only comments between them; nil: there is none. The parser
-// of goccy/go-yaml 1.19.2 silently leaves out all that stands behind two such lines.
+// firstUnread returns the first token that the parser would ignore; nil: there is none. The parser of goccy/go-yaml 1.19.2 silently ignores
+// everything after two lines --- that have nothing or only comments between them.
 func firstUnread(tokens token.Tokens) *token.Token {
 	headers := 0
 	for _, t := range tokens {
@@ -114,8 +113,8 @@ func (s *source) syntaxError(err error) error {
 	return e
 }
 
-// ParseEngines reads and checks a file that has the keys of `engines`, for discovery. Its engines may name the profiles of the config.
-// file is its name in errors.
+// ParseEngines reads and checks a file that discovery follows, which has the keys of `engines`. Its engines may name the profiles of the
+// config. file is the name of the file in errors.
 func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	defer func() { // goccy/go-yaml panics on some input, as in Parse
 		if r := recover(); r != nil {

@@ -14,8 +14,8 @@ import (
 
 // Error is a problem with a value, and its position in the file.
 type Error struct {
-	File         string // file, or the flag that set the value; empty: the value is a default
-	Line, Column int    // 0: the value is not in the file
+	File         string // the config file, or the flag that set the value; empty: the value is a default
+	Line, Column int    // counted from 1; 0: the value is not in the file
 	Path         string // path of the key, such as pool.ttl
 	Msg          string // what is wrong, and what to write instead
 	Excerpt      string
@@ -41,12 +41,12 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// report adds a problem with the value at a path such as "$.pool.ttl".
+// report records a problem with the value at a path such as "$.pool.ttl". The other arguments are those of fmt.Sprintf.
 type report func(path, format string, args ...any)
 
 type problems []error
 
-// join makes one error of all problems, in the order of their positions in the file; nil: there are none.
+// join returns one error with all problems, in the order of their positions in the file; nil: there are none.
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
@@ -67,14 +67,14 @@ func byPosition(a, b *Error) int {
 type source struct {
 	file         string
 	text         []byte
-	positions    map[string]position // by path
-	flags        map[string]string   // path → command-line flag that set the value instead of the file
+	positions    map[string]position // from a path such as "$.pool.ttl" to the position of its value
+	flags        map[string]string   // from a path to the command-line flag that set the value instead of the file
 	chosenPolicy string              // the prefill.policy that choosePrefillPolicy chose, because the file has none; empty: the file has one
 }
 
 type position struct{ line, column int }
 
-// byteOrderMark is at the beginning of files from some editors. YAML allows it.
+// byteOrderMark is what some editors put at the beginning of a file. YAML allows it, so it is skipped.
 var byteOrderMark = []byte("\ufeff")
 
 func newSource(file string, text []byte) source {
@@ -109,7 +109,7 @@ func (s *source) errorAt(path, format string, args ...any) *Error {
 	return e
 }
 
-// isSet says whether the file or a flag sets the value.
+// isSet says whether the file or a flag sets the value at path, so that it is not a default.
 func (s *source) isSet(path string) bool {
 	_, written := s.positions[path]
 	_, flag := s.flags[path]
@@ -136,7 +136,7 @@ func (s *source) errorAtToken(t *token.Token, path, format string, args ...any) 
 // trimRoot removes the beginning "$." of a path.
 func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix(path, "$"), ".") }
 
-// parent cuts the last step off a path: "$.a.b[1]" is below "$.a.b".
+// parent returns the path without its last step: that of "$.a.b[1]" is "$.a.b", that of "$.a" is "$".
 func parent(path string) string {
 	if i := strings.LastIndexAny(path, ".["); i > 0 {
 		return path[:i]
@@ -144,7 +144,7 @@ func parent(path string) string {
 	return "$"
 }
 
-// excerpt returns the line and its two neighbours, with a mark at the line.
+// excerpt returns the line of the file with this number and its two neighbours, with a mark at the line.
 func (s *source) excerpt(line int) string {
 	lines := bytes.Split(bytes.TrimRight(s.text, "\n"), []byte("\n"))
 	var b bytes.Buffer

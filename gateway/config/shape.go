@@ -15,10 +15,9 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkShape compares the file with the Go type that it is decoded into, and records the position of
-// every value. It reports all unknown or repeated keys and all values of the
-// wrong type. The decoder alone would stop at the first problem, name Go types in its
-// errors, and silently round 1.5 down to 1.
+// checkShape compares the file with the Go type that it is decoded into, and records the position of every value. It reports all unknown or
+// repeated keys and all values of the wrong type at once. The decoder alone would stop at the first problem, name Go types in its errors,
+// and silently round 1.5 down to 1.
 func (s *source) checkShape(root ast.Node, as reflect.Type, path string) error {
 	check := shape{source: s}
 	check.checkValue(root, as, path)
@@ -40,7 +39,7 @@ var (
 	profileType  = reflect.TypeFor[mooncake.Profile]()
 )
 
-// checkValue checks one node against the type it is decoded into.
+// checkValue checks one node of the YAML tree against the Go type that it is decoded into.
 func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -51,7 +50,7 @@ func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	case *ast.AnchorNode:
 		s.checkValue(n.Value, t, path)
 		return
-	case *ast.AliasNode: // its value was checked at the anchor; if the type is another one here, the decoder reports it
+	case *ast.AliasNode: // the value was checked at its anchor; if this key has another type, the decoder reports it
 		return
 	case *ast.TagNode:
 		s.bad(n.GetToken(), path, "tags such as %s have no meaning here; remove the tag", n.Start.Value)
@@ -63,7 +62,7 @@ func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 		s.checkMapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
 	case t.Kind() == reflect.Map:
 		s.checkMapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
-	case takesWord(t, n.GetToken().Value): // the word is valid here
+	case takesWord(t, n.GetToken().Value): // the file has a word that is valid in place of a list
 	case t.Kind() == reflect.Slice:
 		list, ok := n.(*ast.SequenceNode)
 		if !ok {
@@ -82,14 +81,14 @@ func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	}
 }
 
-// takesWord says whether the file may have this word in place of a value of the type, such as off for an empty list.
+// takesWord says whether the file may have this word in place of a value of type t, such as off in place of a list.
 func takesWord(t reflect.Type, word string) bool {
 	v, ok := reflect.Zero(t).Interface().(interface{ TakesWord(string) bool })
 	return ok && v.TakesWord(word)
 }
 
-// checkMapping checks the keys and values of one mapping. typeOf returns the type of a key's value and whether the key exists. Values of a
-// nil type are not checked. names lists the valid keys for the error.
+// checkMapping checks the keys and values of one mapping. typeOf returns the type of a key's value, and whether the key exists. If the type
+// is nil, the value is not checked. names lists the valid keys, for the error message.
 func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (reflect.Type, bool), names []string) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -104,7 +103,7 @@ func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (r
 	seen := map[string]int{}
 	for _, v := range values {
 		if v.Key.IsMergeKey() {
-			continue // like an alias: the merged keys were checked at their anchor
+			continue // a merge key (<<): the merged keys were checked at their anchor
 		}
 		keyToken := v.Key.GetToken()
 		key := keyToken.Value
@@ -123,7 +122,7 @@ func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (r
 		if valueType == nil {
 			continue
 		}
-		// Later problems with a single value point at the value itself, and those with any other value at its key.
+		// Errors that are found later point at the value itself if it is a scalar, and at its key otherwise.
 		if _, scalar := v.Value.(ast.ScalarNode); scalar && v.Value.Type() != ast.NullType {
 			s.recordPosition(keyPath, v.Value.GetToken())
 		}
@@ -136,7 +135,7 @@ func (s *shape) recordPosition(path string, t *token.Token) {
 	s.source.positions[path] = position{t.Position.Line, t.Position.Column}
 }
 
-// firstToken is the first token of a node. For a mapping, GetToken would return its first colon.
+// firstToken returns the first token of a node. For a mapping, GetToken would return its first colon.
 func firstToken(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -149,7 +148,7 @@ func firstToken(n ast.Node) *token.Token {
 	return n.GetToken()
 }
 
-// scalarProblem says what is wrong with a single value; empty: nothing.
+// scalarProblem says what is wrong with a scalar that must have type t; empty: nothing is wrong.
 func scalarProblem(n ast.Node, t reflect.Type) string {
 	text := n.GetToken().Value
 	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) }
@@ -165,7 +164,7 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 		if !is(ast.StringType, ast.LiteralType, ast.IntegerType, ast.FloatType) {
 			return "one text is needed, in quotes where YAML reads something else into it"
 		}
-		// The decoder would write the number anew, so that 1.10 would become the text 1.1.
+		// The decoder would turn the number into text again, so that 1.10 would become the text 1.1.
 		if number, ok := n.(ast.ScalarNode); ok && is(ast.IntegerType, ast.FloatType) && fmt.Sprint(number.GetValue()) != text {
 			return fmt.Sprintf("YAML reads %s as the number %v; if this text is meant, write it in quotes",
 				text, number.GetValue())
@@ -186,7 +185,7 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 	return ""
 }
 
-// keysOf returns the keys of a struct in the file, with the types of their values.
+// keysOf returns the keys that the file may have for a struct, with the types of their values, and their names in order.
 func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	types = map[string]reflect.Type{}
 	for key, f := range fieldsOf(t) {
@@ -199,8 +198,8 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 	return types, names
 }
 
-// fieldsOf yields the fields of a struct that have a key in the file, in order. The fields of
-// an embedded struct come in place of the struct.
+// fieldsOf yields the fields of a struct that have a key in the file, each with its key, in the order of the struct. The fields of an
+// embedded struct are yielded in place of that struct.
 func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {

@@ -14,7 +14,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// InstanceID is the name of an engine in all of evenkeel: host:port of its URL.
+// InstanceID returns the name of an engine everywhere in evenkeel: the host:port of its URL. It fails if the URL has anything besides.
 func InstanceID(raw string) (string, error) {
 	if strings.Contains(raw, ",") {
 		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
@@ -37,14 +37,14 @@ func InstanceID(raw string) (string, error) {
 	return net.JoinHostPort(u.Hostname(), port), nil
 }
 
-// isForbiddenInHost says whether a character may not be in a host. The check is strict, because people copy names of engines into shells. %
-// is allowed, because it separates the zone of an IPv6 address.
+// isForbiddenInHost says whether a character may not be in a host. The check is strict, because people copy names of engines into shells.
+// The character % is allowed, because it separates the zone of an IPv6 address.
 func isForbiddenInHost(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
 }
 
-// Target returns the address, TLS settings and API key for calls to an engine, without a rank. The key
-// comes from an environment variable, never from the file.
+// Target returns the address, TLS settings and API key for calls to an engine; it names no rank. The API key comes from an environment
+// variable, never from the file.
 func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	id, err := InstanceID(e.URL)
 	if err != nil {
@@ -68,8 +68,7 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	return t, nil
 }
 
-// listenProblem says why no machine can listen on an address; empty: the form of the address is right.
-// Port 0 is allowed and means any free port.
+// listenProblem says why no machine can listen on an address; empty: the address has a valid form. Port 0 is valid and means any free port.
 func listenProblem(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
 	switch {
@@ -81,7 +80,7 @@ func listenProblem(addr string) string {
 	if problem := HostProblem(host); host != "" && problem != "" { // an empty host stands for all addresses of this machine
 		return "has a host that " + problem
 	}
-	if _, err := net.LookupPort("tcp", port); err != nil { // a number, or a service's name
+	if _, err := net.LookupPort("tcp", port); err != nil { // the port may be a number or the name of a service
 		return fmt.Sprintf("has port %s, and ports are 0 to 65535", port)
 	}
 	return ""
@@ -93,8 +92,7 @@ func Loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// HostProblem says why a text cannot be the name or address of one host; empty: it may be.
-// IPv6 addresses are written without brackets here.
+// HostProblem says why a text cannot be the name or address of one host; empty: it can. IPv6 addresses must have no brackets.
 func HostProblem(host string) string {
 	switch {
 	case strings.Contains(host, "://"):

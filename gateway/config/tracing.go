@@ -15,12 +15,13 @@ import (
 	"evenkeel/gateway/tracing"
 )
 
-// Tracing says where spans are sent (docs/traces.md). OpenTelemetry's
-// own environment variables apply to settings that are left out.
+// Tracing says where the spans of requests are sent (docs/traces.md). For settings that the file leaves out, OpenTelemetry's own
+// environment variables apply.
 type Tracing struct {
-	Endpoint    string            `yaml:"endpoint"` // empty: off
-	Insecure    bool              `yaml:"insecure"`
-	Sample      float64           `yaml:"sample"` // share of requests that are traced, if no trusted caller has decided it
+	Endpoint string `yaml:"endpoint"` // URL of the collector; empty: no spans are sent
+	Insecure bool   `yaml:"insecure"`
+	// Sample is the share of requests that are traced, 0 to 1. It does not apply to requests for which a trusted caller has decided.
+	Sample      float64           `yaml:"sample"`
 	Headers     Headers           `yaml:"headers"`
 	TLS         CollectorTLS      `yaml:"tls"`
 	Timeout     time.Duration     `yaml:"timeout"`
@@ -28,9 +29,9 @@ type Tracing struct {
 	Resource    map[string]string `yaml:"resource_attributes"`
 }
 
-// CollectorTLS has the authorities that verify the collector, and the proxy's own client certificate.
+// CollectorTLS has the certificate authorities that verify the collector, and the proxy's own client certificate.
 type CollectorTLS struct {
-	CAFile   string `yaml:"ca_file"` // empty: the system's authorities
+	CAFile   string `yaml:"ca_file"` // PEM file; empty: the system's authorities
 	CertFile string `yaml:"cert_file"`
 	KeyFile  string `yaml:"key_file"`
 }
@@ -48,7 +49,7 @@ func (h Headers) String() string {
 	return strings.Join(list, ", ")
 }
 
-// RecordsReasons says whether the reasons of choices are recorded, which only receipts need.
+// RecordsReasons says whether the reasons of decisions are recorded. Only receipts show them, so nothing is recorded without receipts.
 func (c *Config) RecordsReasons() bool { return c.Admin.Receipts > 0 }
 
 // ClientTLS returns the TLS settings for the collector; nil: no file is set. The files are read again for every handshake.

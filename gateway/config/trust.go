@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// checkTLS reports a certificate without its key, or a key without its certificate. With only one of them, a listener that was meant to
+// checkTLS reports a certificate without its key, or a key without its certificate. With only one of the two, a listener that was meant to
 // speak TLS could run in clear text.
 func (c *Config) checkTLS(bad report) {
 	needBoth := func(path, certFile, keyFile string) {
@@ -44,10 +44,10 @@ func (c *Config) checkWorkerHosts(bad report) {
 	}
 }
 
-// allowWorker checks the host of an engine that an operator adds while the proxy runs. Without this check, whoever may add
-// engines could make the proxy send the engines' API key to any host. Engines of the config file are always allowed. For
-// others, the host must be in admin.worker_hosts. If that list is empty, any host is allowed but those at which no engine can
-// be, such as a cloud's metadata address, and those that can be read as several addresses.
+// allowWorker checks the host of an engine that an operator adds while the proxy runs. Without this check, whoever may add engines could
+// make the proxy send the engines' API key to any host. Engines of the config file are always allowed. The host of any other engine must be
+// in admin.worker_hosts. If that list is empty, any host is allowed, except addresses at which no engine can be, such as a cloud's metadata
+// address, and hosts that can be read as several addresses.
 func (c *Config) allowWorker(raw string) error {
 	id, err := InstanceID(raw)
 	if err != nil {
@@ -95,8 +95,8 @@ func coversHost(entry, host string, addr netip.Addr) bool {
 	return entry == host || isPattern && isName && strings.HasSuffix(host, suffix)
 }
 
-// cannotBeEngine says whether an address cannot be that of an engine. Among these are metadata addresses, at which clouds serve the
-// credentials of their machines: most use 169.254.169.254, which is link-local.
+// cannotBeEngine says whether an address cannot be that of an engine. This includes metadata addresses, at which clouds serve the
+// credentials of their machines. Most clouds use 169.254.169.254, which is link-local.
 func cannotBeEngine(a netip.Addr) bool {
 	return a.IsLinkLocalUnicast() || a.IsMulticast() || a.IsUnspecified() || slices.Contains(metadataAddrs, a)
 }
@@ -114,8 +114,8 @@ var metadataNames = []string{
 	"metadata.tencentyun.com", "metadata.platformequinix.com",
 }
 
-// embeddedIPv4 returns the IPv4 addresses inside an IPv6 address; nil: there is none. A router or a tunnel may translate the address to one
-// of them.
+// embeddedIPv4 returns the IPv4 addresses inside an IPv6 address; nil: there is none. A router or a tunnel may send packets for the IPv6
+// address to one of these IPv4 addresses.
 func embeddedIPv4(a netip.Addr) []netip.Addr {
 	if !a.Is6() {
 		return nil
@@ -127,11 +127,12 @@ func embeddedIPv4(a netip.Addr) []netip.Addr {
 	switch {
 	case in("64:ff9b:1::/48"): // local-use NAT64: depending on the length of its prefix, the IPv4 address is in one of four places
 		return []netip.Addr{last, v4([]byte{b[6], b[7], b[9], b[10]}), v4([]byte{b[7], b[9], b[10], b[11]}), v4(b[9:13])}
-	case in("64:ff9b::/96"), in("::/96"), in("::ffff:0:0/96"), in("::ffff:0:0:0/96"): // NAT64; compatible, mapped and translated forms
+	// NAT64, and the IPv4-compatible, IPv4-mapped and IPv4-translated forms
+	case in("64:ff9b::/96"), in("::/96"), in("::ffff:0:0/96"), in("::ffff:0:0:0/96"):
 		return []netip.Addr{last}
 	case in("2002::/16"): // 6to4
 		return []netip.Addr{v4(b[2:6])}
-	case in("2001::/32"): // Teredo: server, and client
+	case in("2001::/32"): // Teredo: the server's address, and the client's, whose bits are inverted
 		return []netip.Addr{v4(b[4:8]), v4([]byte{^b[12], ^b[13], ^b[14], ^b[15]})}
 	case b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe: // ISATAP; b[8] is 2 if the IPv4 address is a global one
 		return []netip.Addr{last}
@@ -145,7 +146,7 @@ func readsAsNumber(host string) bool {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return false
 	}
-	last := host[strings.LastIndexByte(host, '.')+1:] // no name ends in a number
+	last := host[strings.LastIndexByte(host, '.')+1:] // the last label of a DNS name is never a number
 	isDecimal := last != "" && strings.Trim(last, "0123456789") == ""
 	return isDecimal || strings.HasPrefix(last, "0x")
 }

@@ -15,8 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkListeners checks the addresses of clients and operators. Operators need a token if their listener can be reached
-// from other hosts.
+// checkListeners checks the addresses at which clients and operators connect. The operators' listener needs a token if other hosts can
+// reach it.
 func (c *Config) checkListeners(bad report) {
 	for path, addr := range map[string]string{"$.listen": c.Listen, "$.admin.listen": c.Admin.Listen} {
 		if problem := listenProblem(addr); problem != "" {
@@ -24,7 +24,7 @@ func (c *Config) checkListeners(bad report) {
 		}
 	}
 	host, port, err := net.SplitHostPort(c.Admin.Listen)
-	if err != nil { // reported above
+	if err != nil { // listenProblem has reported it
 		return
 	}
 	if c.Admin.TokenFile == "" && !Loopback(host) {
@@ -36,7 +36,7 @@ func (c *Config) checkListeners(bad report) {
 	}
 }
 
-// checkOrigins checks that each origin has exactly the form in which browsers send it, because both are compared as text.
+// checkOrigins checks that each origin is written exactly as browsers send it, because the two are compared as text.
 func (c *Config) checkOrigins(bad report) {
 	for i, origin := range c.CORS.Origins {
 		path := fmt.Sprintf("$.cors.origins[%d]", i)
@@ -66,8 +66,8 @@ func (c *Config) checkProfiles(bad report) {
 	}
 }
 
-// checkKeysAlone finds the wrong keys of an invalid profile. It validates the connector with defaults for all other keys, and then each
-// other key together with the connector. It returns false if no key is wrong by itself, so that only a combination of keys is.
+// checkKeysAlone reports each key of an invalid profile that is wrong by itself. It validates the connector with defaults for all other
+// keys, and then each other key together with the connector. It returns false if only a combination of keys is wrong.
 func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
 	if err := beside.WithDefaults().Validate(); err != nil {
@@ -89,7 +89,7 @@ func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
 // checkEngines checks each engine by itself and against the others: no engine may be listed twice in
 // a role, and all engines of a group must have the same barrier.
 func (c *Config) checkEngines(bad report) {
-	for _, role := range Roles { // a file that is cut off behind a key must not remove all engines of a side
+	for _, role := range Roles { // a key without a list, as in a file that is cut off, must not remove all engines of a role
 		if path := "$.engines." + role; c.source.isSet(path) && c.Engines.ofRole(role) == nil {
 			bad(path, "there is nothing behind the key; write [] for a side that is meant to have no engines")
 		}
@@ -129,7 +129,7 @@ func (c *Config) checkEngines(bad report) {
 	}
 }
 
-// checkEngine checks one engine by itself, and together with its profile.
+// checkEngine checks the keys of one engine, and whether they fit its profile. Errors name the engine by path.
 func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	if _, err := InstanceID(e.URL); err != nil {
 		bad(path+".url", "%v", err)
@@ -200,7 +200,7 @@ func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report
 	}
 }
 
-// checkDecodeKeys checks the keys that only engines that decode have.
+// checkDecodeKeys checks the keys that only decode and aggregated engines have.
 func (e *Engine) checkDecodeKeys(path string, bad report) {
 	if e.Barrier != BarrierDP && e.Barrier != BarrierNone {
 		bad(path+".barrier", "%q is not a barrier; write dp (ranks step together) or none (dense model)", e.Barrier)
@@ -216,10 +216,11 @@ func (e *Engine) checkDecodeKeys(path string, bad report) {
 	}
 }
 
-// maxCost is far more than the slowest of several ranks has, so a larger cost is a mistake. Tokens times a cost must not overflow.
+// maxCost bounds the cost of a rank. It is far above that of the slowest rank, so a larger cost is a mistake. Tokens times a cost must not
+// overflow.
 const maxCost = 1000
 
-// maxRanks is far more than any deployment has, so a larger number of ranks is a mistake.
+// maxRanks bounds the number of ranks of one engine. It is far more than any deployment has, so a larger number is a mistake.
 const maxRanks = 4096
 
 // checkPool checks that hand-offs wait in the pool for less time than every prefill engine keeps their KV.
@@ -228,7 +229,7 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
-	outlives := func(engine, profile string) bool { // reports a pool.ttl that is too long for the profile
+	outlives := func(engine, profile string) bool { // reports a pool.ttl that is longer than engines with this profile keep KV
 		p, known := c.Profiles[profile]
 		if !known || p.Early() { // with early binding, waiting requests have no KV yet that could expire
 			return false
@@ -254,7 +255,7 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkTimes checks the times of health and limits. 0 is allowed only where it has a meaning.
+// checkTimes checks the durations in health and limits. 0 is allowed only for a key for which it has a meaning, such as "off".
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,
@@ -311,14 +312,14 @@ func (c *Config) checkNumbers(bad report) {
 	}
 }
 
-// fillEngineDefaults fills in the defaults of keys that an engine leaves out.
+// fillEngineDefaults sets the defaults of keys that an engine leaves out. Some come from its profile.
 func (c *Config) fillEngineDefaults(role string, e *Engine) {
 	e.Profile = cmp.Or(e.Profile, DefaultProfileOf(role))
 	if role == "prefill" {
 		return
 	}
 	p := c.Profiles[e.Profile]
-	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address fronts a whole deployment, which is a group
+	if role == "aggregated" && e.Ranks > 0 && p.DPMode != mooncake.DPHybrid { // one address serves a whole deployment, whose ranks are a group
 		e.Group = cmp.Or(e.Group, idOf(*e))
 	}
 	e.Group = cmp.Or(e.Group, "main")
@@ -331,7 +332,7 @@ func (c *Config) fillEngineDefaults(role string, e *Engine) {
 	}
 }
 
-// DefaultProfileOf is the profile of an engine that names none.
+// DefaultProfileOf returns the profile of an engine of this role that names no profile.
 func DefaultProfileOf(role string) string {
 	if role == "aggregated" {
 		return DefaultAggregated
