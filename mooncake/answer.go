@@ -10,12 +10,13 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Errors of ReadProbe.
+// ReadProbe wraps one of these errors, besides ErrUnknownHost.
 var (
-	// ErrNoHandoff: the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop", the first
-	// token ended the answer. Otherwise the engine preempted the request and gave its blocks to another one, and a new probe may succeed.
+	// ErrNoHandoff means that the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop", the
+	// first token ended the answer. Otherwise the engine preempted the request and gave its blocks to another request, and a new probe may
+	// succeed.
 	ErrNoHandoff = errors.New("mooncake: the prefill engine returned no hand-off")
-	// ErrBadHandoff: the answer has no hand-off that is valid for this connector.
+	// ErrBadHandoff means that the answer has no hand-off that is valid for this connector.
 	ErrBadHandoff = errors.New("mooncake: the prefill engine returned a malformed hand-off")
 )
 
@@ -26,31 +27,31 @@ const (
 	// maxHandoff bounds the hand-off in the answer, in bytes: the block ids of a million
 	// tokens take about 100 KB.
 	maxHandoff = 1 << 20
-	// maxName bounds each name in a hand-off, in bytes: the host, and the ids of engine and request.
+	// maxName bounds each name in a hand-off, in bytes: the host, the engine's id and the request's id.
 	maxName = 512
 )
 
 // ProbeAnswer is the answer of a prefill engine to a probe, the request that makes it run prefill.
 type ProbeAnswer struct {
-	KV             json.RawMessage // the hand-off, byte for byte; a copy
-	PromptTokens   int             // 0: not reported; may be one less than the decode engine's count
-	CachedTokens   int             // -1: not reported
-	PromptTokenIDs json.RawMessage // nil: not reported; points into the answer
+	KV             json.RawMessage // the hand-off, copied byte for byte from the answer
+	PromptTokens   int             // tokens of the prompt, possibly one less than the decode engine's count; 0: not reported
+	CachedTokens   int             // tokens of the prompt found in the prefix cache; -1: not reported
+	PromptTokenIDs json.RawMessage // JSON list that points into the answer; nil: not reported
 	FinishReason   string
 	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
 	Coordinates *KVAddress // where to reach a prefill engine that pushes; nil: not reported
 
-	// ReusesRequestID: the decode request must have the X-Request-Id of the probe. Under the id of its own request, the decode engine
-	// tells the prefill engine that it has pulled the KV, or into which blocks to write it. The prefill engine finds its request only by
-	// the same id, because the hand-off has no request id or the engine ignores it. With another id it would keep its blocks
+	// ReusesRequestID says that the decode request must have the X-Request-Id of the probe. The decode engine uses its own request's id to
+	// tell the prefill engine that it has pulled the KV, or into which blocks to write the KV. The prefill engine finds its request only by
+	// the same id, because the hand-off has no request id or the engine ignores it. With another id, the prefill engine would keep its blocks
 	// until the hold timeout or, if it pushes, write nothing.
 	ReusesRequestID bool
 }
 
 // ReadProbe reads the JSON of an answer with status 200 to a probe. It checks the types of the hand-off's members, but allows unknown
-// members, because each engine version has others. info is for vllm-mooncake only. knownHost says to which hosts a hand-off may send a
-// decode engine; nil: to none. With ErrNoHandoff, the ProbeAnswer is valid except for the hand-off.
+// members, because each engine version has others. info is for vllm-mooncake only. knownHost says whether a hand-off may send a decode
+// engine to a host; nil: to no host. With ErrNoHandoff, the ProbeAnswer is valid except for the hand-off.
 func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if len(answer) > MaxProbeAnswer {
 		return ProbeAnswer{}, fmt.Errorf("%w: the answer has %d bytes, more than %d", ErrBadHandoff, len(answer), MaxProbeAnswer)
@@ -68,7 +69,7 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
 				"first", ErrBadHandoff)
 		}
-		if answered.FinishReason != "length" { // the engine keeps blocks only for a request that ended at its token limit
+		if answered.FinishReason != "length" { // the engine keeps the KV only for a request that ended at its token limit
 			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, shownFinishReason(answered.FinishReason))
 		}
 		answered.KV, answered.EngineID = info.handoff(), info.EngineID
@@ -99,21 +100,22 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 // SaidError is an error that an engine sent with status 200. SGLang does so because it begins a stream before it checks the
 // request (0.5.23, http_server.py).
 type SaidError struct {
-	Answer []byte // the answer, or the event with the error; it points into the caller's buffer
+	Answer []byte // the answer, or the event with the error; points into the caller's buffer
 }
 
 func (e *SaidError) Error() string {
 	return "an error came with status 200; the engine's log says which" // the answer is not quoted, because it may repeat the prompt
 }
 
-// answerMembers holds the members of an answer that evenkeel reads; nil: the answer has no such member.
+// answerMembers holds the JSON values of those members of an answer that evenkeel reads; nil: the answer has no such member.
 type answerMembers struct {
 	err, kv, usage, choices, promptIDs, status, stopReason json.RawMessage
 
-	inner json.RawMessage // the response, message or delta in an event, with more of these members
+	inner json.RawMessage // an event's member response, message or delta, which may contain more of the members above
 }
 
-// scanAnswer validates an answer as ScanBody does. If a key is repeated, its last value counts, as in Body.Get.
+// scanAnswer checks that an answer is valid JSON, and finds the members that evenkeel reads. If a key is repeated, its last value counts,
+// as in Body.Get.
 func scanAnswer(answer []byte) (s answerMembers, err error) {
 	members := 0
 	_, err = rawjson.Scan(answer, 0, func(at rawjson.Place) string {
@@ -128,21 +130,21 @@ func scanAnswer(answer []byte) (s answerMembers, err error) {
 			s.kv = value
 		case "usage":
 			s.usage = value
-		case "meta_info": // of SGLang's Generate
+		case "meta_info": // member of answers of SGLang's /generate
 			if value[0] == '{' {
 				s.usage = value
 			}
 		case "choices":
 			s.choices = value
-		case "status": // of /v1/responses
+		case "status": // member of answers of /v1/responses
 			s.status = value
-		case "stop_reason": // of /v1/messages
+		case "stop_reason": // member of answers of /v1/messages
 			s.stopReason = value
-		case "response", "message", "delta": // of events of /v1/responses and /v1/messages
+		case "response", "message", "delta": // members of events of /v1/responses and /v1/messages
 			if value[0] == '{' {
 				s.inner = value
 			}
-		case "prompt_token_ids": // of chat; a completion has it in its choice
+		case "prompt_token_ids": // member of answers of chat; a completion has it in its choice
 			s.promptIDs = value
 		}
 		return ""
@@ -150,8 +152,8 @@ func scanAnswer(answer []byte) (s answerMembers, err error) {
 	return s, err
 }
 
-// probeAnswer makes a ProbeAnswer of the members that scanAnswer found. Endpoints use different names for the same thing, and an
-// answer has only the names of its own endpoint.
+// probeAnswer returns a ProbeAnswer with the values that scanAnswer found. Each endpoint has its own names for the same values, and an
+// answer has only the names of its endpoint.
 func (s *answerMembers) probeAnswer() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.promptIDs)}
 	a.readUsage(s.usage)
@@ -177,7 +179,7 @@ func (s *answerMembers) probeAnswer() ProbeAnswer {
 	}
 	switch string(s.stopReason) {
 	case "", "null":
-	case `"max_tokens"`, `"stop_sequence"`: // the probe's own stop string came at the token limit
+	case `"max_tokens"`, `"stop_sequence"`: // the stop string that evenkeel adds to a probe counts as the token limit
 		a.FinishReason = "length"
 	default:
 		a.FinishReason = "stop"
@@ -185,9 +187,9 @@ func (s *answerMembers) probeAnswer() ProbeAnswer {
 	return a
 }
 
-// readUsage takes the counts from a usage, or from a meta_info of SGLang, which also has the finish_reason.
+// readUsage reads the token counts from the member usage of an answer, or from SGLang's meta_info, which also has the finish_reason.
 func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
-	readFromCache, writtenToCache := 0, 0 // prompt tokens that the input_tokens of /v1/messages leave out
+	readFromCache, writtenToCache := 0, 0 // prompt tokens that input_tokens does not include at /v1/messages
 	for key, value := range rawjson.Members(usage) {
 		switch key {
 		case "prompt_tokens", "input_tokens":
@@ -206,7 +208,7 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 				}
 			}
 		case "prompt_tokens_details", "input_tokens_details":
-			a.CachedTokens = -1 // unless the details have it
+			a.CachedTokens = -1 // not reported, unless the details have the count
 			for key, value := range rawjson.Members(value) {
 				if key == "cached_tokens" {
 					a.CachedTokens = tokenCount(value)
@@ -217,7 +219,7 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 	a.PromptTokens += readFromCache + writtenToCache
 }
 
-// tokenCount reads a number of tokens. It returns -1 if the value is no such number, which means: not reported.
+// tokenCount reads a number of tokens. It returns -1, which means "not reported", if the value is not a whole number.
 func tokenCount(value json.RawMessage) int {
 	if n, ok := rawjson.Int(value, 0, len(value)); ok {
 		return n
@@ -225,7 +227,7 @@ func tokenCount(value json.RawMessage) int {
 	return -1
 }
 
-// finishReason unquotes a finish_reason. It does not allocate for "length", the usual end of a probe.
+// finishReason returns a finish_reason without its quotes. It allocates nothing for "length", with which most probes end.
 func finishReason(value json.RawMessage) string {
 	if string(value) == `"length"` {
 		return "length"
@@ -233,8 +235,8 @@ func finishReason(value json.RawMessage) string {
 	return stringValue(value)
 }
 
-// handoff is a parsed kv_transfer_params. Its last fields are the values of the members that a decode engine
-// uses; nil: there is no such member.
+// handoff is a parsed kv_transfer_params. The fields from doPrefill on are the values of the members that a decode engine uses; nil: there
+// is no such member.
 type handoff struct {
 	raw     json.RawMessage
 	members int // how many members raw has
@@ -242,8 +244,8 @@ type handoff struct {
 	doPrefill, mode, blockIDs, engineID, host, requestID, port, tpSize, ppSize, dcpSize json.RawMessage
 }
 
-// readHandoff reads a kv_transfer_params; ok is false if it is not an object. The caller has checked that kv is valid JSON.
-// If a key is repeated, its last value counts, as in Body.Get.
+// readHandoff parses a kv_transfer_params, which the caller has checked to be valid JSON. ok is false if it is not an object, or has too
+// many members. If a key is repeated, its last value counts.
 func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	h.raw = kv
 	for o := rawjson.ObjectAt(kv, 0); o.NextValue(); {
@@ -275,8 +277,8 @@ func readHandoff(kv json.RawMessage) (h handoff, ok bool) {
 	return h, kv[0] == '{' && h.members <= maxMembers
 }
 
-// checkHandoff checks the members that a decode engine uses, and the hosts. The hand-off of an opaque connector has no known members: it
-// only must not be empty. For byProbeID see ProbeAnswer.ReusesRequestID.
+// checkHandoff checks the members that a decode engine uses, and the hosts. With connector opaque the members are not known, so the
+// hand-off only must not be empty. byProbeID is the value of ProbeAnswer.ReusesRequestID.
 func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbeID bool, err error) {
 	if h.members == 0 {
 		return false, fmt.Errorf("%w: kv_transfer_params is {}", ErrNoHandoff)
@@ -285,7 +287,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 		return false, nil
 	}
 	pushes := string(h.mode) == `"push"`
-	// The mode is missing before vLLM 0.32.
+	// vLLM before 0.32 sends no transfer_mode, so the mode cannot be checked there.
 	wrongMode := h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush)
 	if wrongMode { // each engine would wait for the other, and the decode request would never end
 		runs, wanted := "NixlConnector", NIXLPull
@@ -304,7 +306,7 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	case n == 0: // the request was preempted and lost its blocks; an empty list would crash the decode engine
 		return false, fmt.Errorf("%w: remote_block_ids is empty", ErrNoHandoff)
 	}
-	unnamed := h.requestID == nil // as in vllm-ascend before 0.14, and vLLM's NIXL before 0.13
+	unnamed := h.requestID == nil // vllm-ascend before 0.14 and NIXL in vLLM before 0.13 send no request id
 	switch {
 	case !isName(h.engineID):
 		return false, fmt.Errorf("%w: remote_engine_id is %s, not a name", ErrBadHandoff, describeValue(h.engineID))
@@ -331,8 +333,7 @@ func isName(raw json.RawMessage) bool {
 	return n <= maxName
 }
 
-// countBlocks counts the block numbers in a list, or in a list with a list for each KV cache group;
-// ok is false for any other value.
+// countBlocks counts the block numbers in a list, or in a list that has one list per KV cache group; ok is false for any other value.
 func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	if len(ids) == 0 || ids[0] != '[' {
 		return 0, false
@@ -357,7 +358,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	return n + flat, flat == 0 || nested == 0
 }
 
-// isBlockNumber says whether an element of a JSON array, which is never empty, is the number of a KV block: digits and nothing else.
+// isBlockNumber says whether an element of a JSON array is a block number: digits only, so no sign, fraction or exponent.
 func isBlockNumber(raw json.RawMessage) bool {
 	for _, c := range raw {
 		if c < '0' || c > '9' {
@@ -367,7 +368,7 @@ func isBlockNumber(raw json.RawMessage) bool {
 	return true
 }
 
-// stringValue unquotes a JSON string; empty: the value is missing or has another type.
+// stringValue returns the text of a JSON string; empty: the value is missing or not a string.
 func stringValue(raw json.RawMessage) string {
 	if len(raw) == 0 || raw[0] != '"' {
 		return ""
@@ -375,7 +376,7 @@ func stringValue(raw json.RawMessage) string {
 	return rawjson.Unquote(raw)
 }
 
-// tokenList returns raw if it is a list; nil: it is missing, or not a list. It does not look at the members of the list.
+// tokenList returns raw if it is a list; nil: it is missing, or not a list. The elements of the list are not checked.
 func tokenList(raw json.RawMessage) json.RawMessage {
 	if len(raw) == 0 || raw[0] != '[' {
 		return nil
@@ -387,16 +388,16 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
-// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost is as in
-// ReadProbe. Its errors are ErrPrefillFailed, and for nixl-push those of ReadProbe. With an error it also returns the part
-// that it could read.
+// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost is as in ReadProbe.
+// The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error, the ProbeAnswer has what was read before the
+// error.
 //
-// If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang
-// issue 33507). The only sign is that it reports fewer PromptTokens than the decode engine. An SGLang prefill that was not aborted ends
-// with finish_reason length, whatever the first token is. At /v1/messages an aborted one ends with stop_reason end_turn (0.5.23,
-// process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in entrypoints/anthropic/serving.py).
+// If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang issue
+// 33507). It is noticed only because the prefill engine reports fewer PromptTokens than the decode engine. An SGLang prefill that was not
+// aborted ends with finish_reason length, whatever the first token is. At /v1/messages, an aborted prefill ends with stop_reason end_turn
+// (0.5.23, process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
-	if p.Connector == NIXLPush { // its probe returns a hand-off, too, which has the coordinates
+	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
 		return p.ReadProbe(answer, nil, knownHost)
 	}
 	a := ProbeAnswer{CachedTokens: -1}
@@ -425,8 +426,8 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	return a, nil
 }
 
-// addPart adds to a what an answer, or one event of an answer, contains. What the part lacks stays as an earlier event said it. It fails if
-// the part is not JSON, is an error, or shows that the prefill was aborted.
+// addPart adds to a the values in part, which is an answer or one event of an answer. A value that part lacks stays as an earlier event
+// reported it. addPart fails if part is not JSON, is an error, or shows that the prefill was aborted.
 func (a *ProbeAnswer) addPart(part []byte) error {
 	members, err := scanAnswer(part)
 	if err != nil {
@@ -435,7 +436,7 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 	if members.err != nil && !rawjson.IsNull(members.err) {
 		return fmt.Errorf("%w: %w", ErrPrefillFailed, &SaidError{part})
 	}
-	if members.inner != nil { // an event of /v1/responses or /v1/messages, which may also have members beside it
+	if members.inner != nil { // an event of /v1/responses or /v1/messages, whose values are inside or beside this member
 		if err := a.addPart(members.inner); err != nil {
 			return err
 		}
@@ -460,7 +461,8 @@ func (a *ProbeAnswer) addPart(part []byte) error {
 	return nil
 }
 
-// kvAddress returns the address and layout of the engine that made the hand-off, which checkHandoff has accepted.
+// kvAddress returns the address and the parallel layout of the prefill engine that made the hand-off. The hand-off must have passed
+// checkHandoff.
 func (h *handoff) kvAddress() *KVAddress {
 	a := &KVAddress{EngineID: stringValue(h.engineID), Host: stringValue(h.host)}
 	a.Port, _ = rawjson.Int(h.port, 0, len(h.port))

@@ -1,15 +1,15 @@
 package mooncake
 
-// The bodies of two endpoints have the sampling parameters in a member sampling_params, and name some of them differently from
-// completions: POST /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in
-// entrypoints/scale_out/token_in_token_out/protocol.py) and POST /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py).
-// Other code uses the keys of completions, and a keyLayout translates each key to its place in the body.
+// At two endpoints, the sampling parameters are in a member sampling_params, and some have other names than in completions: POST
+// /inference/v1/generate (vLLM 0.32.0 and 0.33.0, GenerateRequest in entrypoints/scale_out/token_in_token_out/protocol.py) and POST
+// /generate (SGLang 0.5.23, GenerateReqInput in managers/io_struct.py). Other code uses the keys of completions for all endpoints, and a
+// keyLayout translates each key to its place in the body.
 
-// keyLayouts has a layout for each endpoint whose keys differ from those of completions. A body of SGLang has its prompt in text or in
-// input_ids.
+// keyLayouts has a layout for each endpoint whose keys differ from those of completions. A body of SGLang's /generate has its prompt
+// either in text or in input_ids.
 var keyLayouts = [Endpoints]*keyLayout{
-	// extra_args is dropped because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys
-	// that begin with an underscore are dropped because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
+	// extra_args is dropped, because vLLM takes kv_transfer_params from it, which could name the KV of another client's request. Keys that
+	// begin with an underscore are dropped, because SamplingParams uses them internally (vLLM 0.32.0, sampling_params.py).
 	Tokens: newKeyLayout(map[string]keyLocation{"prompt": {"token_ids", false}}, []string{
 		"n", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs", "stop", "stop_token_ids", "bad_words", "allowed_token_ids",
 		"logit_bias", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "structured_outputs",
@@ -19,11 +19,11 @@ var keyLayouts = [Endpoints]*keyLayout{
 	Generate: generateLayout("input_ids"),
 }
 
-// textLayout is the layout of a body of SGLang whose prompt is in text.
+// textLayout is the layout of a body of SGLang's /generate whose prompt is in text instead of input_ids.
 var textLayout = generateLayout("text")
 
-// generateLayout returns a layout with the names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt.
-// A translation drops members that a client may not set. This one drops none: in SGLang, clients may set every member of sampling_params.
+// generateLayout returns a layout with the key names of SGLang 0.5.23 (sampling/sampling_params.py). prompt is the key of the prompt. The
+// layout drops no members, because in SGLang clients may set every member of sampling_params.
 func generateLayout(prompt string) *keyLayout {
 	return newKeyLayout(map[string]keyLocation{
 		"prompt": {prompt, false}, "max_tokens": {"max_new_tokens", true}, "min_tokens": {"min_new_tokens", true},
@@ -34,7 +34,7 @@ func generateLayout(prompt string) *keyLayout {
 	}, nil)
 }
 
-// newKeyLayout makes a layout. locations says where a body has each key that differs from the key of a completion: "max_tokens" may be
+// newKeyLayout returns a layout. locations says where a body has each key that differs from the key of a completion: "max_tokens" may be
 // "max_new_tokens" in sampling_params. sameInParams lists the members of sampling_params whose keys do not differ; newKeyLayout adds them
 // to locations. dropsParam says which members of sampling_params to remove; nil: none.
 func newKeyLayout(locations map[string]keyLocation, sameInParams []string, dropsParam func(key string) bool) *keyLayout {
@@ -48,8 +48,8 @@ func newKeyLayout(locations map[string]keyLocation, sameInParams []string, drops
 	return &keyLayout{locations: locations, completionKeys: completionKeys, dropsParam: dropsParam}
 }
 
-// ScanFor does what ScanBody does. For an endpoint whose bodies have sampling_params, it also scans this member. From then on, the methods
-// of the Body take the keys of completions and translate them to the keys of this endpoint.
+// ScanFor scans a body as ScanBody does. For an endpoint whose bodies have sampling_params, it also scans this member. From then on,
+// callers pass the keys of completions to the methods of the Body, which translate them to the keys of this endpoint.
 func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	b, err := ScanBody(raw, maxDepth)
 	if err != nil || keyLayouts[ep] == nil {
@@ -57,13 +57,13 @@ func ScanFor(ep Endpoint, raw []byte, maxDepth int) (Body, error) {
 	}
 	params, ok := b.Get(paramsKey)
 	if !ok || params[0] != '{' {
-		params = []byte("{}") // another value is left for the engine to refuse
+		params = []byte("{}") // the engine will refuse a value that is not an object
 	}
 	scannedParams, err := ScanBody(params, 0)
-	if err != nil { // too many members
+	if err != nil { // sampling_params has too many members
 		return Body{}, err
 	}
-	text, ok := b.Get("text") // before layout is set, so that the key is not translated
+	text, ok := b.Get("text") // called before layout is set, so that the key is not translated
 	hasText := ok && string(text) != "null"
 	b.layout, b.params = keyLayouts[ep], &scannedParams
 	if ep == Generate && hasText { // the prompt is in text, not in input_ids

@@ -9,32 +9,32 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Body is one JSON object, a client's request or an engine's answer: its text and the offsets of its top-level members. Keys are
-// unescaped ("str\u0065am" is "stream") and then compared byte for byte ("Stream" is another key), as in engines. A Body points into
-// the text from which it was scanned.
+// Body is one JSON object: a client's request or an engine's answer. It has the text and the offsets of the top-level members. Keys are
+// unescaped ("str\u0065am" is "stream") and then compared byte for byte ("Stream" is another key), as engines do. A Body points into the
+// text from which it was scanned.
 type Body struct {
 	raw     []byte
 	members []member
 	closing int        // index of the outermost '}'
 	pending []Member   // members added by Set; they replace members of the text with the same key
-	layout  *keyLayout // the keys under which the body has the members of a completion; nil: those of a completion
-	params  *Body      // the sampling_params of the body, empty if there are none; nil if layout is nil
+	layout  *keyLayout // how the body's keys differ from those of a completion; nil: they do not
+	params  *Body      // the scanned member sampling_params, without members if the body has none; nil if layout is nil
 }
 
 type member struct {
 	key         string
-	start, end  int32 // its text between the commas, including white space
-	val, valEnd int32 // its value
+	start, end  int32 // offsets of the member's text between the commas, including white space
+	val, valEnd int32 // offsets of the member's value
 }
 
-// keyLayout translates between the keys of a completion's body and the locations of the same members in another endpoint's body.
+// keyLayout translates between the keys of a completion's body and the keys and places of the same members in another endpoint's body.
 type keyLayout struct {
-	locations      map[string]keyLocation // from the key in a completion to the location here
-	completionKeys map[keyLocation]string // from the location here to the key in a completion
-	dropsParam     func(key string) bool  // which members of sampling_params clients may not set; nil: they may set all
+	locations      map[string]keyLocation // from the key in a completion to the member's place in this endpoint's body
+	completionKeys map[keyLocation]string // from the place in this endpoint's body to the key in a completion
+	dropsParam     func(key string) bool  // says which members of sampling_params are removed, because clients may not set them; nil: none
 }
 
-// keyLocation names a member of a body, or of its sampling_params.
+// keyLocation is the place of a member: its key, in the body itself or in sampling_params.
 type keyLocation struct {
 	key      string
 	inParams bool // the member is in sampling_params
@@ -42,21 +42,20 @@ type keyLocation struct {
 
 const paramsKey = "sampling_params"
 
-// Member is a key and its JSON value.
+// Member is a key, written into a body without escaping, and its value as JSON text.
 type Member struct {
 	Key   string
 	Value []byte
 }
 
-// maxMembers bounds the memory that a small body can occupy: each member of as little as six bytes needs
-// a member struct of 32 bytes.
+// maxMembers bounds the memory for scanning a body: a member can be as short as six bytes, but needs a member struct of 32 bytes.
 const maxMembers = 1024
 
 const tooManyMembers = "more than 1024 keys"
 
-// ScanBody validates raw and finds its top-level members, in one pass. Besides invalid JSON, it refuses text that is not
-// UTF-8, a value that is not an object, more than maxDepth levels (0: rawjson.DefaultMaxDepth), more than 1024
-// members, and more than 2 GiB. Each of its errors is a *rawjson.SyntaxError.
+// ScanBody validates raw and finds its top-level members, in one pass. It refuses invalid JSON, text that is not UTF-8, a value that is not
+// an object, more than maxDepth levels (0: rawjson.DefaultMaxDepth), more than 1024 members, and more than 2 GiB. Each of its errors is a
+// *rawjson.SyntaxError.
 func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	if len(raw) > math.MaxInt32 {
 		return Body{}, &rawjson.SyntaxError{Offset: math.MaxInt32, Msg: "more than 2 GiB"}
@@ -83,7 +82,7 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	return b, nil
 }
 
-// Set sets the member with this key; it replaces a member that the text has.
+// Set sets the member with this key for Get, All and Splice. The text itself does not change.
 func (b *Body) Set(key string, value []byte) {
 	for i := range b.pending {
 		if b.pending[i].Key == key {
@@ -94,7 +93,7 @@ func (b *Body) Set(key string, value []byte) {
 	b.pending = append(b.pending, Member{key, value})
 }
 
-// Salt returns the client's cache_salt as JSON. ok is false if it is missing or null, which engines treat alike.
+// Salt returns the client's cache_salt as JSON. ok is false if the salt is missing or null, which means the same to engines.
 func (b *Body) Salt() (salt json.RawMessage, ok bool) {
 	salt, ok = b.Get("cache_salt")
 	if !ok || rawjson.IsNull(salt) {
@@ -122,7 +121,7 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 	return nil, false
 }
 
-// Count returns how often key appears in the text.
+// Count returns how often key appears in the text, which is more than once if the client repeats it.
 func (b *Body) Count(key string) int {
 	n := 0
 	object, translated := b.locate(key)
@@ -134,15 +133,16 @@ func (b *Body) Count(key string) int {
 	return n
 }
 
-// All yields the members in the order of the text, including repeated keys, and then those that Set added. A body with a layout yields its
-// members, and those of its sampling_params, under their keys in completions.
+// All yields the members in the order of the text, including repeated keys, and then the members that Set added. If the body has a layout,
+// All yields its members and those of its sampling_params under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
 		for object := b; object != nil; object = object.params {
 			for i := range object.members {
 				m := &object.members[i]
 				completionKey := b.completionKey(m.key, object != b)
-				if completionKey == "" || hasKey(b.pending, completionKey) { // no member of a completion, or yielded below with its new value
+				// completions have no such member, or it is yielded below with its value from Set
+				if completionKey == "" || hasKey(b.pending, completionKey) {
 					continue
 				}
 				if !yield(completionKey, object.raw[m.val:m.valEnd:m.valEnd]) {
@@ -158,16 +158,16 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	}
 }
 
-// usualSegments is how many segments are enough for most bodies.
+// usualSegments is the capacity of a new dst: most bodies have no more segments.
 const usualSegments = 8
 
-// inlineValue is the size in bytes of the largest value of set that is copied. A larger value becomes a segment of its own.
+// inlineValue is the largest size, in bytes, of a value that Splice copies. A larger value becomes a segment of its own, without a copy.
 const inlineValue = 128
 
-// Splice appends to dst the segments of a new body: the old text, byte for byte, without the members that set replaces or for whose
-// key drop returns true, and then the members of set. Members that the method Set has added count as members of set, unless set has the
-// key, too, or drop drops it. The segments point into the body and into the values of set. Splice allocates only memory for dst and one
-// buffer for the keys of set.
+// Splice appends to dst the segments of a new body: the old text, byte for byte, without the members that set replaces or for whose key
+// drop returns true, and then the members of set. The members that the method Set has added are treated as members of set, except those
+// whose key is in set or is dropped. The segments point into the body and into the values of set. Splice allocates only memory for dst and
+// one buffer for the keys of set.
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	for _, m := range b.pending {
 		if !hasKey(set, m.Key) && (drop == nil || !drop(m.Key)) {
@@ -180,17 +180,17 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 	return b.spliceText(dst, drop, set)
 }
 
-// spliceText does what Splice does, but ignores the layout and the members that Set added.
+// spliceText builds the segments as Splice does, but ignores the layout and the members that Set added.
 func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
 	}
-	keptBefore := false // an earlier member stays, so a comma is needed
-	var from, to int32  // a stretch of the text that stays and is not appended yet
+	keptBefore := false // an earlier member is in the new body, so a comma is needed before the next
+	var from, to int32  // offsets of text that belongs to the new body and is not appended yet
 	if len(b.members) == 0 {
 		to = int32(b.closing)
 	} else {
-		to = b.members[0].start // up to and including the '{'
+		to = b.members[0].start // the text up to and including the '{'
 	}
 	for i := range b.members {
 		m := &b.members[i]
@@ -199,9 +199,9 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 		}
 		start := m.start
 		if keptBefore {
-			start-- // with the comma before the member
+			start-- // start at the comma before the member
 		}
-		if start != to { // a dropped member lies between
+		if start != to { // there is a dropped member between the two
 			dst = append(dst, b.raw[from:to:to])
 			from = start
 		}
@@ -222,8 +222,8 @@ func hasKey(set []Member, key string) bool {
 	return false
 }
 
-// appendMembers appends the segments of the members of set. comma says that another member comes before them. A value of up to
-// inlineValue bytes shares a segment with its key; a longer one becomes a segment of its own.
+// appendMembers appends the segments of the members of set. comma says whether another member comes before them. A value of up to
+// inlineValue bytes is copied into one segment with its key. A longer value becomes a segment of its own.
 func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	size := 0
 	for _, m := range set {
@@ -255,7 +255,7 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	return dst
 }
 
-// Name returns the key that this body uses for the member whose key in a completion is completionKey. Error messages show it.
+// Name returns the key under which this body has the member whose key in a completion is completionKey. Error messages show this key.
 func (b *Body) Name(completionKey string) string {
 	if b.layout == nil {
 		return completionKey
@@ -270,8 +270,8 @@ func (b *Body) Name(completionKey string) string {
 	return location.key
 }
 
-// locate returns where to look for the member whose key in a completion is completionKey: the body or its sampling_params, and the key
-// there. It does not say whether the body has the member.
+// locate returns where the body would have the member whose key in a completion is completionKey: in the body itself or in its
+// sampling_params, and under which key. The body may lack the member.
 func (b *Body) locate(completionKey string) (object *Body, key string) {
 	if b.layout == nil {
 		return b, completionKey
@@ -285,8 +285,8 @@ func (b *Body) locate(completionKey string) (object *Body, key string) {
 	return b, completionKey
 }
 
-// completionKey returns the key that a completion uses for the member key; empty: a completion has no such member.
-// inParams says that the member is in sampling_params.
+// completionKey returns the key that a completion has for the member key of this body; empty: completions have no such member. inParams
+// says that the member is in sampling_params.
 func (b *Body) completionKey(key string, inParams bool) string {
 	if b.layout == nil {
 		return key
@@ -294,15 +294,16 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
-	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed { // the member of this name has another key or place here
+	// in a completion, this key names a member that has another key or place in this body
+	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed {
 		return ""
 	}
 	return key
 }
 
-// spliceWithLayout does what Splice does, for a body with a layout. The keys of set, and those that drop gets, are keys of completions.
+// spliceWithLayout builds the segments as Splice does, for a body with a layout. Set and drop use the keys of completions.
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
-	var params, outer []Member // the members of set in sampling_params, and those beside it
+	var params, outer []Member // the members of set that go into sampling_params, and all others
 	for _, m := range set {
 		if location, renamed := b.layout.locations[m.Key]; renamed {
 			m.Key = location.key
@@ -322,7 +323,7 @@ func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bo
 			return completionKey != "" && drop != nil && drop(completionKey)
 		}
 	}
-	// A sampling_params that is not an object stays as it is if nothing must be set in it, and the engine refuses it.
+	// A sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
 	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
 		outer = append(outer, Member{paramsKey, bytes.Join(b.params.spliceText(nil, dropsIn(true), params), nil)})
 	}

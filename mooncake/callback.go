@@ -10,27 +10,27 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Errors of ReadCallback; ErrUnknownHost is another.
+// ReadCallback wraps one of these errors, or ErrUnknownHost.
 var (
-	// ErrBadCallback: the body is not a callback of this connector.
+	// ErrBadCallback means that the body is not a valid callback of connector ascend-layerwise.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
-	// ErrOtherRequest: the request_id in the callback is not the id of the request that waits for this callback.
+	// ErrOtherRequest means that the request_id in the callback is not the id of the request that waits for this callback.
 	ErrOtherRequest = errors.New("mooncake: the callback names another request")
 )
 
 const (
-	callbackDepth = 8       // nesting levels of a callback's JSON at most
-	callbackBase  = 1 << 20 // bytes of a callback without its block numbers, at most
-	blockBytes    = 32      // bytes of one block number in a callback at most; it needs about 12
-	suffixLength  = 9       // bytes of the suffix that an engine adds to a request's id, and cuts off in a callback
-	blockDigits   = 10      // digits of a block's number at most
+	callbackDepth = 8       // most nesting levels of a callback's JSON
+	callbackBase  = 1 << 20 // most bytes of a callback without its block numbers
+	blockBytes    = 32      // most bytes that count for one block number in a callback; it needs about 12
+	suffixLength  = 9       // bytes of the suffix that an engine adds to a request's id and cuts off again in a callback
+	blockDigits   = 10      // most digits of a block number
 )
 
-// MaxCallback returns how many bytes a callback may have. prompt is the largest number of tokens that the
-// prompt can have; block is the size of the decode engine's KV blocks, in tokens. 0: not known.
+// MaxCallback returns how many bytes a callback may have. prompt is the largest number of tokens that the prompt can have; 0: not known.
+// block is the size of the decode engine's KV blocks, in tokens; 0: not known.
 func MaxCallback(prompt, block int) int { return callbackBase + blockBytes*maxBlocks(prompt, block) }
 
-// maxBlocks returns how many KV blocks a prompt can have in one KV cache group; 0: not known.
+// maxBlocks returns how many KV blocks a prompt can have in one KV cache group; 0: not known, because prompt or block is not known.
 func maxBlocks(prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
@@ -38,17 +38,17 @@ func maxBlocks(prompt, block int) int {
 	return (prompt-1)/block + 2
 }
 
-// Callback is a message of a decode engine with connector ascend-layerwise: it says where the prefill engine is to write the KV.
+// Callback is a message from a decode engine with connector ascend-layerwise. It says where the prefill engine must write the KV.
 type Callback struct {
-	KV      json.RawMessage // the message, for the prefill engine, byte for byte; a copy
+	KV      json.RawMessage // a copy of the whole message, for the prefill engine
 	Empty   bool            // no KV is needed: the whole prompt is in the decode engine's prefix cache
-	ShortID bool            // the request_id lacks the end of the id: this decode engine cuts off a suffix that it did not add
-	Unknown []string        // keys that evenkeel does not know, but that hold no address
+	ShortID bool            // the request_id lacks the last bytes of the id, because the decode engine cut off a suffix that it had not added
+	Unknown []string        // keys of the message that evenkeel does not know; they hold no address
 }
 
-// ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post. All needed keys must be
-// there, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
-// have. An unknown key is accepted only if it looks harmless: see addUnknown. prompt and block are as in MaxCallback.
+// ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
+// must exist, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
+// have. An unknown key is accepted only if it holds no address: see addUnknown. prompt and block are as in MaxCallback.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -78,7 +78,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
-	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) { // checkHosts accepts a string without a host
+	// checkHosts would accept a remote_host that names no host
+	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) {
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))
 	}
@@ -88,8 +89,8 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	return callback, nil
 }
 
-// callbackKeys lists the known members of a callback with a check of each value (vllm-ascend 182b75ea,
-// mooncake_layerwise_connector.py). The first seven must exist.
+// callbackKeys lists the known members of a callback, each with a check of its value (vllm-ascend 182b75ea,
+// mooncake_layerwise_connector.py). The first seven members are required.
 var callbackKeys = [...]struct {
 	name string
 	ok   func(json.RawMessage) bool
@@ -114,31 +115,30 @@ const (
 	atBlockIDs = iota
 	atRequestID
 	atHost
-	requiredKeys = 7 // how many of callbackKeys, from the first on, must exist
+	requiredKeys = 7 // the first seven of callbackKeys are required
 
-	maxCount = 1 << 31 // the largest count that a callback may have
+	maxCount = 1 << 31 // the largest number of tokens, ranks or the like in a callback
 )
 
-// forbiddenKeys lists keys that a callback may not have. It does not need them, and with them the prefill engine would do something other
-// than write the KV of this request to the engine that sent the callback. vllm-ascend 182b75ea reads these keys, except the last
-// two, which vLLM 0.32.0 reads.
+// forbiddenKeys lists keys that a callback may not have. A callback does not need them. They would make the prefill engine do something
+// other than write the KV of this request to the decode engine that sent the callback. vllm-ascend 182b75ea reads these keys, except the
+// last two, which vLLM 0.32.0 reads.
 var forbiddenKeys = []string{
-	"metaserver",               // a URL to which the engine posts
-	"do_virtual",               // the engine writes no KV
-	"batch_kv_transfer_params", // replaces all of these parameters (SfaRemoteD2HConnector)
-	"remote_te_rpc_port",       // the port of the transfer engine, which the prefill engine asks the decode engine for
-	"remote_layer_metadata",    // memory addresses to write to; the prefill engine asks the decode engine for them, too
-	"prompt_token_ids",         // another prompt; evenkeel itself adds it to a callback
-	"hidden_states_path",       // a file to which the engine writes (ExampleHiddenStatesConnector)
+	"metaserver",               // a URL to which the prefill engine would post
+	"do_virtual",               // the prefill engine would write no KV
+	"batch_kv_transfer_params", // would replace all other parameters (SfaRemoteD2HConnector)
+	"remote_te_rpc_port",       // the port of the transfer engine; the prefill engine asks the decode engine for it
+	"remote_layer_metadata",    // memory addresses to write to; the prefill engine asks the decode engine for them
+	"prompt_token_ids",         // another prompt; only evenkeel may add this key to a callback
+	"hidden_states_path",       // a file to which the prefill engine would write (ExampleHiddenStatesConnector)
 }
 
 const (
-	maxUnknownKeys = 32 // unknown keys in a callback at most
-	maxKeyBytes    = 64 // bytes of an unknown key at most
+	maxUnknownKeys = 32 // most unknown keys in a callback
+	maxKeyBytes    = 64 // most bytes of an unknown key
 )
 
-// callbackMembers holds the members of a callback: the values of the known members, with the indices of callbackKeys,
-// and the names of the unknown ones.
+// callbackMembers holds the values of a callback's known members, in the order of callbackKeys, and the names of its unknown members.
 type callbackMembers struct {
 	plainKeys []string // Profile.KVPlainKeys
 	values    [len(callbackKeys)]json.RawMessage
@@ -182,7 +182,8 @@ func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused
 	return ""
 }
 
-// isVariable says whether a key looks like the name of a variable: a letter, then letters, digits and underscores.
+// isVariable says whether a key looks like the name of a variable: a letter, then letters, digits and underscores, at most maxKeyBytes in
+// all.
 func isVariable(key string) bool {
 	for i := range len(key) {
 		c := key[i]
@@ -195,7 +196,7 @@ func isVariable(key string) bool {
 	return key != "" && len(key) <= maxKeyBytes
 }
 
-// firstWrong describes a member that is missing or has a wrong value; empty: there is none.
+// firstWrong describes the first member that is required but missing, or has an invalid value; empty: there is none.
 func (c *callbackMembers) firstWrong() string {
 	for i, v := range c.values {
 		k := &callbackKeys[i]
@@ -208,8 +209,8 @@ func (c *callbackMembers) firstWrong() string {
 	return ""
 }
 
-// largestGroup returns how many blocks the largest KV cache group in ids has; ok is false if ids is
-// neither a list of block numbers nor a list of such lists.
+// largestGroup returns how many blocks the largest KV cache group in ids has. ok is false if ids is neither a list of block numbers nor a
+// list of such lists, or if a number has more than blockDigits digits.
 func largestGroup(ids json.RawMessage) (blocks int, ok bool) {
 	if _, ok = countBlocks(ids); !ok {
 		return 0, false

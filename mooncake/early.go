@@ -5,39 +5,39 @@ import (
 	"strconv"
 )
 
-// Rendezvous is the data by which the prefill and the decode request of one client request find each other, if the decode
-// rank is chosen before the prefill. Each connector uses other fields.
+// Rendezvous is the data by which the prefill and the decode request of one client request find each other if the decode rank is chosen
+// before the prefill. Each connector uses other fields.
 type Rendezvous struct {
-	// For connector ascend-layerwise.
+	// The following fields are for connector ascend-layerwise.
 	Metaserver string          // the URL to which the decode engine posts its callback
-	Callback   json.RawMessage // this callback, for the prefill engine: Callback.KV
+	Callback   json.RawMessage // the decode engine's callback, which the prefill engine gets: Callback.KV
 
-	// For connector sglang.
+	// The following fields are for connector sglang.
 	Endpoint Endpoint
-	RID      string // the id of both requests; no id may be a prefix of another one
+	RID      string // id of both requests; no id may be a prefix of the id of another request
 	Host     string // host of the prefill engine's bootstrap server
-	Port     int    // port of this server
-	// Room is new for every attempt. Room modulo the number of prefill ranks must be PrefillRank (SGLang 0094505d,
-	// disaggregation/common/conn.py).
+	Port     int    // port of the prefill engine's bootstrap server
+	// Room names one transfer of KV, and is new for every attempt. Room modulo the number of prefill ranks must be PrefillRank (SGLang
+	// 0094505d, disaggregation/common/conn.py).
 	Room                    int64
-	PrefillRank, DecodeRank int // -1: the engine has one rank, or chooses the rank itself
+	PrefillRank, DecodeRank int // numbers of the ranks for the two requests; -1: the engine has one rank, or chooses the rank itself
 
-	// For connector nixl-push.
+	// The following fields are for connector nixl-push.
 	Coordinates *KVAddress // where to reach the prefill engine
 	RequestID   string     // id of the prefill request, see Endpoint.RequestID
 }
 
-// KVAddress are the address and the parallel layout of a prefill engine with connector nixl-push. Decode engines need them
-// to reach it. They are valid until the engine restarts.
+// KVAddress is where decode engines reach a prefill engine with connector nixl-push: its address and its parallel layout. It is valid until
+// the prefill engine restarts.
 type KVAddress struct {
 	EngineID                string
 	Host                    string
 	Port                    int
-	TPSize, PPSize, DCPSize int // 0: 1
+	TPSize, PPSize, DCPSize int // sizes of the engine's tensor, pipeline and decode context parallelism; 0: 1
 }
 
-// EarlyProbe appends to dst the segments of the prefill request of a profile that is Early. stream says whether the decode engine streams
-// its answer. Only SGLang uses it, because its prefill request must be equal to its decode request except for the ranks.
+// EarlyProbe appends to dst the segments of the prefill request, for a profile whose Early is true. stream says whether the decode engine
+// streams its answer. Only SGLang needs it, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
@@ -48,7 +48,7 @@ func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool
 	return p.probeBody(b, changes, pullProbe, dst)
 }
 
-// EarlyDecode appends to dst the segments of the decode request of a profile that is Early. salt is as in DecodeBody.
+// EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. salt is as in DecodeBody.
 func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.sglangBody(b, changes, r, r.DecodeRank, stream, dst)
@@ -58,9 +58,9 @@ func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt strin
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
 }
 
-// decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Those of ascend-layerwise are from
-// vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py; those of nixl-push are from vLLM 0316d25a,
-// nixl/push_scheduler.py, and were run with 0.32.0.
+// decodeParams returns the kv_transfer_params that tell a decode engine where its KV comes from. Their form for ascend-layerwise is from
+// vllm-ascend 182b75ea, load_balance_proxy_layerwise_server_example.py. Their form for nixl-push is from vLLM 0316d25a,
+// nixl/push_scheduler.py, and was tested with 0.32.0.
 func (p *Profile) decodeParams(r *Rendezvous) []byte {
 	if p.Connector == AscendLayerwise {
 		out := []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"metaserver":`)
@@ -77,28 +77,29 @@ func (p *Profile) decodeParams(r *Rendezvous) []byte {
 	return append(appendString(out, r.RequestID), '}')
 }
 
-// RIDHeader is the header with a request's id for SGLang, if the body cannot have an id, as in /v1/messages. SGLang reads
-// it if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py). Otherwise SGLang
+// RIDHeader is the header that gives a request's id to SGLang at endpoints whose body cannot have an id, such as /v1/messages. SGLang
+// reads the header only if SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES is set (0.5.23, entrypoints/request_headers.py). Otherwise SGLang
 // invents an id and does not return it.
 const RIDHeader = "X-Override-Rid"
 
-// Nameless says whether the engine may run requests of this endpoint under an id that evenkeel does not know: see RIDHeader.
+// Nameless says whether the engine may run requests of this endpoint under an id that evenkeel does not know, as SGLang does at
+// endpoints that need RIDHeader.
 func (p *Profile) Nameless(e Endpoint) bool {
 	return p.Connector == SGLang && bodyRulesOf[e] != nil && bodyRulesOf[e].rid == ""
 }
 
-// sglangBody appends the body of SGLang's prefill or decode request; rank is the rank that is to run it. The two bodies are equal, byte
-// for byte, except for the ranks at their end, because the prefill engine also samples the first token. The bootstrap members are as
-// in SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs; the ranks as in 0.5.23, managers/data_parallel_controller.py
-// and disaggregation/decode.py.
+// sglangBody appends the body of SGLang's prefill or decode request. rank is the rank that must run the request. The two bodies are
+// equal, byte for byte, except for the ranks at their end, because the prefill engine also samples the first token. The bootstrap
+// members are as in SGLang 004dcda2, sgl-model-gateway/src/routers/http/pd_router.rs. The ranks are as in 0.5.23,
+// managers/data_parallel_controller.py and disaggregation/decode.py.
 //
 // Both requests name the prefill engine's rank. Without this name, some prefill ranks derive a rank from the room, and refuse the room if
-// the result is not their own number, which is 0 in all replicas without DP attention. Other prefill ranks first register the room with
-// their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
+// the result is not their own number, which is 0 in all replicas without DP attention. Other prefill ranks would first register the room
+// with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
 	rid := "rid"
-	if s := bodyRulesOf[r.Endpoint]; s != nil { // this endpoint has other members than chat and completions
+	if s := bodyRulesOf[r.Endpoint]; s != nil { // this endpoint needs other members than chat and completions do
 		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
 	}
 	if rid != "" {

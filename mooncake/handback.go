@@ -35,7 +35,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 			}
 		}
 	}
-	handsOff := string(h.doPrefill) == "true" // a hand-off to a decode engine instead
+	handsOff := string(h.doPrefill) == "true" // this is a hand-off to a decode engine
 	if handsOff || !keepsKV || tokens <= 0 || h.requestID == nil {
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}

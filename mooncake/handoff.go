@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Errors of Acquire and Discard. If Acquire returns one of them, the prompt must be prefilled again.
+// Acquire and Discard return one of these errors. If Acquire returns one, the prompt must be prefilled again.
 var (
 	ErrTaken   = errors.New("mooncake: the hand-off was already used")
 	ErrExpired = errors.New("mooncake: the hand-off is past its deadline")
@@ -17,9 +17,9 @@ var (
 // before a deadline: a later or second use could read KV blocks that now belong to another user's prompt.
 type Handoff struct {
 	params   json.RawMessage
-	deadline time.Time   // from this time on Acquire refuses, because the decode engine might pull too late
-	expires  time.Time   // from this time on Discard refuses, too, because the prefill engine has freed the blocks
-	taken    atomic.Bool // its type also makes go vet report a copy of the Handoff
+	deadline time.Time   // from this time on, Acquire fails, because the decode engine might pull too late
+	expires  time.Time   // from this time on, Discard fails, too, because the prefill engine has freed the blocks
+	taken    atomic.Bool // an atomic.Bool, so that go vet reports a copy of the Handoff
 }
 
 // NewHandoff returns a hand-off with these params, which the caller must not change any more. deadline is the
@@ -28,7 +28,7 @@ func NewHandoff(params json.RawMessage, deadline, expires time.Time) Handoff {
 	return Handoff{params: params, deadline: deadline, expires: expires}
 }
 
-// Deadline returns the time from which Acquire refuses.
+// Deadline returns the time from which on Acquire fails, because the decode engine might pull too late.
 func (h *Handoff) Deadline() time.Time { return h.deadline }
 
 // Acquire returns the params to the first caller before the deadline, and
@@ -37,7 +37,8 @@ func (h *Handoff) Acquire(now time.Time) (json.RawMessage, error) {
 	return h.takeBefore(now, h.deadline)
 }
 
-// takeBefore returns the params to the first caller before end. It returns ErrExpired from end on, and ErrTaken to any later caller.
+// takeBefore returns the params to the first caller before the time end. It returns ErrExpired from end on, and ErrTaken to
+// a second caller.
 func (h *Handoff) takeBefore(now, end time.Time) (json.RawMessage, error) {
 	if !now.Before(end) {
 		return nil, ErrExpired
@@ -48,11 +49,11 @@ func (h *Handoff) takeBefore(now, end time.Time) (json.RawMessage, error) {
 	return h.params, nil
 }
 
-// Discard does what Acquire does, for a decode request whose only purpose is that the prefill engine frees the blocks.
-// It may be called until expires, not only until the deadline, because no client gets the answer of this request.
+// Discard returns the params once, as Acquire does, for a decode request whose only purpose is that the prefill engine frees the blocks. It
+// succeeds until expires, not only until the deadline, because no client gets the answer of this request.
 func (h *Handoff) Discard(now time.Time) (json.RawMessage, error) {
 	return h.takeBefore(now, h.expires)
 }
 
-// Expires returns the time from which Discard refuses.
+// Expires returns the time from which on Discard fails, because the prefill engine has freed the blocks.
 func (h *Handoff) Expires() time.Time { return h.expires }

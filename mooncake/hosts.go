@@ -12,13 +12,13 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ErrUnknownHost says that a hand-off names a host that is not known as a prefill engine's.
+// ErrUnknownHost means that a hand-off or a callback names a host that is not known to be an engine's.
 var ErrUnknownHost = errors.New("mooncake: the hand-off points to an unknown host")
 
-// checkHosts refuses a hand-off with an unknown host, because a prefill engine that an attacker controls must not send decode engines
-// to other hosts. Connectors and versions put hosts under different keys, so all strings are checked, at any depth. Below a key whose
-// name means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string that looks like a
-// URL or an IP address must have a known host. The values of the profile's kv_plain_keys are not checked.
+// checkHosts refuses a hand-off that names an unknown host, so that an attacker who controls a prefill engine cannot send decode engines to
+// other hosts. Each connector and version has its own keys for hosts, so all strings are checked, at any depth. Below a key whose name
+// means addresses, each string must be a known host, possibly with a port or as a URL. Elsewhere, a string must have a known host if it
+// looks like a URL or an IP address. The values of the profile's kv_plain_keys are not checked.
 func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) bool) error {
 	if knownHost == nil {
 		knownHost = func(string) bool { return false }
@@ -27,13 +27,14 @@ func (p *Profile) checkHosts(handoff json.RawMessage, knownHost func(string) boo
 	return w.checkValue("", handoff, false)
 }
 
-// hostCheck refuses unknown hosts in a JSON value.
+// hostCheck looks for unknown hosts in a JSON value.
 type hostCheck struct {
 	plainKeys []string          // keys whose values are not checked
-	known     func(string) bool // says whether decode engines may be sent to a host
+	known     func(string) bool // says whether the hand-off may send decode engines to this host
 }
 
-// checkValue checks the value of a key. address says that the name of this key, or of a key around it, means addresses.
+// checkValue returns an error if the value of key contains an unknown host. address says that the name of this key, or of a key around it,
+// means addresses, so that every string in the value counts as a host.
 func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) error {
 	switch raw[0] {
 	case '{':
@@ -72,10 +73,10 @@ func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// checkText returns an error if a string, which may be a list of hosts, has a part that is an unknown host. key is for the error message;
+// checkText returns an error if a string, which may be a list of hosts, contains an unknown host. key is for the error message.
 // address is as in checkValue.
 func (w *hostCheck) checkText(key, s string, address bool) error {
-	if !address && !strings.ContainsAny(s, ".:") { // no part of it looks like an address
+	if !address && !strings.ContainsAny(s, ".:") { // no part of s looks like an address
 		return nil
 	}
 	for part := range strings.FieldsFuncSeq(s, func(r rune) bool { return strings.ContainsRune(", ;|\t\r\n", r) }) {
@@ -83,7 +84,7 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 			continue
 		}
 		host, looksLikeAddress := splitHost(part)
-		meansAddress := address || looksLikeAddress // by its key, or by how it is written
+		meansAddress := address || looksLikeAddress // its key says so, or its form
 		if !meansAddress || w.known(host) {
 			continue
 		}
@@ -94,11 +95,11 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 	return nil
 }
 
-// namesAddress says whether the name of a key means addresses: one of its words is host, ip, addr or the like, as in remote_host,
+// namesAddress says whether the name of a key means addresses: one of the words in it is host, ip, addr or the like, as in remote_host,
 // remoteBootstrapAddr, hosts and local_ip.
 func namesAddress(key string) bool {
 	start := 0                           // where the current word begins
-	meansAddress := func(end int) bool { // says whether the word up to end does
+	meansAddress := func(end int) bool { // says whether the word from start to end means an address
 		if end-start < len("ip") {
 			return false
 		}
@@ -124,7 +125,7 @@ func namesAddress(key string) bool {
 	return meansAddress(len(key))
 }
 
-// isAddressWord says whether a word means an address. The word is singular and in lower case.
+// isAddressWord says whether a word means an address. The caller passes the word in the singular and in lower case.
 func isAddressWord(w string) bool {
 	switch w {
 	case "host", "hostname", "ip", "ipv", "addr", "address", "url", "uri", "endpoint":
@@ -133,8 +134,8 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says that s looks like a URL or an
-// IP address.
+// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says whether s is a
+// URL or an IP address.
 func splitHost(s string) (host string, looksLikeAddress bool) {
 	if !strings.ContainsAny(s, ".:") {
 		return s, false // a plain name, which needs no parser
@@ -161,8 +162,8 @@ func splitHost(s string) (host string, looksLikeAddress bool) {
 	return s, looksLikeAddress
 }
 
-// shownHost returns a host for an error message: an IP address, or only the length of a
-// name, because an engine may put anything there, even a prompt.
+// shownHost returns what an error message may show of a host: an IP address, but only the length of a name, because an engine may put
+// any text there, even a prompt.
 func shownHost(host string) string {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
 		return `"` + ip.String() + `"`
@@ -170,7 +171,8 @@ func shownHost(host string) string {
 	return fmt.Sprintf("a name of %d bytes", len(host))
 }
 
-// shownKey returns a key for an error message. It hides a key that evenkeel does not know, because the key could be a part of a prompt.
+// shownKey returns what an error message may show of a key. A key that evenkeel does not know is hidden, because it could
+// be a part of a prompt.
 func shownKey(key string) string {
 	switch key {
 	case "remote_host", "remote_engine_id", "remote_request_id", "remote_multi_nodes_meta_mapping", "remote_bootstrap_addr", "host", "hosts",
@@ -180,7 +182,7 @@ func shownKey(key string) string {
 	return "a key that we do not know"
 }
 
-// describeValue describes a value for an error message by its type and length, without its text.
+// describeValue describes a JSON value by its type and length for an error message, without its text, which could be a part of a prompt.
 func describeValue(raw json.RawMessage) string {
 	if len(raw) == 0 {
 		return "missing"
@@ -198,7 +200,7 @@ func describeValue(raw json.RawMessage) string {
 	return "a number"
 }
 
-// shownFinishReason returns a finish_reason for an error message.
+// shownFinishReason returns what an error message may show of a finish_reason: only values that evenkeel knows.
 func shownFinishReason(s string) string {
 	switch s {
 	case "":

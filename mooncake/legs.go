@@ -11,10 +11,10 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// Endpoint is an HTTP endpoint whose requests are split into prefill and decode.
+// Endpoint is an HTTP endpoint whose requests evenkeel splits into a prefill and a decode request.
 type Endpoint uint8
 
-// The endpoints whose requests are split.
+// The endpoints whose requests are split into prefill and decode.
 const (
 	Chat Endpoint = iota
 	Completions
@@ -29,17 +29,17 @@ const (
 var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate",
 	"/generate"}
 
-// Path returns the URL path of the endpoint, which evenkeel and the engines share.
+// Path returns the URL path of the endpoint. It is the same at evenkeel and at the engines.
 func (e Endpoint) Path() string { return paths[e] }
 
-// IsChatOrCompletions says whether the endpoint is Chat or Completions. Only these two are fully supported everywhere: all
-// engines take hand-offs for them and report the length of prompts, and every peer knows how their streams end.
+// IsChatOrCompletions says whether the endpoint is Chat or Completions. Only these two are fully supported everywhere: all engines accept
+// hand-offs for them and report the length of prompts, and proxies in other regions know how their streams end.
 func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
 // CanResume says whether another engine can continue an interrupted answer of the endpoint.
 func (e Endpoint) CanResume() bool { return e.Assembles() || e == Generate }
 
-// Assembles says whether evenkeel can join a stream's events into an answer in one piece for this endpoint.
+// Assembles says whether evenkeel can join the events of this endpoint's streams into one answer, for a client that wants no stream.
 func (e Endpoint) Assembles() bool { return e.IsChatOrCompletions() || e == Tokens }
 
 // RequestID returns the engine's internal id of a request whose X-Request-Id is id, without
@@ -55,10 +55,10 @@ func (e Endpoint) RequestID(id string) string {
 	return "cmpl-" + id + "-0" // -0 is the index of the prompt: evenkeel sends one prompt per request
 }
 
-// Patch says how a request to an engine differs from the client's body. Nil means no changes. A client's request for several choices
-// or prompts becomes one request with its own Patch for each answer.
+// Patch says how a request to an engine differs from the client's body. A nil Patch changes nothing. If a client asks for several choices
+// or prompts, each of them becomes a request with its own Patch.
 type Patch struct {
-	Prompt     json.RawMessage // replaces "prompt"; nil: the body's own prompt stays
+	Prompt     json.RawMessage // replaces the body's "prompt"; nil: the body's own prompt stays
 	SeedOffset int             // added to the client's seed, so that the choices of one request differ
 	RID        string          // the rid of a request to SGLang's Generate that one engine computes alone; empty: the engine chooses an id
 	IgnoreEOS  bool            // true for a probe that is repeated because its first token ended the answer
@@ -69,7 +69,7 @@ type Patch struct {
 // BootstrapInfo is the part of a vllm-mooncake hand-off that the proxy invents or
 // looks up. Other connectors need none.
 type BootstrapInfo struct {
-	TransferID    string // new for every probe
+	TransferID    string // id that evenkeel invents, new for every probe
 	BootstrapAddr string // "http://host:8998" of the prefill engine
 	EngineID      string // from GET /query of that address
 }
@@ -91,13 +91,14 @@ func Reserved(key string) bool {
 	return strings.HasPrefix(key, "_vllm_ascend_") || strings.HasPrefix(key, "pd_")
 }
 
-// dropOnDecode drops the reserved keys and the keys that ask for several answers, because a decode request asks for one answer.
+// dropOnDecode says which keys a decode request leaves out: the reserved keys, and the keys that ask for several answers, because a decode
+// request asks for one answer.
 func dropOnDecode(key string) bool {
 	return key == "n" || key == "best_of" || key == "use_beam_search" || Reserved(key)
 }
 
-// dropOnProbe drops the keys that do not change the prompt. The one token of a probe is thrown away, so they have no use, and a prefill
-// engine refuses some of them or even fails.
+// dropOnProbe says which keys a probe leaves out: those that do not change the prompt. The one token that a probe generates is thrown away,
+// so these keys have no use, and a prefill engine refuses some of them or even crashes.
 func dropOnProbe(key string) bool {
 	switch key {
 	case "stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "stop", "stop_token_ids",
@@ -109,7 +110,7 @@ func dropOnProbe(key string) bool {
 	return strings.HasPrefix(key, "guided_") || strings.HasPrefix(key, "return_") || dropOnDecode(key)
 }
 
-// defaultMaxLogprobs is vLLM's default of --max-logprobs.
+// defaultMaxLogprobs is vLLM's default of --max-logprobs, above which it refuses a request.
 const defaultMaxLogprobs = 20
 
 var (
@@ -137,12 +138,13 @@ func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *Bootstra
 	return p.probeBody(b, changes, params, dst)
 }
 
-// probeBody does what ProbeBody does, with params as kv_transfer_params.
+// probeBody appends a probe of an endpoint without rules of its own. params becomes its kv_transfer_params.
 func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst [][]byte) [][]byte {
 	params = changes.resumeOrNil().addIDs(params)
 	members := make([]Member, 0, 12)
 	members = addOneToken(b, changes, members)
-	// A probe that ends with the end-of-sequence token returns no hand-off. With connectors that are always early, no probe returns one.
+	// min_tokens keeps a probe from ending with the end-of-sequence token, after which it would return no hand-off. Connectors that always
+	// bind early return no hand-off anyway.
 	setsMinTokens := p.ProbeMinTokens == MinTokensOne || p.ProbeMinTokens == ""
 	if setsMinTokens && !p.alwaysEarly() {
 		members = append(members, Member{"min_tokens", jsonOne})
@@ -157,9 +159,9 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	if asksTooManyLogprobs(b) {
 		drop = dropOnProbeExceptLogprobs
 	}
-	// output_mode stays, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
-	// entrypoints/scale_out/token_in_token_out/protocol.py). If only the decode engine refused it, the prefill engine would keep the KV
-	// until its hold ends. The value derender is dropped, because with it the prefill engine would parse its one token as an answer.
+	// output_mode stays in a probe, so that the prefill engine refuses an invalid value (vLLM 0.32.0, GenerateRequest in
+	// entrypoints/scale_out/token_in_token_out/protocol.py). If only the decode engine refused it, the prefill engine would keep the KV until
+	// its hold ends. The value derender is dropped, because with it the prefill engine would parse its one token as an answer.
 	if mode, ok := b.Get("output_mode"); ok && string(mode) != `"derender"` {
 		dropOthers := drop
 		drop = func(key string) bool { return key != "output_mode" && dropOthers(key) }
@@ -167,9 +169,9 @@ func (p *Profile) probeBody(b *Body, changes *Patch, params json.RawMessage, dst
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), append(members, Member{"kv_transfer_params", params}))
 }
 
-// dropOnProbeExceptLogprobs does what dropOnProbe does, but keeps the number of logprobs. It is for a request for more logprobs than
-// engines allow by default, so that the prefill engine refuses the request before it computes anything. Otherwise only the decode
-// engine would refuse it, after the prefill, and before vLLM 0.25 the prefill engine would keep the KV until its hold ends.
+// dropOnProbeExceptLogprobs drops what dropOnProbe drops, except the number of logprobs. It is for a request for more logprobs than engines
+// allow by default: the prefill engine then refuses the request before it computes anything. Otherwise only the decode engine would refuse
+// it, after the prefill, and before vLLM 0.25 the prefill engine would keep the KV until its hold ends.
 func dropOnProbeExceptLogprobs(key string) bool {
 	return key != "logprobs" && key != "top_logprobs" && dropOnProbe(key)
 }
@@ -190,9 +192,10 @@ func asksTooManyLogprobs(b *Body) bool {
 	return false
 }
 
-// DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If
-// stream is false, the client gets the engine's own answer, so the request asks for no members that the client did not ask for.
-// If kv is nil, the decode engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. For salt see addSalt.
+// DecodeBody appends the segments of the decode request: the client's body with kv, the prefill engine's hand-off, unchanged. If stream is
+// false, the client gets the engine's own answer, so the request asks for nothing that the client did not ask for. If kv is nil, the decode
+// engine computes the prompt itself, which the profile must allow by AllowLocalPrefill. salt, if it is not empty, keeps the request from
+// using wrong blocks of the decode engine's prefix cache.
 func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMessage, salt string, stream bool, dst [][]byte) [][]byte {
 	if s := bodyRulesOf[ep]; s != nil {
 		return s.decode(p, b, kv, salt, stream, dst)
@@ -202,7 +205,7 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 		members = append(members, Member{"rid", appendString(nil, changes.RID)})
 	}
 	members = addSalt(b, salt, members)
-	if kv != nil || changes.resumeOrNil().idsInParams() { // otherwise the decode engine needs no kv_transfer_params
+	if kv != nil || changes.resumeOrNil().idsInParams() { // without KV to pull and without ids in it, the request needs no kv_transfer_params
 		members = append(members, Member{"kv_transfer_params", changes.resumeOrNil().addIDs(kv)})
 	}
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
@@ -216,7 +219,7 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 	}
 	if clientSalt, ok := b.Salt(); ok {
 		if len(clientSalt) <= 2 || clientSalt[0] != '"' {
-			return members // an empty salt, or one that is not a string: every engine refuses the request
+			return members // every engine refuses a salt that is empty or not a string
 		}
 		hash := sha256.Sum256([]byte(rawjson.Unquote(clientSalt) + " " + salt)) // a hash, because vLLM allows at most 128 characters in a salt
 		salt = hex.EncodeToString(hash[:])
@@ -224,8 +227,8 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 	return append(members, Member{"cache_salt", appendString(nil, salt)})
 }
 
-// answerMembers returns the members to set and the keys to drop in a request whose answer the client
-// gets. stream says that the engine is to stream the answer.
+// answerMembers returns the members to set and the keys to drop in a request whose answer goes to the client. stream says whether the
+// engine streams the answer.
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
 	members = changedMembers(b, changes, make([]Member, 0, 14))
 	drop = dropOnDecode
@@ -249,7 +252,7 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 	} else {
 		members = append(members, Member{"stream", jsonFalse})
 		dropOthers := drop
-		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse it without a stream
+		drop = func(key string) bool { return key == "stream_options" || dropOthers(key) } // engines refuse stream_options without a stream
 	}
 	return members, drop
 }
@@ -257,7 +260,7 @@ func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members [
 // mayAskTokenIDs says whether evenkeel may ask for token ids in the streamed answer to a body. SGLang refuses a chat
 // that asks for them (0.5.23, entrypoints/openai/serving_chat.py), but allows it for completions, as vLLM does.
 func (p *Profile) mayAskTokenIDs(b *Body) bool {
-	if b.layout != nil { // these answers always have token ids
+	if b.layout != nil { // answers of endpoints with a layout always have token ids
 		return false
 	}
 	if p.Connector == SGLang {
@@ -280,7 +283,7 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(dropOnProbe), members)
 }
 
-// addOneToken adds the members that end a request after its first token, with an answer that is not streamed.
+// addOneToken adds the members that end a request after its first token and make its answer one piece of JSON.
 func addOneToken(b *Body, changes *Patch, members []Member) []Member {
 	members = append(promptMembers(b, changes, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // only chat has this key, which engines prefer to max_tokens
@@ -289,7 +292,7 @@ func addOneToken(b *Body, changes *Patch, members []Member) []Member {
 	return members
 }
 
-// promptMembers adds the members that replace the body's own prompt.
+// promptMembers adds the members that replace the client's prompt, if changes has another prompt or continues an answer.
 func promptMembers(b *Body, changes *Patch, members []Member) []Member {
 	switch {
 	case changes == nil:
@@ -302,7 +305,6 @@ func promptMembers(b *Body, changes *Patch, members []Member) []Member {
 	return members
 }
 
-// resumeOrNil returns c.Resume; nil if c is nil.
 func (c *Patch) resumeOrNil() *Resume {
 	if c == nil {
 		return nil
@@ -310,14 +312,14 @@ func (c *Patch) resumeOrNil() *Resume {
 	return c.Resume
 }
 
-// changedMembers adds the members that changes set in a request whose answer the client gets: the prompt, the limits and the seed.
+// changedMembers adds what changes sets in a request whose answer goes to the client: the prompt, the limits and the seed.
 func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	if changes == nil {
 		return members
 	}
 	members = changes.Resume.addLimits(b, promptMembers(b, changes, members))
 	if changes.SeedOffset != 0 {
-		if raw, ok := b.Get("seed"); ok { // without a seed, the choices differ anyway
+		if raw, ok := b.Get("seed"); ok { // without a seed, the engine samples each choice differently anyway
 			if seed, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
 				members = append(members, Member{"seed", strconv.AppendInt(nil, offsetSeed(seed, int64(changes.SeedOffset)), 10)})
 			}
@@ -326,8 +328,8 @@ func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 	return members
 }
 
-// offsetSeed adds offset to seed, or subtracts it if the sum would overflow. Either way the
-// choices of one request get different seeds.
+// offsetSeed adds offset to seed, or subtracts offset if the sum would overflow. In both cases, the choices of one request get different
+// seeds.
 func offsetSeed(seed, offset int64) int64 {
 	if seed > math.MaxInt64-offset {
 		return seed - offset
@@ -335,16 +337,15 @@ func offsetSeed(seed, offset int64) int64 {
 	return seed + offset
 }
 
-// wantsEcho says whether the client wants the answer to begin with the prompt's text. vLLM leaves this text out if the request has
-// return_token_ids, so evenkeel does not ask such a request for token ids.
+// wantsEcho says whether the client wants the answer to begin with the prompt's text. vLLM leaves out this text if a request has
+// return_token_ids, so evenkeel does not ask for token ids then.
 func wantsEcho(b *Body) bool {
 	echo, ok := b.Get("echo")
 	return ok && string(echo) == "true"
 }
 
-// mayForwardStopTokens says whether an engine may get the body's stop_token_ids.
-// If min_tokens is above zero, the engine uses these ids as indices into the logits without a check,
-// so one id outside the vocabulary crashes the whole engine.
+// mayForwardStopTokens says whether an engine may get the body's stop_token_ids. If min_tokens is above zero, the engine uses these ids as
+// indices into the logits without a check. A single id outside the vocabulary then crashes the whole engine.
 func (p *Profile) mayForwardStopTokens(b *Body) bool {
 	ids, ok := b.Get("stop_token_ids")
 	if !ok || string(ids) == "null" {
@@ -360,7 +361,7 @@ func (p *Profile) mayForwardStopTokens(b *Body) bool {
 		if usedAsIndices && string(ids) != "[]" {
 			return false
 		}
-		limit = math.MaxInt32 // ids that are not used as indices are harmless
+		limit = math.MaxInt32 // ids that the engine does not use as indices are harmless
 	}
 	for raw := range rawjson.Elements(ids) {
 		if id, err := strconv.ParseInt(string(raw), 10, 64); err != nil || id < 0 || id >= limit {
@@ -376,7 +377,8 @@ func (info *BootstrapInfo) probeParams() []byte {
 	return append(appendString(out, info.TransferID), '}')
 }
 
-// handoff makes the kv_transfer_params for the decode engine, because with vllm-mooncake the prefill engine returns none.
+// handoff returns the kv_transfer_params for the decode engine. evenkeel makes them itself, because with vllm-mooncake the prefill engine
+// returns none.
 func (info *BootstrapInfo) handoff() json.RawMessage {
 	out := []byte(`{"do_remote_prefill":true,"do_remote_decode":false,"transfer_id":`)
 	out = append(appendString(out, info.TransferID), `,"remote_bootstrap_addr":`...)
@@ -384,7 +386,7 @@ func (info *BootstrapInfo) handoff() json.RawMessage {
 	return append(appendString(out, info.EngineID), '}')
 }
 
-// appendString appends a string as JSON.
+// appendString appends s as a JSON string, in quotes and escaped.
 func appendString(dst []byte, s string) []byte {
 	quoted, _ := json.Marshal(s) // a string always marshals
 	return append(dst, quoted...)

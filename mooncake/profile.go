@@ -12,14 +12,14 @@ import (
 	"evenkeel/internal/spelling"
 )
 
-// The connectors: the ways in which KV gets from a prefill engine to a decode engine.
+// The connectors are the ways in which KV gets from a prefill engine to a decode engine.
 const (
 	AscendMooncakeV1 = "ascend-mooncake-v1"
 	NIXLPull         = "nixl-pull"
 	NIXLPush         = "nixl-push" // the decode engine registers its blocks with the prefill engine, which then writes the KV into them
 	VLLMMooncake     = "vllm-mooncake"
 	Opaque           = "opaque"
-	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes each layer to the address in the decode engine's callback
+	AscendLayerwise  = "ascend-layerwise" // the prefill engine writes the KV, layer by layer, to the address in the decode engine's callback
 	SGLang           = "sglang"           // both engines get the request at once, and find each other by its bootstrap_room
 	None             = "none"             // one engine prefills and decodes, so no KV is transferred
 )
@@ -29,21 +29,22 @@ func Connectors() []string {
 	return []string{AscendMooncakeV1, NIXLPull, NIXLPush, VLLMMooncake, Opaque, AscendLayerwise, SGLang, None}
 }
 
-// The times at which a request is bound to its decode rank.
+// These values say when a request is bound to its decode rank.
 const (
-	BindLate    = "late"    // after its prefill
-	BindArrival = "arrival" // before its prefill
+	BindLate    = "late"    // a request is bound to its decode rank after its prefill
+	BindArrival = "arrival" // a request is bound to its decode rank before its prefill
 
-	bindAggregated = "alone" // to a rank that prefills and decodes; see Alone
+	bindAggregated = "alone" // a request is bound to one rank that both prefills and decodes; only Alone sets this value
 )
 
-// Alone returns the profile for an engine that prefills and decodes. Its connector only says what kind of engine it is.
+// Alone returns the profile for an aggregated engine, which both prefills and decodes, so that the connector only says what
+// kind of engine it is.
 func (p Profile) Alone() Profile {
 	p.Bind = bindAggregated
 	return p
 }
 
-// Aggregated says whether Alone returned the profile: its engine prefills and decodes.
+// Aggregated says whether the profile is for an aggregated engine, as Alone returns it.
 func (p *Profile) Aggregated() bool { return p.Bind == bindAggregated }
 
 // alwaysEarly lists the connectors with which a request must be bound to its decode rank before its prefill, each with the reason.
@@ -66,7 +67,7 @@ func (p *Profile) alwaysEarly() bool { return alwaysEarly[p.Connector] != "" }
 // nixl says whether the connector is vLLM's NIXL, which keeps KV under a lease that the decode engine renews while a request is queued.
 func (p *Profile) nixl() bool { return p.Connector == NIXLPull || p.Connector == NIXLPush }
 
-// Ascend says whether the engine is one of vllm-ascend.
+// Ascend says whether the connector is one of vllm-ascend, so that its engines run vllm-ascend.
 func (p *Profile) Ascend() bool {
 	return p.Connector == AscendMooncakeV1 || p.Connector == AscendLayerwise
 }
@@ -109,69 +110,76 @@ var chatResumes = []string{ChatResumeNone, ChatResumeVLLM, ChatResumeAscend, Cha
 // The values of hand_back: whether a decode engine keeps the KV of an answer, so that a prefill engine can fetch it for the next turn
 // of the chat.
 const (
-	HandBackNone = "none" // the decode engine keeps no such KV
-	// vLLM keeps the KV (bidirectional_kv_xfer) and its room is accounted for, but no prefill engine is asked to fetch it.
+	HandBackNone = "none" // the decode engine keeps no KV of answers
+	// The decode engine keeps the KV (vLLM's bidirectional_kv_xfer), and evenkeel counts its memory as used, but asks no prefill engine to
+	// fetch it.
 	HandBackCounted = "counted"
 	HandBackFetched = "fetched" // as HandBackCounted, and prefill engines with this profile are asked to fetch the KV
 )
 
-// Profile has the operator's settings for a kind of engine.
+// Profile has the operator's settings for one kind of engine. Zero values are replaced by WithDefaults.
 type Profile struct {
-	Name              string        `yaml:"name"`
-	Connector         string        `yaml:"connector"`
-	Bind              string        `yaml:"bind"`            // late or arrival; only nixl-push has the choice
-	KVHoldTimeout     time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the blocks of a handoff
-	HoldMargin        time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout for decode to queue and pull; 0: see HoldBudget
-	ProbeMinTokens    string        `yaml:"probe_min_tokens"`
-	ProbeIgnoreEOS    bool          `yaml:"probe_ignore_eos"`
-	ContinuousUsage   *bool         `yaml:"continuous_usage"`
-	ReturnTokenIDs    *bool         `yaml:"return_token_ids"`
-	ChatResume        string        `yaml:"chat_resume"`
-	DPMode            string        `yaml:"dp_mode"`
-	MaxNumSeqs        int           `yaml:"max_num_seqs"`
-	KVTokensPerRank   int64         `yaml:"kv_tokens_per_rank"` // 0: from the engine's metrics
-	NumSpecTokens     int           `yaml:"num_spec_tokens"`
-	VocabSize         int           `yaml:"vocab_size"`             // 0: unknown
-	MaxModelLen       int           `yaml:"max_model_len"`          // 0: from the engine's /v1/models
-	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may get prompts without a handoff
-	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // tokens in one step of a decode engine; 0: unknown
-	PassThrough       bool          `yaml:"pass_through"`           // prefill and decode engines also compute passed-through requests
+	Name            string        `yaml:"name"`
+	Connector       string        `yaml:"connector"`
+	Bind            string        `yaml:"bind"`            // late or arrival; only nixl-push allows both
+	KVHoldTimeout   time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the KV of a hand-off
+	HoldMargin      time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout in which decode queues and pulls; 0: see HoldBudget
+	ProbeMinTokens  string        `yaml:"probe_min_tokens"`
+	ProbeIgnoreEOS  bool          `yaml:"probe_ignore_eos"`
+	ContinuousUsage *bool         `yaml:"continuous_usage"`
+	ReturnTokenIDs  *bool         `yaml:"return_token_ids"`
+	ChatResume      string        `yaml:"chat_resume"`
+	DPMode          string        `yaml:"dp_mode"`
+	MaxNumSeqs      int           `yaml:"max_num_seqs"`
+	KVTokensPerRank int64         `yaml:"kv_tokens_per_rank"` // tokens in the KV cache of a rank; 0: taken from the engine's metrics
+	NumSpecTokens   int           `yaml:"num_spec_tokens"`
+	VocabSize       int           `yaml:"vocab_size"` // tokens in the model's vocabulary; 0: unknown
+	// MaxModelLen bounds prompt and answer together, in tokens. 0: taken from the engine's /v1/models.
+	MaxModelLen       int           `yaml:"max_model_len"`
+	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may compute prompts themselves, without a hand-off
+	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // most tokens in one step of a decode engine; 0: unknown
+	PassThrough       bool          `yaml:"pass_through"`           // prefill and decode engines also serve passed-through requests, such as embeddings
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`
 	FirstEventTimeout time.Duration `yaml:"first_event_timeout"`
 	APIKeyEnv         string        `yaml:"api_key_env"`
-	CAFile            string        `yaml:"ca_file"`           // PEM; empty: the system's authorities
-	CertFile          string        `yaml:"cert_file"`         // PEM; shown to engines that ask for a certificate
-	KeyFile           string        `yaml:"key_file"`          // PEM; the key of CertFile
-	ServerName        string        `yaml:"server_name"`       // name in the engines' certificates; empty: the URL's host
-	QueueRenews       *bool         `yaml:"queue_renews"`      // a decode engine renews the holds in its queue; nil: nixl below 480 s
-	KVHosts           []string      `yaml:"kv_hosts"`          // hosts a handoff may name besides the engine's own
-	KVPlainKeys       []string      `yaml:"kv_plain_keys"`     // keys of a handoff that hold no address, whatever they look like
-	RejectReleases    *bool         `yaml:"reject_releases"`   // nil: depends on the engine's version
-	ClampsMaxTokens   *bool         `yaml:"clamps_max_tokens"` // nil: depends on the decode engine's version
-	BootstrapPort     int           `yaml:"bootstrap_port"`    // vllm-mooncake and sglang
-	NameRanks         *bool         `yaml:"name_ranks"`        // sglang: requests name their rank; nil: they do
-	GivesBack         *bool         `yaml:"gives_back"`        // vllm-ascend: the decode engine's recompute scheduler may be on; nil: it may
-	HandBack          string        `yaml:"hand_back"`
-	DecoderTTL        time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV that HandBack is about
+	CAFile            string        `yaml:"ca_file"`     // PEM file; empty: the system's authorities
+	CertFile          string        `yaml:"cert_file"`   // PEM file with the proxy's certificate for engines that ask for one
+	KeyFile           string        `yaml:"key_file"`    // PEM file with the key of CertFile
+	ServerName        string        `yaml:"server_name"` // name in the engines' certificates; empty: the URL's host
+	// QueueRenews says whether a decode engine renews the holds of requests in its own queue. nil: with NIXL and a
+	// kv_hold_timeout below 480 s.
+	QueueRenews *bool    `yaml:"queue_renews"`
+	KVHosts     []string `yaml:"kv_hosts"`      // hosts that a hand-off may name besides the engine's own
+	KVPlainKeys []string `yaml:"kv_plain_keys"` // keys of a hand-off whose values are never checked as addresses
+	// RejectReleases says whether a decode request that fails the engine's validation frees the KV of its prefill. nil: by the
+	// engine's version.
+	RejectReleases *bool `yaml:"reject_releases"`
+	// ClampsMaxTokens says whether decode engines lower a max_tokens that exceeds the context. nil: by the engine's version.
+	ClampsMaxTokens *bool         `yaml:"clamps_max_tokens"`
+	BootstrapPort   int           `yaml:"bootstrap_port"` // port of the bootstrap server, for vllm-mooncake and sglang
+	NameRanks       *bool         `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
+	GivesBack       *bool         `yaml:"gives_back"`     // vllm-ascend: the decode engine may end answers early for lack of memory; nil: true
+	HandBack        string        `yaml:"hand_back"`
+	DecoderTTL      time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
 }
 
-// MetricNames are the names of the engine's gauges. For an empty name, vLLM's new name is tried, then its old one.
+// MetricNames are the names of the engine's load gauges. If a name is empty, vLLM's new name is tried, then its old one.
 type MetricNames struct {
 	KVUsage string `yaml:"kv_usage"`
 	Running string `yaml:"running"`
 	Waiting string `yaml:"waiting"`
 }
 
-// holdWithoutLease is how long engines whose hold is no lease keep the KV of a hand-off.
+// holdWithoutLease is how long engines without leases keep the KV of a hand-off.
 const holdWithoutLease = 480 * time.Second
 
-// WithDefaults returns the profile with defaults in the fields that are not set.
+// WithDefaults returns the profile with defaults in the fields that are not set. Some defaults depend on the connector.
 func (p Profile) WithDefaults() Profile {
 	setDefault(&p.Connector, AscendMooncakeV1)
 	setDefault(&p.Name, p.Connector)
-	if p.alwaysEarly() { // there is no hold, and no probe whose end could lose a hand-off
+	if p.alwaysEarly() { // these connectors have no hand-off, so no hold and no choice of how a probe ends
 		setDefault(&p.Bind, BindArrival)
 	} else {
 		setDefault(&p.Bind, BindLate)
@@ -201,7 +209,7 @@ func (p Profile) WithDefaults() Profile {
 	if p.RecomputeMax == nil {
 		p.RecomputeMax = new(3)
 	}
-	if p.QueueRenews == nil { // versions of vLLM whose NIXL kept KV for 480 s had no leases
+	if p.QueueRenews == nil { // vLLM versions that kept NIXL's KV for 480 s had no leases to renew
 		p.QueueRenews = new(p.nixl() && p.KVHoldTimeout < holdWithoutLease)
 	}
 	return p
@@ -252,7 +260,8 @@ func (p Profile) Validate() error {
 		bad("%w", err)
 	}
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
-	// Only nixl-pull: with nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33, nixl/push_scheduler.py).
+	// Only nixl-pull can keep the KV of answers. With nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33,
+	// nixl/push_scheduler.py).
 	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
@@ -289,8 +298,8 @@ func (p Profile) Validate() error {
 	return errors.Join(errs...)
 }
 
-// reportMeaningless reports the settings that have no meaning with a connector that always binds early, and a chat_resume that is not
-// possible with it.
+// reportMeaningless is for connectors that always bind early. It reports settings that have no meaning with them, and an
+// impossible chat_resume.
 func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	for _, key := range []struct {
 		name string
@@ -318,7 +327,7 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 	}
 }
 
-// maxHoldMargin bounds the hold margin that is used when none is configured.
+// maxHoldMargin bounds the default of the hold margin, which applies if none is configured.
 const maxHoldMargin = 120 * time.Second
 
 // HoldBudget returns how long a finished prefill may wait for a decode rank, counted from the
@@ -388,9 +397,10 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 	}
 }
 
-// PullsLacking says whether a decode engine pulls only the KV that its own prefix cache lacks, as with vLLM's NIXL connectors (0.33,
-// get_num_new_matched_tokens). It is false for vllm-ascend, whose connectors can do so, because its decode engines are usually started
-// without a prefix cache. SGLang's do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off by default.
+// PullsLacking says whether a decode engine pulls only the KV that is missing in its own prefix cache, as with vLLM's NIXL connectors
+// (0.33, get_num_new_matched_tokens). It is false for vllm-ascend, whose connectors can do so, because its decode engines are usually
+// started without a prefix cache. SGLang's decode engines do so only with --disaggregation-decode-enable-radix-cache (0.5.23), which is off
+// by default.
 func (p *Profile) PullsLacking() bool { return p.nixl() }
 
 // Keeps returns how long a decode engine keeps the KV of an answer that has ended; 0: it keeps none.
@@ -411,9 +421,8 @@ func (p *Profile) NamedRank(rank int) int {
 	return rank
 }
 
-// Renews says whether a decode engine renews the hold of a hand-off while its request is queued there,
-// by heartbeats to the prefill engine. By default it does with nixl-pull and nixl-push if kv_hold_timeout is below 480 s,
-// because the hold is then a lease.
+// Renews says whether a decode engine renews the hold of a hand-off by heartbeats to the prefill engine while the request is queued there.
+// The default is true for nixl-pull and nixl-push with a kv_hold_timeout below 480 s, because the hold is then a lease.
 func (p *Profile) Renews() bool { return p.QueueRenews != nil && *p.QueueRenews }
 
 func (p *Profile) continuousUsage() bool { return p.ContinuousUsage == nil || *p.ContinuousUsage }

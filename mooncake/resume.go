@@ -7,33 +7,33 @@ import (
 	"strconv"
 )
 
-// Resume says how a request continues an answer that another decode rank did not finish. The answer so far becomes a part of the
-// prompt, both in the prefill and in the decode request. A nil Resume changes nothing.
+// Resume says how a request continues an answer that another decode rank did not finish. In the prefill and the decode request, the answer
+// so far becomes a part of the prompt. A nil Resume changes nothing.
 type Resume struct {
-	How    string          // a value of chat_resume, or ResumePrompt, or ResumeText
-	IDs    json.RawMessage // token ids of the prompt and of the answer so far; nil: Text is used instead
-	Text   json.RawMessage // a JSON string: the answer so far; for ResumeText, the prompt comes before it
-	Tokens int             // how many tokens the answer has so far
+	How    string          // how the answer so far is sent: a value of chat_resume, ResumePrompt or ResumeText
+	IDs    json.RawMessage // JSON list of the token ids of the prompt and of the answer so far; nil: Text is used instead
+	Text   json.RawMessage // JSON string with the answer so far; for ResumeText, the prompt comes before it
+	Tokens int             // tokens that the answer has so far
 
-	Limit    int    // how many tokens the rest may have
+	Limit    int    // most tokens that the rest of the answer may have
 	LimitKey string // the key of the body that gets Limit; empty: only the context limits the answer
 }
 
-// The values of How for completions. The new prompt has the prompt and the answer so far, as token ids or, if the engine does
-// not report ids, as text.
+// The values of How for completions. The new prompt consists of the old prompt and the answer so far, as token ids or, if the engine
+// does not report ids, as text.
 const (
 	ResumePrompt = "prompt"
 	ResumeText   = "text"
 )
 
-// ByText says whether this value of How gives the engines text. They then tokenise
-// the answer so far, and may get other tokens than the first engine generated.
+// ByText says whether this value of How gives the engines text. The engines then tokenise the answer so far again, and may get other tokens
+// than the first engine generated.
 func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
 
-// replacesPrompt says whether the request gets a longer prompt in place of its own. Otherwise the answer so far is sent beside the prompt.
+// replacesPrompt says whether the request gets a longer prompt in place of its own. Otherwise, kv_transfer_params has the answer so far.
 func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
 
-// promptMembers adds the members that replace the prompt. Their value is the prompt and the answer so far.
+// promptMembers adds the members that replace the prompt by the prompt and the answer so far.
 func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	switch r.How {
 	case ResumePrompt:
@@ -48,7 +48,7 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addIDs returns kv, a kv_transfer_params, with the token ids added if How puts them there.
+// addIDs returns kv, a kv_transfer_params, with the token ids added if How puts them there. kv itself does not change.
 func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	if !r.idsInParams() {
 		return kv
@@ -69,16 +69,16 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 // idsInParams says whether this way of resuming (How) puts the token ids into kv_transfer_params.
 func (r *Resume) idsInParams() bool { return r != nil && resumeIDKeys[r.How] != nil }
 
-// resumeIDKeys are the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads prompt_token_ids from 0.27 on
-// (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the other key (patch/recompute_proxy.py), but not 0.27.1rc1 and 0.30.0rc2.
-// Its engines therefore get both keys. Each engine removes the key that it knows, and the connectors ignore the other one
-// (distributed/kv_transfer/kv_p2p).
+// resumeIDKeys lists, for each way of resuming, the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads
+// prompt_token_ids from 0.27 on (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the key that begins with an underscore
+// (patch/recompute_proxy.py), but 0.27.1rc1 and 0.30.0rc2 do not. Engines of vllm-ascend therefore get both keys. Each engine removes the
+// key that it knows, and the connectors ignore the other key (distributed/kv_transfer/kv_p2p).
 var resumeIDKeys = map[string][]string{
 	ChatResumeVLLM:   {"prompt_token_ids"},
 	ChatResumeAscend: {"_vllm_ascend_recompute_token_ids", "prompt_token_ids"},
 }
 
-// addLimits adds the members that bound the rest of the answer: its most tokens, and min_tokens, its fewest.
+// addLimits adds the members that bound the rest of the answer: the largest number of tokens, and min_tokens, the smallest.
 func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	if r == nil {
 		return members
@@ -86,7 +86,7 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 	if r.LimitKey != "" {
 		members = append(members, Member{r.LimitKey, strconv.AppendInt(nil, int64(r.Limit), 10)})
 	}
-	if raw, ok := b.Get("min_tokens"); ok { // the tokens so far count towards it
+	if raw, ok := b.Get("min_tokens"); ok { // the tokens of the answer so far count towards min_tokens
 		if least, err := strconv.Atoi(string(raw)); err == nil {
 			members = append(members, Member{"min_tokens", strconv.AppendInt(nil, int64(max(0, least-r.Tokens)), 10)})
 		}
@@ -95,8 +95,8 @@ func (r *Resume) addLimits(b *Body, members []Member) []Member {
 }
 
 // dropAlso returns a function that drops the keys that drop drops, and those that must not apply to the longer prompt: the engine must
-// not echo it into the answer, nor truncate it once more. The messages of ChatResumeContinue were not truncated yet. A nil Resume returns
-// drop itself.
+// not echo it into the answer, nor truncate it a second time. With ChatResumeContinue, the engine still has to truncate the messages. A
+// nil Resume returns drop itself.
 func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
 	if r == nil {
 		return drop
@@ -107,7 +107,7 @@ func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
 	}
 }
 
-// CountIDs returns how many elements a JSON list of numbers has.
+// CountIDs returns how many elements a JSON list of numbers has; 0 for a list that is empty or missing.
 func CountIDs(list json.RawMessage) int {
 	if len(list) < len("[]") || len(bytes.TrimSpace(list[1:len(list)-1])) == 0 {
 		return 0

@@ -3,20 +3,20 @@ package mooncake
 import "evenkeel/internal/rawjson"
 
 // bodyRules says how the bodies of an endpoint differ from those of chat and completions. Bodies with such rules get no min_tokens,
-// stream_options or return_token_ids. There are three kinds of request: a probe makes a prefill engine compute the KV; a decode
-// request produces the answer; a discard makes a decode engine pull KV that is not needed, so that the prefill engine frees it.
+// stream_options or return_token_ids. There are three kinds of request: a probe makes a prefill engine compute the KV; a decode request
+// produces the answer; a discard makes a decode engine pull KV that is not needed, so that the prefill engine frees it.
 type bodyRules struct {
-	alwaysMembers    []Member              // members of every request
-	oneTokenMembers  []Member              // more members of a probe or a discard; they end its answer after one token
+	alwaysMembers    []Member              // members that every request gets
+	oneTokenMembers  []Member              // members that a probe or a discard gets besides, so that its answer ends after one token
 	knowsIgnoreEOS   bool                  // the endpoint accepts ignore_eos
-	rid              string                // the member in which SGLang expects the request's id; empty: there is none
-	drops            func(key string) bool // keys that every request drops
-	dropsForOneToken func(key string) bool // more keys that a probe or a discard drops, because they do not change the prompt
+	rid              string                // the key under which SGLang expects the request's id; empty: the body cannot have an id
+	drops            func(key string) bool // says which keys every request leaves out
+	dropsForOneToken func(key string) bool // says which other keys a probe or a discard leaves out, because they do not change the prompt
 }
 
-// bodyRulesOf has the rules of each endpoint that needs some; nil: the endpoint needs none.
+// bodyRulesOf has the rules of each endpoint that differs from chat and completions; nil: the endpoint does not.
 var bodyRulesOf = [Endpoints]*bodyRules{
-	// store is false because an engine would otherwise keep each answer.
+	// store is false, because with the default an engine would keep each answer.
 	Responses: {
 		alwaysMembers:   []Member{{"store", jsonFalse}},
 		oneTokenMembers: []Member{{"max_output_tokens", jsonOne}, {"top_logprobs", []byte("0")}},
@@ -44,7 +44,7 @@ var bodyRulesOf = [Endpoints]*bodyRules{
 }
 
 // hasThinkingBudget says whether a request of /v1/messages has a budget for thinking. An engine refuses a discard with such a budget,
-// because the budget must be below max_tokens, which is 1. It does not check this in a probe.
+// because the budget must be below max_tokens, which is 1 there. The engine does not check the budget of a probe.
 func hasThinkingBudget(b *Body) bool {
 	thinking, _ := b.Get("thinking")
 	for key, v := range rawjson.Members(thinking) {
@@ -64,7 +64,8 @@ func (s *bodyRules) commonMembers(stream bool) []Member {
 	return append(members, s.alwaysMembers...)
 }
 
-// oneTokenBody appends the body of a probe or a discard, with the members more.
+// oneTokenBody appends the body of a probe or a discard, with the additional members more. ignoreEOS keeps an end-of-sequence
+// token from ending the answer.
 func (s *bodyRules) oneTokenBody(b *Body, drop func(key string) bool, ignoreEOS bool, dst [][]byte, more ...Member) [][]byte {
 	members := append(s.commonMembers(false), s.oneTokenMembers...)
 	if ignoreEOS && s.knowsIgnoreEOS {
@@ -73,13 +74,13 @@ func (s *bodyRules) oneTokenBody(b *Body, drop func(key string) bool, ignoreEOS 
 	return b.Splice(dst, drop, append(members, more...))
 }
 
-// probe does what probeBody does, for an endpoint with bodyRules.
+// probe appends a probe for an endpoint with bodyRules, as probeBody does for the other endpoints.
 func (s *bodyRules) probe(p *Profile, b *Body, changes *Patch, params []byte, dst [][]byte) [][]byte {
 	drop := func(key string) bool { return s.drops(key) || s.dropsForOneToken(key) }
 	return s.oneTokenBody(b, drop, p.ProbeIgnoreEOS || changes.ignoresEOS(), dst, Member{"kv_transfer_params", params})
 }
 
-// discard does what DiscardBody does, for an endpoint with bodyRules.
+// discard appends a discard for an endpoint with bodyRules, as DiscardBody does for the other endpoints.
 func (s *bodyRules) discard(b *Body, changes *Patch, kv []byte, salt string, dst [][]byte) [][]byte {
 	drop := func(key string) bool {
 		return s.drops(key) || s.dropsForOneToken(key) || key == "thinking" && hasThinkingBudget(b)
@@ -87,7 +88,7 @@ func (s *bodyRules) discard(b *Body, changes *Patch, kv []byte, salt string, dst
 	return s.oneTokenBody(b, drop, changes.ignoresEOS(), dst, Member{"cache_salt", appendString(nil, salt)}, Member{"kv_transfer_params", kv})
 }
 
-// decode does what DecodeBody does, for an endpoint with bodyRules.
+// decode appends a decode request for an endpoint with bodyRules, as DecodeBody does for the other endpoints.
 func (s *bodyRules) decode(p *Profile, b *Body, kv []byte, salt string, stream bool, dst [][]byte) [][]byte {
 	members := addSalt(b, salt, s.commonMembers(stream))
 	if kv != nil {
