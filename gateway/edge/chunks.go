@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	maxChunkLine = 256      // bytes of a line with a chunk's size and its extensions
-	maxFraming   = 16 << 10 // bytes of such lines that a body may have beyond 16 per chunk and 2 per byte of data, as in net/http
+	maxChunkLine = 256      // most bytes of a line with a chunk's size and its extensions
+	maxFraming   = 16 << 10 // most bytes of such lines in a body, beyond 16 per chunk and 2 per byte of data, as in net/http
 )
 
-// errChunked says what is wrong with the framing of a chunked body.
+// errChunked is an error that says what is wrong with the framing of a chunked body. The client sees the text.
 type errChunked string
 
 func (e errChunked) Error() string { return "edge: " + string(e) }
 
-// readChunks reads a chunked body and its trailer. It is as strict as parseHead: framing that two parsers may read differently is refused.
+// readChunks reads a chunked body and its trailer. Like parseHead, it refuses framing that two parsers may read differently.
 func (u *upload) readChunks(br *bufio.Reader) error {
-	framing := 0 // see maxFraming
+	framing := 0 // bytes of framing beyond what maxFraming leaves free
 	for {
 		line, err := chunkLine(br, maxChunkLine)
 		if err != nil {
@@ -52,7 +52,8 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 	}
 }
 
-// chunkLine returns the next line without its CRLF. It has at most maxBytes, with its CRLF, and is valid until the next read.
+// chunkLine returns the next line without its CRLF. It fails if the line has more than maxBytes, including its CRLF. The line is valid
+// until the next read from br.
 func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	line, err := br.ReadSlice('\n')
 	switch {
@@ -72,12 +73,12 @@ func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	return line, nil
 }
 
-// chunkSize reads the size in the line before a chunk: hex digits. White space or an extension may follow, and is ignored.
+// chunkSize reads the size of a chunk from the line before it: hex digits. White space or an extension after the digits is ignored.
 func chunkSize(line []byte) (int, error) {
 	rest := bytes.TrimLeft(line, "0123456789abcdefABCDEF")
 	digits := line[:len(line)-len(rest)]
 	n, err := strconv.ParseUint(string(digits), 16, 60)
-	if err != nil || len(digits) > 15 { // 15 digits are 60 bits, so more of them begin with a 0 that nobody needs
+	if err != nil || len(digits) > 15 { // 15 hex digits are 60 bits; a longer number that fits has a useless leading 0
 		return 0, errChunked("a chunk's size is not a number, or is too large")
 	}
 	isExtension := len(rest) > 0 && rest[0] == ';'
@@ -88,8 +89,8 @@ func chunkSize(line []byte) (int, error) {
 	return int(n), nil
 }
 
-// readTrailer reads the fields after the last chunk and drops them. It refuses fields that frame, route or authorise a request, because
-// another proxy may treat them as part of the head.
+// readTrailer reads the header fields after the last chunk and drops them. It refuses fields that frame, route or authorise a request,
+// because another proxy may treat them as part of the head.
 func readTrailer(br *bufio.Reader) error {
 	for size := 0; ; {
 		line, err := chunkLine(br, br.Size())

@@ -8,7 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// A CloseNotifier reports once that a client has left. Several clients may share one connection.
+// A CloseNotifier reports once that a client has left. Each connection has one. Each part of a request that the proxy has
+// split has one, too.
 type CloseNotifier struct {
 	log *zap.Logger
 
@@ -24,10 +25,10 @@ func NewCloseNotifier(log *zap.Logger) *CloseNotifier {
 	return &CloseNotifier{log: log, gone: make(chan struct{})}
 }
 
-// Gone returns a channel that is closed when the client leaves, or when the connection is closed here.
+// Gone returns a channel that is closed when the client leaves, or when the proxy closes the connection.
 func (d *CloseNotifier) Gone() <-chan struct{} { return d.gone }
 
-// Left says whether the client has left.
+// Left says whether Gone is closed: the client has left, or the proxy has closed the connection.
 func (d *CloseNotifier) Left() bool {
 	select {
 	case <-d.gone:
@@ -37,15 +38,15 @@ func (d *CloseNotifier) Left() bool {
 	}
 }
 
-// GoneAt returns when the proxy noticed that the client had left. Call it only after Gone is closed.
+// GoneAt returns the time at which the proxy noticed that the client had left. Call it only after Gone is closed.
 func (d *CloseNotifier) GoneAt() time.Time { return d.goneAt }
 
-// OnGone sets f as the callback that runs when the client leaves, in place of the one set before. If the client has left already, f runs at
-// once. It runs under the lock of the CloseNotifier, usually on the goroutine that watches all connections, so it must not block and must
+// OnGone sets f as the callback that runs when the client leaves, in place of an earlier callback. If the client has left already, f runs
+// at once. f runs under the lock of the CloseNotifier, usually on the goroutine that watches all connections, so it must not block and must
 // not call a method of this CloseNotifier.
 //
-// After OnGone(nil) has returned, no callback runs any more. Until then f may run even though the call to the engine that f is to abort has
-// ended, and the connection of this call serves another request. The methods of engine.Call do not harm that request.
+// After OnGone(nil) has returned, no callback runs any more. Until then, f may run although the engine call that it aborts has ended and
+// the call's connection serves another request. The methods of engine.Call do not harm that request.
 func (d *CloseNotifier) OnGone(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -55,7 +56,7 @@ func (d *CloseNotifier) OnGone(f func()) {
 	}
 }
 
-// MarkGone closes Gone and calls the callback of OnGone. Only the first call does so.
+// MarkGone closes Gone and calls the callback of OnGone. Further calls do nothing.
 func (d *CloseNotifier) MarkGone() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +73,7 @@ func (d *CloseNotifier) runCallback() {
 	if d.onGone == nil {
 		return
 	}
-	defer func() { // on the watcher's goroutine a panic would end the process
+	defer func() { // a panic on the watcher's goroutine would end the process
 		if v := recover(); v != nil {
 			d.log.Error("edge: panic in an OnGone callback", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 		}
@@ -80,7 +81,7 @@ func (d *CloseNotifier) runCallback() {
 	d.onGone()
 }
 
-// hasPendingCallback says whether a callback of OnGone is set and the client has not left.
+// hasPendingCallback says whether a callback of OnGone is set that has not run, because the client has not left.
 func (d *CloseNotifier) hasPendingCallback() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

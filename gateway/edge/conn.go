@@ -17,33 +17,34 @@ import (
 )
 
 const (
-	writePieceSize = 64 << 10    // bytes per write deadline: a slow client that takes this much in time is not cut during a large answer
-	lingerTime     = time.Second // how long a refused client may go on sending; see Conn.Close
+	// writePieceSize is how many bytes get one write deadline. A slow client that reads this much within the deadline is not cut.
+	writePieceSize = 64 << 10
+	lingerTime     = time.Second // how long a refused client may go on sending before its connection is closed
 )
 
-// Conn is an accepted client connection. It closes Gone as soon as the client closes, resets or half-closes the connection, even while no
-// goroutine reads or writes it.
+// Conn is an accepted client connection. It closes the channel Gone as soon as the client closes, resets or half-closes the connection,
+// even while no goroutine reads or writes the connection.
 //
-// A half close (shutdown(SHUT_WR)) counts as leaving, as in net/http: a client that waits for its answer keeps its side open.
+// A half close (shutdown(SHUT_WR)) counts as leaving, as in net/http, because a client that waits for its answer keeps its side open.
 type Conn struct {
 	net.Conn
 	*CloseNotifier
-	socket socket.Socket // the socket of the embedded Conn, if it has one
+	socket socket.Socket // the socket of the embedded Conn; it does not exist for a Conn that is not a socket
 	ln     *Listener
-	id     uint64 // names the connection to the watcher; unlike a file descriptor, an id is never reused
+	id     uint64 // names the connection for the watcher; unlike a file descriptor, an id is never reused
 	ip     netip.Addr
 
 	writeDeadline      atomic.Int64 // current write deadline, Unix ns; 0: none
-	writeWaitNanos     atomic.Int64 // how long this answer's writes have waited for the client, ns
-	fixedWriteDeadline atomic.Bool  // SetDeadline or SetWriteDeadline set the write deadline, so Write does not renew it
+	writeWaitNanos     atomic.Int64 // how long the writes of the current answer have waited for the client, ns
+	fixedWriteDeadline atomic.Bool  // a caller has set the write deadline, so Write does not renew it
 	readTimedOut       atomic.Bool  // a read has timed out, even if a later read failed with another error
 	linger             atomic.Bool  // the client was refused and may still be sending, so Close reads on for lingerTime
-	waitsForRequest    atomic.Bool  // a Hijacked has written an answer, and the next request has not begun
+	waitsForRequest    atomic.Bool  // a Hijacked (see Hijack) has written an answer, and the next request has not begun
 	closed             atomic.Bool
 	cutCounted         atomic.Bool // the connection is counted in CutStalled or CutLagging
 }
 
-// ConnOf returns the connection of a request, also if TLS is above it; false: the request did not come through a Listener.
+// ConnOf returns the client connection of a request, even if TLS is above it; false: the request did not come through a Listener.
 func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	h := headConnOf(ctx)
 	if h == nil || h.client == nil {
@@ -52,20 +53,20 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return h.client, true
 }
 
-// kernelTimedOut says whether the kernel gave up the client in the middle of an answer. The kernel reports this error only once: either to
-// this call, or to a Write.
+// kernelTimedOut says whether the kernel gave up the client in the middle of an answer, because the client acknowledged nothing. The kernel
+// reports this error only once: either to this call, or to a Write.
 func (c *Conn) kernelTimedOut() bool {
 	return c.hasPendingCallback() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
 
-// Read reads from the client. It records errors that end the connection.
+// Read reads from the client. An error other than a timeout marks the client as gone.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.receive(p)
 	c.recordReadError(err)
 	return n, err
 }
 
-// receive reads from the socket, or from the connection below if it has none.
+// receive reads from the socket, or from the embedded Conn if it has no socket.
 func (c *Conn) receive(p []byte) (int, error) {
 	if c.socket.Exists() {
 		return c.socket.Read(p)
@@ -73,7 +74,7 @@ func (c *Conn) receive(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Await waits until there are bytes or an error to Read. It returns at once if the connection has no socket.
+// Await waits until Read would return bytes or an error. It returns at once if the connection has no socket.
 func (c *Conn) Await() error {
 	if !c.socket.Exists() {
 		return nil
@@ -83,8 +84,8 @@ func (c *Conn) Await() error {
 	return err
 }
 
-// recordReadError records the error of a read; nil: there is none. Any error but a timeout means that the client has left, so Gone is
-// closed.
+// recordReadError records the error of a read; nil changes nothing. Any error but a timeout means that the client has left,
+// so Gone is closed.
 func (c *Conn) recordReadError(err error) {
 	switch {
 	case err == nil:
@@ -95,8 +96,8 @@ func (c *Conn) recordReadError(err error) {
 	}
 }
 
-// Write gives every 64 KiB a deadline of its own, so that it cuts a client that reads nothing, but not a slow one. A slow client is cut
-// only when the writes of one answer have waited longer than MaxLag in all.
+// Write sends p in pieces of 64 KiB, each with a deadline of its own. A client that reads nothing is cut, but a slow client is cut only
+// when the writes of one answer have waited longer than MaxLag in total.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	for {
 		began := time.Now()
@@ -120,7 +121,7 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// send writes to the socket, or to the connection below if it has none.
+// send writes to the socket, or to the embedded Conn if it has no socket.
 func (c *Conn) send(p []byte) (int, error) {
 	if c.socket.Exists() {
 		return c.socket.Write(p)
@@ -132,7 +133,7 @@ func (c *Conn) send(p []byte) (int, error) {
 // microseconds.
 const minCountedWait = time.Millisecond
 
-// writeWaitLeft returns how long the writes of this answer may still wait.
+// writeWaitLeft returns how long the writes of the current answer may still wait for the client, before MaxLag is reached.
 func (c *Conn) writeWaitLeft() time.Duration {
 	if c.ln.options.MaxLag <= 0 {
 		return math.MaxInt64
@@ -140,9 +141,9 @@ func (c *Conn) writeWaitLeft() time.Duration {
 	return max(0, c.ln.options.MaxLag-time.Duration(c.writeWaitNanos.Load()))
 }
 
-// renewWriteDeadline moves the write deadline to WriteTimeout from now, or to less if the writes of this answer may not wait for so long
-// any more (writeWaitLeft). It moves the deadline only if less than 3/4 of this time is left until the old one, or more than all of it. A
-// stream may write hundreds of events in that time, and each new deadline costs a lock in the runtime's poller.
+// renewWriteDeadline sets the write deadline to WriteTimeout from now, or to less if writeWaitLeft is less. It keeps the old deadline if
+// that is still at least 3/4 of this time away, but not more than all of it. A stream may write hundreds of events in that time, and each
+// new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.options.WriteTimeout
 	if timeout <= 0 || c.fixedWriteDeadline.Load() {
@@ -150,7 +151,8 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	}
 	timeout = min(timeout, c.writeWaitLeft())
 	remaining := c.writeDeadline.Load() - now.UnixNano()
-	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) { // more remains only if writeWaitLeft has fallen since
+	// More than timeout remains only if writeWaitLeft has fallen since the deadline was set.
+	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) {
 		return nil
 	}
 	by := now.Add(timeout)
@@ -158,8 +160,8 @@ func (c *Conn) renewWriteDeadline(now time.Time) error {
 	return c.Conn.SetWriteDeadline(by)
 }
 
-// countSlowClient counts a client that was cut because it was too slow: for a single write or, if that write failed before WriteTimeout,
-// for all writes of its answer. took is how long the failed write has waited.
+// countSlowClient counts a client that was cut because it was too slow. Either a single write waited for WriteTimeout, or all writes of the
+// answer together waited for MaxLag. took is how long the failed write waited.
 func (c *Conn) countSlowClient(err error, took time.Duration) {
 	switch {
 	case errors.Is(err, syscall.ETIMEDOUT): // the kernel gave up: the client reads nothing, or is gone
@@ -172,18 +174,19 @@ func (c *Conn) countSlowClient(err error, took time.Duration) {
 	}
 }
 
-// countOnce counts a client that was cut, but only once, because several writes may fail, and the watcher may report the failure, too.
+// countOnce adds a client that was cut to the count reason, but only once, because several writes may fail, and the watcher
+// may report the same failure.
 func (c *Conn) countOnce(reason *atomic.Uint64) {
 	if !c.cutCounted.Swap(true) {
 		reason.Add(1)
 	}
 }
 
-// dropClient gives up a client that cannot be written to, and closes Gone. Bytes that the kernel still holds for it are dropped when the
-// socket is closed.
+// dropClient gives up a client and closes Gone. When the socket is closed, the kernel drops the bytes that it has not sent,
+// and resets the connection.
 func (c *Conn) dropClient() {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
-		_ = t.SetLinger(0) // an error means that the socket is closed, and has no bytes to drop
+		_ = t.SetLinger(0) // an error means that the socket is closed already
 	}
 	c.MarkGone()
 }
@@ -194,24 +197,25 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.Conn.SetDeadline(t)
 }
 
-// SetWriteDeadline sets a fixed write deadline; the zero time makes Write renew deadlines again. crypto/tls uses it to bound its closing
-// alert.
+// SetWriteDeadline sets a fixed write deadline. The zero time makes Write renew deadlines again. crypto/tls uses this method to bound
+// the write of its closing alert.
 func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.fixWriteDeadline(t)
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// fixWriteDeadline records that the caller has set the write deadline t, so that Write does not renew it; the zero time ends this.
+// fixWriteDeadline records that a caller has set the write deadline to t, so that Write does not renew it. The zero time
+// makes Write renew it again.
 func (c *Conn) fixWriteDeadline(t time.Time) {
 	c.fixedWriteDeadline.Store(!t.IsZero())
 	c.writeDeadline.Store(0)
 }
 
-// NetConn returns the connection below, as the method of tls.Conn does.
+// NetConn returns the embedded Conn. tls.Conn has a method of this name, too.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Close closes the connection. A client that was refused in the middle of its upload gets lingerTime to stop sending. Without it, the reset
-// would destroy the answer before the client reads it.
+// Close closes the connection and marks the client as gone. A client that was refused in the middle of its upload gets lingerTime to stop
+// sending, because otherwise the reset would destroy the answer before the client reads it.
 func (c *Conn) Close() error {
 	if !c.closed.CompareAndSwap(false, true) {
 		return net.ErrClosed
@@ -225,16 +229,17 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// drainInput tells the client that the answer has ended, and drops what the client still sends, until it stops or lingerTime is over.
+// drainInput half-closes the connection, which tells the client that the answer has ended. It then drops what the client still sends, until
+// the client stops or lingerTime is over.
 func (c *Conn) drainInput() {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing
+	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error needs no handling
 }
 
-// closeSocket closes the socket and Gone while another goroutine may use the connection: its reads and writes then fail. The owner of the
+// closeSocket closes the socket and Gone while another goroutine may use the connection, whose reads and writes then fail. The owner of the
 // connection must still call Close.
 func (c *Conn) closeSocket() {
 	_ = c.Conn.Close() // an error means that it was closed before

@@ -8,11 +8,11 @@ import (
 
 const (
 	drainPoll    = 20 * time.Millisecond
-	handlerGrace = 5 * time.Second // handlers get this long to notice that their connection was cut
+	handlerGrace = 5 * time.Second // how long handlers may take to notice that their connection was cut
 )
 
-// Drain stops s: it accepts no new connections and no new requests. Running requests may finish until ctx ends. After that, Drain cuts the
-// remaining connections, which their handlers notice by Gone, and returns an error with their number. It may be called once for a server.
+// Drain stops s: no new connections and no new requests are accepted. Running requests may finish until ctx ends. After that, Drain cuts
+// the remaining connections, which their handlers notice by Gone, and returns an error with their number. Call it only once per server.
 func Drain(ctx context.Context, s *Server, l *Listener) error {
 	s.stopping.Store(true)
 	l.closeIdle()
@@ -20,7 +20,7 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 	if err := s.ShutdownWithContext(ctx); err != nil && ctx.Err() == nil { // after the end of ctx, the connections are cut below
 		return fmt.Errorf("drain: %w", err)
 	}
-	// fasthttp stops counting a connection before it closes it, so wait for the listener's count, too.
+	// fasthttp stops counting a connection before it closes it, so the listener's count must reach 0, too.
 	if awaitIdle(ctx, s, l) {
 		return nil
 	}

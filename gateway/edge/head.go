@@ -5,15 +5,15 @@ import (
 	"strconv"
 )
 
-// framing is how a request head announces its body.
+// framing says how a request head announces its body: with a length, in chunks, or not at all.
 type framing struct {
-	length  int  // bytes; 0: there is no body; not used if chunked is set
-	chunked bool // the length is not known before the end
+	length  int  // length of the body in bytes; 0: there is no body; not used if chunked is set
+	chunked bool // the body comes in chunks, so its length is known only at its end
 	expect  bool // the client waits for 100 Continue before it sends the body
 }
 
-// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. A head that another proxy may
-// read differently can smuggle a second request past that proxy. parseHead refuses such heads if fasthttp accepts them. protocol is the
+// parseHead returns the framing of the body. why is the rule that the head breaks; empty: the head is valid. A head that another proxy
+// reads differently can smuggle a second request past that proxy, so parseHead refuses such heads if fasthttp accepts them. protocol is the
 // last word of the request line, raw the header block as received.
 func parseHead(protocol, raw []byte) (f framing, why string) {
 	http11 := string(protocol) == "HTTP/1.1"
@@ -47,7 +47,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 			}
 			f.chunked = true
 		case equalFold(name, "Authorization"):
-			if hasAuthorization { // a proxy before this one may have checked the other one
+			if hasAuthorization { // a proxy in front of this one may have checked only one of the two
 				return f, "there are two Authorization headers"
 			}
 			hasAuthorization = true
@@ -71,8 +71,8 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 	return f, ""
 }
 
-// fieldName returns the name in a line of a head or a trailer, which comes without its CRLF. why is the rule that the line breaks; empty:
-// none.
+// fieldName returns the field name in a line of a head or a trailer. line comes without its CRLF. why is the rule that the line
+// breaks; empty: the line is valid.
 func fieldName(line []byte) (name []byte, why string) {
 	if line[0] == ' ' || line[0] == '\t' {
 		return nil, "a header is folded over several lines"
@@ -92,12 +92,12 @@ func fieldName(line []byte) (name []byte, why string) {
 	return line[:colon], ""
 }
 
-// equalFold says whether b is word; upper and lower case are equal.
+// equalFold says whether b equals word, ignoring upper and lower case.
 func equalFold(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length, which must be digits only, and at most 18 of them. No body needs more.
+// decimal reads a length. ok is false unless b has digits only, and at most 18 of them; no body needs more.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

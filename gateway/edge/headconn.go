@@ -12,22 +12,23 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Server is a fasthttp server that reads only heads. Package edge reads the bodies itself, to bound their memory as they arrive.
+// Server is a fasthttp server that reads only the heads of requests. Package edge reads the bodies itself, so that it can bound
+// their memory while they arrive.
 type Server struct {
 	*fasthttp.Server
-	stopping atomic.Bool // Drain was called
+	stopping atomic.Bool // Drain was called: the server takes no new requests
 }
 
-// Serve serves a Listener, or tls.NewListener of one, until it is closed.
+// Serve serves the connections of a Listener, or of tls.NewListener around one, until the listener is closed.
 func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(headListener{ln, s}) }
 
-// headListener is a listener whose connections, headConns, show fasthttp only the heads of requests.
+// headListener is a listener whose connections are headConns, which show fasthttp only the heads of requests.
 type headListener struct {
 	net.Listener
 	server *Server
 }
 
-// Accept returns the next connection as a headConn. With TLS it is a tlsHeadConn, by which fasthttp sees that the connection uses TLS.
+// Accept returns the next connection as a headConn, or as a tlsHeadConn if it uses TLS, because fasthttp must see that.
 func (l headListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -42,22 +43,22 @@ func (l headListener) Accept() (net.Conn, error) {
 	return &h, nil
 }
 
-// headConn is a connection as fasthttp reads it, above TLS. Its Read stops at the end of a request's head.
+// headConn is a client connection as fasthttp reads it, after TLS is removed. Its Read stops at the end of a request's head.
 type headConn struct {
 	net.Conn
 	server          *Server
-	client          *Conn // the connection below; nil: it did not come through a Listener
+	client          *Conn // the Conn below TLS; nil: the connection did not come through a Listener
 	head            headScanner
-	unread          []byte               // bytes that have arrived after the head: they belong to the body, or to the next request
-	pooledBuf       *[firstReadSize]byte // the pooled memory that unread points into; nil: unread has memory of its own
-	heldWrites      *[]byte              // bytes that fasthttp has written and that are not sent yet; nil: writes are sent at once
-	nextWriteIsLast bool                 // the next write ends the answer: it sends the held bytes and its own
-	reservation     *Reservation         // memory charged for the body of the current request; nil: the request has no body
-	bodyAcquired    bool                 // the handler has acquired the body, and must end its reservation
-	keepAlive       *KeepAlive           // comments for the client of the current request; nil: the client gets none
+	unread          []byte               // bytes that were read from the client and that Read has not returned yet
+	pooledBuf       *[firstReadSize]byte // the pooled buffer that unread points into; nil: unread has memory of its own
+	heldWrites      *[]byte              // bytes from fasthttp that are not sent to the client yet; nil: Write sends at once
+	nextWriteIsLast bool                 // the next Write sends the held bytes together with its own, because it ends the answer
+	reservation     *Reservation         // memory charged for the current request's body; nil: the request has no body
+	bodyAcquired    bool                 // the handler has called AcquireBody, and must release the reservation
+	keepAlive       *KeepAlive           // sends comments to the client of the current request; nil: the client gets none
 }
 
-// tlsHeadConn has the two methods by which fasthttp recognises TLS.
+// tlsHeadConn is a headConn over TLS. fasthttp recognises TLS by the two methods Handshake and ConnectionState.
 type tlsHeadConn struct {
 	headConn
 	tls *tls.Conn
@@ -66,25 +67,26 @@ type tlsHeadConn struct {
 func (h *tlsHeadConn) Handshake() error                     { return h.tls.Handshake() }
 func (h *tlsHeadConn) ConnectionState() tls.ConnectionState { return h.tls.ConnectionState() }
 
-// self returns h, also for a tlsHeadConn, which embeds it.
+// self returns the headConn itself, or the one inside a tlsHeadConn, so that headConnOf finds both.
 func (h *headConn) self() *headConn { return h }
 
-// renew returns a new headConn of the same connection, for ServeConn. h cannot be used again, because fasthttp may still hold it.
+// renew returns a new headConn for the same connection, which ServeConn can serve. h must not be used again, because
+// fasthttp may still refer to it.
 func (h *headConn) renew() *headConn {
 	return &headConn{Conn: h.Conn, server: h.server, client: h.client, unread: h.unread}
 }
 
-// serve waits for the next request, and serves it and the requests behind it.
+// serve waits for the client's next request, and serves that request and all later ones of the connection.
 func (h *headConn) serve() {
 	if !h.awaitRequest() {
-		_ = h.client.Close() // it was idle
+		_ = h.client.Close() // the client sent no request, so nothing is lost
 		return
 	}
 	_ = h.server.ServeConn(h) // ServeConn closes the connection and logs its own error
 }
 
-// awaitRequest waits for the first byte of the next request; false: the connection must be closed. fasthttp must not wait itself: for
-// ServeConn this request is the first of the connection, and ServeConn would answer 408 to a client that sends none.
+// awaitRequest waits for the first byte of the next request; false: the connection must be closed. fasthttp must not wait for this byte
+// itself. ServeConn takes the request for the first one of a new connection, and would answer 408 to a client that sends none.
 func (h *headConn) awaitRequest() bool {
 	h.client.waitsForRequest.Store(true)
 	defer h.client.waitsForRequest.Store(false)
@@ -104,7 +106,8 @@ const firstReadSize = 4 << 10
 
 var firstReadPool = sync.Pool{New: func() any { return new([firstReadSize]byte) }}
 
-// readFirst waits for a request, and puts its first bytes into unread. It holds no buffer while it waits.
+// readFirst waits for a request, and puts its first bytes into unread. While it waits, the connection holds no buffer, which saves
+// memory for idle connections.
 func (h *headConn) readFirst() error {
 	if err := h.client.Await(); err != nil {
 		return err
@@ -115,16 +118,17 @@ func (h *headConn) readFirst() error {
 	return err
 }
 
-// errBeyondHead means that fasthttp reads on where headScanner found the end of a head. The two disagree, so the connection must end.
+// errBeyondHead means that fasthttp reads more of the head although headScanner has found its end. The two disagree about where the body
+// begins, so the connection must end.
 var errBeyondHead = errors.New("edge: the head has ended and more of it is asked for")
 
-// Read returns no bytes after the end of a head.
+// Read returns bytes of a request's head only. Bytes that arrive after the head are stored in unread.
 func (h *headConn) Read(p []byte) (int, error) {
 	if h.head.ended {
 		return 0, errBeyondHead
 	}
-	waitsForRequest := len(p) == 1 && len(h.unread) == 0 // fasthttp reads one byte while it waits
-	// readFirst reads the socket, whose bytes are not the request's if TLS is above it.
+	waitsForRequest := len(p) == 1 && len(h.unread) == 0 // fasthttp reads a single byte while it waits for a request
+	// readFirst reads from the socket, so it cannot be used if TLS is above the socket.
 	if waitsForRequest && h.Conn == net.Conn(h.client) {
 		if err := h.readFirst(); err != nil {
 			return 0, err
@@ -138,14 +142,14 @@ func (h *headConn) Read(p []byte) (int, error) {
 	}
 	n, err := h.Conn.Read(p)
 	end := h.head.scan(p[:n])
-	if end < n { // p belongs to fasthttp, so the bytes of the body are copied
+	if end < n { // fasthttp reuses p, so the bytes of the body are copied
 		h.unread = bytes.Clone(p[end:n])
 	}
 	return end, err
 }
 
-// setUnread sets unread to b. It gives the pooled buffer back if b is empty, or if the head is complete and only body bytes are left, which
-// are copied first. The buffer is then free for other connections while the body is read.
+// setUnread sets unread to b. It gives the pooled buffer back if b is empty, or if the head is complete, so that b is part of a body, which
+// is copied first. Other connections can then use the buffer while the body is read.
 func (h *headConn) setUnread(b []byte) {
 	if h.unread = b; len(b) == 0 {
 		h.unread = nil
@@ -157,8 +161,9 @@ func (h *headConn) setUnread(b []byte) {
 	}
 }
 
-// SetDeadline hides that the connection was cut. fasthttp calls it right before it calls the function of a hijack, and after an error it
-// would not call this function, which gives back what the request holds. The function notices the cut itself.
+// SetDeadline sets the deadlines, but returns no error if the connection was closed. fasthttp calls it right before the function of a
+// hijack, and would not call that function after an error. The function must run, because it releases what the request holds, and it
+// notices the closed connection itself.
 func (h *headConn) SetDeadline(t time.Time) error {
 	err := h.Conn.SetDeadline(t)
 	if errors.Is(err, net.ErrClosed) {
@@ -167,8 +172,8 @@ func (h *headConn) SetDeadline(t time.Time) error {
 	return err
 }
 
-// holdWrites makes Write collect bytes until releaseWithNextWrite. fasthttp writes the end of an answer in three pieces, which are then
-// sent as one.
+// holdWrites makes Write collect bytes until the write that follows releaseWithNextWrite. fasthttp writes the end of an answer in three
+// pieces, which are then sent with one system call.
 func (h *headConn) holdWrites() {
 	if h.heldWrites == nil {
 		h.heldWrites, h.nextWriteIsLast = bufferPool.Get().(*[]byte), false
@@ -176,10 +181,10 @@ func (h *headConn) holdWrites() {
 	}
 }
 
-// releaseWithNextWrite makes the next Write the last one that is collected: it sends its own bytes together with all collected ones.
+// releaseWithNextWrite makes the next Write send its bytes together with all that holdWrites has collected.
 func (h *headConn) releaseWithNextWrite() { h.nextWriteIsLast = true }
 
-// Write writes to the connection. After holdWrites, it only collects the bytes, until releaseWithNextWrite makes a write send them all.
+// Write writes to the connection. After holdWrites, it only collects bytes; the write after releaseWithNextWrite sends them all.
 func (h *headConn) Write(p []byte) (int, error) {
 	if h.heldWrites == nil {
 		return h.Conn.Write(p)
@@ -191,7 +196,7 @@ func (h *headConn) Write(p []byte) (int, error) {
 	return len(p), h.sendHeld()
 }
 
-// sendHeld sends the collected bytes.
+// sendHeld sends the bytes that holdWrites has collected. Later writes are sent at once again.
 func (h *headConn) sendHeld() error {
 	buf := h.heldWrites
 	h.heldWrites = nil
@@ -202,7 +207,7 @@ func (h *headConn) sendHeld() error {
 	return err
 }
 
-// body reads the bytes after the head.
+// body reads a request's body: first the bytes that arrived with the head, then the connection.
 type body struct{ headConn *headConn }
 
 func (b body) Read(p []byte) (int, error) {
@@ -214,21 +219,21 @@ func (b body) Read(p []byte) (int, error) {
 	return b.headConn.Conn.Read(p)
 }
 
-// headScanner finds the end of a head as fasthttp does: the first empty line after a line that is not empty.
+// headScanner finds the end of a request's head as fasthttp does: the first empty line after a line that is not empty.
 type headScanner struct {
-	sawLine   bool // a line that is not empty has come
+	sawLine   bool // a line that is not empty has been read
 	lineBytes int  // bytes of the current line
-	endsInCR  bool // the last byte of the line so far is a CR
-	bareLF    bool // a line ended without a CR
+	endsInCR  bool // the last byte read of the current line is a CR
+	bareLF    bool // some line ended in LF without a CR before it
 	ended     bool
 }
 
-// scan takes the next bytes and returns how many of them belong to the head.
+// scan takes the next bytes from the client, and returns how many of them belong to the head.
 func (h *headScanner) scan(p []byte) (n int) {
 	for n < len(p) && !h.ended {
 		unread := p[n:]
 		lf := bytes.IndexByte(unread, '\n')
-		if lf < 0 { // the line has not ended
+		if lf < 0 { // the rest of p is part of a line that has not ended
 			h.lineBytes += len(unread)
 			h.endsInCR = unread[len(unread)-1] == '\r'
 			return len(p)

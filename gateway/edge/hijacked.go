@@ -15,37 +15,38 @@ import (
 	"evenkeel/internal/socket"
 )
 
-// A Hijacked is the connection of a client whose streamed answer is not written by fasthttp. When the handler returns, fasthttp frees its
-// memory for the connection. After the end of the answer it may serve the connection again.
+// A Hijacked is the connection of a client whose streamed answer evenkeel writes without fasthttp. When the handler returns, fasthttp frees
+// its memory for the connection. After the end of the answer, the connection may serve further requests.
 //
-// A Hijacked belongs to one goroutine at a time.
+// Only one goroutine at a time may use a Hijacked.
 type Hijacked struct {
 	client      *Conn
 	headConn    *headConn
 	log         *zap.Logger
-	pendingHead []byte // head of the answer, still to be written; nil: it is written already
+	pendingHead []byte // head of the answer, which is still to be written; nil: it is written already
 	closesAfter bool   // the connection is closed after the answer
 	keepAlive   *KeepAlive
 
 	raw       syscall.RawConn
-	writeFunc func(fd uintptr) // the method value o.writeSocket, made once to save an allocation per chunk
-	toWrite   []byte           // bytes that writeFunc writes; written and writeErr are its results
+	writeFunc func(fd uintptr) // the method value o.writeSocket, made only once to save an allocation per chunk
+	toWrite   []byte           // bytes that writeFunc writes; its results are in written and writeErr
 	written   int
 	writeErr  error
 
-	blockedSince      time.Time // since when the client has taken less than 64 KiB of the bytes that wait for it; zero: no bytes wait
-	bytesSinceBlocked int       // bytes that the client has taken since then
+	// blockedSince is since when the client has read less than 64 KiB of the bytes that wait for it. Zero: no bytes wait.
+	blockedSince      time.Time
+	bytesSinceBlocked int // bytes that the client has read since blockedSince
 }
 
 // Hijack makes fasthttp release the connection of ctx when the handler returns, and then calls run on a goroutine of its own. run, or code
-// to which it passes the connection, writes the body and calls End. Hijack also ends the keep-alive comments that the client gets until
-// then. It returns false, and does nothing, if fasthttp must write the answer itself: to a client of HTTP/1.0, to a HEAD request, over TLS,
-// or to a connection that did not come through a Listener.
+// to which it passes the Hijacked, writes the body and calls End. From the call of Hijack on, the client gets no more keep-alive comments
+// of StartKeepAlive. Hijack returns false and does nothing if fasthttp must write the answer: to a client of HTTP/1.0, to a HEAD request,
+// over TLS, or to a connection that did not come through a Listener.
 func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool {
 	conn := headConnOf(ctx)
 	fromListener := conn != nil && conn.client != nil && conn.server != nil
 	takesChunks := ctx.Request.Header.IsHTTP11() && !ctx.IsHead()
-	if !fromListener || !takesChunks || ctx.IsTLS() { // the body is written to the socket, below TLS
+	if !fromListener || !takesChunks || ctx.IsTLS() { // the body is written to the socket itself, below any TLS
 		return false
 	}
 	sock, ok := conn.client.Conn.(syscall.Conn)
@@ -58,7 +59,7 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 	}
 	o := &Hijacked{client: conn.client, headConn: conn, log: log, raw: raw, keepAlive: conn.keepAlive}
 	o.writeFunc = o.writeSocket
-	if headSent := StopKeepAlive(ctx); headSent { // the head has said whether the connection closes
+	if headSent := StopKeepAlive(ctx); headSent { // the head that was sent says whether the connection closes
 		o.closesAfter = o.keepAlive.closesAfter
 	} else {
 		h := &ctx.Response.Header
@@ -74,7 +75,7 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 	return true
 }
 
-// recoverPanic calls f and recovers its panic. fasthttp does not recover on this goroutine, so a panic would end the process.
+// recoverPanic calls f and recovers a panic in it. fasthttp does not recover on this goroutine, so a panic would end the process.
 func (o *Hijacked) recoverPanic(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -86,11 +87,11 @@ func (o *Hijacked) recoverPanic(f func()) {
 	f()
 }
 
-// ChunkRoom is how many bytes Frame needs before the data, for the size of the chunk.
+// ChunkRoom is how many bytes Frame needs before the data, for the line with the chunk's size.
 const ChunkRoom = 10
 
-// Frame makes a chunk of the data behind the first ChunkRoom bytes of b, in place. The first chunk gets the answer's head before it; from
-// then on, keep-alive comments no longer send a head.
+// Frame makes a chunk of b, in place. The data begins after the first ChunkRoom bytes. Frame puts the answer's head before the first chunk;
+// from then on, keep-alive comments no longer send a head.
 func (o *Hijacked) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
@@ -104,17 +105,17 @@ func (o *Hijacked) Frame(b []byte) []byte {
 	return b
 }
 
-// KeepAlive returns the sender of comments to the client while the engine is silent; nil: the client gets no comments.
+// KeepAlive returns what sends comments to the client while the engine is silent; nil: the client gets no comments.
 func (o *Hijacked) KeepAlive() *KeepAlive { return o.keepAlive }
 
-// Send writes data as a chunk and, if last is set, the end of the body. It waits until the client has taken all bytes.
+// Send writes data as a chunk and, if last is set, the end of the body. It waits until all bytes are in the socket.
 func (o *Hijacked) Send(data []byte, last bool) error {
 	buf := bufferPool.Get().(*[]byte)
 	defer bufferPool.Put(buf)
 	b := slices.Grow((*buf)[:0], ChunkRoom+len(data)+len("\r\n"+lastChunk))[:ChunkRoom]
 	if len(data) > 0 {
 		b = o.Frame(append(b, data...))
-	} else { // a chunk without data would end the body, so only the head is written, if it is not out yet
+	} else { // a chunk without data would end the body, so only the head is written, unless it has been written already
 		b = append(b[:0], o.pendingHead...)
 		o.pendingHead = nil
 		o.keepAlive.recordHeadWritten()
@@ -129,35 +130,35 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 	return err
 }
 
-// WriteRest writes the bytes that TryWrite has not written. It waits until the client has taken them.
+// WriteRest writes the bytes that TryWrite has not written. It waits until all of them are in the socket.
 func (o *Hijacked) WriteRest(rest []byte) error {
 	o.endBlocked(time.Now())
 	_, err := o.client.Write(rest)
 	return err
 }
 
-// ClearWriteDeadline removes the write deadline, in place of which GiveUpAt bounds how long the client may be blocked. It must be called
-// before TryWrite.
+// ClearWriteDeadline removes the write deadline. GiveUpAt then bounds how long the client may be blocked. Call
+// ClearWriteDeadline before TryWrite.
 func (o *Hijacked) ClearWriteDeadline() error {
 	o.client.writeDeadline.Store(0)
 	return o.client.Conn.SetWriteDeadline(time.Time{})
 }
 
-// TryWrite writes as much of p as the client takes now. If that is not all of p, the client counts as blocked until
-// another TryWrite writes the rest.
+// TryWrite writes as much of p as fits into the socket now. If some of p does not fit, the client counts as blocked until a later
+// TryWrite writes all that is left.
 func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	o.toWrite, o.written, o.writeErr = p, 0, nil
-	err := o.raw.Control(o.writeFunc) // raw.Write would prepare to wait for room, but here the event loop waits
+	err := o.raw.Control(o.writeFunc) // raw.Write would prepare to wait until there is room, but here the event loop waits
 	o.toWrite = nil
 	if err == nil {
 		err = o.writeErr
 	}
 	switch {
 	case err != nil:
-		o.client.countSlowClient(err, 0) // ClearWriteDeadline has removed the deadline, so the time does not matter
+		o.client.countSlowClient(err, 0) // no write deadline is set, so the time does not matter
 		o.client.dropClient()
 	case o.written < len(p):
-		// Each 64 KiB have a deadline of their own, as in Conn.Write.
+		// Each piece of 64 KiB has a deadline of its own, as in Conn.Write.
 		if o.bytesSinceBlocked += o.written; o.blockedSince.IsZero() || o.bytesSinceBlocked >= writePieceSize {
 			o.endBlocked(now)
 			o.blockedSince, o.bytesSinceBlocked = now, 0
@@ -168,7 +169,7 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 	return o.written, err
 }
 
-// endBlocked ends the time in which the client counts as blocked, and adds it to the time for which writes have waited for the client.
+// endBlocked records that the client is no longer blocked. The time for which it was blocked counts towards MaxLag.
 func (o *Hijacked) endBlocked(now time.Time) {
 	if !o.blockedSince.IsZero() {
 		o.client.writeWaitNanos.Add(int64(now.Sub(o.blockedSince)))
@@ -176,10 +177,10 @@ func (o *Hijacked) endBlocked(now time.Time) {
 	}
 }
 
-// writeSocket writes toWrite without waiting.
+// writeSocket writes as much of toWrite as fits into the socket, without waiting.
 func (o *Hijacked) writeSocket(fd uintptr) { o.written, o.writeErr = socket.Write(fd, o.toWrite) }
 
-// GiveUpAt returns when a blocked client is given up; zero: never.
+// GiveUpAt returns the time at which a blocked client must be given up; zero: never.
 func (o *Hijacked) GiveUpAt() time.Time {
 	timeout := o.client.ln.options.WriteTimeout
 	if timeout <= 0 {
@@ -188,21 +189,22 @@ func (o *Hijacked) GiveUpAt() time.Time {
 	return o.blockedSince.Add(min(timeout, o.client.writeWaitLeft()))
 }
 
-// GiveUp gives up a blocked client whose time, GiveUpAt, has passed.
+// GiveUp gives up a client that is still blocked at the time of GiveUpAt, and counts it as too slow.
 func (o *Hijacked) GiveUp(now time.Time) {
 	o.client.countSlowClient(os.ErrDeadlineExceeded, now.Sub(o.blockedSince))
 	o.client.dropClient()
 }
 
-// Socket calls f with the descriptor of the client's socket, which stays open during the call. It fails if the socket is closed.
+// Socket calls f with the file descriptor of the client's socket, which stays open during the call. It fails if the socket is closed.
 func (o *Hijacked) Socket(f func(fd int)) error {
 	return o.raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
-// End closes the connection. If the answer was whole and the connection may stay open, it serves the next requests instead.
+// End ends the use of the Hijacked. If the answer is whole and the connection may stay open, it serves the next requests;
+// otherwise it is closed.
 func (o *Hijacked) End(whole bool) {
 	if !whole || o.closesAfter {
-		_ = o.client.Close() // an error could not be reported to anyone
+		_ = o.client.Close() // an error of Close needs no handling
 		return
 	}
 	go o.headConn.renew().serve()

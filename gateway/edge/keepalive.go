@@ -11,11 +11,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// A KeepAlive sends comments to a client that waits for events, because other proxies close a silent connection. The client gets a comment
-// each time it has waited for interval. If no event has come yet, the first comment is sent with the head of the answer, whose status is
-// 200. This status stays even if the request fails later.
+// A KeepAlive sends SSE comments to a client that waits for events, because other proxies close a silent connection. The client gets a
+// comment each time it has waited for interval. If no event has come yet, the first comment is sent with the head of the answer, whose
+// status is 200. This status stays even if the request fails later.
 //
-// Only the goroutine that answers may use a KeepAlive. Its timer uses the connection and the head only during a wait.
+// Only the goroutine that answers the request may use a KeepAlive. Its timer uses the connection and the head only during a wait,
+// between startTimer and stopTimer.
 type KeepAlive struct {
 	interval time.Duration
 	comment  []byte
@@ -25,13 +26,13 @@ type KeepAlive struct {
 	conn        net.Conn // the client's connection, above TLS
 	header      *fasthttp.ResponseHeader
 	isHTTP10    bool // the client speaks HTTP/1.0, which has no chunks
-	closesAfter bool // the connection ends with the answer
+	closesAfter bool // the connection is closed after the answer
 	server      *Server
 
 	mu        sync.Mutex
 	timer     *time.Timer
 	headState headState
-	isWaiting bool // the client waits, so it gets comments
+	isWaiting bool // the client waits for an event, so it gets comments
 }
 
 // A headState says whether the head of an answer was sent, and whether with a comment or with an event.
@@ -43,7 +44,7 @@ const (
 	headSentByAnswer                   // the head went out with the first event
 )
 
-// afterComment returns whether the next comment must be sent with the head, and the state after this comment.
+// afterComment says whether the next comment must be sent together with the head, and returns the state after that comment.
 func (s headState) afterComment() (needsHead bool, next headState) {
 	if s == headNotSent {
 		return true, headSentByComment
@@ -51,9 +52,9 @@ func (s headState) afterComment() (needsHead bool, next headState) {
 	return false, s
 }
 
-// StartKeepAlive sends a comment to ctx's client per interval, the first one at interval after the time since, until StopKeepAlive. It
-// sends none if interval is 0 or less, if the request is a HEAD, or if the client did not come through a Listener. Before StopKeepAlive,
-// the handler must not touch ctx's answer.
+// StartKeepAlive sends a comment to the client of ctx once per interval, the first one at interval after the time since, until
+// StopKeepAlive is called. It sends none if interval is 0 or less, if the request is a HEAD, or if the client did not come through a
+// Listener. Before StopKeepAlive, the handler must not touch ctx's answer.
 func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time.Time, comment []byte, log *zap.Logger) {
 	h := headConnOf(ctx)
 	if interval <= 0 || h == nil || h.client == nil || h.server == nil || ctx.IsHead() {
@@ -69,14 +70,15 @@ func StartKeepAlive(ctx *fasthttp.RequestCtx, interval time.Duration, since time
 	k.startTimer(time.Until(since.Add(interval)))
 }
 
-// StopKeepAlive ends the wait that StartKeepAlive began. It returns true if the head of the answer was sent during the wait, so that only
-// events may follow.
+// StopKeepAlive stops the comments that StartKeepAlive began. It returns true if a comment has sent the head of the answer, so
+// that only events may follow.
 func StopKeepAlive(ctx *fasthttp.RequestCtx) (headSent bool) {
 	h := headConnOf(ctx)
 	return h != nil && h.keepAlive.stopTimer() == headSentByComment
 }
 
-// startTimer begins a wait, or restarts the current one. The client gets its first comment after the time first, and then one per interval.
+// startTimer begins a wait of the client, or restarts the current one. The client gets its first comment after the time first, and then one
+// per interval. Nothing happens if k is nil.
 func (k *KeepAlive) startTimer(first time.Duration) {
 	if k == nil {
 		return
@@ -90,17 +92,18 @@ func (k *KeepAlive) startTimer(first time.Duration) {
 	}
 }
 
-// StartTimer begins a wait for the next event, if the head of the answer is out.
+// StartTimer begins a wait for the next event, during which the client gets comments. It does nothing before the head of
+// the answer is written.
 func (k *KeepAlive) StartTimer() {
 	if k != nil && k.headState != headNotSent {
 		k.startTimer(k.interval)
 	}
 }
 
-// StopTimer ends a wait: the client gets no more comments.
+// StopTimer ends a wait: the client gets no more comments until the next StartTimer.
 func (k *KeepAlive) StopTimer() { k.stopTimer() }
 
-// stopTimer ends a wait, and returns the state of the head. A KeepAlive that is nil has sent no head.
+// stopTimer ends a wait, and returns whether the head was sent, and how. A nil KeepAlive has sent no head.
 func (k *KeepAlive) stopTimer() headState {
 	if k == nil {
 		return headNotSent
@@ -113,14 +116,14 @@ func (k *KeepAlive) stopTimer() headState {
 	return k.headState
 }
 
-// recordHeadWritten ends the wait, and records that the answer's head was written.
+// recordHeadWritten records that the head of the answer was written, so that comments no longer send it. It also ends a wait.
 func (k *KeepAlive) recordHeadWritten() {
 	if k != nil && k.stopTimer() == headNotSent {
 		k.headState = headSentByAnswer
 	}
 }
 
-// Interval returns the time without an event after which the client gets a comment; 0: it gets none.
+// Interval returns how long the client waits for an event before it gets a comment; 0: it gets none.
 func (k *KeepAlive) Interval() time.Duration {
 	if k == nil {
 		return 0
@@ -131,9 +134,9 @@ func (k *KeepAlive) Interval() time.Duration {
 // Comment returns the bytes of the comment, without the framing of a chunk.
 func (k *KeepAlive) Comment() []byte { return k.comment }
 
-// sendComment writes a comment, if the client still waits.
+// sendComment writes a comment if the client still waits for an event. The timer calls it.
 func (k *KeepAlive) sendComment() {
-	defer func() { // on the timer's goroutine a panic would end the process
+	defer func() { // a panic on the timer's goroutine would end the process
 		if v := recover(); v != nil {
 			k.log.Error("edge: panic while keeping a client's connection alive", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 			k.client.closeSocket()
@@ -151,13 +154,13 @@ func (k *KeepAlive) sendComment() {
 	}
 	k.headState = next
 	if _, err := k.conn.Write(k.frame(out, k.comment)); err != nil {
-		k.isWaiting = false // no more comments: the connection is closed, so the next write of the answer fails, too
+		k.isWaiting = false // no more comments: the connection is broken, so the next write of the answer fails, too
 		return
 	}
 	k.timer.Reset(k.interval)
 }
 
-// appendHead returns the head of an answer whose first event has not come.
+// appendHead returns the head of an answer that has no event yet: a stream with status 200.
 func (k *KeepAlive) appendHead() []byte {
 	h := k.header
 	h.SetStatusCode(fasthttp.StatusOK)
@@ -174,20 +177,20 @@ func (k *KeepAlive) appendHead() []byte {
 	return h.AppendBytes(nil)
 }
 
-// bodyUntilClose is the value that fasthttp takes as the content length of a body that ends where its connection ends.
+// bodyUntilClose is fasthttp's content length for a body that ends when its connection is closed.
 const bodyUntilClose = -2
 
 // eventStream is the content type of streamed answers, as engines send it.
 var eventStream = []byte("text/event-stream; charset=utf-8")
 
-// StreamHead sets the header fields of every streamed answer.
+// StreamHead sets the header fields that every streamed answer has. They forbid caches and buffering.
 func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 	h.SetContentTypeBytes(contentType)
 	h.Set("Cache-Control", "no-cache")
-	h.Set("X-Accel-Buffering", "no") // nginx must not buffer tokens
+	h.Set("X-Accel-Buffering", "no") // tells nginx not to buffer the answer
 }
 
-// frame appends data as a chunk, or unframed for a client of HTTP/1.0.
+// frame appends data to dst as a chunk, or as it is for a client of HTTP/1.0, which has no chunks.
 func (k *KeepAlive) frame(dst, data []byte) []byte {
 	if k.isHTTP10 || len(data) == 0 {
 		return append(dst, data...)

@@ -21,55 +21,55 @@ import (
 )
 
 const (
-	firstBackoff          = 5 * time.Millisecond
-	lastBackoff           = time.Second
-	busyWrite             = 100 * time.Millisecond // write deadline for a few hundred bytes into an empty socket buffer
-	minRefusalLogInterval = time.Minute            // shortest time between two log lines about refused connections
+	firstBackoff = 5 * time.Millisecond
+	lastBackoff  = time.Second
+	// busyWrite is the write deadline for the answer to a refused client. Its few hundred bytes fit into the empty socket buffer.
+	busyWrite             = 100 * time.Millisecond
+	minRefusalLogInterval = time.Minute // shortest time between two log lines about refused connections
 )
 
-// ListenOptions say how a Listener treats its connections. A limit of zero means no
-// limit, unless its comment names a default.
+// ListenOptions say how a Listener treats its connections. A limit of 0 means no limit, unless its comment says otherwise.
 type ListenOptions struct {
-	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (default 30 s; negative: for ever). After it,
-	// the connection is closed. The kernel gives up a client that acknowledges nothing after the same time.
+	// WriteTimeout is how long one write of up to 64 KiB may wait for its client (0: 30 s; negative: for ever) before the connection is
+	// closed. After the same time, the kernel gives up a client that acknowledges nothing.
 	WriteTimeout time.Duration
-	// MaxLag bounds how long the writes of one answer may wait for its client
-	// altogether (0: for ever).
+	// MaxLag bounds how long all writes of one answer together may wait for the client (0: for ever).
 	MaxLag time.Duration
-	// SendBuffer is how many bytes the kernel buffers for a slow client (0: the kernel's choice, some megabytes). If the buffer is full,
-	// writes wait.
+	// SendBuffer is how many bytes the kernel buffers for a slow client (0: the kernel's choice, some megabytes). While the
+	// buffer is full, writes wait.
 	SendBuffer int
-	// MaxConns bounds the open connections. Keep it below the server's Concurrency and below half of the file limit, because a running
-	// request needs a second socket.
+	// MaxConns bounds the open connections. Set it below the server's Concurrency, and below half of the limit of open files, because a
+	// running request needs a second socket.
 	MaxConns int
-	// MaxConnsPerIP bounds the connections of one IPv4 address or one IPv6 /64. Leave it 0 behind a load balancer, from which all
-	// connections have one address.
+	// MaxConnsPerIP bounds the connections of one IPv4 address or one IPv6 /64 network. Leave it 0 behind a load balancer, because all its
+	// connections come from one address.
 	MaxConnsPerIP int
-	// TLS says that the sockets carry TLS. A connection over a limit is then closed without an answer; otherwise it gets a 503 or 429.
+	// TLS says that clients speak TLS on these sockets. A connection over a limit is then closed without an answer, because an answer in clear
+	// text would be no use. Without TLS, it gets a 503 or 429.
 	TLS bool
-	Log *zap.Logger // default: none
+	Log *zap.Logger // nil: nothing is logged
 }
 
-// Stats are counts since the Listener was made, and the connections open now.
+// Stats has the number of open connections, and counts of events since the Listener was made.
 type Stats struct {
-	Open          int    // connections accepted and not closed
+	Open          int    // connections that are open now
 	Accepted      uint64 // connections handed to the server
 	AcceptErrors  uint64 // failed accepts that were tried again, for example after "too many open files"
-	WatchErrors   uint64 // connections closed because they could not be watched
+	WatchErrors   uint64 // connections closed because the watcher could not watch whether their client leaves
 	RefusedTotal  uint64 // connections refused because of MaxConns
 	RefusedByAddr uint64 // connections refused because of MaxConnsPerIP
 	CutStalled    uint64 // clients cut because one write, or the data in the kernel, waited for WriteTimeout
 	CutLagging    uint64 // clients cut because the writes of one answer waited for MaxLag in all
 }
 
-// Listener accepts client connections as *Conn. One goroutine watches whether their clients leave. It lives until the listener and its last
-// connection are closed.
+// Listener accepts client connections as *Conn. One goroutine watches whether the clients leave. It ends when the listener and
+// its last connection are closed.
 type Listener struct {
 	net.Listener
 	options ListenOptions
 	log     *zap.Logger
 	watch   *watcher
-	done    chan struct{} // closed by Close, so that pauseAccept ends early
+	done    chan struct{} // closed by Close, to end a wait in pauseAccept
 
 	mu                sync.Mutex
 	conns             map[uint64]*Conn
@@ -81,7 +81,7 @@ type Listener struct {
 	accepted, acceptErrors, watchErrors, refusedTotal, refusedByAddr, cutStalled, cutLagging atomic.Uint64
 }
 
-// ListenError adds advice to an error of net.Listen.
+// ListenError adds to an error of net.Listen what the operator can do about it. addr is the address in the error text.
 func ListenError(addr string, err error) error {
 	var name *net.DNSError
 	switch {
@@ -97,7 +97,7 @@ func ListenError(addr string, err error) error {
 	return err
 }
 
-// Listen listens on a TCP address and wraps the socket.
+// Listen listens on a TCP address. Each connection has TCP keep-alive on.
 func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	// A client that vanished without a FIN is noticed after 30 s: 15 s of silence and three probes, 5 s apart.
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
@@ -107,13 +107,13 @@ func Listen(addr string, opt ListenOptions) (*Listener, error) {
 	}
 	l, err := Wrap(ln, opt)
 	if err != nil {
-		_ = ln.Close() // the caller gets the error from before, which matters more
+		_ = ln.Close() // the caller gets the error of Wrap, which matters more
 		return nil, err
 	}
 	return l, nil
 }
 
-// Wrap makes a Listener of a listener whose connections are sockets, or wrap sockets.
+// Wrap returns a Listener that accepts the connections of ln. They must be sockets, or wrap sockets, so that they can be watched.
 func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	opt.WriteTimeout = cmp.Or(opt.WriteTimeout, 30*time.Second)
 	opt.Log = cmp.Or(opt.Log, zap.NewNop())
@@ -129,8 +129,8 @@ func Wrap(ln net.Listener, opt ListenOptions) (*Listener, error) {
 	return l, nil
 }
 
-// Accept returns the next connection. Its only error is net.ErrClosed, because fasthttp ends Serve on any error. A single "too many open
-// files" would end the proxy.
+// Accept returns the next connection. It retries after any error, and fails only with net.ErrClosed, because fasthttp ends Serve on any
+// error: a single "too many open files" would end the proxy.
 func (l *Listener) Accept() (net.Conn, error) {
 	backoff := firstBackoff
 	for {
@@ -148,8 +148,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.accepted.Add(1)
 			return c, nil
 		}
-		_ = raw.Close()                    // refused; an error here changes nothing
-		if errors.Is(err, net.ErrClosed) { // Close was called after this connection had come
+		_ = raw.Close()                    // the connection is refused, so an error of Close needs no handling
+		if errors.Is(err, net.ErrClosed) { // Close was called while this connection was being admitted
 			return nil, net.ErrClosed
 		}
 	}
@@ -175,7 +175,7 @@ var (
 	errPerIP = errors.New("edge: too many connections from one address")
 )
 
-// admit checks the limits, counts the connection and begins to watch it.
+// admit checks the limits, counts the connection and begins to watch whether its client leaves. A refused client gets an answer.
 func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	c := &Conn{Conn: raw, socket: socket.Of(raw), CloseNotifier: NewCloseNotifier(l.log), ln: l, ip: countedAddr(raw)}
 	if err := l.register(c); err != nil {
@@ -185,7 +185,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	if t, ok := raw.(*net.TCPConn); ok && l.options.SendBuffer > 0 {
 		_ = t.SetWriteBuffer(l.options.SendBuffer) // an error means that the socket is closed, which the watcher notices
 	}
-	err := errors.ErrUnsupported // for a connection without a socket
+	err := errors.ErrUnsupported // the error for a connection without a socket, which cannot be watched
 	if sock, ok := raw.(syscall.Conn); ok {
 		err = l.watch.add(sock, c.id, l.options.WriteTimeout)
 	}
@@ -198,7 +198,7 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 	return c, nil
 }
 
-// register counts a connection and gives it an id, or returns the limit that it exceeds.
+// register counts a connection and gives it an id. It fails if the connection exceeds a limit, or if the listener is closed.
 func (l *Listener) register(c *Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,8 +219,8 @@ func (l *Listener) register(c *Conn) error {
 	return nil
 }
 
-// refuseConn counts a refused connection, and answers its client unless it uses TLS. The answer fits into the empty socket buffer, so the
-// write returns at once.
+// refuseConn counts a refused connection, and sends its client an error answer unless the client speaks TLS. The answer fits into the empty
+// socket buffer, so the write returns at once.
 func (l *Listener) refuseConn(raw net.Conn, why error) {
 	var answer string
 	switch {
@@ -230,16 +230,16 @@ func (l *Listener) refuseConn(raw net.Conn, why error) {
 	case errors.Is(why, errPerIP):
 		l.refusedByAddr.Add(1)
 		answer = perIPAnswer
-	default: // the listener is closed, so no limit is exceeded
+	default: // the listener is closed; no limit is exceeded, so nothing is counted
 		return
 	}
 	l.logRefusal(why)
 	if !l.options.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
-		_, _ = raw.Write([]byte(answer)) // best effort: the connection closes either way
+		_, _ = raw.Write([]byte(answer)) // an error needs no handling, because the connection is closed anyway
 	}
 }
 
-// logRefusal logs at most one refusal per minute: during an attack there may be thousands per second.
+// logRefusal logs at most one refusal per minute, because there may be thousands per second during an attack.
 func (l *Listener) logRefusal(why error) {
 	l.mu.Lock()
 	due := time.Since(l.lastRefusalLogged) >= minRefusalLogInterval
@@ -255,12 +255,13 @@ func (l *Listener) logRefusal(why error) {
 	}
 }
 
-// markGone marks a connection as left by its client, and counts the client if the kernel gave it up. The watcher calls it.
+// markGone marks the client of a connection as gone, and counts the client if the kernel gave it up. The watcher calls it
+// for each client that leaves.
 func (l *Listener) markGone(id uint64) {
 	l.mu.Lock()
 	c := l.conns[id]
 	l.mu.Unlock()
-	if c != nil { // nil: the connection was closed between the event and now
+	if c != nil { // nil: the connection was closed after the watcher saw the event
 		if c.kernelTimedOut() {
 			c.countOnce(&l.cutStalled)
 		}
@@ -268,8 +269,7 @@ func (l *Listener) markGone(id uint64) {
 	}
 }
 
-// unregister removes a closed connection from the counts. The last connection after Close
-// ends the watcher.
+// unregister removes a closed connection from the counts. After Close, the last connection also ends the watcher.
 func (l *Listener) unregister(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,7 +277,7 @@ func (l *Listener) unregister(c *Conn) {
 		return
 	}
 	delete(l.conns, c.id)
-	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // below 0 for an address that register did not count
+	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // the count is below 0 for an address that register did not count
 		delete(l.perIP, c.ip)
 	}
 	if l.closed && len(l.conns) == 0 {
@@ -285,7 +285,7 @@ func (l *Listener) unregister(c *Conn) {
 	}
 }
 
-// Close stops accepting. Open connections stay open and watched.
+// Close makes Accept fail. Open connections stay open, and their clients are still watched.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -301,8 +301,8 @@ func (l *Listener) Close() error {
 	return l.Listener.Close()
 }
 
-// CloseConns closes the socket of every open connection and returns how many
-// connections were open. Their handlers see Gone, and their reads and writes fail.
+// CloseConns closes the socket of every open connection and returns their number. Their handlers notice it by Gone, and
+// their reads and writes fail.
 func (l *Listener) CloseConns() int {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
@@ -313,8 +313,8 @@ func (l *Listener) CloseConns() int {
 	return len(open)
 }
 
-// closeIdle closes the idle connections whose last answer was written by a Hijacked instead of fasthttp. fasthttp closes the other idle
-// connections itself.
+// closeIdle closes the idle connections whose last answer was written by a Hijacked (see Hijack). fasthttp closes the other
+// idle connections itself.
 func (l *Listener) closeIdle() {
 	l.mu.Lock()
 	open := slices.Collect(maps.Values(l.conns))
@@ -326,7 +326,7 @@ func (l *Listener) closeIdle() {
 	}
 }
 
-// Stats returns the counts as they are now.
+// Stats returns the current counts. Each one is read by itself, so together they are not an exact snapshot.
 func (l *Listener) Stats() Stats {
 	l.mu.Lock()
 	open := len(l.conns)
@@ -338,8 +338,8 @@ func (l *Listener) Stats() Stats {
 	}
 }
 
-// countedAddr returns the address by which connections are counted: the IPv4 address, or the IPv6 /64, which is what one customer gets. It
-// is invalid for a Unix socket.
+// countedAddr returns the address by which connections are counted per client: the IPv4 address, or the IPv6 /64 network, which is what one
+// customer usually gets. It is invalid for a Unix socket.
 func countedAddr(c net.Conn) netip.Addr {
 	t, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -352,7 +352,7 @@ func countedAddr(c net.Conn) netip.Addr {
 	return a
 }
 
-// headConnOf returns the connection of a request; nil: our Serve did not accept it.
+// headConnOf returns the headConn of a request; nil: Server.Serve did not accept its connection.
 func headConnOf(ctx *fasthttp.RequestCtx) *headConn {
 	if w, ok := ctx.Conn().(interface{ self() *headConn }); ok {
 		return w.self()

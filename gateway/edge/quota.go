@@ -6,74 +6,75 @@ import (
 	"sync"
 )
 
-// A Quota bounds how much of a resource all callers hold together: bytes of memory, or places.
+// A Quota bounds how much of a resource all callers hold together: bytes of memory, or places for requests.
 //
-// A caller may hold only as much as stays free after it, so that there is always room for another caller. This is half of the limit for a
-// caller that is alone, and a third for each of two callers.
+// A caller may hold only as much as is still free afterwards, so that there is always room for another caller. A single caller gets at most
+// half of the limit, and each of two callers gets at most a third.
 type Quota struct {
-	limit         int64 // 0: no limit
-	alwaysAllowed int64 // a reservation up to this is always allowed
+	limit         int64 // most bytes or places that all callers may hold; 0: no limit
+	alwaysAllowed int64 // bytes or places up to which a reservation is always allowed
 
 	mu      sync.Mutex
 	used    int64
 	callers map[caller]int64
 }
 
-// caller is the holder of a reservation: a name or, if it has none, an address.
+// caller identifies a holder of reservations: by name or, without a name, by address.
 type caller struct {
 	name string
 	addr netip.Addr
 }
 
-// NewBodies returns an empty quota of bytes that the bodies of requests and answers may take; 0: no limit. A
-// reservation up to 4 KiB is always allowed, because it is no larger than a connection's own buffers.
+// NewBodies returns a quota of bytes for the bodies of requests and answers; 0: no limit. A reservation up to 4 KiB is always allowed,
+// because it is no larger than a connection's own buffers.
 func NewBodies(bytes int64) *Quota {
 	return &Quota{limit: bytes, alwaysAllowed: smallBody, callers: map[caller]int64{}}
 }
 
-// NewPlaces returns an empty quota of n places; 0: no limit.
+// NewPlaces returns a quota of n places, one per request; 0: no limit.
 func NewPlaces(n int64) *Quota { return &Quota{limit: n, callers: map[caller]int64{}} }
 
-// Held returns how many bytes or places are taken now.
+// Held returns how many bytes or places all callers hold now.
 func (q *Quota) Held() int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.used
 }
 
-// Full says whether the whole limit is taken.
+// Full says whether callers hold the whole limit. A quota without a limit is never full.
 func (q *Quota) Full() bool { return q.limit > 0 && q.Held() >= q.limit }
 
-// Reservation is what one request holds of a quota, in bytes or places, until Release.
+// Reservation is what one request holds of a quota, in bytes or places, until Release. Its methods may be called from any goroutine.
 type Reservation struct {
 	quota  *Quota
 	caller caller
-	body   *Reservation // the reservation of the same request's body on the same quota; nil: there is none
+	body   *Reservation // the reservation for the body of the same request, if it is on the same quota; otherwise nil
 	amount int64        // bytes or places; protected by the quota's lock
 }
 
-// For returns an empty reservation on this quota, for the caller who is charged for body; nil: for no caller.
+// For returns an empty reservation on this quota, charged to the same caller as body. If body is nil, it is charged to a
+// caller without a name.
 func (q *Quota) For(body *Reservation) *Reservation {
 	r := &Reservation{quota: q}
 	if body == nil {
 		return r
 	}
 	r.caller = body.caller
-	if body.quota == q { // allowed takes both for one request
+	if body.quota == q { // allowed counts both reservations as one request's
 		r.body = body
 	}
 	return r
 }
 
-// fits says whether Acquire would charge n more now.
+// fits says whether Acquire(n) would succeed now. It charges nothing.
 func (r *Reservation) fits(n int) bool {
 	r.quota.mu.Lock()
 	defer r.quota.mu.Unlock()
 	return r.allowed(int64(n))
 }
 
-// Acquire charges n more; false: the quota does not allow it, and charges nothing. A nil Reservation belongs to a request without a body,
-// and allows everything.
+// Acquire charges n more bytes or places; false: the quota does not allow it, and nothing is charged. A nil Reservation belongs to a
+// request without a body, and Acquire on it always succeeds.
 func (r *Reservation) Acquire(n int) bool {
 	if r == nil {
 		return true
@@ -90,14 +91,14 @@ func (r *Reservation) Acquire(n int) bool {
 	return true
 }
 
-// allowed applies the rule of Quota. A caller's only request may take all that is free, because otherwise a body as large as the limit
-// could never be read.
+// allowed says whether the rule of Quota lets r hold n more. A caller's only request may take all that is free, because otherwise a body as
+// large as the limit could never be read.
 func (r *Reservation) allowed(n int64) bool {
 	q := r.quota
 	if q.limit <= 0 || r.amount+n <= q.alwaysAllowed {
 		return true
 	}
-	// what the caller and the request would hold with n more, and what would be free
+	// With n more, the caller would hold ofCaller, the request ofRequest, and free would be left.
 	ofCaller := q.callers[r.caller] + n
 	ofRequest := r.amount + n
 	free := q.limit - q.used - n
@@ -108,7 +109,7 @@ func (r *Reservation) allowed(n int64) bool {
 	return free >= 0 && (ofCaller <= free || isOnlyRequest)
 }
 
-// Most returns how much the reservation could hold if no other request held anything, but not more than n.
+// Most returns how much r could hold if no other request held anything, but at most n.
 func (r *Reservation) Most(n int) int {
 	q := r.quota
 	q.mu.Lock()
@@ -123,10 +124,10 @@ func (r *Reservation) Most(n int) int {
 	return int(min(int64(n), max(bound, q.alwaysAllowed)))
 }
 
-// Release returns the whole reservation to its quota. It may be called more than once.
+// Release gives all that r holds back to its quota. It may be called more than once.
 func (r *Reservation) Release() { r.releaseSome(math.MaxInt64) }
 
-// releaseSome returns n of the reservation to its quota, or all of it if it is smaller. remaining is what the reservation still holds.
+// releaseSome gives n bytes or places back to the quota, or all that r holds if that is less. remaining is what r still holds.
 func (r *Reservation) releaseSome(n int64) (remaining int64) {
 	if r == nil {
 		return 0

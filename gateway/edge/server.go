@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// withDefaults returns the options with a default for each option that is not set. A number below 0 counts as not set.
+// withDefaults returns the options with a default for each option that is not set. A number below 0 counts as not set, too.
 func (o Options) withDefaults() Options {
 	o.MaxHead = cmp.Or(max(0, o.MaxHead), 16<<10)
 	o.MaxBody = cmp.Or(max(0, o.MaxBody), 32<<20)
@@ -30,7 +30,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// NewServer returns a server with the limits set. Serve it on a Listener, or on tls.NewListener of one, and end it with Drain.
+// NewServer returns a server with all limits of o set. Serve it on a Listener, or on tls.NewListener around one, and end it with Drain.
 //
 // fasthttp's WriteTimeout is not set, because it bounds a whole answer and would cut long streams. The Listener bounds each write instead.
 func NewServer(o Options) *Server {
@@ -44,22 +44,22 @@ func NewServer(o Options) *Server {
 		IdleTimeout:    o.IdleTimeout,
 		Concurrency:    o.Concurrency,
 
-		// With the default of 10 s, the goroutines of a burst would keep their stacks for so long, although event loops already carry the
-		// answers.
+		// With the default of 10 s, goroutines would keep their stacks for 10 s after a burst of requests, although event loops
+		// already carry the answers.
 		MaxIdleWorkerDuration: time.Second,
 		CloseOnShutdown:       true,
-		KeepHijackedConns:     true, // a Hijacked goes on using the connection
+		KeepHijackedConns:     true, // a Hijacked still uses the connection after fasthttp has let it go
 		ReduceMemoryUsage:     true, // otherwise each running stream holds a read buffer of 16 KiB
 
 		NoDefaultServerHeader:        true,
-		SecureErrorLogMessage:        true, // otherwise errors quote request heads, with the API keys in them
-		DisablePreParseMultipartForm: true, // no endpoint needs it: bodies stay bytes
+		SecureErrorLogMessage:        true, // otherwise errors quote request heads, which have API keys in them
+		DisablePreParseMultipartForm: true, // multipart bodies stay bytes, because no endpoint needs them parsed
 		Logger:                       logger{o.Log},
 	}}
 }
 
 // withoutBody makes fasthttp treat every request as one without a body, because the edge reads the body. RawHeaders still has the head as
-// received. Without Expect, fasthttp sends no 100 Continue of its own; upload.read sends it if the body is wanted.
+// received. Without the header Expect, fasthttp sends no 100 Continue itself; upload.read sends it if the body is wanted.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	if h.ContentLength() != 0 {
 		h.SetContentLength(0)
@@ -70,8 +70,8 @@ func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return fasthttp.RequestConfig{}
 }
 
-// serve checks the head, reads the body and calls the handler. It refuses a request whose head or body is not in order. It recovers a panic
-// of the handler, because fasthttp does not, and the panic would end the process.
+// serve checks the head, reads the body and calls the handler. It refuses a request whose head or body is invalid. It recovers a panic of
+// the handler, because fasthttp does not, and the panic would end the process.
 func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -82,36 +82,36 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	}()
 	h := headConnOf(ctx)
 	f, why := parseHead(ctx.Request.Header.Protocol(), ctx.Request.Header.RawHeaders())
-	if h.head.bareLF { // parseHead does not get the request line, which may end so, too
+	if h.head.bareLF { // parseHead does not see the request line, whose end must be CRLF, too
 		why = "a header line does not end in CRLF"
 	}
 	if why != "" {
 		r := refusedHead
 		r.Message = why
-		o.refuse(ctx, r) // refuse closes the connection, because it is not known where the next request begins
+		o.refuse(ctx, r) // refuse closes the connection, because the beginning of the next request is not known
 		return
 	}
 	if r := o.receiveBody(ctx, h, f); r != nil {
 		o.refuse(ctx, *r)
 		return
 	}
-	defer func() { // release a body that the handler did not acquire; it would take memory until the answer ends
+	defer func() { // release a body that the handler did not acquire; otherwise its memory would be charged until the answer ends
 		if !h.bodyAcquired {
 			_, reservation := AcquireBody(ctx)
 			reservation.Release()
 		}
 	}()
 	if h.client != nil {
-		h.client.writeWaitNanos.Store(0) // MaxLag is for one answer
+		h.client.writeWaitNanos.Store(0) // MaxLag applies to each answer by itself, so the count starts anew
 	}
-	h.keepAlive = nil // it belonged to the last request of the connection
+	h.keepAlive = nil // the KeepAlive of the connection's previous request
 	if h.server.stopping.Load() {
-		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
+		ctx.SetConnectionClose() // fasthttp itself does this only for connections that it still counts as its own
 	}
 	o.Handler(ctx)
 }
 
-// answerPanic gives back what a request held whose handler panicked, and answers 500.
+// answerPanic answers 500 to a request whose handler panicked, and releases what the request held.
 func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if h := headConnOf(ctx); h != nil {
 		h.reservation.Release() // the handler panicked before it could end the reservation
@@ -120,8 +120,8 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if ok {
 		c.OnGone(nil) // the handler's callback must not run any more
 	}
-	if ok && StopKeepAlive(ctx) { // status 200 is sent already, so cut the connection to show that the answer is not whole
-		if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the function of that hijack closes the connection
+	if ok && StopKeepAlive(ctx) { // status 200 is sent already, so the connection is cut to show that the answer is incomplete
+		if conn := ctx.Conn(); !ctx.Hijacked() { // after a hijack, the hijack's own function closes the connection
 			ctx.HijackSetNoResponse(true)
 			ctx.Hijack(func(net.Conn) { _ = conn.Close() })
 		}
@@ -133,24 +133,24 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	o.refuse(ctx, refusedPanic)
 }
 
-// answerUnreadable is fasthttp's ErrorHandler: it answers heads that fasthttp could not read. fasthttp has set status 200 before, and
-// closes the connection afterwards.
+// answerUnreadable is fasthttp's ErrorHandler. It answers requests whose head fasthttp could not read. fasthttp has set status 200 before,
+// and closes the connection afterwards.
 func (o *Options) answerUnreadable(ctx *fasthttp.RequestCtx, err error) {
 	o.refuse(ctx, refusalOf(ctx, err, o.MaxHead))
 }
 
-// refuse answers without the handler, and closes the connection, because the rest of the request is not read.
+// refuse sends an error answer without calling the handler, and closes the connection, because the rest of the request is not read.
 func (o *Options) refuse(ctx *fasthttp.RequestCtx, r Refusal) {
-	tooSlow := r.Status == fasthttp.StatusRequestTimeout // this client has had all the time that it may take
+	tooSlow := r.Status == fasthttp.StatusRequestTimeout // a client that was too slow gets no further time
 	if c, ok := ConnOf(ctx); ok && !tooSlow {
-		c.linger.Store(true) // the client may be in the middle of its upload; see Conn.Close
+		c.linger.Store(true) // the client may still be sending its body; see Conn.Close
 	}
 	o.Refused(&ctx.Request.Header, r)
 	o.Answer(ctx, r)
 	ctx.SetConnectionClose()
 }
 
-// logger logs fasthttp's lines about single connections at debug level only. The gateway logs the end of each request.
+// logger logs what fasthttp says about single connections, at debug level only, because the gateway logs the end of each request itself.
 type logger struct{ log *zap.Logger }
 
 func (l logger) Printf(format string, args ...any) {

@@ -15,23 +15,24 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Encodings are the content codings that a body may have, in the form of the header Accept-Encoding.
+// Encodings lists the content codings that a request body may have, in the form of the header Accept-Encoding.
 const Encodings = "gzip, zstd"
 
-// maxWindow bounds how far back a zstd body may refer, in bytes. The decoder must hold as much memory. RFC 9659 sets this bound for HTTP.
+// maxWindow bounds how far back a zstd body may refer, in bytes, because the decoder must keep as many bytes in memory. RFC
+// 9659 sets this bound for HTTP.
 const maxWindow = 8 << 20
 
-// A coding is one way in which a body may be compressed.
+// A coding is one way to compress a body, such as gzip.
 type coding struct {
-	readSizes   func(packed []byte) (sizes statedSizes, err error)            // reads the sizes that the body states
-	open        func(packed []byte, sizes statedSizes) (io.ReadCloser, error) // returns a reader of the content
+	readSizes   func(packed []byte) (sizes statedSizes, err error)            // returns the sizes that the compressed body states
+	open        func(packed []byte, sizes statedSizes) (io.ReadCloser, error) // returns a reader of the decompressed content
 	clientError func(err error) error                                         // turns an error of the decoder into an error for the client
 }
 
-// statedSizes has the sizes that a compressed body states in its own header or trailer. They may be wrong.
+// statedSizes has the sizes that a compressed body states in its own header or trailer. The client may state wrong sizes.
 type statedSizes struct {
-	bytes  uint64 // size of the content; 0: not stated
-	window uint64 // bytes of content that the decoder keeps to refer back to; 0: gzip, whose window is small
+	bytes  uint64 // bytes of the decompressed content; 0: not stated
+	window uint64 // bytes of content that the decoder must keep, because later data refers to them; 0: gzip, whose window is small
 }
 
 var (
@@ -39,9 +40,9 @@ var (
 	zstds = coding{zstdSizes, openZstd, zstdError}
 )
 
-// Unpack returns the content of a compressed body, or a refusal. maxBytes bounds the content, in bytes. The reservation is charged for the
-// content before its memory is allocated, so a small body cannot expand into memory that is not charged. At the end, the part of the
-// reservation for the compressed body is given back.
+// Unpack returns the content of a body, decompressed if it is compressed, or a refusal. maxBytes bounds the content, in bytes. The
+// reservation is charged for the content before memory for it is allocated, so a small body cannot expand into memory that is not charged.
+// At the end, the part of the reservation for the compressed body is released.
 func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, maxBytes int) ([]byte, *Refusal) {
 	c, ok := codingOf(h)
 	switch {
@@ -51,12 +52,12 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case c == nil: // the body is not compressed
 		return packed, nil
 	}
-	before := reservation.releaseSome(0) // what it holds, for the compressed body
+	before := reservation.releaseSome(0) // what the reservation holds for the compressed body
 	sizes, err := c.readSizes(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
-	// What zstd's decoder allocates beside the content (klauspost/compress 1.20.1, frameDec.reset).
+	// The memory that zstd's decoder allocates besides the content (klauspost/compress 1.20.1, frameDec.reset).
 	windowMemory := int(min(2*sizes.window, sizes.window+1<<20))
 	if !reservation.Acquire(windowMemory) {
 		return nil, &refusedBodies
@@ -65,7 +66,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	if err != nil {
 		return nil, badEncoding(c.clientError(err))
 	}
-	bufSize := max(smallBody, 8*len(packed)) // a guess, for a size that is not stated
+	bufSize := max(smallBody, 8*len(packed)) // a guess, used if the size is not stated
 	if sizes.bytes > 0 {
 		bufSize = int(min(sizes.bytes, math.MaxInt32))
 	}
@@ -84,19 +85,20 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	return content, nil
 }
 
-// badEncoding returns the refusal of a body that cannot be decoded; err says why, for the client.
+// badEncoding returns the refusal (400) of a body that cannot be decompressed. The client sees the text of err.
 func badEncoding(err error) *Refusal {
 	return &Refusal{fasthttp.StatusBadRequest, "bad_encoding", "the body is not what its Content-Encoding says: " + err.Error()}
 }
 
-// unpackAll reads the whole content, of at most maxBytes. Its buffer begins with bufSize bytes, and grows only when one more byte comes.
+// unpackAll reads the whole content from r, of at most maxBytes. Its buffer begins with bufSize bytes, and grows only if
+// the content is longer.
 func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]byte, error) {
 	if !reservation.Acquire(bufSize) {
 		return nil, errNoRoom
 	}
 	buf := make([]byte, 0, bufSize)
 	for {
-		var one [1]byte // for a full buffer: only if one more byte comes, the buffer must grow
+		var one [1]byte // reads into this byte if buf is full, so that buf grows only if there is more content
 		into := buf[len(buf):cap(buf)]
 		if len(into) == 0 {
 			into = one[:]
@@ -123,7 +125,8 @@ func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]
 	}
 }
 
-// codingOf returns the coding of a body; nil: it is not compressed. ok is false for an unknown coding, or for more than one.
+// codingOf returns the coding of a body; nil: the body is not compressed. ok is false if the coding is unknown, or if there
+// is more than one.
 func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	for _, line := range h.PeekAll(fasthttp.HeaderContentEncoding) {
 		for name := range strings.SplitSeq(string(line), ",") {
@@ -145,7 +148,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 	return c, true
 }
 
-// gunzips is a pool of decoders. Decoders in the pool hold no body.
+// gunzips is a pool of gzip decoders. A decoder in the pool refers to no body.
 var gunzips = sync.Pool{New: func() any { return new(gunzip) }}
 
 type gunzip struct {
@@ -153,7 +156,7 @@ type gunzip struct {
 	src bytes.Reader
 }
 
-// openGzip returns a reader of the content of a gzip body. Its Close gives the decoder back to the pool.
+// openGzip returns a reader of the content of a gzip body. Close on the reader returns its decoder to the pool.
 func openGzip(packed []byte, _ statedSizes) (io.ReadCloser, error) {
 	z := gunzips.Get().(*gunzip)
 	z.src.Reset(packed)
@@ -164,17 +167,17 @@ func openGzip(packed []byte, _ statedSizes) (io.ReadCloser, error) {
 	return z, nil
 }
 
-// Close gives the decoder back to the pool.
+// Close returns the decoder to the pool. The reader cannot be used afterwards.
 func (z *gunzip) Close() error {
 	z.src.Reset(nil)
 	gunzips.Put(z)
 	return nil
 }
 
-// gzipSizes reads the size of the content from the last four bytes. If a body has several gzip streams, the size may be too small, because
-// the four bytes belong to the last stream only.
+// gzipSizes reads the size of the content from the last four bytes. If a body consists of several gzip streams, the size is only that of
+// the last stream, and so too small.
 func gzipSizes(packed []byte) (sizes statedSizes, err error) {
-	const mostRatio = 1032 // the best compression ratio of deflate, which bounds a size that is wrong
+	const mostRatio = 1032 // the best compression ratio of deflate, which bounds a wrong size
 	if n := len(packed); n >= 4 {
 		sizes.bytes = min(uint64(binary.LittleEndian.Uint32(packed[n-4:])), mostRatio*uint64(n))
 	}
@@ -194,13 +197,13 @@ func gzipError(err error) error {
 
 var errWindow = errors.New("its zstd window is larger than 8 MiB, which no sender may use over HTTP; compress at a lower level")
 
-// zstdSizes reads the head of the first frame. The decoder refuses later frames with a larger window.
+// zstdSizes reads the sizes from the header of the first frame. The decoder refuses later frames with a larger window.
 func zstdSizes(packed []byte) (sizes statedSizes, err error) {
 	var h zstd.Header
 	switch err := h.Decode(packed); {
 	case err != nil:
 		return sizes, zstdError(err)
-	case h.Skippable: // a skippable frame says nothing about the frames after it
+	case h.Skippable: // a skippable frame does not say how large the next frames are
 		return statedSizes{window: maxWindow}, nil
 	case h.HasFCS:
 		sizes.bytes = h.FrameContentSize
@@ -212,11 +215,11 @@ func zstdSizes(packed []byte) (sizes statedSizes, err error) {
 	if window > maxWindow {
 		return sizes, errWindow
 	}
-	sizes.window = max(window, zstd.MinWindowSize) // the decoder accepts no lower bound
+	sizes.window = max(window, zstd.MinWindowSize) // the decoder accepts no smaller bound than MinWindowSize
 	return sizes, nil
 }
 
-// openZstd returns a reader of the content of a zstd body, which refuses a window larger than the stated one.
+// openZstd returns a reader of the content of a zstd body. The reader refuses a frame whose window is larger than the stated one.
 func openZstd(packed []byte, sizes statedSizes) (io.ReadCloser, error) {
 	z, err := zstd.NewReader(bytes.NewReader(packed), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxWindow(sizes.window))

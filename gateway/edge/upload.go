@@ -11,29 +11,29 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// firstBufferSize bounds the buffer that a body gets before any of it has arrived, in bytes. Most bodies are shorter, and get a buffer of
-// their own length.
+// firstBufferSize is the largest buffer, in bytes, that a body gets before any of it has arrived. Most bodies are shorter, and get
+// a buffer of their own length.
 const firstBufferSize = 64 << 10
 
-// Besides errors of the connection, these errors end the reading of a body.
+// Reading a body ends with one of these errors, or with an error of the connection.
 var (
 	errBodyTooLarge = errors.New("edge: the body is too large")
 	errNoRoom       = errors.New("edge: bodies fill their budget")
 )
 
-// upload reads one body.
+// upload reads one request body, and charges its memory before it allocates it.
 type upload struct {
 	o           *Options
 	headConn    *headConn
 	framing     framing
-	limit       int // bytes of the body
+	limit       int // most bytes that the body may have
 	began       time.Time
 	reservation *Reservation
 	buf         []byte
 }
 
-// AcquireBody gives the body of a request to the handler, with the reservation for its memory. The handler ends the reservation when it no
-// longer needs the body. If the handler does not acquire the body, the server frees it when the handler returns.
+// AcquireBody gives the body of a request to the handler, with the reservation for its memory. The handler must release the reservation
+// when it no longer needs the body. If the handler does not call AcquireBody, the server frees the body when the handler returns.
 func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
 	var r *Reservation
 	if h := headConnOf(ctx); h != nil {
@@ -42,9 +42,10 @@ func AcquireBody(ctx *fasthttp.RequestCtx) ([]byte, *Reservation) {
 	return ctx.Request.SwapBody(nil), r
 }
 
-// receiveBody reads the body of a request whose head has been read, and makes it the body of ctx. It returns a refusal if the head alone
-// decides it, if the body is too large, if the quota has no room, or if reading fails. Whatever is refused by the head is not read, except
-// a small body of a caller whom Authenticate refuses: the handler refuses this request, and the connection stays open.
+// receiveBody reads the body of a request whose head has been read, and makes it the body of ctx. It returns a refusal if the head
+// alone is a reason for one, if the body is too large, if the quota has no room, or if reading fails. If the head is the reason,
+// the body is not read. The exception is a small body of a caller whom Authenticate refuses: the handler refuses this request, so
+// that the connection stays open.
 func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framing) *Refusal {
 	conn.reservation, conn.bodyAcquired = nil, false
 	if !f.chunked && f.length == 0 {
@@ -56,7 +57,7 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	u := upload{o: o, headConn: conn, framing: f, limit: o.MaxBody, began: time.Now(),
 		reservation: &Reservation{quota: o.Bodies, caller: o.callerOf(h, conn)}}
 	if authRefusal != nil {
-		u.limit = min(smallBody, o.MaxBody) // up to this, the handler refuses the request, and the connection stays open
+		u.limit = min(smallBody, o.MaxBody) // for a body up to this size, the handler refuses the request, and the connection stays open
 	}
 	switch {
 	case authRefusal != nil && (f.length > u.limit || f.expect):
@@ -76,18 +77,18 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	return nil
 }
 
-// authenticate returns the refusal of a caller whose head Authenticate rules out; nil: the head is in order, or it need not be checked,
-// because the body is small.
+// authenticate returns the refusal of a request whose head Authenticate does not accept; nil: it accepts the head, or it was not
+// asked because the body is small.
 func (o *Options) authenticate(h *fasthttp.RequestHeader, f framing) *Refusal {
 	mayBeLarge := f.chunked || f.length > smallBody
-	if o.Authenticate == nil || !mayBeLarge && !f.expect { // a client that expects 100 Continue can be refused before it sends
+	if o.Authenticate == nil || !mayBeLarge && !f.expect { // a client that waits for 100 Continue can be refused before it sends its body
 		return nil
 	}
 	return o.Authenticate(h)
 }
 
-// bodyRefusal returns the refusal of a request whose body could not be read. If authRefusal is not nil, the body was read only up to
-// smallBody, and a larger one is refused by authRefusal.
+// bodyRefusal returns the refusal of a request whose body could not be read because of err. If authRefusal is not nil, only a body up to
+// smallBody was to be read, and a larger body gets authRefusal.
 func (o *Options) bodyRefusal(ctx *fasthttp.RequestCtx, err error, authRefusal *Refusal) *Refusal {
 	var bad errChunked
 	switch {
@@ -106,8 +107,8 @@ func (o *Options) bodyRefusal(ctx *fasthttp.RequestCtx, err error, authRefusal *
 	return &r
 }
 
-// callerOf returns who is charged for the body of a request: the caller that the option Caller names or, without a name, the client's
-// address.
+// callerOf returns the caller to which the body of a request is charged: the one that the option Caller names or, without a
+// name, the client's address.
 func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller) {
 	if o.Caller != nil {
 		c.name = o.Caller(h)
@@ -118,9 +119,10 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller)
 	return c
 }
 
-// read reads the whole body into buf. If the client waits for 100 Continue, it sends this first.
+// read reads the whole body into buf. If the client waits for 100 Continue, read sends 100 Continue first.
 func (u *upload) read() error {
-	if h := u.headConn; !u.framing.chunked && len(h.unread) == u.framing.length { // the whole body came with the head, and nothing after it
+	// The whole body has arrived with the head, and nothing after it.
+	if h := u.headConn; !u.framing.chunked && len(h.unread) == u.framing.length {
 		u.buf = h.unread
 		h.unread = nil
 		if !u.reservation.Acquire(len(u.buf)) {
@@ -147,10 +149,10 @@ func (u *upload) read() error {
 	return err
 }
 
-// readers is a pool of readers for chunked bodies. Their buffer size bounds a line of the framing.
+// readers is a pool of readers for chunked bodies. The size of their buffer, 4 KiB, bounds a line of the chunk framing.
 var readers = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, 4<<10) }}
 
-// copyFrom reads the next n bytes of the body.
+// copyFrom reads the next n bytes of the body into buf, which grows as needed.
 func (u *upload) copyFrom(src io.Reader, n int) error {
 	for n > 0 {
 		if len(u.buf) == cap(u.buf) {
@@ -161,16 +163,16 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 		k, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
 		u.buf = u.buf[:len(u.buf)+k]
 		n -= k
-		if err != nil && n > 0 { // an error after the last byte does not concern the body
+		if err != nil && n > 0 { // an error after the body's last byte does not concern the body
 			return unexpectedEOF(err)
 		}
 	}
 	return nil
 }
 
-// grow makes room in proportion to the bytes that have arrived, and extends the read deadline in the same proportion. A caller that
-// announces much and sends little therefore gets little memory and little time. If the length is known, the room grows in larger steps,
-// but never beyond that length.
+// grow makes buf larger in proportion to the bytes that have arrived, and extends the read deadline in the same proportion. A client that
+// announces much and sends little therefore gets little memory and little time. If the length of the body is known, buf grows in larger
+// steps, but never beyond that length.
 func (u *upload) grow() error {
 	newSize := min(u.limit, max(smallBody, 2*len(u.buf)))
 	if !u.framing.chunked {
@@ -188,12 +190,12 @@ func (u *upload) grow() error {
 	return nil
 }
 
-// uploadTime returns ReadTimeout plus the time that the bytes take at MinUploadRate.
+// uploadTime returns how long a body of this size may take: ReadTimeout plus the time for the bytes at MinUploadRate.
 func (o *Options) uploadTime(bytes int) time.Duration {
 	return o.ReadTimeout + time.Duration(float64(bytes)/float64(o.MinUploadRate)*float64(time.Second))
 }
 
-// unexpectedEOF turns io.EOF in the middle of a body into io.ErrUnexpectedEOF.
+// unexpectedEOF turns io.EOF into io.ErrUnexpectedEOF, for a connection that ends in the middle of a body.
 func unexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

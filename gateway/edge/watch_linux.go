@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watcher is one epoll instance for all connections. It waits only for RDHUP and never reads, so it notices that a client has left even
-// while requests or TLS records of this client are unread. It is edge-triggered, so each client that leaves is reported once. close(2)
-// removes a socket from the epoll instance.
+// watcher notices that clients leave, with one epoll instance for all connections. It waits only for RDHUP and never reads, so it notices
+// this even while requests or TLS records of the client are unread. It is edge-triggered, so each client that leaves is reported once.
+// close(2) removes a socket from the epoll instance.
 type watcher struct {
-	ep, stop int // stop is an eventfd in the same epoll instance, because closing ep does not end a wait
+	ep, stop int // file descriptors: stop is an eventfd in the epoll instance ep, because closing ep does not end a wait
 	onGone   func(id uint64)
 }
 
 const stopID = 0
 
-// newWatcher returns a watcher that is running. It calls onGone with the id of each client that leaves.
+// newWatcher returns a running watcher. The watcher calls onGone with the id of each client that leaves.
 func newWatcher(onGone func(id uint64)) (*watcher, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -38,8 +38,8 @@ func newWatcher(onGone func(id uint64)) (*watcher, error) {
 	return w, nil
 }
 
-// add watches a socket until it is closed. If a client acknowledges nothing for ackTimeout, the kernel ends the connection, and run
-// reports this client, too.
+// add watches a socket until it is closed; events about it carry id. If the client acknowledges nothing for ackTimeout, the kernel ends the
+// connection, and run reports this client, too.
 func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error {
 	rc, err := c.SyscallConn()
 	if err != nil {
@@ -48,23 +48,24 @@ func (w *watcher) add(c syscall.Conn, id uint64, ackTimeout time.Duration) error
 	var ctlErr error
 	err = rc.Control(func(fd uintptr) {
 		if ackTimeout > 0 {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds())) // fails for a Unix socket
+			// SetsockoptInt fails for a Unix socket, which needs no such timeout.
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(ackTimeout.Milliseconds()))
 		}
 		ctlErr = w.addToEpoll(int(fd), unix.EPOLLRDHUP|unix.EPOLLET, id)
 	})
 	return errors.Join(err, ctlErr)
 }
 
-// addToEpoll makes epoll report these events of a descriptor, together with the id.
+// addToEpoll makes the epoll instance report these events of a file descriptor, together with the id.
 func (w *watcher) addToEpoll(fd int, events uint32, id uint64) error {
-	// Fd and Pad together are the 64 bits of user data
+	// Fd and Pad together are epoll's 64 bits of user data, which carry the id.
 	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 	return unix.EpollCtl(w.ep, unix.EPOLL_CTL_ADD, fd, &ev)
 }
 
 // run calls onGone for each client that leaves, until close.
 func (w *watcher) run() {
-	defer func() { // the listener is closed and has no connections, so add is not called any more
+	defer func() { // run ends only when the listener is closed and has no connections, so add is not called any more
 		_ = unix.Close(w.ep)
 		_ = unix.Close(w.stop)
 	}()
@@ -72,7 +73,7 @@ func (w *watcher) run() {
 	for {
 		n, err := unix.EpollWait(w.ep, events[:], -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			panic("edge: epoll_wait: " + err.Error()) // a bug; without the watcher, clients that leave are not noticed
+			panic("edge: epoll_wait: " + err.Error()) // this is a bug; without the watcher, clients that leave would not be noticed
 		}
 		for _, ev := range events[:max(n, 0)] {
 			id := uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
@@ -84,14 +85,15 @@ func (w *watcher) run() {
 	}
 }
 
-// close ends run. Call it once.
+// close ends run, which then closes the file descriptors. Call it only once.
 func (w *watcher) close() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	_, _ = unix.Write(w.stop, one[:]) // an eventfd at 0 always takes a 1
+	_, _ = unix.Write(w.stop, one[:]) // a write of 1 to an eventfd that is 0 always succeeds
 }
 
-// pendingError returns an error of a socket that no read or write has returned yet; nil: there is none, or the connection has no socket.
+// pendingError returns the socket error (SO_ERROR) that no read or write has returned yet, and clears it; nil: there is none, or
+// the connection has no socket.
 func pendingError(c net.Conn) error {
 	sock, ok := c.(syscall.Conn)
 	if !ok {

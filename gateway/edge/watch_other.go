@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// watcher does nothing outside Linux. There, a client that leaves is noticed only at the next read or write on its connection. This is good
+// watcher does nothing outside Linux, where a client that leaves is noticed only at the next read or write on its connection. This is good
 // enough for development; use Linux in production.
 type watcher struct{}
 
