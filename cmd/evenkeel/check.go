@@ -36,7 +36,7 @@ not start. Run it as the user that serve runs as, in the same working directory 
 The exit status is 0 if serve would start. It is 1 if serve would not start, if a probe or a case failed, or if a signal ended the probes.`
 }
 
-// checked is the result of check for a config file.
+// checked is the result of evenkeel check for one config file, as the JSON output shows it.
 type checked struct {
 	Config   string             `json:"config"`
 	Errors   []problem          `json:"errors"`
@@ -47,7 +47,7 @@ type checked struct {
 	cfg *config.Config
 }
 
-// problem is an error and the place in the config file that causes it.
+// problem is an error, with the place in the config file that causes it. Empty or 0: the error has no such place.
 type problem struct {
 	File   string `json:"file,omitempty"`
 	Line   int    `json:"line,omitempty"`
@@ -56,7 +56,7 @@ type problem struct {
 	Msg    string `json:"message"`
 }
 
-// Run fails if serve would refuse the config, or if a probe or a case failed.
+// Run checks the config and prints the result. It fails if serve would refuse the config, or if a probe or a case failed.
 func (c *checkCmd) Run(std streams) error {
 	found := checked{Config: c.Config, Errors: []problem{}, Findings: []selftest.Finding{}}
 	err := c.runChecks(&found)
@@ -77,7 +77,7 @@ func (c *checkCmd) Run(std streams) error {
 	}
 	badFinding := slices.ContainsFunc(found.Findings, func(f selftest.Finding) bool { return f.Level == selftest.Bad })
 	badCase := slices.ContainsFunc(found.Cases, func(v verdict) bool { return !v.OK })
-	if err != nil || badFinding || badCase { // err was printed as a part of the JSON
+	if err != nil || badFinding || badCase { // err has been printed as a part of the JSON
 		return errFailed
 	}
 	return nil
@@ -96,7 +96,7 @@ func (found *checked) printText(out io.Writer) {
 	}
 }
 
-// engineCounts returns a text with the number of engines of each role that occurs.
+// engineCounts returns a text with the number of engines per role, without roles that have none, such as "2 aggregated engines".
 func engineCounts(e *config.Engines) string {
 	switch prefill, decode, aggregated := len(e.Prefill), len(e.Decode), len(e.Aggregated); {
 	case aggregated == 0:
@@ -110,8 +110,9 @@ func engineCounts(e *config.Engines) string {
 	}
 }
 
-// groupsOf lists the groups of a role if there are several. The list reveals a misspelt name, which makes a group of its own. An engine
-// without a configured group is not listed: it is a group of its own, which has the engine's address as its name.
+// groupsOf returns a text with the groups of a role and their numbers of ranks, if there are several groups. The text reveals a
+// misspelt name, because it makes a group of its own. An engine without a configured group is not in it: it is a group of its own,
+// named by the engine's address.
 func groupsOf(role string, engines []config.Engine) string {
 	ranks := map[string]int{}
 	for _, e := range engines {
@@ -129,8 +130,8 @@ func groupsOf(role string, engines []config.Engine) string {
 	return fmt.Sprintf(", ranks of each %s group: %s", role, strings.Join(list, ", "))
 }
 
-// runChecks checks the config and stores the results in found. It returns an error if serve would refuse the config, or if a
-// requested check cannot be made.
+// runChecks checks the config, and runs the further checks that flags ask for. It stores the results in found. It returns an error if serve
+// would refuse the config, or if one of the further checks cannot be made.
 func (c *checkCmd) runChecks(found *checked) error {
 	var err error
 	if found.cfg, err = config.Load(c.Config); err != nil {
@@ -153,7 +154,7 @@ func (c *checkCmd) runChecks(found *checked) error {
 		if err != nil {
 			return err
 		}
-		found.Changes = append([]config.Change{}, changes...) // not nil, so that the JSON has the list even if nothing changes
+		found.Changes = append([]config.Change{}, changes...) // not nil, so that the JSON has a list even if nothing changes
 	}
 	if c.Fixture != "" {
 		if found.Cases, err = runFixture(c.Fixture, found.cfg); err != nil {
@@ -171,7 +172,8 @@ func (c *checkCmd) runChecks(found *checked) error {
 	return nil
 }
 
-// checkDiscoveryFiles reads the files that list engines. A problem with them is only a warning, because serve starts without them.
+// checkDiscoveryFiles reads the files of discovery that list engines. A problem with such a file is only a warning, because
+// serve starts without it.
 func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	for _, path := range cfg.Discovery.Files {
 		text, err := os.ReadFile(path)
@@ -185,7 +187,8 @@ func checkDiscoveryFiles(cfg *config.Config) (found []selftest.Finding) {
 	return found
 }
 
-// problemsOf returns the parts of a joined error, each with its place in the config file if it has one. Another error is one problem.
+// problemsOf returns the parts of a joined error, each with its place in the config file if it has one. An error that is
+// not joined is a single problem.
 func problemsOf(err error) (list []problem) {
 	if err == nil {
 		return nil
@@ -196,7 +199,7 @@ func problemsOf(err error) (list []problem) {
 			list = append(list, problemsOf(e)...)
 			texts = append(texts, e.Error())
 		}
-		if err.Error() == strings.Join(texts, "\n") { // otherwise the error is one sentence about all its parts
+		if err.Error() == strings.Join(texts, "\n") { // otherwise the joined error has a text of its own about all its parts
 			return list
 		}
 	}

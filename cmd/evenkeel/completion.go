@@ -12,7 +12,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// completionCmd prints a script that makes a shell complete command lines of evenkeel by running completeCmd.
+// completionCmd prints a script for a shell. The script completes command lines of evenkeel by running `evenkeel complete` (completeCmd).
 type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"Write it for this shell: bash, zsh or fish."`
 }
@@ -26,14 +26,14 @@ func (completionCmd) Help() string {
     fish: evenkeel completion fish | source        or into ~/.config/fish/completions/evenkeel.fish`
 }
 
-// Run prints the script.
+// Run prints the script for the shell.
 func (c completionCmd) Run(std streams) error {
 	_, err := fmt.Fprint(std.out, completionScripts[c.Shell])
 	return err
 }
 
-// completionScripts are the scripts by shell. They run `evenkeel complete` with the words up to the cursor, the unfinished one last.
-// This command prints one word per line. The line :files means that names of files are possible, too.
+// completionScripts has a script for each shell. A script runs `evenkeel complete` with the words up to the cursor, the unfinished word
+// last. `evenkeel complete` prints one possible word per line. The line :files means that names of files are possible, too.
 var completionScripts = map[string]string{
 	"bash": `_evenkeel() {
     local cur=${COMP_LINE:0:COMP_POINT} words word
@@ -83,12 +83,13 @@ complete -c evenkeel -f -a '(__evenkeel_complete)'
 `,
 }
 
-// completeCmd is the command that the scripts run. It prints the words that the unfinished word can become, one per line.
+// completeCmd is the command that the scripts of completionScripts run. It prints the words that the unfinished word can
+// become, one per line.
 type completeCmd struct {
 	Words []string `arg:"" optional:"" passthrough:"" help:"Words of the command line after the program's name; the last is completed."`
 }
 
-// Run prints the words that the last word can become. The scripts write -- before the words.
+// Run prints the words that the last word can become. The scripts write -- before the words, so that kong reads no flags from them.
 func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	words := c.Words
 	if len(words) > 0 && words[0] == "--" {
@@ -102,16 +103,16 @@ func (c completeCmd) Run(ctx *kong.Context, std streams) error {
 	return nil
 }
 
-// completeFiles is the line by which complete asks the shell for names of files.
+// completeFiles is the line that asks the shell to complete names of files.
 const completeFiles = ":files"
 
-// complete returns the words that the last of words can become. node is the program's command line.
+// complete returns the words that the last of words, which is unfinished, can become. node describes evenkeel's command line.
 func complete(node *kong.Node, words []string) []string {
 	if len(words) == 0 {
 		words = []string{""}
 	}
 	unfinished := words[len(words)-1]
-	var awaiting *kong.Flag // the flag to which the next word belongs as a value; nil: there is none
+	var awaiting *kong.Flag // the flag whose value the next word is; nil: there is none
 	for _, w := range words[:len(words)-1] {
 		switch {
 		case strings.HasPrefix(w, "-"):
@@ -123,7 +124,7 @@ func complete(node *kong.Node, words []string) []string {
 				}
 			}
 			isSwitch := awaiting != nil && awaiting.IsBool()
-			if hasValue || isSwitch { // the next word is no value of this flag
+			if hasValue || isSwitch { // the next word is not a value of this flag
 				awaiting = nil
 			}
 		case awaiting != nil:
@@ -163,10 +164,10 @@ func completionsFor(at *kong.Node, unfinished string) []string {
 	if enum := at.Positional[0].Enum; enum != "" {
 		return withPrefix(unfinished, strings.Split(enum, ","))
 	}
-	return []string{completeFiles} // an argument without a list of values is a file
+	return []string{completeFiles} // an argument without a list of values is the name of a file
 }
 
-// subcommandOf returns the command with this name, or alias, directly below a node; nil: there is none.
+// subcommandOf returns the command with this name or alias directly below a node; nil: there is none.
 func subcommandOf(at *kong.Node, name string) *kong.Node {
 	for _, c := range at.Children {
 		if c.Name == name || slices.Contains(c.Aliases, name) {
@@ -176,8 +177,8 @@ func subcommandOf(at *kong.Node, name string) *kong.Node {
 	return nil
 }
 
-// findFlag returns the flag that a word such as --name or -n means; nil: there is none. A node with a default command
-// also has the flags of this command.
+// findFlag returns the flag of a node that a word such as --name or -n stands for; nil: there is none. A node with a default command also
+// has the flags of that command.
 func findFlag(at *kong.Node, word string) *kong.Flag {
 	for _, group := range at.AllFlags(false) {
 		for _, f := range group {
@@ -194,7 +195,7 @@ func findFlag(at *kong.Node, word string) *kong.Flag {
 	return nil
 }
 
-// flagNames returns the flags of a node as words, with the --no- form of those that have one.
+// flagNames returns the flags of a node as words of a command line, including the --no- form of flags that have one.
 func flagNames(at *kong.Node) (names []string) {
 	if at.DefaultCmd != nil {
 		at = at.DefaultCmd
@@ -211,9 +212,9 @@ func flagNames(at *kong.Node) (names []string) {
 	return names
 }
 
-// valuesOf returns the values of a flag that begin with unfinished, as far as they can be listed.
+// valuesOf returns the values of a flag that begin with unfinished, if evenkeel can list its values.
 func valuesOf(f *kong.Flag, unfinished string) []string {
-	if f == nil { // an unknown flag
+	if f == nil { // the flag is unknown
 		return nil
 	}
 	if f.Enum != "" {
@@ -250,7 +251,7 @@ func withPrefix(prefix string, list []string) (matching []string) {
 	return matching
 }
 
-// prependToAll puts a prefix before every word of a list, except completeFiles.
+// prependToAll puts a prefix before every word of a list, except completeFiles, which must stay as it is for the shell.
 func prependToAll(prefix string, list []string) []string {
 	for i, s := range list {
 		if s != completeFiles {

@@ -25,8 +25,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// demoCmd compares policies on a real trace. For each policy, new reference engines, a new proxy and a new load run in this process, and
-// use HTTP over loopback. With --aggregated the engines both prefill and decode, see demo_aggregated.go.
+// demoCmd compares policies on a real trace. For each policy, it runs new reference engines, a new proxy and a new load in this process.
+// They talk HTTP over loopback. With --aggregated, the engines both prefill and decode: see demo_aggregated.go.
 type demoCmd struct {
 	Trace    string `placeholder:"FILE" help:"Send the requests of a trace: CSV or JSON lines, gzipped or not (default: Azure's conversation trace of 2023; docs/traces.md has the columns)."`
 	Requests int    `default:"640" placeholder:"N" help:"Send this many requests for each policy (default: ${default})."`
@@ -55,11 +55,11 @@ type demoCmd struct {
 
 // demoPolicy is one of the policies to compare.
 type demoPolicy struct {
-	name string // as the user wrote it
-	spec string // with the settings with which it runs
+	name string // the policy as the user wrote it
+	spec string // the policy with all settings with which it runs
 }
 
-// Run fails if any stream was wrong or broken, or if the user interrupts it.
+// Run runs the demo. It fails if any stream was wrong or broken, or if the user interrupts the demo.
 func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	if c.Law == lawList {
 		return listLaws(std, k)
@@ -73,8 +73,8 @@ func (c *demoCmd) Run(std streams, k *kong.Context) error {
 	return c.run(ctx, std)
 }
 
-// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts it, if a stream is wrong,
-// or if the audit of a trial has an error.
+// run sends the load under each policy, writes the report and prints the result. It fails if the user interrupts the demo, if a stream is
+// wrong, or if the audit of a trial finds an error.
 func (c *demoCmd) run(ctx context.Context, std streams) error {
 	policies, err := c.checkFlags()
 	if err != nil {
@@ -99,7 +99,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(),
 		c.describeStep())
 
-	if sentWhileWarming := c.concurrency() + c.warmUpRequests(); c.Requests <= sentWhileWarming { // all are sent before measuring begins
+	// If the requests are too few, all of them are sent before measuring begins.
+	if sentWhileWarming := c.concurrency() + c.warmUpRequests(); c.Requests <= sentWhileWarming {
 		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
 			"--slots or --extra\n",
 			c.Requests, sentWhileWarming)
@@ -135,8 +136,8 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// createFolder creates the folder for the report. Without --out its name is new, so that several demos do not overwrite each
-// other's files.
+// createFolder creates the folder for the report. Without --out, the folder gets a new name, so that several demos do not
+// overwrite each other's files.
 func (c *demoCmd) createFolder() (string, error) {
 	if c.Out == "" {
 		return os.MkdirTemp("", "evenkeel-demo-")
@@ -144,8 +145,8 @@ func (c *demoCmd) createFolder() (string, error) {
 	return c.Out, ensureWritableFolder(c.Out)
 }
 
-// ensureWritableFolder creates the folder of --out if it does not exist. It also tries whether files can be written there, before a run
-// that takes minutes.
+// ensureWritableFolder creates the folder of --out if it does not exist. It also checks that files can be written there, so that an error
+// shows before a run that takes minutes.
 func ensureWritableFolder(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
@@ -157,7 +158,7 @@ func ensureWritableFolder(dir string) error {
 	return nil
 }
 
-// checkFlags checks the flags and returns the policies.
+// checkFlags checks the values of the flags, and returns the policies of --policies.
 func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	for flag, n := range map[string]int{"--requests": c.Requests, "--workers": c.Workers, "--slots": c.Slots, "--prefills": c.Prefills} {
 		if n < 1 {
@@ -184,10 +185,11 @@ func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 	return policies, nil
 }
 
-// parsePolicy reads one policy of --policies. It adds --max-age, and with --aggregated --max-hold, if the policy has the setting and
-// names no value for it. The name delayer, which stands for what engines do, becomes the policy jsq-kv.
+// parsePolicy reads one policy of --policies. If the policy has a setting for --max-age, or with --aggregated for --max-hold,
+// and gives no value for it, parsePolicy adds the value of the flag. The name delayer, which stands for engines that hold
+// prompts, becomes the policy jsq-kv.
 func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
-	if c.Aggregated && text == delayerPolicy { // the engines hold prompts, and the proxy places requests as under jsq-kv
+	if c.Aggregated && text == delayerPolicy { // the engines hold prompts, and the proxy places requests as jsq-kv does
 		return demoPolicy{name: text, spec: "jsq-kv"}, nil
 	}
 	spec, err := policy.ParseSpec(text)
@@ -207,8 +209,8 @@ func (c *demoCmd) parsePolicy(text string) (demoPolicy, error) {
 	return demoPolicy{name: text, spec: spec.String()}, nil
 }
 
-// readRequests reads the trace and returns its name as source. The requests to send are a part of the trace that the seed chooses. The
-// history is the part right before it, at most 2,000 requests and a quarter of the trace, from which predictors may learn.
+// readRequests reads the trace and returns its name as source. send is a part of the trace that the seed chooses. history is the part right
+// before send, from which predictors may learn; it has at most 2,000 requests and at most a quarter of the trace.
 func (c *demoCmd) readRequests() (send, history []trace.Request, source string, err error) {
 	t := trace.Azure()
 	source = "Azure's conversation trace (2023)"
@@ -220,16 +222,16 @@ func (c *demoCmd) readRequests() (send, history []trace.Request, source string, 
 	}
 	n := uint64(len(t.Requests))
 	historyLength := min(demoHistory, n/4)
-	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed begins where the part of the seed before it ends
+	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed's part begins where the part of the previous seed ends
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
-		send[i] = t.Requests[(first+uint64(i))%n] // after the last request of the trace comes the first
+		send[i] = t.Requests[(first+uint64(i))%n] // the trace is repeated from its first request if it is too short
 	}
 	return send, t.Requests[first-min(first, historyLength) : first], source, nil
 }
 
-// warmUpRequests returns how many requests must end before measuring begins, so that every slot was refilled once. If the ranks also
-// prefill, it is more, so that the proxy has learned how long a prompt takes.
+// warmUpRequests returns how many requests must end before measuring begins, so that every slot has been refilled once. With --aggregated
+// it is more, so that the proxy has learned how long a prompt takes.
 func (c *demoCmd) warmUpRequests() int {
 	if c.Aggregated {
 		return 5 * c.Workers * c.Slots / 2
@@ -240,7 +242,7 @@ func (c *demoCmd) warmUpRequests() int {
 // concurrency returns how many requests are in the system at the same time.
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
-// perTokenText returns the time of a step per KV token as text, in a unit that suits it.
+// perTokenText returns the part of a step's time per KV token as text, in µs with --aggregated and otherwise in ms.
 func (c *demoCmd) perTokenText() string {
 	if c.Aggregated {
 		return micros(c.C1)
@@ -248,7 +250,7 @@ func (c *demoCmd) perTokenText() string {
 	return millis(c.C1)
 }
 
-// stepModel returns the times of the engines' steps as the report shows them.
+// stepModel returns how long the engines' steps take, for the report.
 func (c *demoCmd) stepModel() report.StepModel {
 	if c.deployment != nil {
 		return levelStepModel(c.scaledLaw())
@@ -282,10 +284,10 @@ func (c *demoCmd) printResult(r *report.Report, std streams) error {
 	return err
 }
 
-// writeWrapped writes an item of a list in lines of about 100 characters, which fit into a terminal.
+// writeWrapped writes text as an item of a list, in lines of about 100 characters. An empty text writes nothing.
 func writeWrapped(b *bytes.Buffer, text string) {
 	const width = 100
-	if text == "" { // a note that does not apply
+	if text == "" { // empty: a note that does not apply
 		return
 	}
 	column := 0
@@ -314,7 +316,7 @@ func writeReport(r *report.Report, dir string) (string, error) {
 		if err := write(&b); err != nil {
 			return "", err
 		}
-		if b.Len() == 0 { // with only one run there is no animation
+		if b.Len() == 0 { // the animation is empty if only one policy ran
 			continue
 		}
 		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
@@ -324,7 +326,7 @@ func writeReport(r *report.Report, dir string) (string, error) {
 	return filepath.Abs(page)
 }
 
-// fileName returns a policy's name without characters that a file system may not allow.
+// fileName returns a policy's name with a dash for each character that a file system may not allow.
 func fileName(name string) string {
 	return strings.Map(func(r rune) rune {
 		if strings.ContainsRune(`:=,/\ `, r) {
@@ -334,12 +336,12 @@ func fileName(name string) string {
 	}, name)
 }
 
-// demoHistory is how many requests a predictor learns from, those before the requests that are sent. A proxy has seen so many after
-// a few minutes.
+// demoHistory is how many requests, those right before the requests that are sent, a predictor learns from. A proxy has
+// seen as many after a few minutes.
 const demoHistory = 2000
 
-// writeDemoFit writes the file that `evenkeel fit` would write, and returns its path; empty: there are too few requests to learn from, so
-// the proxy learns only while it runs.
+// writeDemoFit writes a fitted predictor, as `evenkeel fit` does, and returns the path of the file. Empty: there are too few requests to
+// learn from, so the proxy learns only while it runs.
 func writeDemoFit(history []trace.Request, path, source string) (string, error) {
 	const enough = 100
 	if len(history) < enough {

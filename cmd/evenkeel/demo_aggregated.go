@@ -18,7 +18,7 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// demoAggregated has the flags of demo for ranks that prefill and decode.
+// demoAggregated has the flags of demo for ranks that both prefill and decode.
 type demoAggregated struct {
 	Aggregated    bool          `help:"Have ranks that prefill and decode, in place of pairs of engines. The defaults are then ${aggregateddemo}. With the policy delayer, requests go as with jsq-kv, and the engines themselves hold prompts for up to 30 steps, until each rank has one."`
 	TokenBudget   int           `default:"2048" placeholder:"N" help:"A rank computes this many tokens of prompts and answers in one step (default: ${default})."`
@@ -28,9 +28,9 @@ type demoAggregated struct {
 }
 
 const (
-	// demoSpeedup is how many times faster these engines are than at full scale.
+	// demoSpeedup is how many times faster the demo's aggregated engines run than engines at full scale.
 	demoSpeedup            = 5
-	demoSteps              = 1 << 20 // how many steps the log of an engine keeps: an hour and a half of 5 ms steps
+	demoSteps              = 1 << 20 // steps that an engine's log keeps: an hour and a half of 5 ms steps
 	demoAggregatedPolicies = "rr,jsq-kv," + delayerPolicy + ",evenkeel"
 )
 
@@ -74,7 +74,7 @@ func (c *demoCmd) setDefaults(k *kong.Context) error {
 	return nil
 }
 
-// setAggregatedDefaults sets the defaults of --aggregated for the flags that were not given.
+// setAggregatedDefaults sets each flag that was not given to its default with --aggregated, if that differs.
 func (c *demoCmd) setAggregatedDefaults(given []string) {
 	m := fullAggregated
 	for flag, set := range map[string]func(){
@@ -92,7 +92,7 @@ func (c *demoCmd) setAggregatedDefaults(given []string) {
 	}
 }
 
-// checkAggregated returns an error if flags of --aggregated have values that cannot work.
+// checkAggregated returns an error if a flag for --aggregated has a value that cannot work.
 func (c *demoCmd) checkAggregated() error {
 	switch {
 	case c.TokenBudget < c.Slots:
@@ -105,7 +105,7 @@ func (c *demoCmd) checkAggregated() error {
 	return nil
 }
 
-// withMaxHold sets --max-hold in a policy that has this setting and names no value.
+// withMaxHold adds the value of --max-hold to a policy that has the setting max_hold and gives no value for it.
 func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	if !spec.Accepts("max_hold") || spec.Sets("max_hold") {
 		return spec, nil
@@ -117,7 +117,7 @@ func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
 	return spec, nil
 }
 
-// aggregatedEngine returns the config of the engine for a policy.
+// aggregatedEngine returns the config of the engine for one policy. With delayer, the engine itself holds prompts.
 func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	cfg := refengine.Config{
 		Role: refengine.Aggregated, Model: refengine.Model{Name: "demo"}, DPSize: c.Workers, Slots: c.Slots,
@@ -133,8 +133,8 @@ func (c *demoCmd) aggregatedEngine(p demoPolicy) refengine.Config {
 	return cfg
 }
 
-// addRanks adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt,
-// as configs/aggregated.yaml recommends, because nothing else shows how long a prompt is.
+// addRanks adds the ranks to the proxy's config. It also makes the proxy ask an engine for the number of tokens of each prompt, because the
+// proxy has no other way to know it. configs/aggregated.yaml recommends the same.
 func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 	for _, url := range ranks.URLs() {
 		cfg.Engines.Aggregated = append(cfg.Engines.Aggregated, config.Engine{URL: url, Slots: c.Slots, Budget: c.TokenBudget})
@@ -142,14 +142,14 @@ func (c *demoCmd) addRanks(cfg *config.Config, ranks *refengine.Engine) {
 	cfg.Prefill.Index.Tokenize = "engine"
 }
 
-// nothingLearned is the text of learnedPromptTimes for a proxy that has learned nothing.
+// nothingLearned is what learnedPromptTimes returns if the proxy has learned nothing.
 const nothingLearned = "nothing"
 
-// learnedPromptTimes returns a text with the times of prompts that the proxy has learned, or nothingLearned.
+// learnedPromptTimes returns a text that says how long prompts take by what the proxy has learned, or nothingLearned.
 func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.OwnPromptMs+s.SharedPromptMs > 0 { // the first group that has learned anything
+			if s := group.Step; s != nil && s.OwnPromptMs+s.SharedPromptMs > 0 { // the first group for which the proxy has learned anything
 				return fmt.Sprintf("%.3g µs per prompt token and %.2g ms for a step with any", 1e3*(s.OwnPromptMs+s.SharedPromptMs), s.PrefillMs)
 			}
 		}
@@ -157,7 +157,7 @@ func learnedPromptTimes(ctx context.Context, g *gateway.Gateway) string {
 	return nothingLearned
 }
 
-// aggregatedCommandLine returns the command line that makes the same report again.
+// aggregatedCommandLine returns the command line that gives the same report again.
 func (c *demoCmd) aggregatedCommandLine() string {
 	line := fmt.Sprintf("evenkeel demo --aggregated --requests %d --slots %d --extra=%d --policies %s --seed %d ", c.Requests, c.Slots,
 		c.Extra, c.Policies, c.Seed)
@@ -171,14 +171,14 @@ func (c *demoCmd) aggregatedCommandLine() string {
 	return line
 }
 
-// describePrefill returns the value of the fact "prefill" in the report: which ranks compute prompts, and how long that takes.
+// describePrefill returns the text of the fact "prefill" in the report: which ranks compute prompts, and how long that takes.
 func (c *demoCmd) describePrefill() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",
 		c.TokenBudget, micros(c.PrefillPerToken), micros(c.PrefillShared), millis(c.PrefillBase), millis(c.Jitter))
 }
 
-// engineNotes returns notes on how far the numbers of these engines apply to real ones.
+// engineNotes returns notes on how far the numbers of these reference engines apply to real engines.
 func (c *demoCmd) engineNotes() []string {
 	m := fullAggregated
 	return []string{

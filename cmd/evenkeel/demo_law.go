@@ -11,14 +11,14 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// speedup returns how many times faster than at full scale the engines of a deployment run here. It is less for many ranks, because all
-// of them share a laptop's cores with the proxy and the load.
+// speedup returns how many times faster the engines of a deployment run here than at full scale. The number is lower for many ranks,
+// because all of them share a laptop's cores with the proxy and the load.
 func (c *demoCmd) speedup() float64 {
 	return min(demoSpeedup, max(1, 8*demoSpeedup/float64(c.deployment.Ranks)))
 }
 
-// lookUpLaw finds the law that --law names and sets the number of ranks to that of its deployment. It refuses flags whose values the
-// law has.
+// lookUpLaw finds the law, the step times of a deployment, that --law names, and sets the number of ranks to that of the deployment. It
+// refuses flags whose values come from the law.
 func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	if c.Law == "" {
 		if slices.Contains(given, "law") {
@@ -45,20 +45,21 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 	return nil
 }
 
-// setLawDefaults gives flags that were not given their default with --law.
+// setLawDefaults sets the flags that were not given to their defaults with --law.
 func (c *demoCmd) setLawDefaults(given []string) {
-	enginesOwn, m := c.deployment.Balances(), c.stepModel() // the policy that is nearest to the engine's own balancing
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1))          // only so that they pass the checks of flags: the engines step by the law
+	// enginesOwn is the policy that is nearest to the engine's own balancing.
+	enginesOwn, m := c.deployment.Balances(), c.stepModel()
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // C0 and C1 only have to pass checkFlags, because the engines step by the law.
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = enginesOwn + ",jsq-kv,br0,brh,evenkeel" },
-		// Prefill is so fast that the result depends only on the decode ranks.
+		// Prefill is made so fast that the result depends only on the decode ranks.
 		"prefills":          func() { c.Prefills = 4 },
 		"prefill-base":      func() { c.PrefillBase = time.Millisecond },
 		"prefill-per-token": func() { c.PrefillPerToken = time.Microsecond },
 	}
 	if c.Aggregated {
-		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // the law has these times
-		slower := demoSpeedup / c.speedup()                         // --jitter and --max-hold have defaults for demoSpeedup
+		c.PrefillBase, c.PrefillPerToken, c.PrefillShared = 0, 0, 0 // 0, because the law has these times
+		slower := demoSpeedup / c.speedup()                         // the defaults of --jitter and --max-hold are for demoSpeedup
 		defaults = map[string]func(){
 			"policies": func() { c.Policies = enginesOwn + ",jsq-kv," + delayerPolicy + ",evenkeel" },
 			"jitter":   func() { c.Jitter = time.Duration(slower * float64(c.Jitter)) },
@@ -73,7 +74,7 @@ func (c *demoCmd) setLawDefaults(given []string) {
 	}
 }
 
-// scaledLaw returns the deployment's law with all times divided by speedup.
+// scaledLaw returns the deployment's law with all times divided by speedup, for the demo's faster engines.
 func (c *demoCmd) scaledLaw() step.Law {
 	l := c.deployment.Served()
 	for _, part := range []*float64{&l.C0Ms, &l.C1Ms, &l.RequestMs, &l.MostRowsMs, &l.MeanRowsMs, &l.OwnPromptMs, &l.SharedPromptMs,
@@ -83,7 +84,7 @@ func (c *demoCmd) scaledLaw() step.Law {
 	return l
 }
 
-// setStepLaw gives an engine the law, if --law names one, for the times of its steps and its padding.
+// setStepLaw makes an engine take the times and the padding of its steps from the law, if --law names one.
 func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	if c.deployment != nil {
 		l := c.scaledLaw()
@@ -91,7 +92,7 @@ func (c *demoCmd) setStepLaw(cfg *refengine.Config) {
 	}
 }
 
-// describeStep returns a text that says how long a step takes.
+// describeStep returns a text that says how long a step of the demo's engines takes.
 func (c *demoCmd) describeStep() string {
 	if c.deployment != nil {
 		return fmt.Sprintf("%s, and all of it is %.3g times as fast", describeLaw(c.deployment), c.speedup())
@@ -99,7 +100,7 @@ func (c *demoCmd) describeStep() string {
 	return fmt.Sprintf("a step takes %s and %s for each KV token of the fullest rank", millis(c.C0), c.perTokenText())
 }
 
-// lawFlags returns --law if it was given, else flags, which are the flags that --law replaces.
+// lawFlags returns --law with its value if it was given. Otherwise it returns flags, a text with the flags that --law replaces.
 func (c *demoCmd) lawFlags(flags string) string {
 	if c.deployment != nil {
 		return "--law " + c.Law
@@ -107,7 +108,7 @@ func (c *demoCmd) lawFlags(flags string) string {
 	return flags
 }
 
-// lawNotes returns notes on the result, and on how far it applies to real engines.
+// lawNotes returns notes on the result of a demo with --law, and on how far it applies to real engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	ranksThat, loadNote, dataNote := "decode", "", stepTimesNote
 	if c.Aggregated {

@@ -12,8 +12,8 @@ import (
 	"evenkeel/gateway"
 )
 
-// readGateway reads the time of a tick from the proxy's metrics into a sample. drift is by how much the proxy's accounts of slots and KV
-// tokens do not balance; it should be 0.
+// readGateway reads the 99th percentile of a tick's time, in µs, from the proxy's metrics into a sample. drift is by how many slots and KV
+// tokens the proxy's accounts do not balance; it should be 0.
 func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (drift int64, err error) {
 	families, err := g.Registry().Gather()
 	if err != nil {
@@ -31,12 +31,12 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 	return max(d.Slots, -d.Slots) + max(d.KVTokens, -d.KVTokens), nil
 }
 
-// quantile returns a quantile of the sum of histograms with equal buckets. It interpolates within a bucket, as PromQL's
+// quantile returns the quantile q (0 to 1) of the sum of histograms with equal buckets. It interpolates within a bucket, as PromQL's
 // histogram_quantile does. NaN: there are no observations, or the quantile is above the last bucket.
 func quantile(series []*dto.Metric, q float64) float64 {
 	var total uint64
 	var bounds []float64
-	var counts []uint64 // counts[i] is how many observations are up to bounds[i]
+	var counts []uint64 // counts[i] is how many observations are at most bounds[i]
 	for _, m := range series {
 		h := m.GetHistogram()
 		total += h.GetSampleCount()
@@ -48,7 +48,7 @@ func quantile(series []*dto.Metric, q float64) float64 {
 		}
 	}
 	rank := q * float64(total)
-	low, below := 0.0, uint64(0) // the lower bound of bucket i, and how many observations are up to it
+	low, below := 0.0, uint64(0) // the lower bound of bucket i, and how many observations are at most that bound
 	for i, n := range counts {
 		if n > 0 && float64(n) >= rank {
 			return low + (bounds[i]-low)*(rank-float64(below))/float64(n-below)

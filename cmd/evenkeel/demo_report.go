@@ -14,7 +14,7 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// fullScale has the times of the engines at full scale, which are slower than those of the demo.
+// fullScale has the step times of real engines, which are slower than the demo's engines.
 var fullScale = report.StepModel{C0: 55 * time.Millisecond, C1: 200}
 
 // mooncakeKVPerRequest is the mean number of KV tokens that a running request of Mooncake's conversation trace holds, as
@@ -47,7 +47,7 @@ func (c *demoCmd) makeReport(trials []*trial, requests []trace.Request, source s
 	return r
 }
 
-// commandLine returns the command line that makes the same report again.
+// commandLine returns the command line that gives the same report again.
 func (c *demoCmd) commandLine() string {
 	if c.Aggregated {
 		return c.aggregatedCommandLine()
@@ -62,7 +62,7 @@ func (c *demoCmd) commandLine() string {
 	return line
 }
 
-// facts returns the conditions of the run: machine, trace, engines and policies.
+// facts returns the conditions of the run for the report: machine, trace, engines and policies.
 func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	specs, audits := make([]string, len(trials)), make([]string, len(trials))
@@ -104,16 +104,16 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	}
 }
 
-// describeTokens returns a text with the distribution of a number of tokens.
+// describeTokens returns a text with the mean, the percentiles and the maximum of a number of tokens.
 func describeTokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
-// describeMachine describes the machine, with the name of the processor if the system reports it.
+// describeMachine returns a text about this machine: the name of the processor, if /proc/cpuinfo has it, and the number of CPUs.
 func describeMachine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
-		defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
+		defer func() { _ = f.Close() }() // the file was only read, so an error of Close has no effect
 		for lines := bufio.NewScanner(f); lines.Scan() && name == ""; {
 			if key, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(key) == "model name" {
 				name = strings.TrimSpace(value) + ", "
@@ -123,9 +123,9 @@ func describeMachine() string {
 	return fmt.Sprintf("%s%d CPUs, %s/%s", name, runtime.GOMAXPROCS(0), runtime.GOOS, runtime.GOARCH)
 }
 
-// scaleNotes returns notes on how far the numbers apply to engines at full scale. It computes them from this run.
+// scaleNotes returns notes on how far the numbers of this run apply to engines at full scale. It computes the notes from the run.
 func (c *demoCmd) scaleNotes(r *report.Report) []string {
-	// c1 is not scaled down, so at full scale it is the c1 of this run.
+	// c1 is not scaled down, so the c1 of this run also applies at full scale.
 	atFullScale := report.StepModel{C0: fullScale.C0, C1: float64(c.C1)}
 	var notes []string
 	if c.C0 < atFullScale.C0 {
@@ -133,9 +133,9 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 			"its part per KV token, c1 = %s, is not scaled.",
 			millis(c.C0), millis(atFullScale.C0), float64(atFullScale.C0)/float64(c.C0), millis(c.C1)))
 	}
-	if level, ok := r.Bound[report.KVShare]; ok { // level: the loads of the first run, spread evenly over the ranks
+	if level, ok := r.Bound[report.KVShare]; ok { // level is for the loads of the first run, spread evenly over the ranks
 		first := r.Runs[0]
-		sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // KV's share of a step with the loads of this run
+		sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // KV's share of a full-scale step with the loads of this run
 		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
 		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
@@ -179,7 +179,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	}
 	notes := []string{"Measured from when " + ended + " until the last one was sent; TTFT and TPOT are of requests sent in that time. Load " +
 		"is the KV of running requests in the engines' step log: what waits in an engine for a slot takes capacity, not step time."}
-	late, step := 0.0, 0.0 // ms; the largest of all runs
+	late, step := 0.0, 0.0 // the largest values of all runs, ms
 	for _, run := range r.Runs {
 		late, step = max(late, run.Metrics[report.StepLateP99].Mean), max(step, run.Metrics[report.StepMean].Mean)
 	}
@@ -194,7 +194,7 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
 
-// meanRankLoad returns the mean load of a rank over all runs, in KV tokens.
+// meanRankLoad returns the mean load of a rank over the runs of all policies, in KV tokens.
 func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {
@@ -203,7 +203,7 @@ func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	return sum / float64(len(r.Runs)*c.Workers)
 }
 
-// atFullScaleMs returns how long a step of this run, in ms, would take at full scale.
+// atFullScaleMs returns how long a step of this run would take at full scale, where only c0 is larger. Both times are in ms.
 func (c *demoCmd) atFullScaleMs(step float64) float64 {
 	return step + float64(fullScale.C0-c.C0)/float64(time.Millisecond)
 }

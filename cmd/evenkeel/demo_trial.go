@@ -28,35 +28,36 @@ import (
 	"evenkeel/mooncake"
 )
 
-// trial is the result of one policy.
+// trial is the result of running the demo's load under one policy.
 type trial struct {
-	policy       demoPolicy
-	load         *load.Result
-	run          report.Run
-	bound        report.Sample // the result if all ranks had the same load in each of the same steps
-	learnedTimes string        // with --aggregated: the times of prompts that the proxy had learned when measuring began, and at the end
+	policy demoPolicy
+	load   *load.Result
+	run    report.Run
+	bound  report.Sample // the result if, in each of the same steps, all ranks had the same load
+	// learnedTimes says, with --aggregated, how long prompts take by what the proxy knew when measuring began, and at the end.
+	learnedTimes string
 	audit        audit
 }
 
-// audit has counts of engines and proxy after a run. Those that show an error must be 0.
+// audit has counts from the engines and the proxy after a run. Except for pulls and writes, all must be 0.
 type audit struct {
-	pulls, writes           int64 // hand-offs pulled, and parts of KV that prefill engines wrote; these are no errors
-	leaks, pins, wrongReads int64 // KV that no decode engine pulled; KV that is still pinned; pulls that read wrong KV
-	drift                   int64 // difference between what the proxy charged and what it released or still holds
+	pulls, writes           int64 // hand-offs that were pulled, and parts of KV that prefill engines wrote; not errors
+	leaks, pins, wrongReads int64 // hand-offs that no decode engine pulled; hand-offs whose KV is still pinned; pulls that read wrong KV
+	drift                   int64 // slots and KV tokens by which the proxy's accounts do not balance
 }
 
-// hasErrors reports whether KV leaked, is still pinned or was read wrongly, or the proxy's accounts do not balance.
+// hasErrors says whether KV leaked, is still pinned or was read wrongly, or whether the proxy's accounts do not balance.
 func (a audit) hasErrors() bool {
 	return a.leaks != 0 || a.pins != 0 || a.wrongReads != 0 || a.drift != 0
 }
 
-// runTrials runs one policy after another by calling try. A policy starts when all requests of the policy before it have been sent. The
-// last answers of the earlier policy then come while the later one fills its slots. This overlap does no harm, because neither time is
-// measured. After a failure or the end of ctx it starts no further policy.
+// runTrials runs one policy after another by calling try. A policy starts when all requests of the previous policy have been sent, so the
+// last answers of the previous policy come while the next one fills its slots. This overlap changes no result, because neither of these
+// periods is measured. After a failure or the end of ctx, no further policy starts.
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
-	var before chan struct{} // closed when the policy before this one has ended
+	var before chan struct{} // closed when the previous policy has ended
 	for i, p := range policies {
 		sent, ended := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -70,10 +71,10 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 		case <-ended:
 		}
 		if before != nil {
-			<-before // so that at most two policies run at the same time
+			<-before // at most two policies run at the same time
 		}
 		before = ended
-		earlierFailed := i > 0 && errs[i-1] != nil // the policy before this one has ended above
+		earlierFailed := i > 0 && errs[i-1] != nil // the previous policy has ended here, so its error is known
 		if ctx.Err() != nil || earlierFailed {
 			break
 		}
@@ -82,11 +83,12 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	return trials, errors.Join(errs...)
 }
 
-// runTrial runs one policy on new engines and a new proxy, stops both, and returns what was measured. It calls sent once its last request
-// was sent. If ctx ends, what it returns is not complete.
+// runTrial runs one policy on new engines and a new proxy, stops them, and returns what was measured. It calls sent when the last request
+// has been sent. If ctx ends first, the returned trial is incomplete.
 func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.Request, fitFile, logFile, title string, progress io.Writer,
 	sent func()) (*trial, error) {
-	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) { // an old file must go, because the proxy appends to it
+	// The proxy appends to the log file, so an old file must be removed.
+	if err := os.Remove(logFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	prefills, decode, err := c.startEngines(p)
@@ -116,7 +118,7 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	}
 	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	if ctx.Err() != nil { // the user interrupted the demo, so do not wait for streams
+	if ctx.Err() != nil { // the user has interrupted the demo, so do not wait for streams
 		cancel()
 	}
 	if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil && ctx.Err() == nil {
@@ -134,16 +136,16 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	return t, nil
 }
 
-// sendRequests sends the requests to the proxy, shows the progress, and calls sent once the last request was sent. known is what the
-// proxy knows of the times of prompts when measuring begins; empty: measuring never began, or the ranks only decode.
+// sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last request has been sent. known says what the
+// proxy had learned about the times of prompts when measuring began; empty: measuring never began, or the ranks only decode.
 func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests []trace.Request, progress io.Writer,
 	sent func()) (result *load.Result, known string, err error) {
 	show := newProgress(progress)
 	allSent := sync.OnceFunc(func() {
-		show.finish() // the next policy shows its own progress
+		show.finish() // the next policy shows its own progress from here on
 		sent()
 	})
-	defer allSent() // also if the load fails before
+	defer allSent() // needed if the load fails before all requests are sent
 	onProgress := func(now load.Progress) {
 		if now.Sent < now.Total {
 			show.showLoad(now)
@@ -165,8 +167,8 @@ func (c *demoCmd) sendRequests(ctx context.Context, g *gateway.Gateway, requests
 	return result, known, err
 }
 
-// startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and decode also prefills. After an error
-// it returns the engines that were started, which the caller must close.
+// startEngines starts the engines for a policy. With --aggregated there are no prefill engines, and the engine decode also prefills. With
+// an error, it returns the engines that did start, which the caller must close.
 func (c *demoCmd) startEngines(p demoPolicy) (prefills []*refengine.Engine, decode *refengine.Engine, err error) {
 	if c.Aggregated {
 		decode, err = refengine.Start(c.aggregatedEngine(p))
@@ -199,7 +201,7 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Dispatch.Policy, cfg.Dispatch.Window = p.spec, c.Window
-	cfg.Pool.Size = c.concurrency() // at the start all requests may wait at the same time
+	cfg.Pool.Size = c.concurrency() // at the start, all requests may wait in the pool at the same time
 	cfg.Log.Requests = logFile
 	cfg.Predictor.File = fitFile
 	if c.Aggregated {
@@ -213,8 +215,8 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 	return startGateway(ctx, cfg, len(prefills)+c.Workers, 10*time.Second)
 }
 
-// startGateway starts a proxy in this process. It waits until the proxy is ready and this number of engines is up. If that takes longer
-// than patience, it shuts the proxy down and fails.
+// startGateway starts a proxy in this process, and waits until it is ready and this number of engines is up. If that takes longer than
+// patience, startGateway shuts the proxy down and fails.
 func startGateway(ctx context.Context, cfg *config.Config, engines int, patience time.Duration) (*gateway.Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -246,7 +248,7 @@ func startGateway(ctx context.Context, cfg *config.Config, engines int, patience
 }
 
 // addPrefills adds the connector and the prefill engines to the proxy's config. Each prefill engine gets its own profile, because the
-// bootstrap server of a reference engine is at the engine's own port.
+// bootstrap server of a reference engine listens at that engine's own port.
 func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) {
 	cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: c.Connector}}
 	if c.Connector == mooncake.AscendLayerwise {
@@ -257,14 +259,15 @@ func (c *demoCmd) addPrefills(cfg *config.Config, prefills []*refengine.Engine) 
 		p := mooncake.Profile{Connector: c.Connector}
 		if c.Connector == mooncake.SGLang || c.Connector == mooncake.VLLMMooncake {
 			_, port, _ := strings.Cut(strings.TrimPrefix(at, "http://"), ":")
-			p.BootstrapPort, _ = strconv.Atoi(port) // the engine listens there
+			p.BootstrapPort, _ = strconv.Atoi(port) // the port of the engine is also that of its bootstrap server
 		}
 		cfg.Profiles[name] = p
 		cfg.Engines.Prefill = append(cfg.Engines.Prefill, config.Engine{URL: at, Profile: name})
 	}
 }
 
-// awaitReady waits until the proxy is ready and all engines are up, because with fewer engines the results could not be compared.
+// awaitReady waits until the proxy is ready and all engines are up, because results with fewer engines could not be compared. It
+// fails after the time patience.
 func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -289,7 +292,7 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 	}
 }
 
-// addCounts adds the counts of the engines.
+// addCounts adds the engines' counts of transfers and of errors with KV.
 func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine) {
 	for _, e := range append([]*refengine.Engine{decode}, prefills...) {
 		s := e.Stats()
@@ -302,13 +305,14 @@ func (a *audit) addCounts(prefills []*refengine.Engine, decode *refengine.Engine
 	}
 }
 
-// readLongestWait reads the longest wait in the pool from the request log into a sample. The histogram in the metrics has no maximum.
+// readLongestWait reads the longest wait in the pool, in ms, from the request log into a sample. The metrics cannot say it, because
+// their histogram has no maximum.
 func readLongestWait(path string, into report.Sample) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
+	defer func() { _ = f.Close() }() // the file was only read, so an error of Close has no effect
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -323,7 +327,7 @@ func readLongestWait(path string, into report.Sample) error {
 	return lines.Err()
 }
 
-// copyClientResults copies the results that clients saw into a sample. The latencies are of requests that were sent while measuring.
+// copyClientResults copies the results that clients saw into a sample. The latencies are those of requests that were sent while measuring.
 func copyClientResults(r *load.Result, into report.Sample) {
 	into[report.OK], into[report.Failed] = float64(r.OK), float64(r.Failed)
 	if r.Window == nil { // measuring never began
@@ -338,8 +342,8 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measureSteps computes the results from the engine's log of steps, adds them to the sample, and sets run and bound. prefills says that
-// the engine's ranks also prefill.
+// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run and t.bound. prefills says that the
+// engine's ranks also prefill.
 func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
@@ -364,7 +368,7 @@ func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bo
 	t.run = report.Run{Policy: t.policy.name, Seeds: 1, Metrics: report.Summarize(sample), Steps: steps, Window: w}
 }
 
-// printErrors prints the errors of a trial: streams that failed, accounts of KV that do not balance, and that nothing was measured.
+// printErrors prints what went wrong in a trial: streams that failed, accounts of KV that do not balance, or that nothing was measured.
 func (t *trial) printErrors(out io.Writer) {
 	r := t.load
 	if r.Failed > 0 || r.Stopped > 0 {

@@ -19,7 +19,7 @@ import (
 )
 
 // engineCmd runs the reference engine, which has the API of vLLM, vllm-ascend and SGLang without a model. Its ranks step together, and it
-// fails on demand. The prompt alone determines the tokens of an answer, so that a client can detect a wrong one.
+// fails on demand. The prompt alone determines the tokens of an answer, so that a client can detect a wrong answer.
 type engineCmd struct {
 	Role      string `enum:"prefill,decode,both,aggregated" default:"both" help:"Have this role: prefill, decode or both, with hand-offs between engines; or aggregated, with ranks that compute prompts in chunks beside their decodes, and no KV connector (default: ${default})."`
 	Listen    string `default:"127.0.0.1:8200" help:"Listen here with rank 0; rank i listens i ports above (default: ${default})."`
@@ -71,7 +71,7 @@ type holdFlags struct {
 	KeepsAnswers  time.Duration `name:"decoder-kv-blocks-ttl" placeholder:"480s" help:"Keep the KV of each answer for this long, as decode engines of nixl-pull do with bidirectional_kv_xfer (default: keep none)."`
 }
 
-// paddings has the value of --padding for each step.Form.
+// paddings has, at the index of each step.Form, the value of --padding that means this form.
 var paddings = []string{step.Eager: "none", step.Unmasked: "all", step.Masked: "masked", step.OwnBuckets: "own"}
 
 type stepFlags struct {
@@ -98,7 +98,7 @@ type aggregatedFlags struct {
 	PrefillDelayer          int           `placeholder:"STEPS" help:"Begin no prompt until each rank has one, but wait at most this many steps, as SGLang's delayer does (30 there)."`
 }
 
-// Run serves until SIGTERM or SIGINT.
+// Run serves until SIGTERM or SIGINT, and then ends at once.
 func (c *engineCmd) Run(std streams) (err error) {
 	cfg, err := c.config()
 	if err != nil {
@@ -125,13 +125,13 @@ func (c *engineCmd) Run(std streams) (err error) {
 	return nil
 }
 
-// config makes the engine's config from the flags, and validates it. Each of its errors is a usageError.
+// config returns the engine's config as the flags describe it, and validates it. Each of its errors is a usageError.
 func (c *engineCmd) config() (refengine.Config, error) {
 	cfg := refengine.Config{
 		Role: refengine.Role(c.Role), Connector: refengine.Connector(c.Connector), Version: c.Version, Group: c.Group,
 		DPSize: c.DPSize, DPMode: c.DPMode, Slots: c.Slots, MaxQueued: c.MaxQueued, Jitter: c.Steps.Jitter, Seed: c.Seed,
 		Server: refengine.Server{Listen: c.Listen, Advertise: c.Advertise, APIKey: c.APIKey},
-		// The zero Task is to generate.
+		// The task generate is the zero value of Task.
 		Model: refengine.Model{Name: c.Model, MaxLen: c.MaxModelLen, Task: plain.Task(strings.TrimPrefix(c.Task, "generate"))},
 		Steps: refengine.Steps{C0: c.C0, C1: c.C1, CR: c.Steps.CR, CM: c.Steps.CM, CS: c.Steps.CS, TokensPerChunk: c.TokensPerChunk,
 			StreamInterval: c.StreamInterval, Recompute: c.Recompute},
@@ -154,7 +154,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		}
 		cfg.KVEvents.Address = net.JoinHostPort(host, strconv.Itoa(c.KVEvents))
 	}
-	if form := slices.Index(paddings, c.Steps.Padding); form > 0 { // 0 is step.Eager, which pads nothing
+	if form := slices.Index(paddings, c.Steps.Padding); form > 0 { // 0 is step.Eager, the default, which pads nothing
 		cfg.Steps.Form, cfg.Steps.Captured = step.Form(form), c.Steps.Captured
 	}
 	for _, text := range c.Fault {

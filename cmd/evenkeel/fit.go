@@ -10,7 +10,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// fitCmd fits models to logs and traces. Without a subcommand it fits a predictor of output lengths.
+// fitCmd fits models to logs and traces. Without a subcommand, it fits a predictor of output lengths.
 type fitCmd struct {
 	Predictor fitPredictorCmd `cmd:"" default:"withargs" help:"Fit a predictor of output lengths (the default)."`
 	TTFT      fitTTFTCmd      `cmd:"" name:"ttft" help:"Fit the time of a prefill, a + b * tokens, for each prefill engine."`
@@ -42,9 +42,9 @@ func (c *fitPredictorCmd) Run(std streams) error {
 		return fmt.Errorf("--out: %w", err)
 	case c.Horizon < 1:
 		return usageError{fmt.Errorf("--horizon %d: look at least 1 step ahead", c.Horizon)}
-	case !(c.Holdout > 0 && c.Holdout < 1): // also if it is NaN
+	case !(c.Holdout > 0 && c.Holdout < 1): // in this form, NaN is refused as well
 		return usageError{fmt.Errorf("--holdout %v: write a share above 0 and below 1", c.Holdout)}
-	case (c.Trace == "") == (c.Log == ""): // both or none
+	case (c.Trace == "") == (c.Log == ""): // the user has given both or none
 		return usageError{errors.New("give --trace or --log, from which the fit learns")}
 	case c.Trace != "":
 		history, err = fit.FromTrace(c.Trace)
@@ -106,8 +106,8 @@ func (c *fitStepCmd) Run(std streams) error {
 	return failWithout(steps.Config, printFit(std.out, steps, c.JSON))
 }
 
-// failWithout returns err or, if err is nil and config is empty, errFailed, so that a script sees by the exit status that no fit was good
-// enough. The reason was printed before.
+// failWithout returns err or, if err is nil and config is empty, errFailed. A script then sees by the exit status that no fit was good
+// enough. The reason has already been printed.
 func failWithout(config string, err error) error {
 	if err == nil && config == "" {
 		return errFailed

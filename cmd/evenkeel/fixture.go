@@ -19,14 +19,14 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// fixtureCase is one case of a fixture, a file with a list of cases. Each case describes some prefill engines, and says which of them a
-// policy should choose for a request.
+// fixtureCase is one test case of a fixture, which is a file with a list of cases. A case describes some prefill engines, and says which of
+// them a policy should choose for a request.
 type fixtureCase struct {
 	Name       string             `json:"name"`
-	Policy     string             `json:"policy"` // empty: the policy of the config
+	Policy     string             `json:"policy"` // policy to test; empty: the policy of the config
 	Request    fixtureRequest     `json:"request"`
 	Candidates []fixtureCandidate `json:"candidates"`
-	Want       string             `json:"want"` // id of a candidate
+	Want       string             `json:"want"` // id of the candidate that the policy should choose
 }
 
 type fixtureRequest struct {
@@ -36,10 +36,11 @@ type fixtureRequest struct {
 	Last         string  `json:"last"` // id of the candidate that round-robin chose last
 }
 
-// fixtureCandidate has the id of a candidate and numbers. Their keys are the variables of policy expressions, and those of extraNumbers.
+// fixtureCandidate has the id of a prefill engine and numbers about it. The keys of the numbers are the variables of policy expressions,
+// and the keys of extraNumbers.
 type fixtureCandidate map[string]any
 
-// extraNumbers are the numbers of a candidate that are not variables of expressions.
+// extraNumbers are the numbers that a candidate may have although policy expressions have no variables for them.
 var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"block_tokens":     func(e *policy.Engine) *float64 { return &e.BlockTokens },
 	"beta2_ms":         func(e *policy.Engine) *float64 { return &e.Beta2 },
@@ -48,10 +49,10 @@ var extraNumbers = map[string]func(*policy.Engine) *float64{
 	"kv_work":          func(e *policy.Engine) *float64 { return &e.KVWork },
 }
 
-// matchedKey is the key of the number of prompt tokens that the candidate has in its cache. Only whole blocks of them count.
+// matchedKey is the key of how many prompt tokens the candidate has in its prefix cache. Only whole blocks of them count as a hit.
 const matchedKey = "matched_tokens"
 
-// verdict is the result of a case.
+// verdict is the result of a case: whether the policy chose the wanted candidate.
 type verdict struct {
 	Name   string       `json:"name"`
 	Policy string       `json:"policy"`
@@ -61,7 +62,7 @@ type verdict struct {
 	Scores []policy.Row `json:"scores"`
 }
 
-// String returns the line about a case. If the policy chose another candidate than the case wants, the line has all scores.
+// String returns the line that is printed for a case. If the policy chose another candidate than the case wants, the line has all scores.
 func (v verdict) String() string {
 	if v.OK {
 		return fmt.Sprintf("ok   %s: %s chooses %s", v.Name, v.Policy, v.Chosen)
@@ -77,7 +78,7 @@ func (v verdict) String() string {
 	return fmt.Sprintf("FAIL %s: %s chooses %s, not %s; scores: %s", v.Name, v.Policy, v.Chosen, v.Want, strings.Join(scores, ", "))
 }
 
-// runFixture decides the cases of a file with the policies of a config.
+// runFixture tests the policies of a config on the cases of a file.
 func runFixture(file string, cfg *config.Config) ([]verdict, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -104,7 +105,7 @@ func runFixture(file string, cfg *config.Config) ([]verdict, error) {
 	return all, nil
 }
 
-// decide lets the policy choose among the candidates of the case. It fails if the case is not sound.
+// decide lets the policy choose among the candidates of the case. It fails if the case itself is invalid.
 func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdict, error) {
 	p, err := library.Parse(cmp.Or(f.Policy, cfg.Prefill.Policy))
 	switch {
@@ -143,8 +144,8 @@ func (f *fixtureCase) decide(library *policy.Library, cfg *config.Config) (verdi
 	}, nil
 }
 
-// setIndicators sets the indicators of a candidate. Those that the case does not give are the indicators of an idle engine with the
-// times of the config.
+// setIndicators sets the indicators of a candidate. An indicator that the case does not give has the value of an idle engine with the
+// prefill times of the config.
 func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *config.Config) error {
 	id, _ := f["id"].(string)
 	if id == "" {
@@ -156,7 +157,7 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 	}
 	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
 	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
-	cached := 0.0 // prompt tokens in the candidate's cache
+	cached := 0.0 // prompt tokens in the candidate's prefix cache
 	indicators := indicatorsOf(&c.Indicators)
 	for _, key := range slices.Sorted(maps.Keys(f)) {
 		if key == "id" {
@@ -186,7 +187,7 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 // derivedIndicators are the indicators that are computed from other indicators and the prompt, so that a case cannot give them.
 var derivedIndicators = []string{"prompt_tokens", "hit_tokens", "hit_ratio", "new_tokens", "p_tokens", "max_bs", "min_bs", "mean_bs", "n"}
 
-// indicatorsOf returns the indicators that a case may give, by name.
+// indicatorsOf returns the indicators in i that a case may give, by name.
 func indicatorsOf(i *policy.Indicators) map[string]*float64 {
 	all, v := map[string]*float64{}, reflect.ValueOf(i).Elem()
 	for field := range v.NumField() {

@@ -38,7 +38,7 @@ Comments in the file say what each engine told, and what it did not tell. If som
 Then run evenkeel check --config evenkeel.yaml --probe.`
 }
 
-// Run writes the file, and prints the next step on stderr.
+// Run writes the config file, and prints on stderr what to do next. It fails if the file exists.
 func (c *initCmd) Run(std streams) error {
 	if c.Out == "-" {
 		c.Out = ""
@@ -97,14 +97,14 @@ func (c *initCmd) Run(std streams) error {
 	if err := c.write(text, std); err != nil {
 		return err
 	}
-	if len(dead) > 0 { // the config was written anyway, because it may have most of many engines
+	if len(dead) > 0 { // the config was written anyway, because most of the engines may be in it
 		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
 			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
 	}
 	return nil
 }
 
-// write writes the config to --out or, without it, to stdout.
+// write writes the config to the file --out or, without --out, to stdout.
 func (c *initCmd) write(text []byte, std streams) error {
 	if c.Out == "" {
 		_, err := std.out.Write(text)
@@ -117,7 +117,7 @@ func (c *initCmd) write(text []byte, std streams) error {
 	return nil
 }
 
-// deadEngines returns the addresses of engines that could not be asked, each with the reason.
+// deadEngines returns the addresses of the engines that did not answer, each with the reason.
 func deadEngines(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Dead != "" {
@@ -127,7 +127,7 @@ func deadEngines(entries []draft.Entry) (urls []string) {
 	return urls
 }
 
-// withoutRole returns the addresses of engines that answered, but whose role is not known.
+// withoutRole returns the addresses of the engines that answered but did not tell their role.
 func withoutRole(entries []draft.Entry) (urls []string) {
 	for _, e := range entries {
 		if e.Role == "" && e.Dead == "" {
@@ -137,7 +137,7 @@ func withoutRole(entries []draft.Entry) (urls []string) {
 	return urls
 }
 
-// shortList returns the names, or the first eight and how many more there are.
+// shortList returns a text with all names or, if there are more than eight, with the first eight and the number of the others.
 func shortList(names []string) string {
 	const most = 8
 	if len(names) <= most {
@@ -146,8 +146,7 @@ func shortList(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// entries returns the engines that flags list, or those of --probe. With --probe, it also sets the retry delay of cfg to evenkeel's
-// default, unless --retry-delay is given.
+// entries returns the engines that flags list, or those of --probe. With --probe, it also sets the retry delay of cfg: see setRetryDelay.
 func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	if len(c.Probe) > 0 {
 		c.setRetryDelay(cfg)
@@ -158,7 +157,7 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	for role, e := range cfg.Engines.All() {
 		entry := draft.Entry{Engine: e, Role: role}
 		flags := roles[slices.IndexFunc(roles, func(l engineFlags) bool { return l.role == role })]
-		if !flags.isGiven() { // the engine is a default
+		if !flags.isGiven() { // no flag named the engine, so its address is a default
 			entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
 		}
 		list = append(list, entry)
@@ -166,15 +165,15 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	return list, nil
 }
 
-// setRetryDelay sets the retry delay to evenkeel's own default, unless --retry-delay is given. cfg has the delay of vllm-ascend's
-// example proxy, which is only for users who replace this proxy and keep its flags.
+// setRetryDelay sets the retry delay to evenkeel's own default, unless --retry-delay is given. Before, cfg has the delay of vllm-ascend's
+// example proxy, which is only for users who replace that proxy and keep its flags.
 func (c *initCmd) setRetryDelay(cfg *config.Config) {
 	if c.RetryDelay == nil {
 		cfg.Prefill.Retry.Base = config.Default().Prefill.Retry.Base
 	}
 }
 
-// probeEntries returns the engines of --probe, which were not asked yet.
+// probeEntries returns the engines that --probe lists, with the role if the user gave one. It does not ask the engines.
 func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	if slices.ContainsFunc(c.engineRoles(), func(l engineFlags) bool { return l.isGiven() }) {
 		return nil, usageError{errors.New("--probe does not go with the flags that list engines (--prefiller-hosts and others); use one of the " +
@@ -208,7 +207,7 @@ func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	return list, nil
 }
 
-// createFile writes a new file. It fails if the file exists, and leaves no part of a file.
+// createFile writes a new file. It fails if the file exists. After an error, it leaves no unfinished file behind.
 func createFile(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
@@ -219,7 +218,7 @@ func createFile(path string, text []byte) error {
 	}
 	_, err = f.Write(text)
 	if err = errors.Join(err, f.Close()); err != nil {
-		_ = os.Remove(path) // a part of a config is of no use, and would keep the next init from writing the whole
+		_ = os.Remove(path) // an unfinished config is of no use, and init would not overwrite it
 		return fmt.Errorf("--out: %w", err)
 	}
 	return nil

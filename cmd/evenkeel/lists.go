@@ -8,12 +8,12 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// spreadLists rewrites a list in the notation of Python's argparse, `--ports 1 2 3`, as repeated flags, `--ports=1 --ports=2 --ports=3`,
-// which kong can read. A list ends at the next word that starts with "-" and is not a number. spreadLists also joins a negative number
-// with the flag before it. It does not change words after "--".
+// spreadLists rewrites each list in the notation of Python's argparse, `--ports 1 2 3`, as repeated flags, `--ports=1 --ports=2 --ports=3`,
+// which kong can read. A list ends at the next word that starts with "-" and is not a number. spreadLists also joins a negative number with
+// the flag before it, because kong would read the number as a flag. It does not change words after "--".
 func spreadLists(args []string, lists map[string]bool) []string {
 	out := make([]string, 0, len(args))
-	flag := "" // the flag whose list the current words belong to; empty: none
+	flag := "" // the flag to whose list the current words belong; empty: to none
 	for i, word := range args {
 		switch {
 		case word == "--":
@@ -21,7 +21,7 @@ func spreadLists(args []string, lists map[string]bool) []string {
 		case isFlag(word):
 			flag = ""
 			valueFollows := i+1 < len(args) && !isFlag(args[i+1])
-			if lists[word] && valueFollows { // the flag is written before each of its values
+			if lists[word] && valueFollows { // the flag itself is written later, before each of its values
 				flag = word
 				continue
 			}
@@ -37,12 +37,12 @@ func spreadLists(args []string, lists map[string]bool) []string {
 	return out
 }
 
-// followsFlag reports whether the word before word i is a flag without a value.
+// followsFlag says whether the word before word i is a flag that has no value yet.
 func followsFlag(args []string, i int) bool {
 	return i > 0 && isFlag(args[i-1]) && !strings.Contains(args[i-1], "=")
 }
 
-// isFlag says whether a word is a flag, and not a value such as a negative number.
+// isFlag says whether a word begins with a dash and is neither a negative number nor "-" alone.
 func isFlag(word string) bool {
 	if !strings.HasPrefix(word, "-") || word == "-" {
 		return false
@@ -51,8 +51,8 @@ func isFlag(word string) bool {
 	return err != nil
 }
 
-// listFlags returns the flags, with their aliases, that take lists in the command of a command line. The placeholder of such a flag ends
-// in three dots.
+// listFlags returns the flags, and their aliases, that take lists in the command that args names. The placeholder of such a
+// flag ends in three dots.
 func listFlags(root *kong.Node, args []string) map[string]bool {
 	lists := map[string]bool{}
 	if len(args) == 0 {
@@ -73,7 +73,7 @@ func listFlags(root *kong.Node, args []string) map[string]bool {
 	return lists
 }
 
-// flagName returns the flag of a field as kong names it: --prefiller-hosts for PrefillerHosts.
+// flagName returns the flag for a struct field under the name that kong gives it: --prefiller-hosts for PrefillerHosts.
 func flagName(f reflect.StructField) string {
 	if name := f.Tag.Get("name"); name != "" {
 		return "--" + name

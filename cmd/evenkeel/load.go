@@ -15,8 +15,8 @@ import (
 )
 
 // loadCmd sends requests to a server. With --trace alone, it sends them at the times of the trace. With --rate, it scales these times to
-// that mean rate, or sends evenly if there are no times. With --concurrency, it ignores the times, and keeps that many requests in
-// the system (closed loop).
+// that mean rate; if there are no times, it sends at equal intervals. With --concurrency, it ignores the times, and keeps that many
+// requests in the system (closed loop).
 type loadCmd struct {
 	URL []string `name:"url" required:"" sep:"none" placeholder:"URL" help:"Send to this server, such as http://127.0.0.1:8000. If there are several, requests go to them in turn."`
 
@@ -76,7 +76,7 @@ func (c *loadCmd) Run(std streams) error {
 	return err
 }
 
-// config checks the flags and reads the trace. It returns the config of the load, and notes on the trace.
+// config checks the flags, reads the trace, and returns the config of the load. The texts are notes on the trace.
 func (c *loadCmd) config() (load.Config, []string, error) {
 	var none load.Config
 	if err := c.checkConflicts(); err != nil {
@@ -86,7 +86,7 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 	if err != nil {
 		return none, nil, err
 	}
-	t := trace.Azure() // the default, unless a flag gives other requests
+	t := trace.Azure() // the requests to send, unless flags give others
 	if c.PromptTokens > 0 {
 		t = &trace.Trace{Requests: []trace.Request{{Prompt: c.PromptTokens, Output: c.OutputTokens}}}
 	}
@@ -106,19 +106,19 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 		cfg.Cancel.Phases = append(cfg.Cancel.Phases, load.Phase(p))
 	}
 	if c.Model == "auto" {
-		cfg.Model = "" // load.Run then takes the first of /v1/models
+		cfg.Model = "" // load.Run then takes the first model of /v1/models
 	}
 	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
-		cfg.Count = 1000 // without it, the requests of t would be sent once: a whole hour of Azure's trace, or a single request
+		cfg.Count = 1000 // without a count, all of t would be sent: a whole hour of Azure's trace, or a single request
 	}
 	if n := len(cfg.Requests); cfg.Count > 0 && cfg.Count < n {
-		// --rate scales the arrival times to the mean rate of cfg.Requests, so that requests that are never sent must not be among them.
+		// --rate scales the arrival times by the mean rate of cfg.Requests. Requests that are never sent must not count, so they are cut off.
 		cfg.Requests = cfg.Requests[:cfg.Count]
 	}
 	return cfg, t.Notes(), cfg.Validate()
 }
 
-// checkConflicts returns an error that names flags that cannot be combined, or that need another flag; nil: there are none.
+// checkConflicts returns an error if flags cannot be combined, or if a flag needs another one; nil: the flags fit together.
 func (c *loadCmd) checkConflicts() error {
 	for _, conflict := range []struct {
 		applies bool

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// newLogger returns a logger that writes to out: readable lines if out is a terminal, else JSON. It does not drop lines (sampling),
-// because an operator needs every line about a request that failed.
+// newLogger returns a logger that writes to out: readable lines if out is a terminal, and otherwise JSON lines. It does not drop lines by
+// sampling, because an operator needs every line about a request that failed.
 func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 	l, err := zapcore.ParseLevel(level)
 	if err != nil {
@@ -22,7 +22,7 @@ func newLogger(level string, out io.Writer) (*zap.Logger, error) {
 	return zap.New(core, zap.AddCaller(), zap.AddStacktrace(zapcore.DPanicLevel)), nil
 }
 
-// logEncoder returns the encoder of lines. A line for people has the time of day, the level, the message, and the fields as JSON.
+// logEncoder returns the encoder of log lines. A line for people has the time of day, the level, the message, and the fields as JSON.
 func logEncoder(forPeople bool) zapcore.Encoder {
 	cfg := zap.NewProductionEncoderConfig()
 	if !forPeople {
@@ -43,13 +43,13 @@ func isTerminal(out io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// logOutput writes lines. It counts the lines that cannot be written, because the reader of a
-// pipe has ended or a disk is full, and writes their number once writing works again.
+// logOutput writes log lines. It counts the lines that cannot be written, because the reader of a pipe has ended or a disk is full, and
+// writes their number once writing works again.
 type logOutput struct {
 	out  io.Writer
 	enc  zapcore.Encoder
-	lost int   // lines that could not be written, and whose number was not logged yet
-	why  error // why the first of them could not be written
+	lost int   // lines that could not be written and whose number is not logged yet
+	why  error // why the first of the lost lines could not be written
 }
 
 // Write writes one line. zap calls it under a lock.

@@ -1,5 +1,5 @@
-// Command evenkeel is the proxy between clients and prefill and decode engines. It also has tools to test and compare the proxy:
-// reference engines, load, demo and vectors.
+// Command evenkeel is the proxy between clients and prefill and decode engines. It also has tools to test the proxy and to compare
+// policies: reference engines, load, demo, simulator and others.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// commands is the whole command line. Each subcommand has its own file.
+// commands describes the whole command line. The code of each subcommand is in a file of its own.
 type commands struct {
 	Serve    serveCmd    `cmd:"" help:"Run the proxy."`
 	Init     initCmd     `cmd:"" help:"Write a first config file, from flags or from the answers of engines that run."`
@@ -44,10 +44,11 @@ func main() {
 	os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// run parses and executes a command line. It returns the exit status: 1 if the work failed, 2 if the command line is wrong.
+// run parses and executes a command line. It returns the exit status: 0 if the work is done, 1 if the work failed, 2 if the
+// command line is wrong.
 func run(args []string, std streams) int {
 	var cli commands
-	helpPrinted := false // kong has printed a help text, after which it calls the function of kong.Exit
+	helpPrinted := false // kong has printed a help text, and has then called the function of kong.Exit
 	parser, err := kong.New(&cli,
 		kong.Name("evenkeel"),
 		kong.Description("evenkeel is a proxy in front of the engines of a large model. It keeps their data-parallel ranks level. `evenkeel "+
@@ -73,7 +74,8 @@ func run(args []string, std streams) int {
 	if err != nil {
 		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(parser.Model.Node, args))
 		var parseErr *kong.ParseError
-		if errors.As(err, &parseErr) && parseErr.Context != nil && parseErr.Context.Command() != "" { // the line is wrong after its command
+		// The command itself is valid, but something after it is wrong.
+		if errors.As(err, &parseErr) && parseErr.Context != nil && parseErr.Context.Command() != "" {
 			printHelpHint(std.err, parseErr.Context.Command())
 		} else {
 			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
@@ -95,8 +97,8 @@ func run(args []string, std streams) int {
 	return 1
 }
 
-// expandShortForms returns a command line without short forms: -v becomes version, help COMMAND becomes COMMAND --help, an empty line
-// becomes --help, and a line that begins with a flag of serve gets the command serve. It does not change args.
+// expandShortForms returns a command line without short forms: -v becomes version, help COMMAND becomes COMMAND --help, and an empty line
+// becomes --help. A line that begins with a flag of serve gets the command serve in front. args itself does not change.
 func expandShortForms(root *kong.Node, args []string) []string {
 	switch {
 	case len(args) == 0:
@@ -111,7 +113,7 @@ func expandShortForms(root *kong.Node, args []string) []string {
 	return args
 }
 
-// configFlagHint returns a hint for a user who gives a config file without --config; empty: it does not apply.
+// configFlagHint returns a hint for a user who has named a config file without --config; empty: that is not the mistake.
 func configFlagHint(args []string) string {
 	takesConfig := len(args) == 2 && (args[0] == "serve" || args[0] == "check")
 	if !takesConfig || strings.HasPrefix(args[1], "-") {
@@ -120,15 +122,15 @@ func configFlagHint(args []string) string {
 	return fmt.Sprintf("; a config file is given as --config %s", args[1])
 }
 
-// longFlagHint returns a hint for a user who writes a long flag with one dash, as Go's own programs allow. The parser here reads such a
-// word as several flags of one letter. Empty: it does not apply.
+// longFlagHint returns a hint for a user who has written a long flag with one dash, as Go's own programs allow; empty: that is not the
+// mistake. kong reads such a word as several flags of one letter.
 func longFlagHint(root *kong.Node, args []string) string {
 	command := subcommandOf(root, args[0])
 	if command == nil {
 		return ""
 	}
 	for _, word := range args[1:] {
-		name, _, _ := strings.Cut("-"+word, "=") // the flag that is meant
+		name, _, _ := strings.Cut("-"+word, "=") // the flag that the user probably means
 		isLong := strings.HasPrefix(name, "--") && len(name) > len("--x")
 		if isLong && findFlag(command, name) != nil {
 			return fmt.Sprintf("; a long flag has two dashes: %s", name)
@@ -143,18 +145,18 @@ func isServeFlag(root *kong.Node, word string) bool {
 	return strings.HasPrefix(name, "--") && findFlag(root, name) == nil && findFlag(subcommandOf(root, "serve"), name) != nil
 }
 
-// printHelpHint prints how to see what a command takes.
+// printHelpHint prints which command line shows the help of a command.
 func printHelpHint(w io.Writer, command string) {
 	fmt.Fprintf(w, "evenkeel %s --help lists what it takes\n", commandName(command))
 }
 
-// commandName returns the name of a command without the arguments that kong adds: "keys new", "vectors".
+// commandName returns the name of a command, such as "keys new", without the arguments that kong appends to it.
 func commandName(command string) string {
 	name, _, _ := strings.Cut(command, " <")
 	return name
 }
 
-// helpVariables returns the values of the variables in help texts, such as ${policies}.
+// helpVariables returns the values for variables in help texts, such as ${policies}.
 func helpVariables() kong.Vars {
 	return kong.Vars{"policies": policyNames(), "decodepolicies": defaultDecodePolicies,
 		"aggregatedpolicies": defaultAggregatedPolicies, "lawslots": strconv.Itoa(lawSlots), "demofactor": strconv.Itoa(demoSpeedup), "prefillpolicies": strings.Join(prefillpolicy.Names(), ", "),

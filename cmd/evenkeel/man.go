@@ -12,7 +12,7 @@ import (
 // manCmd writes the manual page. It uses the help texts of the commands, so that the page cannot differ from --help.
 type manCmd struct{}
 
-// Run writes the page.
+// Run writes the page to stdout, in the roff format.
 func (manCmd) Run(ctx *kong.Context, std streams) error {
 	var b bytes.Buffer
 	root := ctx.Model.Node
@@ -31,7 +31,7 @@ func (manCmd) Run(ctx *kong.Context, std streams) error {
 	return err
 }
 
-// writeManSection writes the section of one command.
+// writeManSection writes the section of one command, with its arguments and flags that are not hidden.
 func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS \"%s\"\n%s\n", escapeRoff(c.Summary()), escapeRoff(c.Help))
 	if c.Detail != "" {
@@ -48,7 +48,7 @@ func writeManSection(b *bytes.Buffer, c *kong.Node) {
 	}
 }
 
-// indentedLines matches lines that begin with a space, whose line breaks must not change.
+// indentedLines matches lines that begin with a space, such as examples, whose line breaks must stay.
 var indentedLines = regexp.MustCompile(`(?m)(^ .*\n)+`)
 
 // escapeRoff escapes a text so that the formatter of manual pages shows it unchanged.

@@ -12,15 +12,15 @@ import (
 	"evenkeel/bench/lab/load"
 )
 
-// progress shows the progress of a long run: as a bar, or as a line every five seconds.
+// progress shows the progress of a long run: as a bar, or as a line of text every five seconds.
 type progress struct {
 	out        io.Writer
-	bar        *progressbar.ProgressBar // nil: lines are written
+	bar        *progressbar.ProgressBar // nil: lines of text are written instead
 	lastLineAt time.Time                // when the last line was written
 	total      int
 }
 
-// newProgress returns a progress that shows a bar if out is a terminal, else lines.
+// newProgress returns a progress that shows a bar if out is a terminal, and otherwise writes lines.
 func newProgress(out io.Writer) *progress {
 	p := newLineProgress(out)
 	if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
@@ -30,10 +30,10 @@ func newProgress(out io.Writer) *progress {
 	return p
 }
 
-// newLineProgress returns a progress that writes lines.
+// newLineProgress returns a progress that writes lines even to a terminal.
 func newLineProgress(out io.Writer) *progress { return &progress{out: out, lastLineAt: time.Now()} }
 
-// update shows that done of total steps are complete; total <= 0: not known. line is the text if lines are written.
+// update shows that done of total steps are complete; total <= 0: the total is not known. line is the text to write if there is no bar.
 func (p *progress) update(done, total int, line string) {
 	if p.bar == nil {
 		if time.Since(p.lastLineAt) >= 5*time.Second {
@@ -46,10 +46,10 @@ func (p *progress) update(done, total int, line string) {
 		p.bar.ChangeMax(total)
 	}
 	p.total = total
-	_ = p.bar.Set(done) // an error of the terminal must not end the run
+	_ = p.bar.Set(done) // an error of the terminal is ignored, because it must not end the run
 }
 
-// showLoad shows the progress of requests that are sent.
+// showLoad shows how many requests of a load have ended, failed and are in flight.
 func (p *progress) showLoad(now load.Progress) {
 	of := ""
 	if now.Total > 0 {
@@ -62,7 +62,7 @@ func (p *progress) showLoad(now load.Progress) {
 		now.Ended, of, now.OK, now.Failed, now.Cancelled, now.Sent-now.Ended))
 }
 
-// showTrial shows the progress of requests of a block; what is the name of the block.
+// showTrial shows how many requests of a block of a trial have ended. what is the name of the block.
 func (p *progress) showTrial(now load.Progress, what string) {
 	if p.bar != nil {
 		p.bar.Describe(what)
@@ -70,7 +70,7 @@ func (p *progress) showTrial(now load.Progress, what string) {
 	p.update(now.Ended, now.Total, fmt.Sprintf("%s: %d of %d requests ended, %d failed", what, now.Ended, now.Total, now.Failed))
 }
 
-// finish removes the bar.
+// finish removes the bar from the terminal. Lines stay.
 func (p *progress) finish() {
 	if p.bar != nil {
 		_ = p.bar.Finish()

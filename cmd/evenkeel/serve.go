@@ -19,8 +19,7 @@ import (
 	"evenkeel/gateway/config"
 )
 
-// serveCmd runs the proxy. Without --config it accepts the command line of
-// vllm-ascend's load_balance_proxy_server_example.py.
+// serveCmd runs the proxy. Without --config, it accepts the command line of vllm-ascend's load_balance_proxy_server_example.py.
 type serveCmd struct {
 	Config string `short:"c" placeholder:"FILE" help:"Read the config from FILE. docs/configuration.md lists every key."`
 
@@ -31,7 +30,7 @@ type serveCmd struct {
 	exampleProxyFlags
 }
 
-// overrides are the flags that may be combined with --config.
+// overrides are the flags that may be combined with --config. They override the values in the file.
 type overrides struct {
 	Policy     string `placeholder:"NAME" help:"The policy that chooses decode ranks (default: evenkeel). There are: ${policies}."`
 	Admin      string `placeholder:"ADDR" help:"Listen here for operators: metrics, health and status (default: 127.0.0.1:9090)."`
@@ -64,7 +63,7 @@ The proxy goes on if stdout or stderr is closed. It loses the lines that it cann
 
 // Run serves until SIGTERM or SIGINT, and then lets streams finish. A second signal ends them at once.
 func (c *serveCmd) Run(streams) error {
-	signal.Ignore(syscall.SIGPIPE) // if the reader of the logs ends, the streams must not
+	signal.Ignore(syscall.SIGPIPE) // if the program that reads the logs ends, running streams must go on
 	cfg, err := c.loadConfig()
 	if err != nil {
 		return err
@@ -78,7 +77,7 @@ func (c *serveCmd) Run(streams) error {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 	reloads := make(chan os.Signal, 1)
-	signal.Notify(reloads, syscall.SIGHUP) // before the start, because SIGHUP would end the program without this
+	signal.Notify(reloads, syscall.SIGHUP) // registered before the start, because SIGHUP would otherwise end the program
 	defer signal.Stop(reloads)
 
 	g, err := gateway.New(cfg, log)
@@ -103,8 +102,8 @@ func (c *serveCmd) Run(streams) error {
 	endSelfTest()
 	limit := g.Config().Limits.DrainTimeout
 	log.Info("the proxy got a signal and ends; running requests may finish", zap.Stringer("signal", s), zap.Duration("at_most", limit))
-	grace := g.Service().DrainForExit() // the proxy drains from now on, and accepts requests for this time
-	if s == syscall.SIGINT {            // a user waits at a terminal, and no load balancer has to notice the end
+	grace := g.Service().DrainForExit() // the proxy drains from now on, but still accepts requests for the time grace
+	if s == syscall.SIGINT {            // a user at a terminal does not want to wait, and no load balancer has to notice the drain
 		grace = 0
 	}
 	if err := shutDown(g, grace, limit, signals, log); err != nil {
@@ -115,9 +114,9 @@ func (c *serveCmd) Run(streams) error {
 	return nil
 }
 
-// reloadUntilSignal waits for a signal in signals and returns it. Until then it reloads the config on each signal in reloads, and calls
-// dropProgramPages at once and then once per dropPagesEvery. It does not wait for a reload that hangs, for example on a disk that does not
-// answer.
+// reloadUntilSignal waits for a signal in signals and returns it. Meanwhile, it reloads the config on each signal in
+// reloads, and calls dropProgramPages, at once and then every dropPagesEvery. A reload that hangs, for example on a disk
+// that does not answer, does not delay it.
 func reloadUntilSignal(signals, reloads <-chan os.Signal, g *gateway.Gateway, log *zap.Logger) os.Signal {
 	dropPages := func() {
 		if err := dropProgramPages(); err != nil {
@@ -149,9 +148,9 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 		case <-reloads:
 		}
 		notifySystemd(log, daemon.SdNotifyReloading)
-		g.Reloader().Reload(false) // it logs the result
+		g.Reloader().Reload(false) // Reload logs its result
 		select {
-		case <-ended: // the service manager was told that the proxy stops
+		case <-ended: // the proxy has told systemd that it stops, so it must not report to be ready
 			return
 		default:
 			notifySystemd(log, daemon.SdNotifyReady)
@@ -159,13 +158,13 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 	}
 }
 
-// dropPagesEvery is the time between two calls of dropProgramPages. It bounds how long a page of the program stays in memory that was
-// needed only once, for example for the self-test or a burst of requests.
+// dropPagesEvery is the time between two calls of dropProgramPages. It bounds how long a page of the program stays in memory that was used
+// only once, for example by the self-test or in a burst of requests.
 const dropPagesEvery = 10 * time.Second
 
-// shutDown first waits for the time grace, so that load balancers notice the drain. Then it gives running streams the time limit to finish.
-// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has gateway.CutTime to end, unless one more
-// signal comes.
+// shutDown first waits for the time grace, so that load balancers notice the drain. Then running streams have the time limit to finish.
+// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has the time gateway.CutTime to end. A
+// third signal ends this wait, too.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
@@ -198,7 +197,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 }
 
 // loadConfig reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the
-// flags of exampleProxyFlags, whose values the file has.
+// flags of exampleProxyFlags, because their values belong into the file.
 func (c *serveCmd) loadConfig() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()
@@ -222,13 +221,14 @@ func (c *serveCmd) loadConfig() (*config.Config, error) {
 	return cfg, cfg.Validate()
 }
 
-// applyFlags sets the values of a config for which flags were given.
+// applyFlags sets those values of a config for which the user has given flags.
 func (c *serveCmd) applyFlags(cfg *config.Config) {
 	c.applyOverrides(cfg)
-	cfg.SelfTest = cfg.SelfTest && c.SelfTest // --no-self-test can only switch it off
+	cfg.SelfTest = cfg.SelfTest && c.SelfTest // --no-self-test switches the self-test off; no flag switches it on
 }
 
-// applyOverrides sets the values of a config for which flags were given, and records the flags, so that errors about the values name them.
+// applyOverrides sets those values of a config for which the user has given flags. It records the flags, so that errors
+// about these values name the flag.
 func (c *overrides) applyOverrides(cfg *config.Config) {
 	for _, f := range []struct {
 		flag, value string
@@ -247,7 +247,7 @@ func (c *overrides) applyOverrides(cfg *config.Config) {
 	}
 }
 
-// translateLogLevel translates the names of log levels that vllm-ascend's proxy uses. Other names only become lower case.
+// translateLogLevel returns evenkeel's name for a log level of vllm-ascend's proxy. Any other name is returned in lower case.
 func translateLogLevel(level string) string {
 	switch l := strings.ToLower(level); l {
 	case "warning":
@@ -259,5 +259,5 @@ func translateLogLevel(level string) string {
 	}
 }
 
-// policyNames lists the policies for help texts.
+// policyNames returns the names of all decode policies, with commas between them, for help texts.
 func policyNames() string { return strings.Join(policy.Names(), ", ") }

@@ -15,8 +15,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// exampleProxyFlags has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks.
-// A flag that was not given is zero, so that usedFlags can tell whether it was given.
+// exampleProxyFlags has the flags of vllm-ascend's example proxy, and flags for settings of engines that the example proxy lacks. A flag
+// that was not given has its zero value, by which usedFlags recognises it.
 type exampleProxyFlags struct {
 	Host           string   `group:"ascend" placeholder:"ADDR" help:"Listen at this address (default: localhost)."`
 	Port           *int     `group:"ascend" placeholder:"PORT" help:"Listen at this port (default: 8000)."`
@@ -27,8 +27,9 @@ type exampleProxyFlags struct {
 	MaxRetries     *int     `group:"ascend" placeholder:"N" help:"Try a request at most this many times in all (default: 3)."`
 	RetryDelay     *float64 `group:"ascend" placeholder:"SECONDS" help:"Wait this long before the first retry (default: 0.001)."`
 
-	Workers              int     `group:"ascend" hidden:""` // ignored: a setting of uvicorn, the example proxy's server
-	MaxWaitingRetries    int     `group:"ascend" hidden:""` // ignored: an engine that is down is checked as long as it is listed
+	Workers int `group:"ascend" hidden:""` // ignored, because it is a setting of uvicorn, the web server of the example proxy
+	// MaxWaitingRetries is ignored, because evenkeel checks an engine that is down as long as the engine is listed.
+	MaxWaitingRetries    int     `group:"ascend" hidden:""`
 	WaitingRetryInterval float64 `group:"ascend" hidden:""`
 
 	AggregatedHosts []string `group:"engines" sep:"none" aliases:"aggregated-host" placeholder:"HOST ..." help:"These are the hosts of engines that prefill and decode, each a rank of one barrier group, or a group of its own if it has several ranks. If only these are given, there is no prefill engine and no decode engine."`
@@ -42,10 +43,10 @@ type exampleProxyFlags struct {
 	AggregatedDataParallelSize int    `group:"engines" placeholder:"N" help:"Each aggregated address has this many DP ranks, and a header chooses one (default: one rank, without a header)."`
 }
 
-// engineKeyEnv is the variable from which vllm-ascend's proxy takes the engines' API key.
+// engineKeyEnv is the environment variable from which vllm-ascend's proxy takes the engines' API key.
 const engineKeyEnv = "OPENAI_API_KEY"
 
-// asConfig returns the config that the flags mean. It is not validated yet.
+// asConfig returns the config that the flags describe. It is not validated yet.
 func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000
@@ -71,7 +72,7 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	if d.RetryDelay != nil {
 		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
 		if *d.RetryDelay == 0 {
-			cfg.Prefill.Retry.Base = 1 // 1 ns, because 0 would mean the default
+			cfg.Prefill.Retry.Base = 1 // 1 ns, because 0 in the config means the default
 		}
 		cfg.Flag("prefill.retry.base", "--retry-delay")
 	}
@@ -87,10 +88,11 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	return cfg, nil
 }
 
-// setProfiles sets the two default profiles, one for pairs of engines and one for aggregated engines, by --connector and the API key.
+// setProfiles sets the two default profiles by --connector and the API key: one for prefill and decode engines, and one for
+// aggregated engines.
 func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 	profile, aggregated := mooncake.Profile{Connector: d.Connector}, mooncake.Profile{Connector: mooncake.None}
-	if d.Connector == mooncake.SGLang { // aggregated engines hand nothing over, but the connector also says which API they have
+	if d.Connector == mooncake.SGLang { // aggregated engines hand nothing over, but this connector also means that they have SGLang's API
 		aggregated.Connector = d.Connector
 	}
 	if os.Getenv(engineKeyEnv) != "" {
@@ -102,12 +104,12 @@ func (d *exampleProxyFlags) setProfiles(cfg *config.Config) {
 
 // engineFlags are the flags that list the engines of one role.
 type engineFlags struct {
-	role, flags  string // the flags are --FLAGS-hosts and --FLAGS-ports
+	role, flags  string // flags stands for --FLAGS-hosts and --FLAGS-ports
 	hosts, ports []string
-	port, ranks  int // port is the default of ports; ranks is the number of DP ranks behind one address
+	port, ranks  int // port is the default for ports; ranks is the number of DP ranks behind one address
 }
 
-// engineRoles returns the roles that have engines, with the flags that list them. If no flag lists engines, these are prefill and
+// engineRoles returns the roles that have engines, each with the flags that list them. If no flag lists engines, the roles are prefill and
 // decode, each with one engine on this machine.
 func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	all := []engineFlags{
@@ -125,10 +127,10 @@ func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	return all
 }
 
-// isGiven reports whether any flag lists engines of the role.
+// isGiven says whether the user has given a flag that lists engines of this role.
 func (l *engineFlags) isGiven() bool { return len(l.hosts)+len(l.ports) > 0 }
 
-// addEngines adds the engines of a role to the config.
+// addEngines adds the engines that the flags list for a role to the config, and records the flags for error messages.
 func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error {
 	engines, err := parseEngineList(l.flags, l.hosts, l.ports, l.port)
 	if err != nil {
@@ -154,13 +156,13 @@ func (d *exampleProxyFlags) addEngines(cfg *config.Config, l engineFlags) error 
 	return nil
 }
 
-// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. By default
-// it is the port after the one for clients. vllm-ascend's layerwise example uses one port for both.
+// listenForCallbacks sets the address at which the proxy receives callbacks of decode engines, if the connector has callbacks. The default
+// is the port after the port for clients, although vllm-ascend's layerwise example uses one port for both.
 func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, port int) error {
 	switch bare := strings.Trim(host, "[]"); {
 	case d.Connector != mooncake.AscendLayerwise && d.Metaserver != "":
 		return usageError{fmt.Errorf("--metaserver: only engines with --connector %s call back; remove it", mooncake.AscendLayerwise)}
-	case d.Connector != mooncake.AscendLayerwise: // there are no callbacks
+	case d.Connector != mooncake.AscendLayerwise: // this connector has no callbacks
 	case d.Metaserver != "":
 		cfg.Bind.Listen = d.Metaserver
 		cfg.Flag("bind.listen", "--metaserver")
@@ -168,7 +170,7 @@ func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, 
 		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of "+
 			"this machine that they reach", host)}
 	default:
-		if port > 0 { // 0 means any free port, for callbacks too
+		if port > 0 { // 0 means any free port, so callbacks get any free port, too
 			port++
 		}
 		cfg.Bind.Listen = net.JoinHostPort(bare, strconv.Itoa(port))
@@ -177,7 +179,7 @@ func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, 
 	return nil
 }
 
-// parseEngineList returns the engines at pairs of a host and a port, which the flags --SIDE-hosts and --SIDE-ports give.
+// parseEngineList returns one engine per host and port, which the flags --SIDE-hosts and --SIDE-ports list in the same order.
 func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]config.Engine, error) {
 	for _, host := range hosts {
 		if problem := hostProblem(host); problem != "" {
@@ -195,7 +197,7 @@ func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]con
 		}
 		return fmt.Sprintf("has %d", len(list))
 	}
-	// Before the defaults fill the lists.
+	// The text must be made before the lists get their defaults.
 	lengths := fmt.Sprintf("--%s-hosts %s, --%s-ports %s", side, describeLength(hosts), side, describeLength(ports))
 	if len(hosts) == 0 {
 		hosts = []string{"localhost"}
@@ -213,7 +215,7 @@ func parseEngineList(side string, hosts, ports []string, defaultPort int) ([]con
 	return list, nil
 }
 
-// hostProblem says what is wrong with a host of the command line, and what to write instead; empty: it is right.
+// hostProblem says what is wrong with a host on the command line, and what to write instead; empty: the host is valid.
 func hostProblem(host string) string {
 	problem := config.HostProblem(strings.Trim(host, "[]"))
 	switch {
@@ -225,7 +227,7 @@ func hostProblem(host string) string {
 	return problem + "; write a name or an address alone, and its port with the flag for ports"
 }
 
-// portProblem says what is wrong with a port of the command line, and what to write instead; empty: it is right.
+// portProblem says what is wrong with a port on the command line, and what to write instead; empty: the port is valid.
 func portProblem(port string) string {
 	if strings.Contains(port, ",") {
 		return "is a list separated by commas; separate ports by spaces"
@@ -236,7 +238,8 @@ func portProblem(port string) string {
 	return ""
 }
 
-// usedFlags returns the flags that were given and that cannot be combined with --config. Hidden flags can, because they are ignored anyway.
+// usedFlags returns the flags that the user has given and that cannot be combined with --config. Hidden flags can be combined,
+// because they are ignored anyway.
 func (d *exampleProxyFlags) usedFlags() (flags []string) {
 	given := reflect.ValueOf(*d)
 	for _, f := range reflect.VisibleFields(given.Type()) {

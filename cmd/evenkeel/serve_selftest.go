@@ -15,15 +15,15 @@ import (
 
 const (
 	selfTestPoll     = 500 * time.Millisecond
-	selfTestPatience = time.Minute     // how long to wait for engines that are down when the proxy becomes ready
-	selfTestLimit    = 5 * time.Minute // how long the test may take
+	selfTestPatience = time.Minute     // longest wait for engines that are down when the proxy becomes ready
+	selfTestLimit    = 5 * time.Minute // longest time that the test may take
 )
 
-// errTooLong is the error of the request that runs when the test has taken selfTestLimit and is ended.
+// errTooLong is the error of the request that runs when the test is ended because it has taken selfTestLimit.
 var errTooLong = fmt.Errorf("the self-test may take %v", selfTestLimit)
 
-// startSelfTest starts a test of the engines in the background, which logs its findings. Serving does not wait for it. The
-// function end stops the test.
+// startSelfTest starts a test of the engines in the background, which logs its findings. The proxy serves clients meanwhile. The function
+// end stops the test and waits for its end.
 func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end func()) {
 	if !cfg.SelfTest {
 		return func() {}
@@ -38,19 +38,19 @@ func startSelfTest(g *gateway.Gateway, cfg *config.Config, log *zap.Logger) (end
 		limited, cancel := context.WithTimeoutCause(ctx, selfTestLimit, errTooLong)
 		defer cancel()
 		findings := selftest.Run(limited, withOwnRegionOnly(cfg), selftest.Options{Callbacks: g.Callbacks(), TakeSlot: g.TakeSlot})
-		if ctx.Err() == nil { // otherwise serve has ended and cut the test, and the findings may be wrong
+		if ctx.Err() == nil { // if ctx has ended, serve has cut the test, and the findings may be wrong
 			logFindings(log, findings)
 		}
 	}()
 	return func() { cancel(); <-done }
 }
 
-// awaitEngines waits until the proxy is ready, no engine is halted, and all engines are up. Engines that are down delay it for at most
-// selfTestPatience. It returns false if ctx ends first.
+// awaitEngines waits until the proxy is ready, no engine is halted, and all engines are up. It waits at most selfTestPatience for engines
+// that are down. It returns false if ctx ends first.
 func awaitEngines(ctx context.Context, g *gateway.Gateway) bool {
 	tick := time.NewTicker(selfTestPoll)
 	defer tick.Stop()
-	var ready time.Time // since when the proxy is ready and no engine is halted; zero: this is not so
+	var ready time.Time // since when the proxy is ready and no engine is halted; zero: it is not, or one is
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,7 +76,7 @@ func withOwnRegionOnly(cfg *config.Config) *config.Config {
 	reduced := *cfg
 	ofOwnRegion := func(list []config.Engine) (own []config.Engine) {
 		for _, e := range list {
-			if e.Region == "" || e.Region == cfg.Geo.Self.Region { // an engine without a region is in the own one
+			if e.Region == "" || e.Region == cfg.Geo.Self.Region { // an engine without a region is in the proxy's own region
 				own = append(own, e)
 			}
 		}
@@ -88,17 +88,17 @@ func withOwnRegionOnly(cfg *config.Config) *config.Config {
 	return &reduced
 }
 
-// allUp reports whether all engines are up.
+// allUp says whether all engines pass their health checks.
 func allUp(s *gateway.Status) bool {
 	return !slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return !e.Up })
 }
 
-// anyHalted says that an engine is paused, or that its group re-forms. A request of the test would only wait there.
+// anyHalted says whether an engine is halted: it is paused, or its group re-forms. A request of the test would only wait there.
 func anyHalted(s *gateway.Status) bool {
 	return slices.ContainsFunc(s.Engines, func(e gateway.EngineStatus) bool { return e.State == "halted" })
 }
 
-// logFindings logs each finding, at the level of its severity, and how many there are of each level.
+// logFindings logs each finding at the log level of its severity, and then the number of findings of each level.
 func logFindings(log *zap.Logger, findings []selftest.Finding) {
 	count := map[selftest.Level]int{}
 	for _, f := range findings {

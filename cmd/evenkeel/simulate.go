@@ -29,7 +29,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// simulateCmd compares policies in a simulator that replays a trace, or on the recorded snapshots of a decision log.
+// simulateCmd compares policies in a simulator that replays a trace, or lets them decide on the recorded snapshots of a decision log.
 type simulateCmd struct {
 	Trace     string        `tier:"decode,aggregated,prefill" placeholder:"FILE|synth:NAME" help:"Replay the requests of FILE, CSV or JSON lines, gzipped or not (docs/traces.md has the columns), or a drawn trace, one of ${synths} (default: Azure's conversation trace of 2023)."`
 	Format    string        `tier:"decode,aggregated,prefill" enum:"auto,azure,mooncake" default:"auto" help:"The trace has this format: auto, azure (any CSV) or mooncake (any JSON lines) (default: ${default})."`
@@ -67,7 +67,7 @@ type simulateCmd struct {
 	deployment *laws.Entry // the deployment that --law names; nil: none
 }
 
-// Run runs the simulation or replays the log. It fails if the user interrupts it.
+// Run runs the simulation, or replays the decision log of --log. It fails if the user interrupts it.
 func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if err := c.refuseUselessFlags(k); err != nil {
 		return err
@@ -121,10 +121,11 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	return err
 }
 
-// defaultDecodePolicies is the default of --policies for the decode tier without --law.
+// defaultDecodePolicies is the default of --policies for the decode tier if --law is not given.
 const defaultDecodePolicies = "jsq,jsq-kv,pjsq-kv,br0,brh,evenkeel"
 
-// errorOrSignal returns err. If a signal of the user caused it, it prints that instead, and returns errFailed.
+// errorOrSignal returns err. If a signal from the user caused it, errorOrSignal prints that the run was ended, and returns
+// errFailed instead.
 func errorOrSignal(ctx context.Context, std streams, err error) error {
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(std.err, "ended by a signal; what was simulated so far is not shown")
@@ -133,7 +134,7 @@ func errorOrSignal(ctx context.Context, std streams, err error) error {
 	return err
 }
 
-// The columns of the two tables. JSON has all metrics.
+// The columns of the tables of a simulation and of a replay. The JSON output has all metrics.
 var (
 	simulatedColumns = []report.Metric{report.Imbalance, report.IdleShare, report.TokensPerS, report.TPOTP95, report.TTFTP50, report.TTFTP99,
 		report.WaitMax, report.Preempted, report.Pulled, report.Failed, report.TickP99}
@@ -141,7 +142,7 @@ var (
 		report.SamePairs}
 )
 
-// makeReport runs the simulation of the decode tier, or replays a decision log. It returns the report and the columns of its table.
+// makeReport runs the simulation of the decode tier, or replays a decision log. It returns the report, and the columns for its table.
 func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
 	if c.Log != "" {
 		r, err := c.replayLog(ctx, progress)
@@ -169,7 +170,7 @@ func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*repo
 	return r, simulatedColumns, nil
 }
 
-// makePlan makes the plan of the simulation from the flags, validates it, and returns it with the name of the trace.
+// makePlan makes the plan of the simulation from the flags, and validates it. It also returns the name of the trace.
 func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
@@ -186,7 +187,7 @@ func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	}
 	plan.Fleet.Stale, plan.Fleet.Transfer, plan.Fleet.Spare, plan.Fleet.Caches = c.Stale, c.Transfer, c.Spare, c.Cached
 	plan.Window = c.Window
-	plan.TellLaw = c.TellLaw // policies are told how long a step takes, and need not learn it
+	plan.TellLaw = c.TellLaw // the simulator tells policies how long a step takes, so they need not learn it
 	if plan.Load, err = c.parseLoad(&plan.Fleet); err != nil {
 		return nil, "", err
 	}
@@ -203,10 +204,11 @@ func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
 	return plan, source, plan.Validate()
 }
 
-// uniformFleet returns the fleet that the flags describe: one group of equal ranks.
+// uniformFleet returns the ranks that the flags describe: one group of equal ranks.
 func (c *simulateCmd) uniformFleet() decode.Fleet {
-	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity) // bounded, because Validate refuses a huge number only later
-	g := &f.Groups[0]                                                       // the only one
+	// The number is bounded here, because Validate, which refuses a huge number, is called only later.
+	f := decode.Uniform(min(max(c.Workers, 1), 1<<20), c.Slots, c.Capacity)
+	g := &f.Groups[0] // the only group
 	g.C0Ms, g.C1Ms = float64(c.C0)/float64(time.Millisecond), float64(c.C1)/float64(time.Millisecond)
 	if c.deployment != nil {
 		law := c.deployment.Law()
@@ -216,11 +218,11 @@ func (c *simulateCmd) uniformFleet() decode.Fleet {
 	return f
 }
 
-// parseLoad reads --load and --pool: a closed loop, or an open loop at a share of what level ranks could serve. f is only used for a
-// closed loop.
+// parseLoad reads --load and --pool: a closed loop, or an open loop at a share of what ranks with equal loads could serve. f is
+// used only for a closed loop.
 func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	if c.Load == "closed" {
-		pool := 4 * f.Ranks() // the default that the help of --pool names
+		pool := 4 * f.Ranks() // the default of --pool, as its help text says
 		if c.Pool != nil {
 			pool = *c.Pool
 		}
@@ -228,7 +230,7 @@ func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	}
 	rho, err := strconv.ParseFloat(c.Load, 64)
 	switch {
-	case err != nil || !(rho > 0): // also if rho is NaN
+	case err != nil || !(rho > 0): // in this form, NaN is refused as well
 		return decode.Load{}, fmt.Errorf("--load %q: want closed, or the share of what the ranks could serve, like 0.9", c.Load)
 	case rho > 1:
 		return decode.Load{}, fmt.Errorf("--load %v is %[1]v times what the ranks can serve, so the pool would only grow, and waits would "+
@@ -240,7 +242,7 @@ func (c *simulateCmd) parseLoad(f *decode.Fleet) (decode.Load, error) {
 	return decode.Load{Rho: rho}, nil
 }
 
-// setBinding sets when requests get their ranks, before or after the prefill, and how long a prefill takes, by the flags.
+// setBinding sets, by the flags, whether requests get their decode ranks before or after the prefill, and how long a prefill takes.
 func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
@@ -261,10 +263,11 @@ func (c *simulateCmd) setBinding(l *decode.Load) error {
 	return nil
 }
 
-// bindArrival is the value of --bind for requests that get their rank before the prefill.
+// bindArrival is the value of --bind with which requests get their decode rank before their prefill.
 const bindArrival = "arrival"
 
-// setPredictor sets the predictor of the plan by --predictor: a kind, or a file that evenkeel fit wrote. Without the flag it sets none.
+// setPredictor sets the predictor of the plan by --predictor: a kind, or a file that evenkeel fit wrote. Without the flag,
+// policies use their own predictors.
 func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
@@ -284,7 +287,7 @@ func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	return nil
 }
 
-// synthNames returns the names of drawn traces for the help text.
+// synthNames returns the values of --trace for random traces, for the help text.
 func synthNames() string {
 	names := trace.SynthNames()
 	for i := range names {
@@ -293,7 +296,7 @@ func synthNames() string {
 	return strings.Join(names, ", ")
 }
 
-// setTrace sets the trace of the plan and returns its name.
+// setTrace sets the trace of the plan, by default Azure's, and returns its name.
 func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		if !slices.Contains(trace.SynthNames(), name) {
@@ -307,12 +310,12 @@ func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
 		plan.Source.Trace = trace.Azure()
 		return "Azure's conversation trace (2023)", nil
 	}
-	t, name, err := c.readTrace(0) // 0, because the trace is in a file and not drawn
+	t, name, err := c.readTrace(0) // 0, because this trace is read from a file and not drawn
 	plan.Source.Trace = t
 	return name, err
 }
 
-// readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace is drawn, not read from a file.
+// readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace is random and not read from a file.
 func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
 		t, err := trace.Synth(name, drawn, 1)
@@ -322,13 +325,13 @@ func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
 	return t, filepath.Base(c.Trace), err
 }
 
-// replayLog runs the policies on the snapshots of a decision log.
+// replayLog lets the policies decide on the snapshots of a decision log, and reports how even they leave the ranks.
 func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*report.Report, error) {
 	f, err := os.Open(c.Log)
 	if err != nil {
 		return nil, fmt.Errorf("--log: %w", err)
 	}
-	defer func() { _ = f.Close() }() // an error does not matter, because the file was only read
+	defer func() { _ = f.Close() }() // the file was only read, so an error of Close has no effect
 	bar := newProgress(progress)
 	began := time.Now()
 	runs, cut, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies),
@@ -352,7 +355,7 @@ func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*repor
 	}, nil
 }
 
-// describeFleet describes the decode ranks.
+// describeFleet returns a text about the decode ranks: how many, with how many slots, and how long a step takes.
 func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 	if c.Scenario != "" {
 		return fmt.Sprintf("%d ranks in %d groups, as %s has them", f.Ranks(), len(f.Groups), filepath.Base(c.Scenario))
@@ -364,7 +367,7 @@ func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine returns the command line that makes the same numbers again.
+// commandLine returns the command line that gives the same numbers again.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
 	line.Add(c.Log != "", "log %s", c.Log)
@@ -406,7 +409,7 @@ func (c *simulateCmd) commandLine() string {
 	return line.Text
 }
 
-// facts returns the conditions of the simulation: machine, trace, ranks, load and what policies know.
+// facts returns the conditions of the simulation for the report: machine, trace, ranks, load and what policies know beforehand.
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
@@ -431,7 +434,7 @@ func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source str
 	}
 }
 
-// describePrefill describes the prefill engines, and says when requests get their ranks.
+// describePrefill returns a text about the prefill engines, which also says whether requests get their ranks before or after the prefill.
 func (c *simulateCmd) describePrefill(l *decode.Load) string {
 	engines := "as many engines as are asked for"
 	if l.Prefill.Engines > 0 {

@@ -20,18 +20,19 @@ const (
 	tierAggregated = "aggregated"
 
 	defaultAggregatedPolicies = enginePolicy + ",jsq-kv," + delayerPolicy + ",evenkeel"
-	aggregatedBudget          = 8192   // tokens that a rank computes in a step: vLLM's default on these GPUs
+	aggregatedBudget          = 8192   // most tokens that a rank computes in a step, vLLM's default on these GPUs
 	freeSlotShare             = 0.15   // share of the slots that stay free in a closed loop
-	drawnRequests             = 20_000 // requests of a drawn trace
-	maxAggregated             = 16_384 // most slots of all ranks, and most requests beyond them; bounded because a run keeps each request
+	drawnRequests             = 20_000 // requests in a random trace
+	// maxAggregated bounds the slots of all ranks together, and the requests beyond them, because a run keeps each request in memory.
+	maxAggregated = 16_384
 )
 
-// aggregatedColumns are the columns of the table.
+// aggregatedColumns are the columns of the table for --tier aggregated. The JSON output has all metrics.
 var aggregatedColumns = []report.Metric{report.TokensPerS, report.TTFTMean, report.TTFTP99, report.TPOTP50, report.TPOTP95,
 	report.MixedSteps,
 	report.EmptyRanks, report.Failed}
 
-// simulateAggregated compares policies on ranks that prefill and decode.
+// simulateAggregated compares policies on ranks that both prefill and decode, and prints a table or JSON.
 func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error {
 	if c.deployment == nil {
 		return usageError{errors.New("--tier aggregated needs --law, which says what a step takes; --law list prints all")}
@@ -75,7 +76,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	return printAggregated(std.out, &r, began)
 }
 
-// printAggregated prints the table, the notes, how long it took since began, and the command line.
+// printAggregated prints the table, the notes, the time since began, and the command line that gives the same numbers again.
 func printAggregated(out io.Writer, r *report.Report, began time.Time) error {
 	var b bytes.Buffer
 	if err := r.Lines(&b, aggregatedColumns...); err != nil {
@@ -90,20 +91,20 @@ func printAggregated(out io.Writer, r *report.Report, began time.Time) error {
 	return err
 }
 
-// parseAggregatedPolicies returns the policies to compare: evenkeel's, and what engines do by themselves. It sets --policies to its
-// default if it is not given.
+// parseAggregatedPolicies returns the policies of --policies: policies of evenkeel, and names for what engines do by themselves. If
+// --policies is not given, it sets the default.
 func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err error) {
 	if c.Policies == "" {
 		c.Policies = defaultAggregatedPolicies
 	}
 	for _, name := range namedargs.List(c.Policies) {
-		p := mixed.Contender{Name: name, Spec: name, Learn: true} // learns what a step takes, as the server does
+		p := mixed.Contender{Name: name, Spec: name, Learn: true} // the policy learns how long a step takes, as in the server
 		switch {
 		case name == delayerPolicy:
-			// The engines hold prompts, and requests go to the rank with the fewest tokens.
+			// With delayer, the engines hold prompts, and requests go to the rank with the fewest tokens.
 			p.Spec, p.Route, p.Delay = "", mixed.LeastTokens, delayerMaxSteps
 		case name == enginePolicy:
-			p = mixed.Own(c.deployment.Engine) // the engine's own balancing
+			p = mixed.Own(c.deployment.Engine) // the engine's own balancing between its ranks
 			p.Name = name
 		default:
 			if _, err := policy.ParseSpec(name); err != nil {
@@ -115,7 +116,7 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 	return all, nil
 }
 
-// aggregatedLoad makes the load and its trace from the flags. loadForSeed varies them for each seed.
+// aggregatedLoad makes the load and its trace from the flags. They are the same for all seeds; loadForSeed varies them.
 func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if c.deployment.Prompt.Fit.Steps == 0 {
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
@@ -149,7 +150,7 @@ func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	return l, texts, nil
 }
 
-// setPace sets when requests come, by --load and --pool: Rho for an open loop, Full for a closed one.
+// setPace sets by --load and --pool when requests come: Rho for an open loop, or Full for a closed loop.
 func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
 	switch {
@@ -173,16 +174,16 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 	return nil
 }
 
-// loadForSeed returns a copy of the load for a seed. Each seed begins at another place of the trace and draws other arrivals.
+// loadForSeed returns a copy of the load for one seed. Each seed begins at another place in the trace, and draws other arrival times.
 func (c *simulateCmd) loadForSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
 	load, part := *l, *texts
 	part.From = int(seed-1) * len(texts.Requests) / c.Seeds
 	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
-	load.Measure(0) // how many requests the ranks can serve; 0: Room stays as it is
+	load.Measure(0) // computes how many requests the ranks can serve; 0: Room is not changed
 	return &load
 }
 
-// runAggregated runs a load under one policy and returns the results.
+// runAggregated serves a load under one policy in the simulator, and returns the results.
 func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (report.Sample, error) {
 	o, err := mixed.Serve(ctx, l, p)
 	return report.Sample{
@@ -191,7 +192,7 @@ func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (repor
 	}, err
 }
 
-// aggregatedCommandLine returns the command line that makes the same numbers again.
+// aggregatedCommandLine returns the command line that gives the same numbers again.
 func (c *simulateCmd) aggregatedCommandLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)

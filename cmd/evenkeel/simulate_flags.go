@@ -11,8 +11,8 @@ import (
 	"evenkeel/bench/lab/trace"
 )
 
-// refuseUselessFlags refuses flags that were given but would have no effect: flags of another tier, flags that another flag replaces,
-// and flags that need another flag.
+// refuseUselessFlags refuses flags that the user has given although they would have no effect: flags of another tier, flags that another
+// flag replaces, and flags that need another flag.
 func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	given := given(k)
 	if err := c.refuseForeign(given); err != nil {
@@ -21,7 +21,8 @@ func (c *simulateCmd) refuseUselessFlags(k *kong.Context) error {
 	return c.refuseReplaced(given)
 }
 
-// refuseForeign refuses flags of another tier. The tag tier of a flag lists its tiers. A flag without this tag belongs to all tiers.
+// refuseForeign refuses flags of another tier than --tier. The tag tier of a flag lists its tiers. A flag without this tag
+// belongs to all tiers.
 func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 	var foreign, tiers []string
 	for _, f := range given {
@@ -45,7 +46,7 @@ func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 		strings.Join(foreign, ", "), c.Tier, tierList)}
 }
 
-// refuseReplaced refuses flags of the tier that another flag replaces, and flags that need another flag.
+// refuseReplaced refuses flags that another given flag replaces, and flags that need a flag which was not given.
 func (c *simulateCmd) refuseReplaced(given []*kong.Flag) error {
 	replays := []string{"policies", "out", "json"}
 	for _, f := range given {
@@ -77,7 +78,7 @@ func (c *simulateCmd) refuseReplaced(given []*kong.Flag) error {
 	return nil
 }
 
-// given returns the flags that a command line has.
+// given returns the flags that the user has given on the command line, each once.
 func given(k *kong.Context) (flags []*kong.Flag) {
 	for _, p := range k.Path {
 		if p.Flag != nil && !slices.Contains(flags, p.Flag) {
@@ -87,7 +88,6 @@ func given(k *kong.Context) (flags []*kong.Flag) {
 	return flags
 }
 
-// namesOf returns the names of flags.
 func namesOf(flags []*kong.Flag) (names []string) {
 	for _, f := range flags {
 		names = append(names, f.Name)

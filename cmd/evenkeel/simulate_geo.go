@@ -15,10 +15,10 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// defaultGeoPolicies is the default of --policies for the tier geo.
+// defaultGeoPolicies is the default of --policies for --tier geo.
 const defaultGeoPolicies = "skylb:push=sp-p,finish,gorgo,skylb-ch,region-local,central-least-load,rr"
 
-// simulateGeo compares policies for regions on a scenario.
+// simulateGeo compares policies that choose between regions on a scenario, and prints a table or JSON.
 func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	c.Scenario, c.Policies = cmp.Or(c.Scenario, "skew"), cmp.Or(c.Policies, defaultGeoPolicies)
 	scenario, err := regions.Read(c.Scenario, c.Geo.Preset)
@@ -47,7 +47,8 @@ func (c *simulateCmd) simulateGeo(ctx context.Context, std streams) error {
 	return err
 }
 
-// geoTable writes the columns of the tables in docs/results/regions.md, and columns and lines for what went wrong.
+// geoTable writes the table of the results: the columns of the tables in docs/results/regions.md, and columns and lines for
+// what went wrong.
 func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	w := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "policy\ttokens/s\tTTFT mean\tp50\tp90\tp99, ms\tE2E mean, s\tp99\thits\tforwards\tegress, MB\tUSD\tspread\tfell "+
@@ -74,7 +75,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 			show(regions.Lost, 1, 0), show(report.Failed, 1, 0), show(regions.Violations, 1, 0),
 		}, "\t")+"\t")
 	}
-	_ = w.Flush() // writing to a buffer cannot fail
+	_ = w.Flush() // an error cannot happen, because w writes to a buffer
 	for _, r := range runs {
 		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) {
 			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)
@@ -82,7 +83,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	}
 }
 
-// geoCommandLine returns the command line that makes the same numbers again.
+// geoCommandLine returns the command line that gives the same numbers again.
 func (c *simulateCmd) geoCommandLine() string {
 	line := "evenkeel simulate --tier geo --scenario " + c.Scenario
 	if c.Geo.Preset != "" {

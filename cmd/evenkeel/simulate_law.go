@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	lawList  = "list" // the value of --law that prints all laws
+	lawList  = "list" // value of --law with which all laws are printed
 	lawSlots = 64     // default of --slots with --law
 
-	// Names in --policies that are no policies of evenkeel, but what engines do by themselves.
-	enginePolicy    = "engine"  // the engine balances its ranks
-	delayerPolicy   = "delayer" // ranks hold prompts until each rank has one
-	delayerMaxSteps = 30        // the most steps for which the delayer holds a prompt
+	// These names in --policies stand for what engines do by themselves, not for policies of evenkeel.
+	enginePolicy    = "engine"  // the engine itself balances its ranks
+	delayerPolicy   = "delayer" // ranks hold prompts until each rank has a prompt
+	delayerMaxSteps = 30        // most steps for which the delayer holds a prompt
 )
 
-// stepTimesNote is a note on the data from which the laws were made.
+// stepTimesNote is a note on the data behind the laws, which is printed with results.
 const stepTimesNote = "The law of a step is made of times of kernels that NVIDIA measured or estimated, and of how the engine pads its " +
 	"ranks. Nobody has measured whole steps of uneven ranks for it."
 
-// promptTimesNote is a further note, for ranks that also compute prompts.
+// promptTimesNote is appended to stepTimesNote for ranks that also compute prompts.
 var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute together is %g of that, as in whole steps that were "+
 	"published.", laws.Published)
 
-// listLaws prints all laws. It refuses other flags, which would have no effect.
+// listLaws prints all laws (step times of known deployments). It refuses other flags, which would have no effect.
 func listLaws(std streams, k *kong.Context) error {
 	if more := given(k); len(more) > 1 {
 		return usageError{errors.New("--law list prints all laws and looks at no other flag; leave the others out")}
@@ -40,7 +40,8 @@ func listLaws(std streams, k *kong.Context) error {
 	return laws.List(std.out)
 }
 
-// lookUpLaw looks up the law that --law names, and takes the number of ranks from it. Without --slots, it also sets the slots to lawSlots.
+// lookUpLaw finds the law, the step times of a deployment, that --law names, and takes the number of ranks from it. Without --slots, it
+// also sets the slots to lawSlots.
 func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 	switch {
 	case c.Law == "" && slices.Contains(given, "law"):
@@ -60,7 +61,7 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// findLaw returns the law with the name that --law gives. An unknown name is an error of usage.
+// findLaw returns the law with this name. An unknown name is a usage error.
 func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {
@@ -69,7 +70,7 @@ func findLaw(name string) (*laws.Entry, error) {
 	return e, nil
 }
 
-// stepModel returns the times of a step, for plots.
+// stepModel returns how long a step takes, for the plots of the report.
 func (c *simulateCmd) stepModel() report.StepModel {
 	if c.deployment == nil {
 		return report.StepModel{C0: c.C0, C1: float64(c.C1)}
@@ -77,7 +78,7 @@ func (c *simulateCmd) stepModel() report.StepModel {
 	return levelStepModel(c.deployment.Law())
 }
 
-// levelStepModel returns how long a step takes by a law if all ranks have the same load, in the form that reports use.
+// levelStepModel returns how long a step takes if all ranks have the same load. It turns the law into the form that reports use.
 func levelStepModel(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
@@ -87,7 +88,8 @@ func levelStepModel(law step.Law) report.StepModel {
 	}
 }
 
-// defaultPolicies returns the default of --policies for the decode tier. With --law, the engine's own balancing comes first.
+// defaultPolicies returns the default of --policies for the decode tier. With --law, the policy that is nearest to the engine's own
+// balancing comes first, as the reference.
 func (c *simulateCmd) defaultPolicies() string {
 	if c.deployment == nil {
 		return defaultDecodePolicies
@@ -95,7 +97,7 @@ func (c *simulateCmd) defaultPolicies() string {
 	return c.deployment.Balances() + ",jsq-kv,br0,brh,evenkeel"
 }
 
-// describeLaw returns a text with the name of a law and the times of a step if all ranks have the same load.
+// describeLaw returns a text with the name of a law, and with the times of a step if all ranks have the same load.
 func describeLaw(e *laws.Entry) string {
 	law := e.Law()
 	l := law.Level()
@@ -103,8 +105,8 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat says what
-// the ranks do, such as "decode".
+// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat completes the
+// words "ranks that", such as with "decode".
 func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string
@@ -113,7 +115,7 @@ func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
 		metric report.Metric
 	}{{"tokens/s", report.TokensPerS}, {"mean TTFT", report.TTFTMean}, {"TPOT p95", report.TPOTP95}} {
 		before, after := first.Metrics[m.metric].Mean, last.Metrics[m.metric].Mean
-		if before > 0 && after > 0 { // both were measured
+		if before > 0 && after > 0 { // the metric was measured under both policies
 			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(after/before-1)))
 		}
 	}

@@ -18,14 +18,14 @@ import (
 	prefillpolicy "evenkeel/prefill/policy"
 )
 
-// defaultCapacity is how many KV tokens a prefill engine has room for by default.
+// defaultCapacity is how many KV tokens fit into a prefill engine without --capacity.
 const defaultCapacity = 1_000_000
 
-// prefillColumns are the columns of the table. JSON has all metrics.
+// prefillColumns are the columns of the table for --tier prefill. The JSON output has all metrics.
 var prefillColumns = []report.Metric{report.TTFTMean, report.TTFTP50, report.TTFTP90, report.TTFTP99, report.HitRatio, report.HitError,
 	report.Utilisation, report.Uneven, report.TPOTMean, report.TPOTP95, report.BurstMean}
 
-// simulatePrefill compares prefill policies at each load, one after the other.
+// simulatePrefill compares prefill policies at each load of --load, one load after the other, and prints a table for each.
 func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	plan, source, err := c.prefillPlan()
 	if err != nil {
@@ -67,7 +67,7 @@ func (c *simulateCmd) simulatePrefill(ctx context.Context, std streams) error {
 	return err
 }
 
-// prefillEngines returns how many engines prefill with --tier prefill.
+// prefillEngines returns how many prefill engines the tier prefill has: --prefills, or 8.
 func (c *simulateCmd) prefillEngines() int {
 	if c.Prefills == nil {
 		return 8
@@ -75,7 +75,7 @@ func (c *simulateCmd) prefillEngines() int {
 	return *c.Prefills
 }
 
-// prefillPlan makes the plan of the simulation from the flags, and returns it with the name of the trace.
+// prefillPlan makes the plan of the simulation from the flags. It also returns the name of the trace.
 func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 	f := &c.Prefill
 	plan := &prefill.Plan{
@@ -112,13 +112,13 @@ func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
 
 // parseLoads returns the loads that --load lists, or the default of this tier.
 func (c *simulateCmd) parseLoads() ([]float64, error) {
-	if c.Load == "closed" { // the default of the flag, which is for the other tiers
+	if c.Load == "closed" { // the flag's default, which means something only for the other tiers
 		return []float64{0.7}, nil
 	}
 	var loads []float64
 	for item := range strings.SplitSeq(c.Load, ",") {
 		load, err := strconv.ParseFloat(strings.TrimSpace(item), 64)
-		if err != nil || !(load > 0 && load < 1) { // also if load is NaN
+		if err != nil || !(load > 0 && load < 1) { // in this form, NaN is refused as well
 			return nil, fmt.Errorf("--load %q: want shares of time in which engines prefill, above 0 and below 1, like 0.7 or 0.5,0.85", c.Load)
 		}
 		loads = append(loads, load)
@@ -126,7 +126,7 @@ func (c *simulateCmd) parseLoads() ([]float64, error) {
 	return loads, nil
 }
 
-// describePrefillEngines describes the engines that prefill.
+// describePrefillEngines returns a text about the prefill engines: how many, their KV memory, and how long a prefill takes.
 func (c *simulateCmd) describePrefillEngines() string {
 	f := &c.Prefill
 	words := fmt.Sprintf("%d engines with %d KV tokens each; a prefill takes %g + %g·N ms", c.prefillEngines(),
@@ -144,7 +144,7 @@ func (c *simulateCmd) describePrefillEngines() string {
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
 
-// prefillCommandLine returns the command line that makes the same numbers again.
+// prefillCommandLine returns the command line that gives the same numbers again.
 func (c *simulateCmd) prefillCommandLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}

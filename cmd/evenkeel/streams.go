@@ -17,18 +17,18 @@ type streams struct {
 // errFailed makes the program end with status 1 without a message. It is for a subcommand that has already printed the reason.
 var errFailed = errors.New("failed")
 
-// usageError is an error of a command line that can be parsed but makes no sense.
+// usageError is an error of a command line that can be parsed but makes no sense. The program then ends with status 2.
 type usageError struct{ error }
 
-// writeJSON writes one document with indentation.
+// writeJSON writes one JSON document, indented by two spaces.
 func writeJSON(w io.Writer, document any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(document)
 }
 
-// relativePathHint returns a hint that names the working directory, to be appended to the text of err, if err is about a missing file
-// with a relative path. Otherwise it returns an empty text.
+// relativePathHint returns a hint to append to the text of err, which names the working directory, if err is about a missing file with a
+// relative path; empty: err is about something else.
 func relativePathHint(err error) string {
 	var pathErr *fs.PathError
 	if !errors.As(err, &pathErr) || !errors.Is(pathErr, fs.ErrNotExist) || filepath.IsAbs(pathErr.Path) {

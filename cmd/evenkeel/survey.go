@@ -18,7 +18,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// surveyCmd watches engines that serve already. With --trial, it sends loads to them instead: see survey_trial.go.
+// surveyCmd watches engines that already serve clients, and estimates what evenkeel could gain there. With --trial, it sends loads to an
+// engine instead: see survey_trial.go.
 type surveyCmd struct {
 	Engines []string      `sep:"none" required:"" placeholder:"ADDR ..." help:"Ask the engines at these addresses, host:port or a URL. Name an address with several ranks once."`
 	For     time.Duration `default:"15m" placeholder:"TIME" help:"Watch for this long; Ctrl-C ends it sooner (default: ${default})."`
@@ -70,8 +71,8 @@ func (c *surveyCmd) Run(std streams) error {
 	return withNewFile(c.Out, func(file *os.File) error { return c.watch(std, targets, file) })
 }
 
-// withNewFile creates a new file, calls work with it and closes it. If work fails, withNewFile removes the file, unless the error is a
-// keepFileError. It fails if the file exists.
+// withNewFile creates a new file, calls work with it and closes it. It fails if the file exists. If work fails, withNewFile removes the
+// file, unless the error is a keepFileError.
 func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) //nolint:gosec // a report is read by others
 	if errors.Is(err, fs.ErrExist) {
@@ -90,13 +91,13 @@ func withNewFile(path string, work func(file *os.File) error) (fail error) {
 	return work(f)
 }
 
-// keepFileError is an error after which the file is still useful.
+// keepFileError is an error after which withNewFile keeps the file, because its content is still useful.
 type keepFileError struct{ error }
 
-// Unwrap returns the error itself.
+// Unwrap returns the error inside, so that errors.Is finds it.
 func (k keepFileError) Unwrap() error { return k.error }
 
-// watch watches the engines and writes the report.
+// watch watches the engines, simulates what evenkeel could gain, prints the report, and writes it as HTML to page.
 func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -114,7 +115,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	}
 	lasted := time.Since(began)
 	stop()
-	// A new context: a signal from here on ends only the simulation, and the report is still written.
+	// A new context, so that a signal from here on ends only the simulation, and the report is still written.
 	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	fmt.Fprintln(std.err, "simulating what was seen, for about half a minute; Ctrl-C now ends it without the gain")
@@ -139,7 +140,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	return nil
 }
 
-// parseTargets returns the engines at the addresses of --engines. It fails if one is given twice.
+// parseTargets returns the engines at the addresses of --engines. It fails if an address is given twice.
 func (c *surveyCmd) parseTargets() (all []*engine.Target, err error) {
 	profile := &mooncake.Profile{}
 	if os.Getenv(engineKeyEnv) != "" {

@@ -15,14 +15,14 @@ import (
 
 	"evenkeel/bench/lab/load"
 	"evenkeel/bench/lab/survey"
-	trials "evenkeel/bench/lab/trial" // a trial of the demo has the plain name
+	trials "evenkeel/bench/lab/trial" // trials, because this package already has a type named trial
 	"evenkeel/engine"
 	"evenkeel/gateway"
 	"evenkeel/gateway/config"
 	"evenkeel/gateway/draft"
 )
 
-// surveyTrial has the flags of a survey that sends loads itself.
+// surveyTrial has the flags of survey --trial, which sends loads to an engine instead of only watching it.
 type surveyTrial struct {
 	Trial bool          `help:"Instead of watching, play four loads to the one address of --engines, whose ranks prefill and decode: in turn straight to it, and through an evenkeel in this process. Nobody else may use the engine meanwhile."`
 	Each  time.Duration `default:"5m" placeholder:"TIME" help:"Play each load for this long each way (default: ${default})."`
@@ -32,25 +32,25 @@ type surveyTrial struct {
 	Short bool          `help:"Play a few seconds of each load, with short texts. This shows that it works, and not what is gained."`
 }
 
-// Bounds of a trial. A load is sent in pairs of blocks: one block straight to the engine, and one through evenkeel.
+// Bounds of a trial. A load is sent in pairs of blocks: one block straight to the engine, and one block through evenkeel.
 const (
-	trialPairs, leastTrialPairs = 8, 3             // most and least pairs of a load
-	shortPairs                  = 2                // pairs of a load with --short
-	shortEach                   = time.Second      // --each with --short
-	shortSimulated              = 20 * time.Second // how much of each load is simulated with --short
+	trialPairs, leastTrialPairs = 8, 3             // most and least pairs of blocks for a load
+	shortPairs                  = 2                // pairs of blocks for a load with --short
+	shortEach                   = time.Second      // how long each load is sent each way with --short
+	shortSimulated              = 20 * time.Second // how long each load is simulated with --short
 	trialFile                   = "evenkeel-trial.json"
 )
 
 // checkTrial refuses flags that cannot be combined.
 func (c *surveyCmd) checkTrial() error {
 	switch defaults := (surveyTrial{Each: 5 * time.Minute}); {
-	case !c.Trial && c.surveyTrial != defaults: // a flag of the trial was given
+	case !c.Trial && c.surveyTrial != defaults: // a flag that needs --trial was given
 		return errors.New("--each, --law, --ranks, --plan and --short are for --trial; add it, or leave them out")
 	case !c.Trial:
 		return nil
 	case len(c.Engines) != 1:
 		return errors.New("--trial compares evenkeel with an engine that balances its ranks itself: name one address, that of all ranks")
-	case c.For != 15*time.Minute || c.Every != time.Second: // not the defaults
+	case c.For != 15*time.Minute || c.Every != time.Second: // the user has given --for or --every
 		return errors.New("--for and --every are for a survey that watches; with --trial, use --each")
 	case c.Each < time.Second || c.Each > 4*time.Hour:
 		return fmt.Errorf("--each %v: take a second to four hours", c.Each)
@@ -60,7 +60,7 @@ func (c *surveyCmd) checkTrial() error {
 	return nil
 }
 
-// runTrial makes the trial and writes its file. With --plan, it writes no file.
+// runTrial runs the trial and writes its results to a new file. With --plan, it sends nothing and writes no file.
 func (c *surveyCmd) runTrial(std streams) error {
 	targets, err := c.parseTargets()
 	if err != nil {
@@ -73,12 +73,12 @@ func (c *surveyCmd) runTrial(std streams) error {
 	return withNewFile(c.Out, func(file *os.File) error { return c.planAndPlay(std, targets[0], file) })
 }
 
-// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once, but
-// a second SIGHUP does nothing: when a terminal is closed, the process may get one from the kernel and one from the shell.
+// untilSignal returns a context that ends at the first SIGINT, SIGTERM or SIGHUP. A second SIGINT or SIGTERM ends the process at once. A
+// second SIGHUP does nothing, because the process may get two when a terminal is closed: one from the kernel and one from the shell.
 func untilSignal() (ctx context.Context, stop func()) {
 	interrupted, stopInterrupts := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(interrupted, stopInterrupts) // so that the next one of these signals ends the process
-	if signal.Ignored(syscall.SIGHUP) {            // nohup sets this, and NotifyContext would undo it
+	context.AfterFunc(interrupted, stopInterrupts) // the next SIGINT or SIGTERM then ends the process
+	if signal.Ignored(syscall.SIGHUP) {            // under nohup, SIGHUP is ignored, which NotifyContext would undo
 		return interrupted, stopInterrupts
 	}
 	hungUp, stopHangups := signal.NotifyContext(interrupted, syscall.SIGHUP)
@@ -88,7 +88,8 @@ func untilSignal() (ctx context.Context, stop func()) {
 	}
 }
 
-// planAndPlay prints the plan, sends the loads and reports the results. With --plan, it only prints the plan, and file is nil.
+// planAndPlay prints the plan, sends the loads, and writes the results to file and terminal. With --plan, it only prints
+// the plan, and file is nil.
 func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writer) error {
 	ctx, stop := untilSignal()
 	defer stop()
@@ -128,14 +129,14 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 		return g.Shutdown(shutdownCtx)
 	}
 	if err := c.sendLoads(ctx, std, r, g, entry.URL, client, target); err != nil {
-		_ = stopProxy() // err is the error that the user should see
+		_ = stopProxy() // the user should see err, and not an error of the shutdown
 		return err
 	}
 	return c.writeResults(std, r, file, stopProxy)
 }
 
-// writeResults writes the report to the file and to the terminal, and then calls stopProxy. The file comes first, because the
-// terminal may not exist any more. Each error of writeResults is a keepFileError.
+// writeResults writes the report to the file and then to the terminal, which may not exist any more, and at last calls stopProxy. Each of
+// its errors is a keepFileError.
 func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, stopProxy func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
@@ -151,12 +152,12 @@ func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, 
 	case err != nil:
 		return keepFileError{err}
 	case !r.Complete:
-		return keepFileError{errFailed} // the text has the reason
+		return keepFileError{errFailed} // the text on the terminal says why
 	}
 	return nil
 }
 
-// blockPairs returns how many pairs of blocks a load has at most, and at least.
+// blockPairs returns how many pairs of blocks are sent for a load, at most and at least.
 func (c *surveyCmd) blockPairs() (most, least int) {
 	if c.Short {
 		return shortPairs, shortPairs
@@ -164,7 +165,7 @@ func (c *surveyCmd) blockPairs() (most, least int) {
 	return trialPairs, leastTrialPairs
 }
 
-// timePerWay returns how long each load is sent each way.
+// timePerWay returns how long each load is sent in total straight to the engine, and as long again through evenkeel.
 func (c *surveyCmd) timePerWay() time.Duration {
 	if c.Short {
 		return shortEach
@@ -172,8 +173,8 @@ func (c *surveyCmd) timePerWay() time.Duration {
 	return c.Each
 }
 
-// askEngine asks the engine for its role and settings, as init does. Values of flags take the place of what the engine tells. It fails if
-// a trial with this engine is not possible, and says what would have to change.
+// askEngine asks the engine for its role and settings, as evenkeel init does. Values of flags override what the engine reports. It fails if
+// a trial with this engine is not possible, with an error that says what would have to change.
 func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	address := c.Engines[0]
 	if !strings.Contains(address, "://") {
@@ -200,7 +201,8 @@ func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 		e.Budget = c.Budget
 	}
 	says := strings.Join(e.Notes, " ")
-	isOfPair := e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != "" // a connector hands KV over
+	// An engine with a KV connector hands KV over, so it belongs to a pair even if its role is not known.
+	isOfPair := e.Role == "prefill" || e.Role == "decode" || e.Role == "" && e.Connector != ""
 	switch {
 	case e.Dead != "":
 		return nil, fmt.Errorf("%s does not answer (%s); start the engine, or give the address at which it listens", address, e.Dead)
@@ -221,7 +223,8 @@ func (c *surveyCmd) askEngine(ctx context.Context) (*draft.Entry, error) {
 	return e, nil
 }
 
-// simulateLoads simulates the loads by the law of --law, or by all laws that may apply, and returns the results to expect.
+// simulateLoads simulates the loads with the step times of --law, or of all laws that may apply, and returns the results to
+// expect from the trial.
 func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.Engine, loads []*trials.Load) (*trials.Expectation, error) {
 	laws, err := trials.Find(c.Law, e)
 	if err != nil {
@@ -248,8 +251,8 @@ func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.En
 	return &expected, err
 }
 
-// sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results into r. Meanwhile it follows the engine's
-// metrics.
+// sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results into r. While it does so, it reads the
+// engine's metrics once per second, or five times with --short.
 func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {
@@ -280,14 +283,14 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		pages = survey.Follow(followCtx, client, []*engine.Target{target}, scrapeEvery) // if the metrics cannot be read, r.Law says so
+		pages = survey.Follow(followCtx, client, []*engine.Target{target}, scrapeEvery) // if the metrics cannot be read, r.Law reports it
 	}()
 	began := time.Now()
 	r.Began = began.UTC()
 	r.Play(ctx, p)
 	r.Seconds = time.Since(began).Seconds()
 	stopFollowing()
-	<-done // then pages is complete
+	<-done // pages is complete when the goroutine has ended
 	if !r.Any() {
 		return fmt.Errorf("no pair of blocks was played: %w", r.Ended())
 	}
@@ -295,10 +298,11 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	return nil
 }
 
-// startProxy starts evenkeel on a free port, with the config that init would write for this engine. It records the policy in the report.
+// startProxy starts evenkeel on free ports, with the config that evenkeel init would write for this engine. It records the name
+// of the policy in the report.
 func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *draft.Entry) (*gateway.Gateway, error) {
 	base := config.Default()
-	(&exampleProxyFlags{}).setProfiles(base) // the default profiles, as without any flag
+	(&exampleProxyFlags{}).setProfiles(base) // the profiles that a command line without flags would give
 	text, err := draft.File(base, []draft.Entry{*entry})
 	if err != nil {
 		return nil, err
@@ -318,7 +322,7 @@ func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *dra
 // trialStartTimeout is how long evenkeel may take until it is ready and the engine is up.
 const trialStartTimeout = time.Minute
 
-// learnedStepTimes returns what evenkeel has learned about the times of steps; nil: nothing.
+// learnedStepTimes returns what evenkeel has learned about how long a step takes; nil: nothing yet.
 func learnedStepTimes(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -16,7 +16,7 @@ import (
 	"evenkeel/gateway/top"
 )
 
-// topCmd shows a running proxy in a terminal.
+// topCmd shows the state of a running proxy in a terminal, as text from the proxy's admin listener.
 type topCmd struct {
 	Admin     string `default:"http://127.0.0.1:9090" placeholder:"URL" help:"Read from this admin listener of the proxy (default: ${default})."`
 	TokenFile string `placeholder:"FILE" help:"Read the listener's token from FILE, which is admin.token_file of its config."`
@@ -54,12 +54,12 @@ func (c topCmd) Run(std streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	source := top.NewSource(c.Admin, token)
-	size := func() (width, height int) { return 100, 0 } // without a terminal
+	size := func() (width, height int) { return 100, 0 } // columns without a terminal; height 0: no limit
 	file, ok := std.out.(*os.File)
 	screen := ok && term.IsTerminal(int(file.Fd()))
 	if screen {
 		size = func() (width, height int) {
-			width, height, _ = term.GetSize(int(file.Fd())) // 0: not known
+			width, height, _ = term.GetSize(int(file.Fd())) // both are 0 if the terminal does not tell its size
 			return cmp.Or(width, 80), cmp.Or(height, 24)
 		}
 	}
