@@ -10,7 +10,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ReadProbe wraps one of these errors, besides ErrUnknownHost.
+// An error of ReadProbe wraps one of these, or ErrUnknownHost.
 var (
 	// ErrNoHandoff means that the prefill engine answered 200, but keeps no KV blocks for a decode engine. If FinishReason is "stop", the
 	// first token ended the answer. Otherwise the engine preempted the request and gave its blocks to another request, and a new probe may
@@ -40,7 +40,7 @@ type ProbeAnswer struct {
 	FinishReason   string
 	EngineID       string // id of the engine that keeps the blocks; empty: not reported
 
-	Coordinates *KVAddress // where to reach a prefill engine that pushes; nil: not reported
+	Coordinates *KVAddress // where decode engines reach a prefill engine that pushes KV; nil: not reported
 
 	// ReusesRequestID says that the decode request must have the X-Request-Id of the probe. The decode engine uses its own request's id to
 	// tell the prefill engine that it has pulled the KV, or into which blocks to write the KV. The prefill engine finds its request only by
@@ -388,14 +388,15 @@ func tokenList(raw json.RawMessage) json.RawMessage {
 // the KV that it wrote to the decode engine may be incomplete.
 var ErrPrefillFailed = errors.New("mooncake: the prefill engine did not finish the prompt")
 
-// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost is as in ReadProbe.
-// The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error, the ProbeAnswer has what was read before the
-// error.
+// ReadEarlyProbe reads an answer with status 200 to an EarlyProbe: JSON, or a stream of events from SGLang. knownHost says whether a
+// hand-off may send a decode engine to a host. The error wraps ErrPrefillFailed or, with nixl-push, an error of ReadProbe. With an error,
+// the ProbeAnswer has what was read before the error.
 //
 // If a request is aborted while an SGLang prefill engine writes its KV, the engine may answer as if nothing had happened (SGLang issue
-// 33507). It is noticed only because the prefill engine reports fewer PromptTokens than the decode engine. An SGLang prefill that was not
-// aborted ends with finish_reason length, whatever the first token is. At /v1/messages, an aborted prefill ends with stop_reason end_turn
-// (0.5.23, process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in entrypoints/anthropic/serving.py).
+// 33507). The abort is noticed only because the prefill engine reports fewer PromptTokens than the decode engine. An SGLang prefill that
+// was not aborted ends with finish_reason length, whatever the first token is. At /v1/messages, an aborted prefill ends with stop_reason
+// end_turn (0.5.23, process_disagg_prefill_inflight_queue in disaggregation/prefill.py, STOP_REASON_MAP in
+// entrypoints/anthropic/serving.py).
 func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool) (ProbeAnswer, error) {
 	if p.Connector == NIXLPush { // with early binding, too, the probe of nixl-push returns a hand-off, which has the coordinates
 		return p.ReadProbe(answer, nil, knownHost)

@@ -141,7 +141,7 @@ func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 			for i := range object.members {
 				m := &object.members[i]
 				completionKey := b.completionKey(m.key, object != b)
-				// completions have no such member, or it is yielded below with its value from Set
+				// Completions have no such member, or it is yielded below with its value from Set.
 				if completionKey == "" || hasKey(b.pending, completionKey) {
 					continue
 				}
@@ -212,7 +212,6 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 	return append(dst, b.raw[b.closing:])
 }
 
-// hasKey says whether set has a member with this key.
 func hasKey(set []Member, key string) bool {
 	for i := range set {
 		if set[i].Key == key {
@@ -294,14 +293,15 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
-	// in a completion, this key names a member that has another key or place in this body
+	// In a completion, this key names a member that has another key or place in this body.
 	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed {
 		return ""
 	}
 	return key
 }
 
-// spliceWithLayout builds the segments as Splice does, for a body with a layout. Set and drop use the keys of completions.
+// spliceWithLayout builds the segments as Splice does, for a body with a layout. The keys in set, and those passed to drop,
+// are keys of completions.
 func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bool, set []Member) [][]byte {
 	var params, outer []Member // the members of set that go into sampling_params, and all others
 	for _, m := range set {

@@ -10,7 +10,7 @@ import (
 	"evenkeel/internal/rawjson"
 )
 
-// ReadCallback wraps one of these errors, or ErrUnknownHost.
+// An error of ReadCallback wraps one of these, or ErrUnknownHost.
 var (
 	// ErrBadCallback means that the body is not a valid callback of connector ascend-layerwise.
 	ErrBadCallback = errors.New("mooncake: the decode engine sent a malformed callback")
@@ -48,7 +48,8 @@ type Callback struct {
 
 // ReadCallback checks a callback that came to the metaserver, the URL of evenkeel to which decode engines post callbacks. All required keys
 // must exist, request_id must be id (see Endpoint.RequestID), all hosts must be known, and there may not be more blocks than the prompt can
-// have. An unknown key is accepted only if it holds no address: see addUnknown. prompt and block are as in MaxCallback.
+// have. An unknown key is accepted only if it holds no address: see addUnknown. prompt is the largest number of tokens that the prompt can
+// have, block the size of a KV block in tokens; 0: not known.
 func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known func(host string) bool) (Callback, error) {
 	bad := func(format string, args ...any) (Callback, error) {
 		return Callback{}, fmt.Errorf("%w: "+format, append([]any{ErrBadCallback}, args...)...)
@@ -78,7 +79,7 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
-	// checkHosts would accept a remote_host that names no host
+	// checkHosts would accept a remote_host that names no host at all.
 	if host, _ := splitHost(stringValue(c.values[atHost])); known == nil || !known(host) {
 		return Callback{}, fmt.Errorf("%w: %s under remote_host; if it is one of yours, add it to kv_hosts of the engine's profile",
 			ErrUnknownHost, shownHost(host))

@@ -37,7 +37,7 @@ type KVAddress struct {
 }
 
 // EarlyProbe appends to dst the segments of the prefill request, for a profile whose Early is true. stream says whether the decode engine
-// streams its answer. Only SGLang needs it, because its prefill request must be equal to its decode request except for the ranks.
+// streams its answer. Only SGLang uses stream, because its prefill request must be equal to its decode request except for the ranks.
 func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool, dst [][]byte) [][]byte {
 	switch p.Connector {
 	case SGLang:
@@ -48,7 +48,8 @@ func (p *Profile) EarlyProbe(b *Body, changes *Patch, r *Rendezvous, stream bool
 	return p.probeBody(b, changes, pullProbe, dst)
 }
 
-// EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. salt is as in DecodeBody.
+// EarlyDecode appends to dst the segments of the decode request, for a profile whose Early is true. salt, if it is not empty, keeps the
+// request from using wrong blocks of the decode engine's prefix cache.
 func (p *Profile) EarlyDecode(b *Body, changes *Patch, r *Rendezvous, salt string, stream bool, dst [][]byte) [][]byte {
 	if p.Connector == SGLang {
 		return p.sglangBody(b, changes, r, r.DecodeRank, stream, dst)

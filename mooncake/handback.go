@@ -31,7 +31,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 			keepsKV = string(v) == "true"
 		case "remote_num_tokens":
 			if tokens, err = strconv.Atoi(string(v)); err != nil {
-				tokens = 0 // 0 is refused below, and err is set anew
+				tokens = 0 // 0 tokens are refused below, where err is set
 			}
 		}
 	}

@@ -19,13 +19,13 @@ type Hold struct {
 	keptAfterSign time.Duration
 	heartbeat     time.Duration // the time between heartbeats
 	signsSince    time.Time     // since this time, the core has given signs of life without a gap
-	nextCounted   time.Time     // a sign of life before this time does not count as the next one
+	nextCounted   time.Time     // the next sign of life counts only if it comes at this time or later
 	signsNeeded   int           // how many more signs of life must count before heartbeats certainly go out
 	lost          bool          // the KV may have been given to another prompt before it was read
 }
 
-// Hold returns the Hold of a hand-off that is sent to a decode engine now. The prefill engine keeps the KV until the time until if no
-// heartbeat comes. A quarter of the hold's margin is reserved for differences between clocks and for heartbeats under way.
+// Hold returns the Hold of a hand-off that is sent to a decode engine now. If no heartbeat comes, the prefill engine keeps the KV up to the
+// time until. A quarter of the hold's margin is reserved for differences between clocks and for heartbeats under way.
 func (p *Profile) Hold(now, until time.Time) Hold {
 	k := Hold{keptUntil: until, signsSince: now}
 	if p.Renews() {
@@ -58,8 +58,8 @@ func (p *Profile) clockMargin() time.Duration {
 	return margin / 4
 }
 
-// RecordGap records that the decode engine's core gave no sign of life from its last sign, at from, to the time to. The KV counts as lost
-// if the prefill engine did not certainly keep it until to.
+// RecordGap records that the decode engine's core gave no sign of life between from, the time of its last sign, and to. The KV counts as
+// lost if the prefill engine did not certainly keep it up to the time to.
 func (k *Hold) RecordGap(from, to time.Time) {
 	k.keptUntil, k.nextCounted, k.signsNeeded = k.afterSigns(from)
 	k.signsSince = to

@@ -73,8 +73,8 @@ func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
 
-// checkText returns an error if a string, which may be a list of hosts, contains an unknown host. key is for the error message.
-// address is as in checkValue.
+// checkText returns an error if a string, which may be a list of hosts, contains an unknown host. key is for the error message. address
+// says that the key means addresses, so that every part of s counts as a host.
 func (w *hostCheck) checkText(key, s string, address bool) error {
 	if !address && !strings.ContainsAny(s, ".:") { // no part of s looks like an address
 		return nil
@@ -84,7 +84,7 @@ func (w *hostCheck) checkText(key, s string, address bool) error {
 			continue
 		}
 		host, looksLikeAddress := splitHost(part)
-		meansAddress := address || looksLikeAddress // its key says so, or its form
+		meansAddress := address || looksLikeAddress // the key, or the form of the part, says that the part is an address
 		if !meansAddress || w.known(host) {
 			continue
 		}

@@ -70,8 +70,8 @@ type Patch struct {
 // looks up. Other connectors need none.
 type BootstrapInfo struct {
 	TransferID    string // id that evenkeel invents, new for every probe
-	BootstrapAddr string // "http://host:8998" of the prefill engine
-	EngineID      string // from GET /query of that address
+	BootstrapAddr string // URL of the prefill engine's bootstrap server, such as "http://host:8998"
+	EngineID      string // id of the prefill engine, from GET /query of its bootstrap server
 }
 
 // Reserved says whether engines must never get a client's value of this top-level key, because a client
@@ -79,7 +79,7 @@ type BootstrapInfo struct {
 func Reserved(key string) bool {
 	switch key {
 	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
-		// SGLang's own components and routers use these (0.5.23, GenerateReqInput in managers/io_struct.py):
+		// SGLang's own components and routers use the following keys (0.5.23, GenerateReqInput in managers/io_struct.py):
 		"lora_id", "http_worker_ipc", "kv_hints", "external_trace_header", "received_time", "encoder_urls", "num_items_assigned",
 		"need_wait_for_mm_inputs", "decode_tp_size", "positional_embed_overrides", "routing_key",
 		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
@@ -211,8 +211,8 @@ func (p *Profile) DecodeBody(b *Body, ep Endpoint, changes *Patch, kv json.RawMe
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(drop), members)
 }
 
-// addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the
-// client sent a salt, the new one is made of both. An empty salt changes nothing.
+// addSalt adds a cache_salt, so that the request does not use blocks of the decode engine's prefix cache that may be wrong. If the client
+// sent a salt, the new salt is a hash of both. An empty salt changes nothing.
 func addSalt(b *Body, salt string, members []Member) []Member {
 	if salt == "" {
 		return members
@@ -232,10 +232,10 @@ func addSalt(b *Body, salt string, members []Member) []Member {
 func (p *Profile) answerMembers(b *Body, changes *Patch, stream bool) (members []Member, drop func(key string) bool) {
 	members = changedMembers(b, changes, make([]Member, 0, 14))
 	drop = dropOnDecode
-	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because it is the number of beams
+	if beams, _ := b.Get("use_beam_search"); string(beams) == "true" { // n stays, because with beam search it is the number of beams
 		drop = Reserved
 	}
-	if !p.mayForwardStopTokens(b) { // without them the answer may be longer, but the engine does not crash
+	if !p.mayForwardStopTokens(b) { // without stop_token_ids the answer may be longer, but the engine does not crash
 		dropOthers := drop
 		drop = func(key string) bool { return key == "stop_token_ids" || dropOthers(key) }
 	}

@@ -77,14 +77,14 @@ func (p *Profile) Ascend() bool {
 // entrypoints/anthropic/serving.py, responses_full_generator in entrypoints/openai/responses/serving.py).
 func (p *Profile) MayGiveBack() bool { return p.Ascend() && (p.GivesBack == nil || *p.GivesBack) }
 
-// The ways to make sure that a probe does not end with the end-of-sequence token: if it does, it returns no hand-off.
+// The ways to keep a probe from ending with the end-of-sequence token, because a probe that ends so returns no hand-off.
 const (
 	MinTokensOne       = "1"
 	MinTokensOmit      = "omit"
 	MinTokensIgnoreEOS = "ignore_eos"
 )
 
-// The answers to a request without a stream: joined from a stream by evenkeel, or the decode engine's own.
+// The ways to answer a request without a stream: evenkeel joins the events of a stream, or passes on the decode engine's own answer.
 const (
 	NonStreamAssemble    = "assemble"
 	NonStreamPassthrough = "passthrough"
@@ -101,7 +101,7 @@ const (
 const (
 	ChatResumeNone     = "none"
 	ChatResumeVLLM     = "vllm_prompt_token_ids"  // token ids are sent beside the hand-off, vLLM from 0.27 on (PR 48145)
-	ChatResumeAscend   = "ascend_private"         // as ChatResumeVLLM, for vllm-ascend from 0.26 on; see resumeIDKeys
+	ChatResumeAscend   = "ascend_private"         // token ids are sent beside the hand-off, vllm-ascend from 0.26 on
 	ChatResumeContinue = "continue_final_message" // the text so far is sent as the last message
 )
 
@@ -123,7 +123,7 @@ type Profile struct {
 	Connector       string        `yaml:"connector"`
 	Bind            string        `yaml:"bind"`            // late or arrival; only nixl-push allows both
 	KVHoldTimeout   time.Duration `yaml:"kv_hold_timeout"` // how long the prefill engine keeps the KV of a hand-off
-	HoldMargin      time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout in which decode queues and pulls; 0: see HoldBudget
+	HoldMargin      time.Duration `yaml:"hold_margin"`     // part of kv_hold_timeout for decode to queue and pull; 0: half, at most 120 s
 	ProbeMinTokens  string        `yaml:"probe_min_tokens"`
 	ProbeIgnoreEOS  bool          `yaml:"probe_ignore_eos"`
 	ContinuousUsage *bool         `yaml:"continuous_usage"`
@@ -138,7 +138,7 @@ type Profile struct {
 	MaxModelLen       int           `yaml:"max_model_len"`
 	AllowLocalPrefill bool          `yaml:"allow_local_prefill"`    // decode engines may compute prompts themselves, without a hand-off
 	MaxBatchedTokens  int           `yaml:"max_num_batched_tokens"` // most tokens in one step of a decode engine; 0: unknown
-	PassThrough       bool          `yaml:"pass_through"`           // prefill and decode engines also serve passed-through requests, such as embeddings
+	PassThrough       bool          `yaml:"pass_through"`           // engines also serve passed-through requests, such as embeddings
 	NonStream         string        `yaml:"nonstream"`
 	Metrics           MetricNames   `yaml:"metrics"`
 	RecomputeMax      *int          `yaml:"recompute_max"`

@@ -26,7 +26,7 @@ func (completionCmd) Help() string {
     fish: evenkeel completion fish | source        or into ~/.config/fish/completions/evenkeel.fish`
 }
 
-// Run prints the script for the shell.
+// Run prints the script for the shell that the argument names.
 func (c completionCmd) Run(std streams) error {
 	_, err := fmt.Fprint(std.out, completionScripts[c.Shell])
 	return err
@@ -241,7 +241,6 @@ func valuesOf(f *kong.Flag, unfinished string) []string {
 	return list
 }
 
-// withPrefix returns the words of a list that start with a prefix.
 func withPrefix(prefix string, list []string) (matching []string) {
 	for _, s := range list {
 		if strings.HasPrefix(s, prefix) {

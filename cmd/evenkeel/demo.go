@@ -239,7 +239,7 @@ func (c *demoCmd) warmUpRequests() int {
 	return c.Workers * c.Slots
 }
 
-// concurrency returns how many requests are in the system at the same time.
+// concurrency returns how many requests are in the system at the same time: one per slot, and those of --extra.
 func (c *demoCmd) concurrency() int { return c.Workers*c.Slots + c.Extra }
 
 // perTokenText returns the part of a step's time per KV token as text, in µs with --aggregated and otherwise in ms.

@@ -49,7 +49,7 @@ func (c *demoCmd) lookUpLaw(given []string) (err error) {
 func (c *demoCmd) setLawDefaults(given []string) {
 	// enginesOwn is the policy that is nearest to the engine's own balancing.
 	enginesOwn, m := c.deployment.Balances(), c.stepModel()
-	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // C0 and C1 only have to pass checkFlags, because the engines step by the law.
+	c.C0, c.C1 = m.C0, max(1, time.Duration(m.C1)) // C0 and C1 only have to pass checkFlags, because the engines step by the law
 	defaults := map[string]func(){
 		"policies": func() { c.Policies = enginesOwn + ",jsq-kv,br0,brh,evenkeel" },
 		// Prefill is made so fast that the result depends only on the decode ranks.

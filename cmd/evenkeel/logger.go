@@ -37,7 +37,6 @@ func logEncoder(forPeople bool) zapcore.Encoder {
 	return zapcore.NewConsoleEncoder(cfg)
 }
 
-// isTerminal says whether out is a terminal.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))

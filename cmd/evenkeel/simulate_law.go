@@ -61,7 +61,7 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 
 var errNoLaw = errors.New("--law is empty; write MODEL,ENGINE,GPU,RANKS, or list")
 
-// findLaw returns the law with this name. An unknown name is a usage error.
+// findLaw returns the law, the step times of a deployment, with this name. An unknown name is a usage error.
 func findLaw(name string) (*laws.Entry, error) {
 	e, err := laws.Find(name)
 	if err != nil {

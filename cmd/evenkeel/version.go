@@ -13,7 +13,7 @@ var version, commit = "dev", ""
 
 type versionCmd struct{}
 
-// Run prints the version.
+// Run prints the version, the commit, and the Go version and platform of the build.
 func (versionCmd) Run(std streams) error {
 	v, c := buildInfo()
 	_, err := fmt.Fprintf(std.out, "evenkeel %s, commit %s, %s %s/%s\n", v, c, runtime.Version(), runtime.GOOS, runtime.GOARCH)

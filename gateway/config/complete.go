@@ -84,7 +84,7 @@ func (c *Config) choosePrefillPolicy() {
 	}
 	c.Prefill.Policy = "finish"
 	switch {
-	case c.anyListedTwice() && c.Geo.On(): // the policy finish was not measured with other regions
+	case c.anyListedTwice() && c.Geo.On(): // the policy finish was never measured together with other regions
 		c.Prefill.Policy = "lmetric"
 	case c.Geo.Leads(): // gorgo takes round trips between regions into account
 		c.Prefill.Policy = "gorgo"

@@ -60,8 +60,8 @@ type Admin struct {
 	Listen    string `yaml:"listen"`
 	TokenFile string `yaml:"token_file"` // required unless Listen is a loopback address
 	TLS       TLS    `yaml:"tls"`
-	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If it is empty, any host is allowed, except addresses
-	// at which no engine can be (see cannotBeEngine). Engines listed in the file are never checked against it.
+	// WorkerHosts are the hosts whose engines an operator may add while the proxy runs. If the list is empty, any host is allowed, except
+	// addresses at which no engine can be (see cannotBeEngine). Engines of the file may have any host.
 	WorkerHosts []string `yaml:"worker_hosts"`
 
 	// Receipts is how many receipts, the records of how one request was served, are kept for GET /decisions. 0: none are kept, and the reasons
@@ -89,7 +89,7 @@ type Engines struct {
 	Prefer string `yaml:"prefer"`
 }
 
-// Values of engines.prefer.
+// The values of engines.prefer: which engines serve a model that has prefill and decode pairs as well as aggregated engines.
 const (
 	PreferPD         = "pd"
 	PreferAggregated = "aggregated"
@@ -121,7 +121,7 @@ type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	First   int    `yaml:"first_rank"` // number of the engine's first rank in this header; above 0 only on later nodes of a deployment
+	First   int    `yaml:"first_rank"` // number that the rank header gives to the engine's first rank; above 0 only on later nodes
 	// Region is another proxy's region. The engine is used only while this proxy owns that region. Empty: the engine is of this proxy's
 	// region.
 	Region string `yaml:"region"`
@@ -135,9 +135,9 @@ type Engine struct {
 	KVEngineID string `yaml:"kv_engine_id"`
 	KVHost     string `yaml:"kv_host"`
 	KVPort     int    `yaml:"kv_port"`  // port of the engine's NIXL side channel
-	TPSize     int    `yaml:"tp_size"`  // 0: 1
-	PPSize     int    `yaml:"pp_size"`  // 0: 1
-	DCPSize    int    `yaml:"dcp_size"` // 0: 1
+	TPSize     int    `yaml:"tp_size"`  // tensor parallelism; 0: 1
+	PPSize     int    `yaml:"pp_size"`  // pipeline parallelism; 0: 1
+	DCPSize    int    `yaml:"dcp_size"` // decode context parallelism; 0: 1
 	// The following keys are for decode and aggregated engines only.
 	Group   string `yaml:"group"`
 	Barrier string `yaml:"barrier"` // dp: the ranks of the group step together; none: each rank steps by itself
@@ -150,8 +150,7 @@ type Engine struct {
 	Interval int `yaml:"prefill_schedule_interval"` // a rank computes prompts only in every n-th step; 0: in each step
 }
 
-// Values of barrier. With dp, all ranks of a group step together, as slowly as the fullest one.
-// With none, each rank steps by itself.
+// The values of barrier. With dp, all ranks of a group step together, as slowly as the fullest rank. With none, each rank steps by itself.
 const (
 	BarrierDP   = "dp"
 	BarrierNone = "none"
@@ -205,12 +204,12 @@ type Limits struct {
 	Head           int           `yaml:"head_bytes"`
 	Connections    int           `yaml:"connections"`
 	PerIP          int           `yaml:"connections_per_ip"` // open connections per client address; 0: unlimited
-	ReadTimeout    time.Duration `yaml:"read_timeout"`       // from the first byte of a request to its last
+	ReadTimeout    time.Duration `yaml:"read_timeout"`       // time for a request to arrive, from its first byte to its last
 	IdleTimeout    time.Duration `yaml:"idle_timeout"`       // how long a connection may wait for its next request
 	WriteTimeout   time.Duration `yaml:"write_timeout"`      // how long one write may wait for a client that does not read
 	ConnectTimeout time.Duration `yaml:"connect_timeout"`    // time to connect to an engine
 	ProbeTimeout   time.Duration `yaml:"probe_timeout"`      // time for a whole prefill; long prompts take minutes
-	ProbeGrace     time.Duration `yaml:"probe_grace"`        // how long a prefill may go on after its client has left; 0: it is aborted at once
+	ProbeGrace     time.Duration `yaml:"probe_grace"`        // time that a prefill may go on after its client has left; 0: aborted at once
 	EventTimeout   time.Duration `yaml:"event_timeout"`      // longest time between two events of a decode stream
 	KeepAlive      time.Duration `yaml:"keep_alive"`         // a client that waits this long for an event gets an SSE comment; 0: it gets none
 	DrainGrace     time.Duration `yaml:"drain_grace"`        // after SIGTERM, /readyz fails for this long before requests are refused
@@ -241,7 +240,7 @@ type Log struct {
 	Requests string `yaml:"requests"` // file that gets one JSON line per request; "-": stdout; empty: no such lines
 }
 
-// Default returns the configuration of an empty file.
+// Default returns the configuration of an empty file. Validate sets the defaults that depend on other keys.
 func Default() *Config {
 	c := &Config{
 		Listen:    ":8000",

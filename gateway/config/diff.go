@@ -13,8 +13,8 @@ import (
 // and variables that hold secrets, and values of tracing.headers are shown as hashes.
 type Change struct {
 	Path    string `json:"path"`
-	Old     string `json:"old"` // empty: the key was not set
-	New     string `json:"new"` // empty: the key was removed
+	Old     string `json:"old"` // value in the old version; empty: the key was not set
+	New     string `json:"new"` // value in the new version; empty: the key was removed
 	Restart bool   `json:"needs_restart,omitempty"`
 }
 

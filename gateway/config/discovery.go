@@ -28,7 +28,7 @@ type DiscoveryDNS struct {
 	Type     string        `yaml:"type"` // A (which includes AAAA) or SRV
 	Role     string        `yaml:"role"`
 	Scheme   string        `yaml:"scheme"`
-	Port     int           `yaml:"port"` // only for type A
+	Port     int           `yaml:"port"` // port of the engines, only for type A; SRV records have the port themselves
 	Interval time.Duration `yaml:"interval"`
 	Misses   int           `yaml:"misses"` // after this many DNS answers in a row without an engine, the engine is removed
 	// The following keys are settings of every engine that this source finds.

@@ -109,7 +109,7 @@ func (d *doubts) pages(c *Config) {
 
 // Values above these are probably mistakes: they are far beyond the needs of any known proxy.
 const (
-	muchMemory = 64 << 30 // bytes
+	muchMemory = 64 << 30 // bytes, for keys that end in _bytes
 	longTime   = 24 * time.Hour
 	manySlots  = 4096 // requests per rank; vLLM's max_num_seqs is usually 128 to 1024
 )

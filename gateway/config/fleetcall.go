@@ -17,7 +17,7 @@ type FleetCall struct {
 const (
 	CallPauses  = "pauses"  // the engine takes no requests after the call
 	CallResumes = "resumes" // the engine takes requests again
-	CallEmpties = "empties" // the engine's prefix cache is emptied, or invalid because its weights have changed
+	CallEmpties = "empties" // the engine's prefix cache is empty, or invalid because the model's weights have changed
 )
 
 // defaultCalls are the paths that are allowed although the file does not list them. They are those of vLLM 0.32 and 0.33, which has them

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// checkGeo checks geo and ha, and the regions of engines.
+// checkGeo checks the keys of geo and ha, and that the region of each engine has a proxy.
 func (c *Config) checkGeo(bad report) {
 	g := &c.Geo
 	g.Check(func(key, format string, args ...any) { bad("$.geo."+key, format, args...) })

@@ -29,7 +29,6 @@ type shape struct {
 	found  problems
 }
 
-// bad adds a problem at a token of the file.
 func (s *shape) bad(t *token.Token, path, format string, args ...any) {
 	s.found = append(s.found, s.source.errorAtToken(t, path, format, args...))
 }
@@ -130,7 +129,7 @@ func (s *shape) checkMapping(n ast.Node, path string, typeOf func(key string) (r
 	}
 }
 
-// recordPosition stores the position of the value at a path.
+// recordPosition stores where the value at path is in the file, for errors that are found later.
 func (s *shape) recordPosition(path string, t *token.Token) {
 	s.source.positions[path] = position{t.Position.Line, t.Position.Column}
 }

@@ -68,7 +68,7 @@ func (t *Tracing) ClientTLS() (*tls.Config, error) {
 	return t.TLS.clientTLS(u.Hostname())
 }
 
-// clientTLS returns the TLS settings for a collector on this host.
+// clientTLS returns the TLS settings for a collector. host is the name that the collector's certificate must have.
 func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
 	c, err := certs.Client("", "", t.CertFile, t.KeyFile)
 	if err != nil {
@@ -82,7 +82,7 @@ func (t CollectorTLS) clientTLS(host string) (*tls.Config, error) {
 	return c, nil
 }
 
-// checkTracing checks tracing and the receipts of requests.
+// checkTracing checks the keys of tracing, and also admin.receipts and admin.receipts_bytes.
 func (c *Config) checkTracing(bad report) {
 	t := &c.Tracing
 	if c.Admin.Receipts < 0 {

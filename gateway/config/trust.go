@@ -130,7 +130,7 @@ func embeddedIPv4(a netip.Addr) []netip.Addr {
 	// NAT64, and the IPv4-compatible, IPv4-mapped and IPv4-translated forms
 	case in("64:ff9b::/96"), in("::/96"), in("::ffff:0:0/96"), in("::ffff:0:0:0/96"):
 		return []netip.Addr{last}
-	case in("2002::/16"): // 6to4
+	case in("2002::/16"): // 6to4: the IPv4 address follows the prefix
 		return []netip.Addr{v4(b[2:6])}
 	case in("2001::/32"): // Teredo: the server's address, and the client's, whose bits are inverted
 		return []netip.Addr{v4(b[4:8]), v4([]byte{^b[12], ^b[13], ^b[14], ^b[15]})}

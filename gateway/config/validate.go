@@ -94,8 +94,8 @@ func (c *Config) checkEngines(bad report) {
 			bad(path, "there is nothing behind the key; write [] for a side that is meant to have no engines")
 		}
 	}
-	seen := map[string]string{}     // role and host:port → path of the entry
-	barriers := map[string]Engine{} // role and group → its first engine
+	seen := map[string]string{}     // from role and host:port to the path of the entry
+	barriers := map[string]Engine{} // from role and group to the group's first engine
 	check := func(role string, i int, e *Engine) {
 		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
 		c.checkEngine(path, role, e, bad)
@@ -177,7 +177,7 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 	e.checkDecodeKeys(path, bad)
 }
 
-// checkProfile checks that an engine and its profile belong together.
+// checkProfile reports keys of an engine that contradict its profile, such as an http URL with a profile that has TLS keys.
 func (e *Engine) checkProfile(path, role string, p *mooncake.Profile, bad report) {
 	if hasTLSKeys := p.CAFile+p.CertFile+p.ServerName != ""; hasTLSKeys && strings.HasPrefix(e.URL, "http:") {
 		bad(path+".url", "its profile %s has keys for TLS, but %q would be called in clear text; write https, or use a profile without ca_file, "+
@@ -255,7 +255,7 @@ func (c *Config) checkPool(bad report) {
 	}
 }
 
-// checkTimes checks the durations in health and limits. 0 is allowed only for a key for which it has a meaning, such as "off".
+// checkTimes checks the durations in health and limits. 0 is allowed only where it has a meaning, such as to switch something off.
 func (c *Config) checkTimes(bad report) {
 	for path, d := range map[string]time.Duration{
 		"$.health.canary": c.Health.Canary, "$.health.slow_start": c.Health.SlowStart,

@@ -17,10 +17,10 @@ type CloseNotifier struct {
 	hasLeft bool
 	onGone  func()
 	gone    chan struct{}
-	goneAt  time.Time // set before gone is closed
+	goneAt  time.Time // when MarkGone was called first; set before gone is closed
 }
 
-// NewCloseNotifier returns the CloseNotifier of a client that has not left.
+// NewCloseNotifier returns the CloseNotifier of a client that has not left. log gets the panics of callbacks.
 func NewCloseNotifier(log *zap.Logger) *CloseNotifier {
 	return &CloseNotifier{log: log, gone: make(chan struct{})}
 }

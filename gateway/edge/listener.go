@@ -62,7 +62,7 @@ type Stats struct {
 	CutLagging    uint64 // clients cut because the writes of one answer waited for MaxLag in all
 }
 
-// Listener accepts client connections as *Conn. One goroutine watches whether the clients leave. It ends when the listener and
+// Listener accepts client connections as *Conn. One goroutine watches whether the clients leave. The goroutine ends when the listener and
 // its last connection are closed.
 type Listener struct {
 	net.Listener

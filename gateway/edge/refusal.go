@@ -87,7 +87,7 @@ func refusalOf(ctx *fasthttp.RequestCtx, err error, maxHead int) Refusal {
 	return refusedRequest
 }
 
-// tooLarge returns the refusal of a body that is larger than MaxBody.
+// tooLarge returns the refusal (413) of a body that is larger than MaxBody. The client is told the limit.
 func (o *Options) tooLarge() *Refusal {
 	return &Refusal{fasthttp.StatusRequestEntityTooLarge, "body_too_large",
 		"the request body is limited to " + strconv.Itoa(o.MaxBody) + " bytes; send less"}

@@ -58,8 +58,8 @@ func NewServer(o Options) *Server {
 	}}
 }
 
-// withoutBody makes fasthttp treat every request as one without a body, because the edge reads the body. RawHeaders still has the head as
-// received. Without the header Expect, fasthttp sends no 100 Continue itself; upload.read sends it if the body is wanted.
+// withoutBody makes fasthttp treat every request as one without a body, because package edge reads the body. RawHeaders still has the head
+// as received. Without the header Expect, fasthttp sends no 100 Continue itself; upload.read sends it if the body is wanted.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	if h.ContentLength() != 0 {
 		h.SetContentLength(0)
@@ -104,7 +104,7 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	if h.client != nil {
 		h.client.writeWaitNanos.Store(0) // MaxLag applies to each answer by itself, so the count starts anew
 	}
-	h.keepAlive = nil // the KeepAlive of the connection's previous request
+	h.keepAlive = nil // the KeepAlive belonged to the connection's previous request
 	if h.server.stopping.Load() {
 		ctx.SetConnectionClose() // fasthttp itself does this only for connections that it still counts as its own
 	}
