@@ -122,8 +122,8 @@ type Engine struct {
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
 	First   int    `yaml:"first_rank"` // number that the rank header gives to the engine's first rank; above 0 only on later nodes
-	// Region is another proxy's region. The engine is used only while this proxy owns that region. Empty: the engine is of this proxy's
-	// region.
+	// Region is another proxy's region. The engine is used while this proxy owns that region, or always if this proxy is geo.central. Empty:
+	// the engine is of this proxy's own region.
 	Region string `yaml:"region"`
 	// The following keys are for prefill engines only.
 	// KVEventsPort is the port at which the first rank publishes its KV events. 0: the port that the engine reports, or prefill.kv_events.port
