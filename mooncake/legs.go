@@ -33,7 +33,7 @@ var paths = [Endpoints]string{"/v1/chat/completions", "/v1/completions", "/v1/re
 func (e Endpoint) Path() string { return paths[e] }
 
 // IsChatOrCompletions says whether the endpoint is Chat or Completions. Only these two are fully supported everywhere: all engines accept
-// hand-offs for them and report the length of prompts, and proxies in other regions know how their streams end.
+// hand-offs for them and report the length of prompts, and every peer proxy knows how their streams end.
 func (e Endpoint) IsChatOrCompletions() bool { return e <= Completions }
 
 // CanResume says whether another engine can continue an interrupted answer of the endpoint.

@@ -203,8 +203,8 @@ func (p *BodyStream) writeChunk(begun []byte) error {
 	return err
 }
 
-// Close calls onEnd the first time, and lets the connection send the bytes that it holds. It always returns nil: the client gets nothing
-// more of this answer, and fasthttp would take an error of Close for an error of the answer.
+// Close calls onEnd the first time, and lets the connection send the bytes that it holds. It always returns nil, because fasthttp would
+// take an error of Close for an error of the answer, of which nothing can be changed any more.
 func (p *BodyStream) Close() error {
 	p.endOnce.Do(func() {
 		defer p.endHeldWrites()
