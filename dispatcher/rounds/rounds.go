@@ -1,6 +1,7 @@
-// Package rounds decides which requests go now to which ranks of a group whose ranks prefill and decode. While one rank computes a prompt,
-// the decodes of all ranks wait. Therefore requests are held back for a moment and then sent together, in a round: several ranks then
-// compute prompts in the same steps. The package reads no clock: times are seconds that the caller gives.
+// Package rounds decides which waiting requests are sent now to a group of ranks that prefill and decode, and to which rank each of them
+// goes. While one rank computes a prompt, the decodes of all ranks wait. Therefore requests are held back for a short time and then sent
+// together, in a round, so that several ranks compute prompts in the same steps. The package reads no clock: times are seconds that the
+// caller gives.
 package rounds
 
 import (
@@ -8,15 +9,16 @@ import (
 	"slices"
 )
 
-// Rank is one of the ranks that are up.
+// Rank describes one rank of the group that is up.
 type Rank struct {
-	Slots   int     // free slots
-	Room    int64   // KV tokens that are free for prompts
-	Backlog int64   // prompt tokens that the rank has yet to compute
-	Load    float64 // number of KV tokens that would lengthen a step as much as the rank's decodes do
+	Slots   int   // free slots
+	Room    int64 // free KV room for prompts, in KV tokens
+	Backlog int64 // prompt tokens that the rank has yet to compute
+	// Load is the cost of the decodes on the rank, as the number of KV tokens that would make a step longer by the same time.
+	Load float64
 }
 
-// Hit says how many tokens of a prompt, from its start, a rank has in its prefix cache.
+// Hit says that a rank has the first Tokens tokens of a prompt in its prefix cache. Rank is an index in Group.Ranks.
 type Hit struct {
 	Rank   int32
 	Tokens int32
@@ -24,67 +26,75 @@ type Hit struct {
 
 // Candidate is a request that waits.
 type Candidate struct {
-	Prompt int32   // tokens
-	Hits   []Hit   // at most one for each rank
-	Since  float64 // time at which it could first have been sent, in s; NaN: not yet. Decide sets it when a rank has room for the request
-	Until  float64 // time by which it must be sent to be answered in time, in s; +Inf: no limit
-	Urgent bool    // it is sent before the others, and never held back
+	Prompt int32 // tokens
+	Hits   []Hit // which ranks have a part of the prompt in their prefix caches; at most one Hit for each rank
+	// Since is the time at which a rank first had a slot and KV room for the request, in s; NaN: no rank had both yet. Decide sets it.
+	Since float64
+	// Until is the time by which the request must be sent so that its answer comes in time, in s; +Inf: no limit.
+	Until  float64
+	Urgent bool // the request is sent before all that are not urgent, and never held back
 }
 
-// Group describes the ranks for Decide.
+// Group describes the ranks, and what the caller has measured on them in the last minute.
 type Group struct {
-	Ranks      []Rank
-	Decoding   int     // requests that decode
-	NotStarted float64 // mean number of requests that waited for their first token and were not held, in the last minute; below 0: not known
-	Rate       float64 // prompt tokens that all ranks together computed per second, in the last minute; below 0: not known
-	Slots      int     // slots of all ranks, free or not
-	Own        float64 // seconds that a prompt token adds to a step on the rank that computes it; 0: not known, so no request is held back
-	Request    float64 // number of KV tokens that would lengthen a step as much as one more request does
+	Ranks    []Rank
+	Decoding int // number of requests on the ranks that decode
+	// NotStarted is the mean number of requests that waited for their first token in the last minute, without those that were held back; below
+	// 0: not known.
+	NotStarted float64
+	// Rate is the number of prompt tokens that all ranks together computed per second, in the last minute; below 0: not known.
+	Rate  float64
+	Slots int // slots of all ranks, free or not
+	// Own is the time that one prompt token adds to a step on the rank that computes it, in s; 0: not known, so no request is held back.
+	Own float64
+	// Request is the cost of one more request, as the number of KV tokens that would make a step longer by the same time.
+	Request float64
 }
 
 // Rule says how long requests may be held back.
 type Rule struct {
-	Patience float64 // by how many percent the time to the first token may rise for each percent by which the time per token falls
+	// Patience is by how many percent the time to first token may rise for each percent by which the time per token falls.
+	Patience float64
 	MaxHold  float64 // longest time for which a request is held back, in s
 }
 
-// Default is the rule that did best on randomly drawn loads.
+// Default is the rule that gave the best results on randomly drawn loads.
 var Default = Rule{Patience: 2.5, MaxHold: 5}
 
-// mostShare bounds the time for which requests are held back, all together, as a share of the time that this saves all decodes together. If
-// less than half of the slots decode, the share is smaller.
+// mostShare bounds how long requests are held back: the sum of their holds is at most this share of the sum of the times that all running
+// decodes save. If less than half of the slots decode, the bound is lower in proportion.
 const mostShare = 0.25
 
-// Pick sends a candidate to a rank.
+// Pick says that a candidate is sent to a rank: an index in the list of candidates, and one in Group.Ranks.
 type Pick struct{ Candidate, Rank int32 }
 
-// backlogClass is the width, in tokens, of the classes in which backlogs count as equal, so that a small difference of backlogs does not
-// decide against a smaller load. Randomly drawn loads were served equally well with any value from 1 to 4,096.
+// backlogClass is the width of a class of backlogs, in tokens. Backlogs of the same class count as equal, so that a small difference of
+// backlogs does not decide against a smaller load. Randomly drawn loads were served equally well with any value from 1 to 4,096.
 const backlogClass = 256
 
-// Planner decides which candidates are sent now. It has no state of earlier decisions, except the results of the last one.
+// Planner decides which candidates are sent now. It keeps nothing from earlier decisions except the results of the last one.
 type Planner struct {
-	ranks       []Rank  // the ranks of the group, charged with the candidates that are sent or placed
-	ranksBefore []Rank  // a copy of ranks from before candidates were placed
-	order       []int32 // candidates in the order in which they are placed
-	placed      []int32 // by candidate: its rank, or one of the constants below
+	ranks       []Rank  // ranks of the group, charged with the candidates that are sent or placed
+	ranksBefore []Rank  // copy of ranks from before placeAll, so that unplace can restore them
+	order       []int32 // indices of the candidates, in the order in which placeAll places them
+	placed      []int32 // rank of each candidate, or one of the constants below
 	picks       []Pick
-	heldCount   int     // see Held
-	heldSeconds float64 // see HeldFor
-	roundSent   bool    // see Released
+	heldCount   int     // what the method Held returns
+	heldSeconds float64 // what HeldFor returns, in s
+	roundSent   bool    // what Released returns
 }
 
 const (
-	unplaced = -1 // the candidate found no slot or no room, or is not placed yet
-	picked   = -2 // the candidate is in picks
+	unplaced = -1 // no rank had a slot and KV room for the candidate, or the candidate is not placed yet
+	picked   = -2 // the candidate is sent: it is in picks
 )
 
-// Decide returns which candidates are sent, and the time at which to call it again if nothing happens before; +Inf: never. waiting is in
-// the order of arrival. The picks are valid until the next call.
+// Decide returns the candidates that are sent now (picks), and the time at which to call it again if nothing happens before (wake); +Inf:
+// never. waiting is in the order of arrival. The picks are valid until the next call.
 //
-// Decide sends urgent candidates first. It places the others on the ranks as if they were all sent now, and asks sendTime how long it is
-// worth holding such a round back. If this time is over, it sends the placed candidates. Otherwise it sends only the candidates that
-// lengthen no step (see sendHidden), and then places the rest anew. When no such candidate is left, it holds the rest back.
+// Decide sends urgent candidates first. It places the others on ranks as if all were sent now, in one round. sendTime says until when
+// holding this round back saves more time than it costs. If that time is over, Decide sends the round. Otherwise it sends only the
+// candidates that lengthen no step (see sendHidden), and places the rest anew. When no such candidate is left, it holds the rest back.
 func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) (picks []Pick, wake float64) {
 	p.ranks = append(p.ranks[:0], g.Ranks...)
 	p.Forget()
@@ -125,18 +135,19 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 // Forget resets the results of the last decision: Held and HeldFor then return 0, and Released returns false.
 func (p *Planner) Forget() { p.heldCount, p.heldSeconds, p.roundSent = 0, 0, false }
 
-// Held returns how many candidates the last decision held back although a slot was free for them.
+// Held returns the number of candidates that the last decision held back although a slot was free for them.
 func (p *Planner) Held() int { return p.heldCount }
 
-// HeldFor returns how many seconds ago the first of the held candidates could have been sent.
+// HeldFor returns for how many seconds the oldest held candidate has been held back.
 func (p *Planner) HeldFor() float64 { return p.heldSeconds }
 
-// Released says whether the last decision sent a round, and not only urgent candidates and candidates that lengthen no step.
+// Released says whether the last decision sent a round. It is false if the decision sent only urgent candidates and candidates that
+// lengthen no step.
 func (p *Planner) Released() bool { return p.roundSent }
 
-// placeAll finds ranks for as many candidates as there are slots, and charges the ranks with them. It sets Since of candidates that find a
-// rank for the first time. n is how many candidates found a rank. uneven is by how many tokens the largest backlog grows more than the
-// backlogs grow on average: one rank computes so many tokens while the others wait.
+// placeAll finds ranks for as many candidates as there are free slots, and charges the ranks with them. It sets Since of each candidate
+// that finds a rank for the first time. n is the number of candidates that found a rank. uneven is the growth of the largest backlog less
+// the mean growth of all backlogs, in tokens: while one rank computes these tokens, the others wait.
 func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
@@ -154,7 +165,7 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 		}
 		p.charge(g, c, r)
 		largest = max(largest, p.ranks[r].Backlog)
-		if !(c.Since <= now) { // no rank had room for it before (NaN), or the clock went back
+		if !(c.Since <= now) { // Since is NaN because no rank had room for the candidate before, or the clock went back
 			c.Since = now
 		}
 		n++
@@ -166,9 +177,9 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	return n, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are slots. Candidates that were held back for
-// MaxHold come first, because larger candidates could take their room. The others follow by the tokens that no rank has cached, the largest
-// number first.
+// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots. It sorts them for placing:
+// first the candidates that were held back for MaxHold, because others could take their room, then the others, those with the most uncached
+// tokens first.
 func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
 	p.order = p.order[:0]
 	for i := range waiting {
@@ -192,33 +203,33 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 	})
 }
 
-// sendTime returns the time at which the placed candidates are sent: when they have been held back, all together, for as long as that pays.
+// sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves.
 //
-// Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the first token, and p the rule's
-// patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a request is held back for about
-// (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r to T. By the rule, this pays as
-// long as k^2 is less than x = 2p * r*a * r*T.
+// The bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the
+// first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a
+// request is held back for about (k-1)/2r. One more prompt in each round saves the decodes the share r*a/k^2 of their time, and adds 1/2r
+// to T. By the rule, one more prompt pays as long as k^2 is less than x = 2p * r*a * r*T.
 //
 // At the largest such k, the requests of a round have been held back for k^2/2r = p * r*T * a in total. Here r*T is the number of requests
 // that wait for their first token (NotStarted). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many
-// on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only
-// x times as long.
+// on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x
+// times as long.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
-	// For how many request-seconds it pays to hold requests back in order to save all decodes a stop of one second.
+	// The sum of the holds, in seconds, that pays if all decodes are saved a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
-	if g.NotStarted >= 0 || rule.Patience == 0 { // without patience, nothing is held back, even while NotStarted is not known
+	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
 		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.NotStarted)
 		if g.Rate >= 0 {
 			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x
 		}
 	}
-	holdBudget := holdPerSecondSaved * g.Own * uneven // a round saves each decode a stop of Own*uneven seconds
+	holdBudget := holdPerSecondSaved * g.Own * uneven // seconds of holds that pay: the round saves each decode a stop of Own*uneven seconds
 	if holdBudget <= 0 {
 		return now
 	}
-	// The rest of the budget is divided equally among the n placed candidates. MaxHold and Until bound it for each of them, and the first
-	// bound counts.
+	// The part of the budget that the holds so far have not used is divided equally among the n placed candidates. MaxHold and Until bound the
+	// hold of each candidate, and the earliest bound decides for the whole round.
 	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
 		if r >= 0 {
@@ -230,7 +241,7 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(n))
 }
 
-// longestHeld returns how many seconds ago the first of the placed candidates could have been sent.
+// longestHeld returns for how many seconds the oldest placed candidate has been held back.
 func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
 	for i, r := range p.placed {
 		if r >= 0 {
@@ -240,11 +251,12 @@ func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
 	return most
 }
 
-// sendHidden sends the candidates, oldest first, that fit a rank without making its backlog larger than largest, the largest backlog of any
-// rank. The rank computes them while another rank computes more tokens, so they lengthen no step. sent says whether it sent any.
+// sendHidden sends each candidate, oldest first, that fits a rank without making its backlog larger than largest, the largest backlog of
+// any rank. Such candidates lengthen no step, because their rank computes them while another rank computes more tokens. sent says whether
+// sendHidden sent any.
 func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent bool) {
 	for i := range waiting {
-		if p.placed[i] == picked { // it is sent already
+		if p.placed[i] == picked { // the candidate is sent already
 			continue
 		}
 		best := int32(unplaced)
@@ -262,8 +274,8 @@ func (p *Planner) sendHidden(g *Group, waiting []Candidate, largest int64) (sent
 	return sent
 }
 
-// unplace takes the candidates that placeAll has placed off their ranks, so that they can be placed anew. Candidates that were sent already
-// (picked) stay on theirs. All keep the time since which they wait (Since).
+// unplace takes all candidates off the ranks on which placeAll has placed them, so that they can be placed anew. Candidates that are sent
+// (picked) stay on their ranks. Since stays set for all candidates.
 func (p *Planner) unplace() {
 	copy(p.ranks, p.ranksBefore)
 	for i := range p.placed {
@@ -280,9 +292,9 @@ func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 	p.picks = append(p.picks, Pick{int32(i), r})
 }
 
-// bestRank returns the rank for a candidate; unplaced: no rank has a slot and room. It is the rank with the smallest backlog or, among
-// equal backlogs, with the smallest load. But it prefers a rank that holds a prefix of the prompt if this saves at least as many tokens as
-// it makes the largest backlog grow. largest is this backlog before.
+// bestRank returns the rank for a candidate; unplaced: no rank has a slot and KV room. It takes the rank with the smallest backlog or,
+// among equal backlogs, with the smallest load. It prefers a rank that holds a prefix of the prompt if the prefix saves at least as many
+// tokens as this choice adds to the largest backlog of the group. largest is that backlog before the choice.
 func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	best := int32(unplaced)
 	for i := range p.ranks {
@@ -338,7 +350,8 @@ func (p *Planner) largestBacklog() (most int64) {
 	return most
 }
 
-// uncached returns how many tokens of the prompt rank r would have to compute. An engine always computes the last token.
+// uncached returns how many tokens of the prompt rank r would have to compute: those that its prefix cache does not have. It is at least 1
+// on a rank with a hit, because an engine always computes the last token.
 func (c *Candidate) uncached(r int32) int32 {
 	for _, h := range c.Hits {
 		if h.Rank == r {
@@ -348,7 +361,7 @@ func (c *Candidate) uncached(r int32) int32 {
 	return c.Prompt
 }
 
-// leastUncached returns how many tokens of the prompt the rank that holds most of it would have to compute.
+// leastUncached returns how many tokens of the prompt must be computed on the rank that has most of the prompt in its prefix cache.
 func (c *Candidate) leastUncached() int32 {
 	fewest := c.Prompt
 	for _, h := range c.Hits {

@@ -13,15 +13,16 @@ import (
 // Unlimited is the value of a limit that does not exist, and of the knee of a score that never stops rising (see Score.Knee).
 const Unlimited = math.MaxInt64
 
-// F0 returns the score of BR-0 for w tokens that are added to a rank: w, less the number of workers for each token above the rank's margin,
-// because all workers wait for these tokens. It is exact.
+// F0 returns the score of the policy BR-0 for w tokens that are added to a rank. margin is how many tokens the rank is below the fullest
+// rank. Each token earns 1, and each token above the margin costs the number of workers, because all of them wait for this token. The
+// result is exact.
 func F0(w, margin int64, workers int) int64 {
 	return w - int64(workers)*max(0, w-margin)
 }
 
-// F returns the score of BR-H for w tokens that are added to a rank. margins has the margin of the rank in each step up to the horizon, and
-// discounts the weight of each step. In each step, a token earns alpha, and a token above the margin costs beta. F looks at every step, so
-// Score is faster for many values of w on one rank.
+// F returns the score of the policy BR-H for w tokens that are added to a rank. margins says how many tokens the rank is below the fullest
+// rank in each of the next steps, and discounts has the weight of each step. In each step, a token earns alpha, and a token above the
+// margin costs beta. F looks at every step, so Score.F is faster for many values of w on one rank.
 func F(w int64, margins []int64, discounts []float64, alpha, beta float64) float64 {
 	var sum float64
 	for h, margin := range margins {
@@ -30,8 +31,8 @@ func F(w int64, margins []int64, discounts []float64, alpha, beta float64) float
 	return sum
 }
 
-// Discounts returns gamma^h for the steps h = 0..horizon: with a gamma below 1, later steps count less, because their loads are less
-// certain.
+// Discounts returns the weights gamma^h of the steps h = 0..horizon. With a gamma below 1, later steps count less, because their loads are
+// less certain.
 func Discounts(horizon int, gamma float64) []float64 {
 	discounts := make([]float64, horizon+1)
 	power := 1.0
@@ -42,38 +43,40 @@ func Discounts(horizon int, gamma float64) []float64 {
 	return discounts
 }
 
-// Score is the score F of one rank, prepared to be computed for many values of w. Before its use, SetBR0 or SetBRH must be called.
+// Score is the score F of one rank, prepared so that it can be computed fast for many values of w. SetBR0 or SetBRH must be called first.
 type Score struct {
-	isBR0   bool  // the score is that of BR-0: whole numbers below 2^53, which are exact in a float64; false: that of BR-H
-	workers int   // BR-0: number of workers
-	margin  int64 // BR-0: margin of the rank
+	// isBR0: the score is that of BR-0, with whole numbers below 2^53, which are exact in a float64. False: it is that of BR-H.
+	isBR0   bool
+	workers int   // BR-0: number of ranks in the group
+	margin  int64 // BR-0: tokens by which the rank is below the fullest rank
 
 	startSlope float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
 	beta       float64 // BR-H: cost of a token above the margin of a step
-	knots      []knot  // BR-H: by margin, ascending
-	keys       []int64 // memory for sorting
+	knots      []knot  // BR-H: one knot per step, sorted by margin, ascending
+	keys       []int64 // buffer for sorting the knots
 
-	knee int64 // see Knee
+	knee int64 // what the method Knee returns
 }
 
-// knot is a number of added tokens, w, at which the slope of the score F(w) changes: the margin of the rank in one of the next steps.
-// The sums are over this knot and all knots before it.
+// knot is a number of added tokens at which the slope of the score F changes: the margin of the rank in one of the next steps. sumD and
+// sumDMul are sums over this knot and all knots before it.
 type knot struct {
 	margin        int64
 	discount      float64 // weight of the step
-	sumD, sumDMul float64 // sums of discount, and of discount * margin
+	sumD, sumDMul float64 // sum of discount, and sum of discount * margin
 }
 
-// SetBR0 makes s the score of a rank with this margin among so many workers.
+// SetBR0 makes s the BR-0 score of a rank that is margin tokens below the fullest rank, in a group with this number of workers.
 func (s *Score) SetBR0(margin int64, workers int) {
 	s.isBR0, s.margin, s.workers, s.knee = true, margin, workers, margin
 }
 
-// stepBits is the number of low bits of a sort key that have the step. The other bits have the margin of the step.
+// stepBits is the number of low bits of a sort key that hold the number of a step. The bits above them hold the margin of the step.
 const stepBits = 10
 
-// SetBRH makes s the score of a rank with these margins and discounts, of at most 1024 steps, and finds its knee. Margins must be below
-// 2^53. s keeps no reference to the slices.
+// SetBRH makes s the BR-H score of a rank, and finds the knee of the score. margins says how many tokens the rank is below the fullest rank
+// in each of the next steps, and discounts has the weight of each step. There may be at most 1024 steps, and margins must be below 2^53. s
+// keeps no reference to the slices.
 func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64) {
 	s.isBR0, s.beta, s.startSlope = false, beta, 0
 	s.keys = s.keys[:0]
@@ -81,7 +84,7 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		s.keys = append(s.keys, margin<<stepBits|int64(h))
 		s.startSlope += alpha * discounts[h]
 	}
-	slices.Sort(s.keys) // sorting whole numbers takes a third of the time of sorting knots
+	slices.Sort(s.keys) // sorting the numbers takes a third of the time that sorting the knots takes
 	if cap(s.knots) < len(margins) {
 		s.knots = make([]knot, len(margins))
 	}
@@ -96,18 +99,21 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		sumD += k.discount
 		sumDMul += k.discount * float64(k.margin)
 		k.sumD, k.sumDMul = sumD, sumDMul
-		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin // beyond it, the discounts of all equal margins count
-		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope           // the slope beyond this knot is 0 or less, but for rounding
+		// The slope beyond a knot is known only after the last of the knots with the same margin.
+		lastOfMargin := i+1 == len(s.knots) || s.knots[i+1].margin > k.margin
+		// Beyond this knot, the slope is 0 or less, except for rounding errors.
+		stopsRising := s.startSlope-beta*sumD <= 1e-12*s.startSlope
 		if lastOfMargin && stopsRising && s.knee == Unlimited {
 			s.knee = k.margin
 		}
 	}
 }
 
-// Knee returns the w up to which F rises (w* in the paper), in tokens. Beyond it, F does not rise; Unlimited: F never stops rising.
+// Knee returns the number of added tokens up to which F rises (w* in the paper). Beyond the knee, F does not rise. Unlimited: F never stops
+// rising.
 func (s *Score) Knee() int64 { return s.knee }
 
-// F returns the score of w added tokens.
+// F returns the score of w tokens that are added to the rank.
 func (s *Score) F(w int64) float64 {
 	if s.isBR0 {
 		return float64(F0(w, s.margin, s.workers))
@@ -121,15 +127,15 @@ func (s *Score) F(w int64) float64 {
 		}
 	}
 	f := s.startSlope * float64(w)
-	if below > 0 { // w is above the margins of so many steps
+	if below > 0 { // w is above the margins of the first below knots, so each token above them costs beta
 		k := &s.knots[below-1]
 		f -= s.beta * (k.sumD*float64(w) - k.sumDMul)
 	}
 	return f
 }
 
-// Equal reports whether two scores tie. Scores of BR-0 must be equal. Scores of BR-H must be equal to nine digits, because sums over
-// many steps have rounding errors.
+// Equal reports whether two scores tie. Scores of BR-0 tie if they are equal. Scores of BR-H tie if they are equal to nine digits, because
+// sums over many steps have rounding errors.
 func (s *Score) Equal(x, y float64) bool {
 	if s.isBR0 {
 		return x == y
@@ -137,17 +143,17 @@ func (s *Score) Equal(x, y float64) bool {
 	return Equal(x, y)
 }
 
-// Better reports whether score x is larger than score y, and the two do not tie.
+// Better reports whether score x is larger than score y and the two do not tie.
 func (s *Score) Better(x, y float64) bool { return x > y && !s.Equal(x, y) }
 
-// Equal reports whether two scores of BR-H tie. It must not be used for BR-0, because different scores above 10^9 would tie; use
-// Score.Equal.
+// Equal reports whether two scores of BR-H are equal to nine digits. It must not be used for BR-0, because different scores above 10^9
+// would tie. Score.Equal is right for both.
 func Equal(x, y float64) bool {
 	return math.Abs(x-y) <= 1e-9*max(1, math.Abs(x), math.Abs(y))
 }
 
-// Scaled returns tokens times the cost of a KV token on a rank, rounded to whole tokens. The cost is a multiple of the group's mean; 0
-// means 1.
+// Scaled returns tokens times cost, rounded to whole tokens. cost is the cost of a KV token on a rank, as a multiple of the mean of its
+// group; 0 means 1.
 func Scaled(tokens int64, cost float64) int64 {
 	if cost == 1 || cost == 0 {
 		return tokens

@@ -8,19 +8,22 @@ import (
 // MaxItems is the largest number of candidates, because a set of candidates is a 64-bit mask.
 const MaxItems = 64
 
-// enumerable is the largest number of subsets for which the solver tries all of them, which gives the exact answer for prompts of any
-// length. For more subsets, bitsets are faster (BenchmarkTwoWays).
+// enumerable is the largest number of subsets for which the solver tries every subset. That gives the exact answer for prompts of any
+// length. For more subsets, a table of bitsets is faster (BenchmarkTwoWays).
 const enumerable = 4096
 
-// Problem describes the candidates and the bounds of one rank.
+// Problem describes the candidates (waiting prompts) for one rank, and what the rank can take.
 type Problem struct {
-	Tokens []int64 // prompt tokens of each candidate, in the order of preference; at most MaxItems, none negative
-	Cost   float64 // cost of a KV token on the rank: a candidate adds Scaled(tokens, Cost) to the rank's load
-	Cap    int     // largest number of candidates in the set: the free slots of the rank
-	Limit  int64   // largest sum of Tokens in the set: the KV room of the rank, or Unlimited
+	// Tokens has the prompt tokens of each candidate, in the order of preference for ties; at most MaxItems, and none negative.
+	Tokens []int64
+	// Cost is the cost of a KV token on the rank, as a multiple of the mean of its group: a candidate adds Scaled(tokens, Cost) to the load of
+	// the rank.
+	Cost  float64
+	Cap   int   // largest number of candidates in the set: the free slots of the rank
+	Limit int64 // largest sum of Tokens in the set: the KV room of the rank, or Unlimited
 }
 
-// Set is a chosen subset.
+// Set is a chosen subset of the candidates.
 type Set struct {
 	Mask  uint64 // bit i is 1 if candidate i is in the set
 	Sum   int64  // sum of the scaled tokens: the load that the set adds
@@ -30,35 +33,36 @@ type Set struct {
 // Len is the number of candidates in the set.
 func (s Set) Len() int { return bits.OnesCount64(s.Mask) }
 
-// choice is a subset during the search.
+// choice is a subset of the candidates during the search.
 type choice struct {
-	sum   int64 // of scaled tokens
+	sum   int64 // sum of scaled tokens
 	count int
-	mask  uint64 // bits are indices in Solver.sizes
+	mask  uint64 // bit i is 1 if candidate i of Solver.sizes is in the subset
 	ok    bool   // false: no subset was found yet
 }
 
-// Solver finds the best subset. It keeps memory between problems, so it allocates nothing after its largest problem, and only one goroutine
-// may use it.
+// Solver finds the best subset of candidates for one rank. It keeps its memory between problems, so it allocates nothing after its largest
+// problem. Only one goroutine may use it.
 type Solver struct {
-	sizes           [MaxItems]int64 // scaled tokens of the candidates that fit alone
-	tokens          [MaxItems]int64 // tokens of these candidates
-	index           [MaxItems]uint8 // index of these candidates in the problem
-	count, maxCount int             // number of these candidates, and how many of them may be taken
+	sizes           [MaxItems]int64 // scaled tokens of the candidates that fit within the limit alone
+	tokens          [MaxItems]int64 // unscaled tokens of the same candidates, in the same order
+	index           [MaxItems]uint8 // index of each of these candidates in Problem.Tokens
+	count, maxCount int             // number of candidates in sizes, and how many of them may be taken
 	limit           int64           // Problem.Limit
-	knee            int64           // Score.Knee: the sum up to which a larger sum is better
+	knee            int64           // Score.Knee: up to this sum, a larger sum has a better score
 
-	low, high choice // the subset with the largest sum <= knee, and the one with the smallest sum > knee
+	// low is the subset with the largest sum <= knee that was found, and high the one with the smallest sum > knee.
+	low, high choice
 
 	table sumTable
-	units [MaxItems]int64 // sizes in the table's unit
+	units [MaxItems]int64 // sizes in blocks of tokens, if the table of sums counts blocks
 }
 
-// Best returns the non-empty subset with the largest score within p.Cap and p.Limit. In a tie, the smaller sum wins, then more candidates,
-// then the smaller mask. It returns false if no candidate fits.
+// Best returns the non-empty subset with the largest score among those with at most p.Cap candidates and p.Limit tokens. In a tie, the
+// smaller sum wins, then more candidates, then the smaller mask. Best returns false if no candidate fits.
 //
-// The score F rises up to its knee, and does not rise beyond it. Therefore only the largest sum up to the knee and the smallest sum beyond
-// it can be the best. All searches look for these two sums.
+// The score F rises up to its knee, and does not rise beyond it. Therefore either the largest sum up to the knee or the smallest sum beyond
+// it is the best. All searches look for these two sums.
 //
 // The answer is exact if there are at most 4096 subsets, or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
 func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
@@ -76,8 +80,8 @@ func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
 	return s.pickBetter(f), true
 }
 
-// pickBetter returns s.low or s.high as a Set, whichever has the better score. At least one of them was found. The bits of the Set's mask
-// are indices in Problem.Tokens, but those of choice.mask are indices in s.sizes.
+// pickBetter returns the better of s.low and s.high as a Set. At least one of them must have been found. It translates the mask: the bits
+// of Set.Mask are indices in Problem.Tokens, and those of choice.mask are indices in s.sizes.
 func (s *Solver) pickBetter(f *Score) Set {
 	best := s.low
 	if !best.ok || s.high.ok && f.Better(f.F(s.high.sum), f.F(best.sum)) {
@@ -90,7 +94,7 @@ func (s *Solver) pickBetter(f *Score) Set {
 	return set
 }
 
-// loadCandidates copies the candidates that fit within the limit by themselves, in their order.
+// loadCandidates copies into s the candidates that fit within the limit when they are alone, in the order of the problem.
 func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.count, s.limit, s.knee = 0, p.Limit, f.Knee()
 	s.low, s.high = choice{}, choice{}
@@ -103,14 +107,15 @@ func (s *Solver) loadCandidates(f *Score, p Problem) {
 	s.maxCount = min(p.Cap, s.count)
 }
 
-// singles considers every candidate alone.
+// singles considers each candidate as a set of one.
 func (s *Solver) singles() {
 	for i := range s.count {
 		s.consider(choice{sum: s.sizes[i], count: 1, mask: 1 << i, ok: true})
 	}
 }
 
-// walk considers all allowed sets that add candidates with an index of at least from to the set have, which has so many tokens.
+// walk considers each allowed set that consists of the candidates in have and at least one candidate with index from or higher. tokens is
+// the number of unscaled tokens in have.
 func (s *Solver) walk(from int, have choice, tokens int64) {
 	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
@@ -119,7 +124,7 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 		}
 		next := choice{sum: have.sum + s.sizes[i], count: have.count + 1, mask: have.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.high.ok && next.sum > s.high.sum {
-			continue // a smaller sum beyond the knee is known, and more candidates only make this one larger
+			continue // a smaller sum beyond the knee was found before, and more candidates would only make next.sum larger
 		}
 		s.consider(next)
 		if next.count < s.maxCount {
@@ -128,9 +133,9 @@ func (s *Solver) walk(from int, have choice, tokens int64) {
 	}
 }
 
-// consider makes x the best choice up to the knee (low) or beyond it (high) if its sum is nearer to the knee than that of the best so far.
-// In a tie, more candidates win, and then a smaller mask: it has candidates that come first, and makes the result independent of the order
-// of the search.
+// consider stores x as s.low if its sum is at most the knee, or else as s.high, if its sum is nearer to the knee than that of the stored
+// choice. In a tie of the sums, more candidates win, and then the smaller mask, which has the candidates that come first. So the result
+// does not depend on the order of the search.
 func (s *Solver) consider(x choice) {
 	best, nearer := &s.low, x.sum > s.low.sum
 	if x.sum > s.knee {
@@ -142,8 +147,8 @@ func (s *Solver) consider(x choice) {
 	}
 }
 
-// countSubsets returns the number of subsets of n candidates with at most maxCount elements, with the empty set. It stops counting above
-// enumerable.
+// countSubsets returns the number of subsets of n candidates with at most maxCount elements, the empty set included. It stops counting once
+// the number is above enumerable.
 func countSubsets(n, maxCount int) int {
 	sum, binomial := 1, 1
 	for k := 1; k <= maxCount && sum <= enumerable; k++ {
@@ -153,16 +158,17 @@ func countSubsets(n, maxCount int) int {
 	return sum
 }
 
-// searchTable searches in a table of the sums that subsets can have. The two choices that it finds are only approximate if the table counts
+// searchTable finds s.low and s.high in a table of the sums that subsets can have. What it finds is only approximate if the table counts
 // blocks of tokens, or if sums are scaled by a cost, because the limit is for unscaled tokens. In these cases, searchTable checks both
 // choices against the limit, and compares them with the best single candidates and with a greedy choice.
 func (s *Solver) searchTable(f *Score, cost float64) {
 	limit, exact := s.limit, true
 	if cost != 1 && cost != 0 && limit != Unlimited {
-		// Rounding moves each size by up to half a token, so a sum of sizes within this limit is within the true one.
+		// Scaling rounds each size by up to half a token. So a sum of scaled sizes within this lower limit is certainly within the limit for
+		// unscaled tokens.
 		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
 	}
-	if limit >= 0 { // below 0, no set is certain to be within the true limit
+	if limit >= 0 { // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
 		exact = s.findInTable(limit) && exact
 	}
 	if exact {
@@ -177,7 +183,8 @@ func (s *Solver) searchTable(f *Score, cost float64) {
 	}
 }
 
-// considerChecked computes the exact sum of a choice, and considers the choice if it was found and its tokens are within the limit.
+// considerChecked computes the exact sum of a choice from its mask, and considers the choice if its unscaled tokens are within the limit. A
+// choice with ok false is ignored.
 func (s *Solver) considerChecked(x choice) {
 	if !x.ok {
 		return
@@ -194,8 +201,8 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// findInTable builds the table of sums, sets low and high from it, and reports whether the table counted single tokens. If it counted
-// blocks of tokens, only the masks of the choices can be used, because their sums are in blocks.
+// findInTable builds the table of sums and sets s.low and s.high from it. It returns whether the table counted single tokens. If the table
+// counted blocks of tokens, the sums of s.low and s.high are in blocks, and only their masks can be used.
 func (s *Solver) findInTable(limit int64) bool {
 	sizes, knee := s.sizes[:s.count], s.knee
 	bound := boundOf(sizes, s.maxCount, knee, limit)
@@ -223,8 +230,8 @@ func (s *Solver) findInTable(limit int64) bool {
 	return unit <= 1
 }
 
-// boundOf returns the largest sum that the table needs. A larger sum is out of reach, above the limit, or beyond the knee by more than one
-// size, and the smallest sum beyond the knee exceeds the knee by at most one size.
+// boundOf returns the largest sum that the table needs. Larger sums cannot be made, are above the limit, or exceed the knee by more than
+// the largest size. The latter are not needed, because the smallest sum beyond the knee exceeds the knee by at most one size.
 func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
 	var largest, sum int64
 	for _, w := range sizes {
@@ -238,8 +245,8 @@ func boundOf(sizes []int64, maxCount int, knee, limit int64) int64 {
 	return min(sum, knee+largest)
 }
 
-// greedy returns a choice that takes the longest candidates first, as long as they fit within the knee, the limit and the cap. Its ok is
-// false if none fits.
+// greedy returns a choice that takes the largest candidates first, as long as they stay within the knee, the limit and the cap. Its ok is
+// false if no candidate fits.
 func (s *Solver) greedy() choice {
 	var taken choice
 	var tokens int64
