@@ -1,15 +1,16 @@
 package board
 
-// Sending ahead. A bound request gets its first token only after its KV cache has been copied to the rank. If every request waited
-// for a free slot before its copy began, the slot would be idle during the copy. Therefore a rank may get more requests than it has
-// slots: as many more as running requests will probably end during a copy. When the copies end, the new requests find free slots, or
-// wait a moment in the engine's queue. With answers of 13 tokens and copies of 3 steps, these are about one request for five slots.
+// Sending ahead. A bound request gets its first token only after its KV has been copied to the rank. If each copy began only when a slot is
+// free, the slot would be idle during the copy. Therefore a rank may get more requests than it has slots: as many more as running requests
+// will probably end during a copy. When the copies end, the new requests find free slots, or wait for a short time in the engine's queue.
+// With answers of 13 tokens and copies of 3 steps, about one request for five slots is sent ahead.
 
-// maxNewRequests returns how many more requests a policy may send to the rank: one for each free slot and, if the policy sends requests
-// ahead, some more; 0 or below: none. No request is sent ahead to a rank whose slots are limited (Limit), because its engine has just
-// started or may run requests of other proxies, or to a rank whose requests must have a slot when their prefill ends (AtOnce). Nor is one
-// sent ahead to a mixed rank: its engine could compute the prompt in any step, although the policy wants all ranks to compute their prompts
-// in the same steps.
+// maxNewRequests returns how many more requests a policy may send to the rank now: one for each free slot and, if the policy sends requests
+// ahead, some more; 0 or below: none.
+//
+// On three kinds of ranks, each request needs a free slot. If Limit is set, the engine has just started or may run requests of other
+// proxies. If AtOnce is set, requests must have a slot when their prefill ends. On a mixed rank, the engine could compute a prompt that was
+// sent ahead in any step, but the policy wants all ranks to compute prompts in the same steps.
 func (r *rank) maxNewRequests(policy *policyInUse) int {
 	free := r.freeSlots()
 	nothingLearned := r.group == nil
@@ -17,10 +18,11 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	if needsFreeSlot || !policy.sendsAhead {
 		return free
 	}
-	configured := policy.shared.cfg.BindAhead // only for early ranks
+	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank, as configured
 	switch {
 	case !r.Early:
-		withSlot := min(len(r.slots), r.Slots) // r.slots has also the requests in the engine's queue, which free no slot of the engine
+		// Requests in the queue of the engine are in r.slots, too, but they use no slot of the engine.
+		withSlot := min(len(r.slots), r.Slots)
 		return free + r.group.handoffDelay.extraSlots(withSlot)
 	case configured == AheadAuto:
 		return free + r.group.prefillDelay.extraSlots(r.Slots)
@@ -28,7 +30,8 @@ func (r *rank) maxNewRequests(policy *policyInUse) int {
 	return free + configured
 }
 
-// admitsAny says whether the policy in force may send any request to the group now. An immediate policy may whenever a rank takes requests.
+// admitsAny says whether the policy in force may send any request to the group now. A policy that sends entries at once may, whenever a
+// rank takes requests.
 func (g *group) admitsAny() bool {
 	policy := g.policyInForce()
 	for _, r := range g.steppingRanks {

@@ -9,16 +9,16 @@ func (e Enqueue) apply(l *Boards) { l.enqueue(waitingEntry{Enqueue: e}) }
 
 func (e Withdraw) apply(l *Boards) { l.withdraw(e.Entry) }
 
-// apply gives the slot back. If the engine reported the answer's tokens only at its end (unreported.go), rememberEnded gets the estimated
+// apply frees the slot. If the engine reported the tokens of the answer only at its end (unreported.go), rememberEnded gets the estimated
 // tokens and steps instead of the reported ones, because the loads of the group's steps were already counted with the estimates.
 func (e *Release) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
-	s.estimate.maxTokens = e.MaxUnreported // the engine may have stopped reporting tokens since measureTokenRate ran last
+	s.estimate.maxTokens = e.MaxUnreported // MaxUnreported may have changed since measureTokenRate ran last
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
 	if hasEstimate := s.estimate.firstStep != 0; hasEstimate && s.rank.group != nil {
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
-		if laterStep(firstStep, lastStep) { // the estimate begins with the step after the last reported one, which is not over yet
+		if laterStep(firstStep, lastStep) { // by the estimate, the first token came in the step that is not over yet
 			lastStep = firstStep
 		}
 	}
@@ -30,7 +30,8 @@ func (e Recount) apply(l *Boards) { l.boards[e.Model].correctPrompt(e.Slot, clam
 
 func (e Rerouted) apply(l *Boards) { l.boards[e.Model].changePrefiller(e.Slot, e.Prefiller, l.now) }
 
-// apply records that the rank's engine took the request and, if the request has a hand-off, that the pair of its engines works.
+// apply records that the rank's engine took the request, so that it refuses requests no longer. If the request has a hand-off, it also
+// records that the pair of its prefill and decode engine works.
 func (e FirstEvent) apply(l *Boards) {
 	b := l.boards[e.Model]
 	s := &b.slots.records[e.Slot]
@@ -40,14 +41,14 @@ func (e FirstEvent) apply(l *Boards) {
 	}
 }
 
-// apply records the steps of the group, unless the group is gone.
+// apply records the steps of the group. It does nothing if the group has left the fleet.
 func (e *Steps) apply(l *Boards) {
 	if b, g := l.groupWithKey(e.Group); g != nil {
 		b.recordSteps(g, e.List)
 	}
 }
 
-// apply puts the given model of steps in place of a learned one, with the weights that policies use.
+// apply makes the group use the given step model and weights instead of learned ones.
 func (e SetStepModel) apply(l *Boards) {
 	if _, g := l.groupWithKey(e.Group); g != nil {
 		g.steps.GivenModel, g.givenWeights = e.StepModel, &e.Weights
@@ -66,7 +67,7 @@ func (e SetFit) apply(l *Boards) { l.setFit(e.Fit) }
 
 func (s Settings) apply(l *Boards) { l.reportRejected(l.applySettings(s)) }
 
-// apply keeps the Counts for the next event, and measures how fast the streams of the board's groups get tokens.
+// apply stores the Counts for the next event, and measures how fast the streams of the board's groups get tokens.
 func (e *Counts) apply(l *Boards) {
 	if b := l.boards[e.Model]; b != nil {
 		b.counts = e
@@ -74,7 +75,8 @@ func (e *Counts) apply(l *Boards) {
 	}
 }
 
-// apply ends the waits that are over, and prepares rounds (see advance). It removes the board if it has neither ranks nor entries left.
+// apply ends the waits that are over, and prepares the rounds that are due (see advance). It removes the board if it has neither ranks nor
+// entries left.
 func (e *Tick) apply(l *Boards) {
 	b := l.boards[e.Model]
 	if b == nil {
@@ -87,14 +89,14 @@ func (e *Tick) apply(l *Boards) {
 	}
 }
 
-// apply runs one round of the first board that has one to decide. The event Decided must follow.
+// apply runs one round of decisions, on the first board that has one to run. The caller must then send the event Decided.
 func (Decide) apply(l *Boards) {
 	if l.round = l.nextToDecide(); l.round != nil {
 		l.round.runRound(l.now)
 	}
 }
 
-// apply finishes the round that the event Decide ran.
+// apply finishes the round that the event Decide ran, with the duration of that round.
 func (e *Decided) apply(l *Boards) {
 	if b := l.round; b != nil {
 		l.round = nil
@@ -102,20 +104,21 @@ func (e *Decided) apply(l *Boards) {
 	}
 }
 
-// apply refuses all waiting entries, and makes the boards refuse all that come later.
+// apply answers all waiting entries with ErrDraining, and makes the boards answer all later ones in the same way.
 func (Shutdown) apply(l *Boards) {
 	l.draining = true
 	l.refuseAll(ErrDraining)
 }
 
-// reportRejected emits that the settings of the current event cannot work; err nil: they can, and it emits nothing.
+// reportRejected emits EffectRejected if the settings of the current event cannot work. err says why; nil: they can, and nothing is
+// emitted.
 func (l *Boards) reportRejected(err error) {
 	if err != nil {
 		l.emit(Effect{Kind: EffectRejected, Err: err})
 	}
 }
 
-// MayHoldEndedKV says whether the engine of a rank may still hold KV of requests that have ended.
+// MayHoldEndedKV says whether the engine of a rank may still hold KV of ended requests, by the boards' own count.
 func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
@@ -123,14 +126,15 @@ func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	})
 }
 
-// apply frees KV room that the board counts as taken although the engine's gauge shows that the engine does not use it. This is the room
-// of orphans (orphans.go) or, on a rank without orphans, of KV kept after answers (kept.go). It ignores gauges older than gaugeLife.
+// apply frees KV room that the board counts as taken although the engine's gauge shows that it is not in use. This is room of orphans
+// (orphans.go) or, on a rank without orphans, room of KV that is kept of ended answers (kept.go). apply ignores gauges that are older than
+// gaugeLife.
 func (e Gauged) apply(l *Boards) {
 	if l.now.Sub(e.At) > gaugeLife {
 		return
 	}
 	for _, b := range l.inOrder {
-		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 { // a gauge cannot tell orphans from kept KV
+		if r := b.ranks[e.Worker]; r != nil && len(r.orphans) > 0 { // orphans come first, because a gauge cannot tell them from kept KV
 			b.correctOrphans(r, e)
 		} else if r != nil && r.keptKV.Tokens() > 0 {
 			b.correctKept(r, e)
@@ -138,11 +142,10 @@ func (e Gauged) apply(l *Boards) {
 	}
 }
 
-// Apply changes the boards by one event and returns what must be done now. The effects are
-// valid until the next Apply. While Deciding returns true, the next two events must be
-// Decide and then Decided.
+// Apply changes the boards by one event and returns the effects that the caller must carry out now. They are valid until the next Apply.
+// While Deciding returns true, the next two events must be Decide and then Decided.
 func (l *Boards) Apply(e Event, now time.Time) []Effect {
-	clear(l.effects) // the old effects would keep their entries from being garbage collected
+	clear(l.effects) // otherwise the old effects would keep their entries from being garbage collected
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
 	if _, isCounts := e.(*Counts); !isCounts {
@@ -151,14 +154,14 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	return l.effects
 }
 
-// NeedsCounts says whether a Tick now would read how many tokens the requests of a model have got. If so, the caller first applies Counts,
-// which brings these numbers up to date.
+// NeedsCounts says whether a Tick at the time now would read how many tokens the running requests of a model have. If so, the caller first
+// applies Counts, which brings these numbers up to date.
 func (l *Boards) NeedsCounts(model string, now time.Time) bool {
 	b := l.boards[model]
 	return b != nil && b.needsCounts(now)
 }
 
-// nextToDecide returns the first board that has a round to decide; nil: no board has.
+// nextToDecide returns the first board with a round of decisions to run; nil: no board has one.
 func (l *Boards) nextToDecide() *board {
 	for _, b := range l.inOrder {
 		if b.deciding() {
@@ -168,10 +171,11 @@ func (l *Boards) nextToDecide() *board {
 	return nil
 }
 
-// Deciding says whether any board has a round to decide.
+// Deciding says whether any board has a round of decisions to run. The caller must then send Decide and Decided.
 func (l *Boards) Deciding() bool { return l.nextToDecide() != nil }
 
-// forgetCounts drops the Counts of boards that have no round to decide: Counts are valid for one event and for the rounds that it causes.
+// forgetCounts drops the Counts of all boards that have no round to run, because Counts are valid only for one event and the rounds that
+// follow from it.
 func (l *Boards) forgetCounts() {
 	for _, b := range l.inOrder {
 		if b != l.round && !b.deciding() {

@@ -7,15 +7,15 @@ import (
 )
 
 // Requests beyond the slots. A prefill engine keeps the KV of a hand-off only until a deadline. Some decode engines extend this deadline
-// while the hand-off waits in their own queue, so it stays valid there for longer than in the proxy's pool. An entry that reaches its
-// deadline in the pool is therefore not given up if such an engine has room in its queue. It is bound to the rank and charged as usual,
-// although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
+// while the hand-off waits in their own queue, so the hand-off stays valid there for longer than in the proxy's pool. Therefore an entry
+// that reaches its deadline in the pool is not refused if such an engine has room in its queue. The entry is bound to the rank and charged
+// as usual, although the rank has no slot or no KV room for it yet. The engine begins with the request once both are free.
 
-// bindOverdue binds an entry whose hand-off is at its deadline to a rank that can begin with it at once, or else to the rank with the
-// shortest queue. It returns false if no rank can take the entry. The ranks must have been refreshed.
+// bindOverdue binds an entry whose hand-off is at its deadline to a rank whose engine can begin with it at once, or else to the rank whose
+// engine has the shortest queue. It returns false if no rank can take the entry. The loads of the ranks must be up to date (refresh).
 func (b *board) bindOverdue(e *pool.Entry, now time.Time) bool {
 	if e.Discard {
-		return false // no client waits for a discarded hand-off, and in a queue it would only hold its KV for longer
+		return false // no client waits for a discarded hand-off, and waiting in a queue would only make the prefill engine keep the KV for longer
 	}
 	w := b.waiting[e.ID]
 	prompt := int64(w.prompt())
@@ -40,9 +40,9 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) bool {
 	return true
 }
 
-// mayTakeOverdue says whether the rank's engine may get a prompt (in tokens) whose hand-off is at its deadline. A rank whose slots are
-// limited (Limit above 0) gets it only if the engine can begin at once, because requests of other proxies may wait there or the engine has
-// just started. The KV that the engine keeps of ended answers does not count as taken, because the engine gives it up sooner or later.
+// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline. A rank with a Limit above 0 gets the
+// prompt only if its engine can begin at once, because requests of other proxies may wait there or the engine has just started. The KV that
+// the engine keeps of ended answers does not count as taken, because the engine frees it sooner or later.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
 	tooLarge := r.Capacity > 0 && prompt > r.usableCapacity()+r.keptKV.Tokens()
 	if !r.takesRequests() || r.MaxEngineQueue == 0 || tooLarge {
@@ -52,24 +52,24 @@ func (r *rank) mayTakeOverdue(prompt int64) bool {
 	return mayQueue || r.startsAtOnce(prompt)
 }
 
-// startsAtOnce says whether the rank's engine would begin with a prompt at once: the rank has a free slot
-// and the KV room, and no request waits in the engine's queue.
+// startsAtOnce says whether the rank's engine would begin with a prompt (in tokens) at once: a slot and the KV room are free, and no
+// request waits in the engine's queue.
 func (r *rank) startsAtOnce(prompt int64) bool {
 	return r.engineQueued == 0 && r.freeSlots() > 0 && r.hasKVRoom(prompt)
 }
 
-// engineQueueLength returns how many requests are in the engine's queue. Immediate policies bind more requests than there are slots without
-// counting them in engineQueued, so the requests without a slot are counted as well.
+// engineQueueLength returns how many requests wait in the queue of the rank's engine. Policies that send entries at once bind more requests
+// than there are slots, and engineQueued does not count these. So the requests without a slot are the least that can be in the queue.
 func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
 
-// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one: it begins at once only
-// here or, in a tie, fewer requests wait here per slot, a larger share of the slots is free, or the rank holds fewer KV tokens. KV tokens
-// count by what they cost on the rank.
+// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one. First decides whether it
+// begins at once on only one of them. In a tie, the rank wins that has fewer queued requests per slot, then the one with the larger share
+// of free slots, then the one with fewer KV tokens, scaled by Cost.
 func (r *rank) beginsSooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here
 	}
-	// To compare numbers per slot without a division, each number is multiplied by the slots of the other rank.
+	// To compare two numbers per slot without a division, each of them is multiplied by the slots of the other rank.
 	mySlots, otherSlots := max(1, r.usableSlots()), max(1, other.usableSlots())
 	if x, y := r.engineQueueLength()*otherSlots, other.engineQueueLength()*mySlots; x != y {
 		return x < y
@@ -80,15 +80,16 @@ func (r *rank) beginsSooner(other *rank, prompt int64) bool {
 	return r.scaleByCost(r.kv) < other.scaleByCost(other.kv)
 }
 
-// promoteQueued marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them: engines take
-// requests in order. An engine that runs no other request of this proxy begins with the first one even if the board counts no room for it.
+// promoteQueued marks requests in the engine's queue as begun, oldest first, as long as a slot and KV room are free for them, because
+// engines take requests in order. An engine that runs no other request of this proxy begins with the first request even if the board counts
+// no KV room for it.
 func (b *board) promoteQueued(r *rank) {
 	if r.engineQueued == 0 {
 		return
 	}
 	b.refresh(r)
 	records := b.slots.records
-	begun, kv := len(r.slots)-r.engineQueued, r.kv // requests that the engine has begun, and their KV
+	begun, kv := len(r.slots)-r.engineQueued, r.kv // number of requests that the engine has begun, and their KV tokens
 	for i, slot := range r.slots {
 		if records[slot].inEngineQueue {
 			kv -= r.running[i].Tokens()
@@ -97,7 +98,7 @@ func (b *board) promoteQueued(r *rank) {
 	for ; r.engineQueued > 0; r.engineQueued-- {
 		oldest, ok := b.oldestQueued(r)
 		if !ok {
-			r.engineQueued = 0 // the number was too high
+			r.engineQueued = 0 // engineQueued was too high
 			return
 		}
 		s := &records[oldest]
@@ -112,7 +113,8 @@ func (b *board) promoteQueued(r *rank) {
 	}
 }
 
-// oldestQueued returns the slot of the request that has waited longest in the engine's queue; ok is false if none waits there.
+// oldestQueued returns the slot of the request that has waited longest in the queue of the rank's engine; ok is false if no request waits
+// there.
 func (b *board) oldestQueued(r *rank) (oldest int32, ok bool) {
 	records := b.slots.records
 	for _, slot := range r.slots {
@@ -123,12 +125,13 @@ func (b *board) oldestQueued(r *rank) (oldest int32, ok bool) {
 	return oldest, ok
 }
 
-// boundBefore says whether a request got its slot before the other one. If both got it at the same time, the smaller ID decides.
+// boundBefore says whether a request got its slot before the other request. If both got their slots at the same time, the smaller ID counts
+// as first.
 func (s *slotRecord) boundBefore(other *slotRecord) bool {
 	return s.boundAt.Before(other.boundAt) || s.boundAt.Equal(other.boundAt) && s.id < other.id
 }
 
-// PresumedSeconds is the assumed mean time for which a request has its slot, in s, before the first request has ended. Each request that
+// PresumedSeconds is the mean time for which a request has its slot, in s, as assumed until the first request has ended. Each request that
 // ends moves the mean by paceWeight times the difference between its own time and the mean.
 const (
 	PresumedSeconds = 30
@@ -138,14 +141,14 @@ const (
 // newPace returns the pace of a board on which no request has ended yet.
 func newPace() Throughput { return Throughput{Seconds: PresumedSeconds} }
 
-// recordEnd updates the means by a request that has ended: for how long it had its slot, and how many KV tokens it had at the end.
+// recordEnd updates the means by a request that has ended: inSlot is how long it had its slot, and kv how many KV tokens it had at the end.
 func (p *Throughput) recordEnd(inSlot time.Duration, kv int64) {
 	p.Seconds += paceWeight * (inSlot.Seconds() - p.Seconds)
 	p.tokens += paceWeight * (float64(kv) - p.tokens)
 }
 
-// emitPace emits the pace of the board: how many slots there are, and how many are free. It runs at the end of a Tick, after its rounds,
-// because the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
+// emitPace emits how many slots the board has, how many of them are free, and how long requests keep them. It runs at the end of a Tick,
+// after its rounds: the effect wakes the callers that wait for Dispatcher.Room, and before the end they would read outdated numbers.
 func (b *board) emitPace() {
 	b.pace.Slots, b.pace.Free = 0, 0
 	for _, g := range b.groups {
@@ -163,9 +166,9 @@ func (b *board) emitPace() {
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})
 }
 
-// addRank counts the slots of a rank that takes requests: the free ones with KV room, and the slots of the requests that the engine has
-// begun, together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can
-// use them.
+// addRank counts the slots of a rank that takes requests: the free slots for which there is KV room, and the slots whose requests the
+// engine has begun, together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no
+// request can use them.
 func (p *Throughput) addRank(r *rank) {
 	if r.takesRequests() {
 		free := r.freeFor(p.tokens)
@@ -174,8 +177,8 @@ func (p *Throughput) addRank(r *rank) {
 	}
 }
 
-// freeFor returns how many free slots the rank has KV room for. tokens is the mean number of KV tokens that a request needs; 0: not known,
-// so all free slots count.
+// freeFor returns for how many of its free slots the rank has KV room. tokens is the mean number of KV tokens that a request needs; 0: not
+// known, so all free slots count.
 func (r *rank) freeFor(tokens float64) int {
 	free := max(0, r.freeSlots())
 	if r.Capacity == 0 || tokens == 0 {
@@ -184,7 +187,8 @@ func (r *rank) freeFor(tokens float64) int {
 	return int(min(float64(free), float64(max(0, r.usableCapacity()-r.kv))/tokens))
 }
 
-// paceOfName returns the pace of a name, which counts only the ranks that list it. The mean times are those of all ranks (all).
+// paceOfName returns the free slots of the ranks that list a name, and the number of entries that wait for it. The mean times are those of
+// all ranks of the board (all).
 func (p *namePlacement) paceOfName(all *Throughput) Throughput {
 	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waiting}
 	for _, r := range p.ranks {

@@ -6,8 +6,8 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// bind charges the entry to the rank and emits the effect that gives its caller the slot. It does not trust the policy: if the assignment
-// breaks a hard limit, bind changes nothing and returns a Fault constant; empty: the entry is bound.
+// bind charges an entry to the rank that the policy assigned, and emits the effect that gives the caller of Enqueue the slot. It does not
+// trust the policy: if the assignment breaks a hard limit, bind changes nothing and returns a Fault constant; empty: the entry is bound.
 func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Time) (fault string) {
 	w, ok := b.waiting[a.Entry]
 	r := g.rankWithID(a.Worker)
@@ -16,9 +16,9 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 		return FaultEntry
 	case r == nil:
 		return FaultWorker
-	case !r.Up: // a spared rank may get requests nevertheless, if no other rank takes any
+	case !r.Up: // a rank that is up but spared may get requests if no other rank takes any
 		return FaultDown
-	case p.Immediate(): // an immediate policy may exceed slots and KV room: the engine queues the requests
+	case p.Immediate(): // this policy sends entries at once, and the engine queues those for which it has no slot or KV room
 	case r.maxNewRequests(p) <= 0:
 		return FaultSlot
 	case !r.hasKVRoom(int64(w.prompt())):
@@ -26,18 +26,22 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 	}
 	b.pool.Remove(w.Entry)
 	bound := Binding{Policy: p.name, Stage: a.Stage, Score: a.Score, InEngineQueue: !p.Immediate() && r.freeSlots() <= 0}
-	if bound.InEngineQueue { // no slot is free yet: the policy sends the entry ahead (ahead.go), and it waits in the engine's queue
+	// The policy sends the entry ahead of a free slot (ahead.go), so the entry waits in the queue of the engine.
+	if bound.InEngineQueue {
 		r.engineQueued++
 	}
-	if w.Local != nil { // the rank computes the prompt itself; runLocalRound only chooses ranks that have to compute leastLocalTokens of it
+	// The rank computes the prompt itself. runLocalRound lets only ranks take the entry that have to compute leastLocalTokens tokens of the
+	// prompt.
+	if w.Local != nil {
 		bound.NewTokens = int32(b.leastLocalTokens)
 	}
 	b.admit(r, w, bound, now)
 	return ""
 }
 
-// admit charges an entry that has left the pool to a rank, completes its Binding, and emits EffectBind for its caller. It also counts the
-// entry's wait. If the rank or the entry's pair of engines is on trial, this request is the trial.
+// admit charges an entry that has left the pool to a rank, completes the Binding, and emits EffectBind for the caller of Enqueue. It also
+// counts the time that the entry waited. If a trial is due for the rank (spare.go) or for the entry's pair of engines (pairs.go), this
+// request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
 	if r.Mixed {
@@ -67,13 +71,13 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})
 }
 
-// newSlotRecord returns the record of an entry that gets a slot of rank r, as bound says.
+// newSlotRecord returns the record of a slot of rank r for an entry that is bound as bound says.
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{
 		id: e.ID, key: e.Key, prefiller: e.Prefiller, prompt: w.prompt(), age: clampTokens(e.Age), newTokens: bound.NewTokens,
 		discard: e.Discard, inEngineQueue: bound.InEngineQueue, boundAt: now,
-		// an early entry is pinned (unpinned.go): its prefill engine sends the KV to the rank that was chosen
+		// The KV of an early entry goes to the rank that was chosen, so an early entry is never unpinned (unpinned.go).
 		early: e.Early, notDecoding: e.Early || r.Mixed, unpinned: e.Response && r.Unpinned && !e.Early,
 	}
 }

@@ -22,16 +22,18 @@ func newBoard(model string, a *allBoards) *board {
 	}
 }
 
-// isEmpty says whether the board has neither ranks nor entries.
+// isEmpty says whether the board has neither ranks nor waiting entries, so that it can be removed.
 func (b *board) isEmpty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 
-// enqueue adds an entry to the pool, and to the counts of waiting entries. It refuses the entry if its ID is taken, if no rank can ever
-// take it, or if all ranks that may take it are down. An entry without a hand-off (Local) does not enter the pool: the rounds that choose
-// its rank begin at once.
+// enqueue adds an entry to the pool, and to the counts of waiting entries. It refuses the entry if another entry with its ID waits, if no
+// rank can ever take it, or if all ranks that may take it are down. An entry without a hand-off (Local) does not enter the pool: the rounds
+// that choose its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.reasonToRefuse(w.Entry)
-	placement := b.partialNames[w.Entry.Name]                                      // nil: all ranks list the name, or none does
-	noneUp := b.upOrAwaited == 0 || placement != nil && placement.upOrAwaited == 0 // of the ranks that may take the entry
+	// Without a placement, all ranks list the model name of the entry, or none does.
+	placement := b.partialNames[w.Entry.Name]
+	// noneUp: no rank that may take the entry is up, or soon will be.
+	noneUp := b.upOrAwaited == 0 || placement != nil && placement.upOrAwaited == 0
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
 	} else if noneUp {
@@ -63,11 +65,11 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 	}
 }
 
-// reasonToRefuse says why no rank can ever take an entry, even an idle one; nil: a rank can. Ranks that are down count as able to take it,
-// because they may come back, and the finished prefill is worth the wait.
+// reasonToRefuse says why no rank can ever take an entry, even when idle; nil: a rank can. Ranks that are down count as able to take the
+// entry, because they may come back, and the finished prefill is worth the wait.
 func (b *board) reasonToRefuse(e *pool.Entry) error {
 	largest := b.largestPrompt
-	if p := b.partialNames[e.Name]; p != nil { // only some ranks list the name, and only these may take the entry
+	if p := b.partialNames[e.Name]; p != nil { // only some ranks list the model name of the entry, and only these may take it
 		largest = p.largestPrompt
 	}
 	switch {
@@ -81,27 +83,28 @@ func (b *board) reasonToRefuse(e *pool.Entry) error {
 	return nil
 }
 
-// removeAndRefuse takes a waiting entry out of the pool and answers its caller with err.
+// removeAndRefuse takes a waiting entry out of the pool and answers the caller of Enqueue with err.
 func (b *board) removeAndRefuse(e *pool.Entry, err error) {
 	b.pool.Remove(e)
 	b.refuse(e, err)
 }
 
-// refuse answers the caller of an entry that has left the pool, or was never in it, with err.
+// refuse answers the caller of Enqueue with err. The entry must have left the pool, or never have been in it.
 func (b *board) refuse(e *pool.Entry, err error) {
 	b.forgetWaiting(e)
 	delete(b.outputLengths, e.ID)
 	b.emit(Effect{Kind: EffectRefuse, Entry: e, Err: err})
 }
 
-// forgetWaiting removes an entry from the board's table of waiting entries and from all counts.
+// forgetWaiting removes an entry from the table of waiting entries, and from all counts that include it.
 func (b *board) forgetWaiting(e *pool.Entry) {
 	w := b.waiting[e.ID]
 	delete(b.waiting, e.ID)
 	if w.restricted {
 		b.restrictedCount--
 	}
-	wasInPool := w.Local == nil // a local entry never enters the pool, so countWaitingForName and discardedWaiting have not counted it
+	// A local entry never enters the pool, so countWaitingForName and discardedWaiting have not counted it.
+	wasInPool := w.Local == nil
 	if wasInPool {
 		b.countWaitingForName(e, -1)
 	}
@@ -113,17 +116,17 @@ func (b *board) forgetWaiting(e *pool.Entry) {
 	}
 }
 
-// expire takes the entries out of the pool that may wait no longer. It refuses them, except those whose hand-off is at its deadline and
-// that bindOverdue could bind to a rank's queue.
+// expire takes the entries out of the pool whose time to wait is over, and refuses them. An entry whose hand-off is at its deadline is not
+// refused if bindOverdue finds a rank for it, with a free slot or with room in the queue of its engine.
 func (b *board) expire(now time.Time) {
 	if b.expired = b.pool.Expire(now, b.expired[:0]); len(b.expired) > 0 {
 		for _, g := range b.groups {
-			b.refreshGroup(g) // bindOverdue compares the present loads of the ranks
+			b.refreshGroup(g) // bindOverdue compares the loads of the ranks, so these must be up to date
 		}
 	}
 	for i, e := range b.expired {
 		_, why := e.Expiry()
-		atDeadline := errors.Is(why, ErrExpired) // else the TTL of the pool, or a limit of an entry without a hand-off
+		atDeadline := errors.Is(why, ErrExpired) // otherwise the TTL of the pool is over, or a limit of an entry without a hand-off
 		if bound := atDeadline && b.bindOverdue(e, now); !bound {
 			b.refuse(e, why)
 		}
@@ -131,12 +134,12 @@ func (b *board) expire(now time.Time) {
 	}
 }
 
-// outageGrace is how long entries go on waiting when all ranks are down. An engine that is down for longer is probably restarting, which
-// takes minutes, so the clients had better get an error.
+// outageGrace is how long entries go on waiting after all ranks have gone down. An engine that is down for longer is probably restarting,
+// which takes minutes, so an error is better for the clients.
 const outageGrace = 10 * time.Second
 
 // refuseInOutage answers all entries with ErrNoWorkers once all ranks have been down for outageGrace. The time begins when refuseInOutage
-// first finds all ranks down, and is forgotten as soon as a rank is up again.
+// first finds all ranks down, and is reset as soon as a rank is up again.
 func (b *board) refuseInOutage(now time.Time) {
 	switch {
 	case b.upOrAwaited > 0:
@@ -150,8 +153,8 @@ func (b *board) refuseInOutage(now time.Time) {
 	}
 }
 
-// refuseInNameOutage answers entries with ErrNoWorkers once all ranks that list their model name have been down for outageGrace, although
-// other ranks of the board are up. It sets nameOutageEnds to the earliest time at which this happens to an entry that still waits.
+// refuseInNameOutage answers an entry with ErrNoWorkers once all ranks that list its model name have been down for outageGrace, although
+// other ranks of the board are up. It sets nameOutageEnds to the earliest time at which this will happen to an entry that still waits.
 func (b *board) refuseInNameOutage(now time.Time) {
 	b.nameOutageEnds = time.Time{}
 	if b.restrictedCount == 0 || len(b.partialNames) == 0 { // no entry asks for a name that only some ranks list
@@ -160,7 +163,8 @@ func (b *board) refuseInNameOutage(now time.Time) {
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		p := b.partialNames[e.Name]
-		allDown := p != nil && p.upOrAwaited == 0 // of the ranks that list the name
+		// allDown: no rank that lists the name is up, or soon will be.
+		allDown := p != nil && p.upOrAwaited == 0
 		if allDown && !now.Before(p.outageGraceEnds) {
 			b.removeAndRefuse(e, ErrNoWorkers)
 			continue // the entry has left the pool, so the next one has the index i now
@@ -172,17 +176,19 @@ func (b *board) refuseInNameOutage(now time.Time) {
 	}
 }
 
-// release frees the slot of a request that has ended with so many generated tokens. The parts of the board that learn from requests get
-// its outcome. started says whether its first event has come. If the engine still holds KV of the request, this KV goes on taking room.
-// Requests that wait in the engine's queue may begin, and the next round may give the slot to an entry.
+// release frees the slot of a request that has ended, with its outcome and the number of tokens that it generated. Then requests that wait
+// in the engine's queue may begin, and the next round may give the slot to an entry. started says whether the first event of the answer had
+// come. KV of the request that the engine still holds goes on taking room on the rank. Predictors, hand-off statistics and the pace of the
+// board learn from the outcome.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
-	r, released := s.rank, *s // discharge clears the record
+	r, released := s.rank, *s // a copy, because discharge clears the record
 	s.started = s.started || started
 	b.learnFromEnd(s, o, generated, now)
 	delete(b.outputLengths, s.id)
 	b.discharge(slot)
-	if o.Orphaned && r.present && !released.unpinned { // an unpinned request may have left its KV on another rank
+	// The orphan of an unpinned request is not counted, because its KV may be on another rank.
+	if o.Orphaned && r.present && !released.unpinned {
 		b.addOrphan(r, &released, now)
 	}
 	if o.Kept && r.present && r.KeepsKVFor > 0 {
@@ -198,24 +204,26 @@ func (b *board) release(slot int32, o Outcome, generated int32, started bool, no
 	b.openWindow(now)
 }
 
-// learnFromEnd passes the end of a request to all parts of the board that learn from it, while its slot is still charged.
+// learnFromEnd passes the end of a request to all parts of the board that learn from ended requests. It must run while the slot is still
+// charged.
 func (b *board) learnFromEnd(s *slotRecord, o Outcome, generated int32, now time.Time) {
 	b.emitEstimate(s, o, generated, now)
 	b.recordOutputLength(s, o)
 	b.recordHandoffEnd(s, o, now)
 	b.updateRefusals(s, o.Refused, now)
-	if !s.discard { // a discarded hand-off has its slot for one step only, which would make the pace look faster than it is
+	// A discarded hand-off has its slot for one step only, so it would make the mean time in a slot too short.
+	if !s.discard {
 		b.pace.recordEnd(now.Sub(s.boundAt), int64(s.prompt)+int64(generated))
 	}
 }
 
-// countOutcome counts how a request ended and its tokens, for the board and for its rank.
+// countOutcome counts the outcome and the tokens of a request, for the board and for its rank.
 func (b *board) countOutcome(r *rank, o Outcome) {
-	b.outcomes[min(o.Kind, Failed)]++ // a Kind beyond the known ones counts as Failed
+	b.outcomes[min(o.Kind, Failed)]++ // a Kind above Failed counts as Failed
 	b.outputTokens += int64(max(0, o.Generated))
 	r.outputTokens += int64(max(0, o.Generated))
 	if o.Kind != Finished {
-		return // the answer was cut off, and the counts below are of whole answers
+		return // the answer was cut off, and the counts below are of complete answers
 	}
 	r.answers++
 	if o.Empty {
@@ -226,8 +234,8 @@ func (b *board) countOutcome(r *rank, o Outcome) {
 	}
 }
 
-// openWindow makes the board decide at the end of a short window about all slots that come free in it. Slots come free in bursts, because
-// the ranks of a group finish requests in the same step. The first free slot of a burst opens the window.
+// openWindow makes the board wait for a short window (Config.Window) and then decide about all slots that came free in it. The first free
+// slot of a burst opens the window. Slots come free in bursts, because the ranks of a group finish requests in the same step.
 func (b *board) openWindow(now time.Time) {
 	switch {
 	case b.pool.Len() == 0: // no entry waits for the slot

@@ -11,10 +11,10 @@ import (
 	"evenkeel/predictor"
 )
 
-// FallbackSpec is the spec of the policy that decides when the chosen policy has failed or was too slow.
+// FallbackSpec is the spec of the fallback policy, which decides for a while after the chosen policy has failed or was too slow.
 const FallbackSpec = "pjsq-kv"
 
-// New returns boards without ranks.
+// New returns boards without ranks. It returns an error if a setting of cfg cannot work.
 func New(cfg Config) (*Boards, error) {
 	cfg = cfg.WithDefaults()
 	if err := cfg.check(); err != nil {
@@ -27,23 +27,23 @@ func New(cfg Config) (*Boards, error) {
 	if err := cfg.checkPolicies(); err != nil {
 		return nil, err
 	}
-	if _, err := cfg.Parse(FallbackSpec); err != nil { // cfg.Parse may be a test's own, which does not know the fallback
+	if _, err := cfg.Parse(FallbackSpec); err != nil { // a test may give a Parse that does not know the fallback policy
 		return nil, err
 	}
-	for _, spec := range cfg.Twin { // the twin replays these policies with predictions that the boards make for them
+	for _, spec := range cfg.Twin { // the twin replays these policies, and the boards make the predictions that they need
 		l.twinNeeds = append(l.twinNeeds, policy.RequirementsOf(l.buildPolicy(spec).Policy, meanUnknown))
 	}
 	return l, l.setPolicy(cfg.Policy)
 }
 
-// Config returns the settings in force.
+// Config returns the settings in force, with defaults filled in.
 func (l *Boards) Config() Config { return l.cfg }
 
-// Policy returns the canonical name of the barrier groups' policy.
+// Policy returns the canonical name of the policy of the groups whose ranks step together.
 func (l *Boards) Policy() string { return l.policyName }
 
-// checkPolicies returns an error if the configured kind of predictor is not available, or if the policy of ranks without a barrier or one
-// of the twin cannot work. It does not check the policy of barrier groups: its callers do.
+// checkPolicies returns an error if the configured kind of predictor is not available, or if the policy of ranks without a barrier or a
+// policy of the twin cannot work. Its callers check the policy of barrier groups themselves.
 func (c *Config) checkPolicies() error {
 	if err := c.Predictor.checkKindAvailable(c.Predictor.Kind); err != nil {
 		return fmt.Errorf("dispatcher: %w", err)
@@ -58,8 +58,8 @@ func (c *Config) checkPolicies() error {
 	return c.checkTwin()
 }
 
-// Next returns the earliest time at which a board has to look at its entries again, so that a Tick is due even if no other event comes;
-// zero: none has to.
+// Next returns the earliest time at which a board must look at its entries again, so that the caller must send a Tick even if no other
+// event comes; zero: at no set time.
 func (l *Boards) Next() time.Time {
 	var next time.Time
 	for _, b := range l.inOrder {
@@ -77,7 +77,7 @@ func (l *Boards) Next() time.Time {
 	return next
 }
 
-// earlier returns the earlier of two times. A zero time stands for none, so the result is zero only if both are.
+// earlier returns the earlier of two times. A zero time stands for no time, so the result is zero only if both are zero.
 func earlier(x, y time.Time) time.Time {
 	if x.IsZero() || !y.IsZero() && y.Before(x) {
 		return y
@@ -85,10 +85,10 @@ func earlier(x, y time.Time) time.Time {
 	return x
 }
 
-// hasCome says whether a time at which the board must do something has come; a zero time never comes.
+// hasCome says whether the time at has come. A zero time stands for no time, and never comes.
 func hasCome(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
-// refuseAll answers all waiting entries with err. Requests that run stay charged.
+// refuseAll answers all waiting entries with err. Running requests keep their slots.
 func (l *Boards) refuseAll(err error) {
 	for _, b := range l.inOrder {
 		for len(b.pool.Entries()) > 0 {
@@ -110,21 +110,23 @@ func (l *Boards) enqueue(w waitingEntry) {
 	}
 }
 
-// withdraw takes an entry out of the pool and refuses it, unless it has left the pool already.
+// withdraw takes an entry out of the pool and answers it with ErrWithdrawn, unless it has left the pool already.
 func (l *Boards) withdraw(e *pool.Entry) {
-	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].Entry == e { // another entry may have its ID by now
+	// The entries are compared because another entry may have the same ID by now.
+	if b := l.boards[e.Model]; b != nil && b.waiting[e.ID].Entry == e {
 		b.removeAndRefuse(e, ErrWithdrawn)
 	}
 }
 
-// setWorkers divides the workers of the fleet among the boards of their models, and creates a board for each new model. It also finds
-// the group names that several models use.
+// setWorkers gives each board the workers of its model, and creates a board for each new model. It also finds the group names that groups
+// of several models have.
 func (l *Boards) setWorkers(ws []Worker) {
 	fleet := make(map[string][]Worker, len(l.boards))
 	for model := range l.boards {
-		fleet[model] = nil // a board whose model is not in ws any more must still get an empty list, to lose its ranks
+		// A board whose model has no worker any more must get an empty list, so that it loses its ranks.
+		fleet[model] = nil
 	}
-	modelOf := map[string]string{} // by group name
+	modelOf := map[string]string{} // model of the last worker with each group name
 	l.sharedGroupNames = map[string]bool{}
 	for _, w := range ws {
 		fleet[w.Model] = append(fleet[w.Model], w)
@@ -143,14 +145,14 @@ func (l *Boards) setWorkers(ws []Worker) {
 	}
 }
 
-// setFit emits the effect that makes all present predictors start anew from the fit, and keeps the fit for those that come later.
+// setFit emits the effect that makes all predictors start anew from the fit. Predictors that are added later start from the same fit.
 func (l *Boards) setFit(fit *predictor.Fit) {
 	l.fit = fit
 	l.emit(Effect{Kind: EffectFit, Fit: l.fit})
 }
 
-// setPolicy changes the policy of the barrier groups of all boards, which decide anew. It returns an error, and changes nothing, if the
-// spec is wrong or the predictor that the policy needs is not available.
+// setPolicy changes the policy of the barrier groups of all boards, and makes the boards decide anew. It returns an error and changes
+// nothing if the spec is wrong, or if the predictor that the policy needs is not available.
 func (l *Boards) setPolicy(spec string) error {
 	p, err := l.cfg.Parse(spec)
 	if err != nil {
@@ -167,8 +169,8 @@ func (l *Boards) setPolicy(spec string) error {
 	return nil
 }
 
-// policyFor builds the policy in use of a barrier group or, if barrier is false, of the ranks without a barrier. If the policy needs a
-// predictor, this predictor begins to learn.
+// policyFor builds the policy of a barrier group or, if barrier is false, of the ranks without a barrier. If the policy needs a predictor,
+// this predictor begins to learn.
 func (b *board) policyFor(barrier bool) policyInUse {
 	spec := b.cfg.DensePolicy
 	if barrier {
@@ -179,7 +181,7 @@ func (b *board) policyFor(barrier bool) policyInUse {
 	return p
 }
 
-// buildPolicy builds a policy in use from a spec that was checked before.
+// buildPolicy builds a policy from a spec that was checked before. It panics if the spec is wrong.
 func (a *allBoards) buildPolicy(spec string) policyInUse {
 	p, err := a.cfg.Parse(spec)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Check calls bad for every setting of the config file that cannot work, with its key. It looks at the sections dispatch and predictor, at
-// pool.ttl and at bind.ahead. New reports the errors that need the contents of the fit file.
+// pool.ttl and at bind.ahead. Errors that show only in the contents of the fit file are reported by New.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)
 	if c.TickLimit == 0 {
@@ -24,13 +24,14 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("dispatch.policy", "%v", err)
 	}
 	for i, spec := range c.Twin {
-		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil { // an empty name in the list is an error, as ? is
+		if _, err := c.policyOf(cmp.Or(spec, "?")); err != nil { // an empty name in the list is an error, as the unknown name ? is
 			bad(fmt.Sprintf("dispatch.twin[%d]", i), "%v", err)
 		}
 	}
 }
 
-// check returns an error for each number that cannot work; nil: all can. Fields that are zero have their defaults and are no error.
+// check returns an error that joins one for each number that cannot work; nil: all numbers can. Fields that are zero have their defaults
+// and are no error.
 func (c Config) check() error {
 	var errs []error
 	c.checkNumbers(func(key, format string, args ...any) { errs = append(errs, fmt.Errorf(key+": "+format, args...)) })
@@ -82,14 +83,14 @@ func (c *PredictorConfig) check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit warns if no policy reads a part of a fit file of this kind, and says what to do about it; empty: the policies read all of it.
-// The caller passes the policies that decide and those that the twin replays.
+// DoubtFit returns a warning if no policy reads a part of a fit file of this kind, with what to do about it; empty: all parts are read.
+// policies has the specs of the policies that decide and of those that the twin replays.
 func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	kindsRead, meanRead := map[predictor.Kind]bool{}, false
 	for _, text := range policies {
 		p, err := c.policyOf(text)
 		if err != nil {
-			continue // Check reports it
+			continue // Check reports a policy that cannot work
 		}
 		needs := policy.RequirementsOf(p, meanUnknown)
 		kindsRead[predictor.Kind(needs.Predictor)] = true
@@ -113,10 +114,10 @@ func (c *Config) DoubtFit(kind predictor.Kind, policies ...string) string {
 	return ""
 }
 
-// errNoOracle says the same as errOracle, with the values that an operator may write in the config file.
+// errNoOracle is the error for a config file that asks for the predictor oracle. It names the values that the file may have instead.
 var errNoOracle = errors.New("only a replay can use an oracle, because only there it is known how requests end; write survival or exact")
 
-// policyOf returns a policy as New will build it: with the configured predictor, if the spec (text) names none. It ignores a predictor.kind
+// policyOf returns a policy as New will build it: with the configured predictor if the spec (text) names none. It ignores a predictor.kind
 // that cannot work, because Check reports that as an error of its own. An error says why the policy cannot work.
 func (c *Config) policyOf(text string) (policy.Policy, error) {
 	kind := c.Predictor.Kind

@@ -8,13 +8,14 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Clone copies the boards between two events, with all state that decides what they do next. Events on the copy do not change the
-// original. The copy has neither the sampled scores of predictions nor the memory for traces, because its status and traces are not read.
+// Clone copies the boards with all state that decides what they do next. It must be called between two events, while no round is under way.
+// Events on the copy do not change the original. The copy has no sampled scores of predictions and no memory for traces, because no caller
+// reads its status or traces.
 func (l *Boards) Clone() *Boards {
 	a := *l.allBoards
 	a.predictors = make(map[PredictorKey]*predictorState, len(l.predictors))
 	for key, s := range l.predictors {
-		copied := *s // the tables never change
+		copied := *s // the tables themselves never change, so they are shared
 		a.predictors[key] = &copied
 	}
 	a.effects = nil
@@ -26,20 +27,21 @@ func (l *Boards) Clone() *Boards {
 	return c
 }
 
-// applyCounts writes the progress of the Counts into the ranks and slot records, because a clone does not copy the Counts themselves.
+// applyCounts writes the progress that the last Counts brought into the ranks and slot records, because a clone does not copy the Counts
+// themselves.
 func (b *board) applyCounts() {
 	for _, r := range b.ranks {
 		if b.counts != nil {
 			b.refresh(r)
 		}
 		for _, slot := range r.slots {
-			b.hasBegun(slot) // for its effect: the slot's record then says whether the first event has come
+			b.hasBegun(slot) // called because it stores in the slot record whether the first event has come
 		}
 	}
 }
 
-// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, not to the originals. a is what the boards
-// of the copy share.
+// clone copies the board with its pool, ranks, groups and slots. The copies refer to each other, and not to the originals. a is what all
+// boards of the copy share.
 func (b *board) clone(a *allBoards) *board {
 	c := *b
 	c.allBoards, c.pool = a, b.pool.Clone()
@@ -47,12 +49,13 @@ func (b *board) clone(a *allBoards) *board {
 	c.waiting = make(map[uint64]waitingEntry, len(b.waiting))
 	for _, e := range c.pool.Entries() {
 		w := b.waiting[e.ID]
-		w.Enqueue = Enqueue{Entry: e, Output: c.outputLengths[e.ID], Hits: w.Hits} // without the memory for a trace
+		// Trace stays nil, because the memory for a trace belongs to the caller of the original.
+		w.Enqueue = Enqueue{Entry: e, Output: c.outputLengths[e.ID], Hits: w.Hits}
 		c.waiting[e.ID] = w
 	}
 	c.copyRanks(b, a)
 	c.listersBefore, c.listers, c.sortedPlacements, c.sortedNames, c.sortedPaces = nil, nil, nil, nil, nil
-	c.updatePartialNames() // the copy computes its partial names, because those of b point to b's ranks
+	c.updatePartialNames() // computed anew, because the partialNames of b point to the ranks of b
 	c.countRestricted()
 	c.slots.records, c.slots.freeIndices = slices.Clone(b.slots.records), slices.Clone(b.slots.freeIndices)
 	for i := range c.slots.records {
@@ -61,15 +64,15 @@ func (b *board) clone(a *allBoards) *board {
 		}
 	}
 	c.pairs.suspected = b.pairs.cloneLinks()
-	// Memory that each tick fills anew.
+	// Buffers that each tick fills anew, and the state of rounds: no round is under way.
 	c.snapshot, c.survival, c.assignments, c.scores, c.decidingGroups, c.expired = policy.Snapshot{}, nil, nil, nil, nil, nil
 	c.localEntry, c.nextGroup, c.round, c.counts = nil, 0, Round{}, nil
 	c.policyFailure, c.invalidAssignments, c.localBound = nil, 0, false
 	return &c
 }
 
-// copyRanks gives the board, which is a copy of from, ranks and groups of its own. These refer to each other. a is what the boards of the
-// copy share.
+// copyRanks gives the board, which is a copy of from, copies of all ranks and groups. These refer to each other, and not to the originals.
+// a is what all boards of the copy share.
 func (b *board) copyRanks(from *board, a *allBoards) {
 	groups := make(map[*group]*group, len(from.groups))
 	b.ranks = make(map[int32]*rank, len(from.ranks))
@@ -90,7 +93,7 @@ func (b *board) copyRanks(from *board, a *allBoards) {
 	}
 }
 
-// cloneLinks returns a copy of the suspected pairs.
+// cloneLinks returns a copy of the suspected pairs with their health.
 func (p *pairs) cloneLinks() map[Link]*linkHealth {
 	links := make(map[Link]*linkHealth, len(p.suspected))
 	for link, health := range p.suspected {
@@ -100,18 +103,19 @@ func (p *pairs) cloneLinks() map[Link]*linkHealth {
 	return links
 }
 
-// clone copies the rank. The copy still refers to the original's group and to the ranks of its engine, which the caller replaces.
+// clone copies the rank. The copy still refers to the group of the original and to the original ranks of its engine. The caller must
+// replace these.
 func (r *rank) clone() *rank {
 	c := *r
 	c.slots, c.running = slices.Clone(r.slots), slices.Clone(r.running)
 	c.keptKV = r.keptKV.Clone()
 	c.orphans, c.promptsToCompute = slices.Clone(r.orphans), slices.Clone(r.promptsToCompute)
-	// The copy keeps the capacity, because rememberEnded never lets the list grow beyond it.
+	// The copy of the list keeps its capacity, because rememberEnded never lets the list grow beyond its capacity.
 	c.recentlyEnded = append(make([]endedRequest, 0, cap(r.recentlyEnded)), r.recentlyEnded...)
 	return &c
 }
 
-// sameRanks returns the ranks of b, which is a copy, that stand for the given ranks of the original.
+// sameRanks returns the ranks of b that have the IDs of the given ranks. b is a copy of the board that has the given ranks.
 func (b *board) sameRanks(ranks []*rank) []*rank {
 	all := make([]*rank, len(ranks))
 	for i, r := range ranks {
@@ -120,7 +124,7 @@ func (b *board) sameRanks(ranks []*rank) []*rank {
 	return all
 }
 
-// clone copies the group without its ranks, which the caller fills in.
+// clone copies the group. The copy has no ranks: the caller must fill them in. a is what all boards of the copy share.
 func (g *group) clone(a *allBoards) *group {
 	c := *g
 	c.allRanks, c.steppingRanks, c.stepRanks = nil, nil, nil
@@ -129,7 +133,7 @@ func (g *group) clone(a *allBoards) *group {
 	return &c
 }
 
-// clone makes a policy of the same spec, which goes on from the state of the original. a is what the boards of the copy share.
+// clone builds a policy of the same spec that goes on from the state of the original. a is what all boards of the copy share.
 func (p policyInUse) clone(a *allBoards) policyInUse {
 	c := a.buildPolicy(p.spec)
 	policy.Resume(c.Policy, p.Policy)
@@ -139,7 +143,7 @@ func (p policyInUse) clone(a *allBoards) policyInUse {
 	return c
 }
 
-// add adds a board and keeps inOrder sorted by model.
+// add adds a board, and keeps inOrder sorted by model.
 func (l *Boards) add(b *board) {
 	l.boards[b.model] = b
 	l.inOrder = slices.SortedFunc(maps.Values(l.boards), func(x, y *board) int { return cmp.Compare(x.model, y.model) })

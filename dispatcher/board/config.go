@@ -12,22 +12,24 @@ import (
 	"evenkeel/predictor"
 )
 
-// PredictorConfig is `predictor` of the config file: where predictions of output lengths
-// come from. This package opens no files: the caller reads those that the fields name.
+// PredictorConfig is the section `predictor` of the config file: where predictions of output lengths come from. This package opens no
+// files: the caller reads the files that the fields name.
 type PredictorConfig struct {
-	// Kind is the predictor that is learned for every model from the start, and that policies use
-	// whose spec names none. Empty: each policy has its own default, which is learned once the policy decides.
-	Kind       predictor.Kind `yaml:"kind"`
-	File       string         `yaml:"file"`        // what `evenkeel fit` wrote, Fit; read again when it changes
-	SecretFile string         `yaml:"secret_file"` // keys the hashes of prompts, exact only
-	// Fit has the tables that learning starts from; nil: it starts from nothing.
+	// Kind is the kind of predictor that learns for every model from the start. Policies whose spec names no predictor use it. Empty: each
+	// policy has its own default kind, which learns from the time when the policy first decides.
+	Kind predictor.Kind `yaml:"kind"`
+	// File has the fit that `evenkeel fit` wrote. The caller reads it into Fit, and reads it again when it changes.
+	File string `yaml:"file"`
+	// SecretFile has the secret key for the hashes of prompts. Only the kind exact needs it.
+	SecretFile string `yaml:"secret_file"`
+	// Fit has the tables that learning starts from; nil: learning starts from nothing.
 	Fit *predictor.Fit `yaml:"-"`
-	// KnownLengths says that each Enqueue has the length that the output will have, so that the predictor
-	// oracle can be used. Only a simulation knows these lengths.
+	// KnownLengths says that each Enqueue brings the length of the output in advance, so that the predictor oracle can be used. Only a
+	// simulation knows these lengths.
 	KnownLengths bool `yaml:"-"`
 }
 
-// Why an entry gets no slot.
+// Errors that say why an entry gets no slot.
 var (
 	ErrPoolTimeout = pool.ErrTimeout
 	ErrExpired     = pool.ErrExpired
@@ -44,88 +46,105 @@ var (
 // Entry is a request that waits for a rank. Usually its prefill is finished.
 type Entry = pool.Entry
 
-// Defaults of Config.
+// Default values of the fields of Config.
 const (
 	DefaultWindow    = 3 * time.Millisecond
 	DefaultTickLimit = 20 * time.Millisecond
 	DefaultPolicy    = "evenkeel"
 	DefaultDense     = "jsq-kv"
-	DefaultPredictor = predictor.KindSurvival // of the config file
+	DefaultPredictor = predictor.KindSurvival // the kind in a config file that names none
 
 	defaultBeyond = 16
 )
 
 // Worker is one decode rank as the operator or discovery describes it.
 type Worker struct {
-	ID      int32 // identity: a worker that keeps its ID keeps its load
+	ID      int32 // identity of the rank: a worker that keeps its ID keeps its requests
 	Name    string
 	Model   string
 	Group   string
-	Barrier bool   // each decode step of the group waits for its slowest rank
-	Engine  string // API server that the rank is part of; a pair of a prefill engine and this engine works or fails as a whole
-	Lists   *Names // model names that a request may ask for on this rank; nil: not known, so any name
-	Slots   int    // requests that the rank decodes at one time (max_num_seqs)
-	// MaxEngineQueue is how many requests may wait in the engine's own queue, without a slot or KV room. They are sent there when their
-	// hand-offs reach their deadlines, if Limit is 0. 0: none, because this engine does not make the prefill engine keep their KV for longer.
+	Barrier bool // true: the ranks of the group step together, so each decode step waits for the slowest rank
+	// Engine is the API server that the rank is part of. Hand-offs from a prefill engine work or fail for all ranks of an Engine alike.
+	Engine string
+	Lists  *Names // model names that a request may ask for on this rank; nil: not known, so any name
+	Slots  int    // requests that the rank decodes at one time (max_num_seqs)
+	// MaxEngineQueue is how many requests may wait in the engine's own queue without a slot or KV room, if Limit is 0. The board binds a
+	// hand-off to this queue when its deadline comes before a slot is free. 0: no request, because this engine does not make the prefill
+	// engine keep the KV for longer.
 	MaxEngineQueue int
-	Limit          int           // slots that may be used now, while the engine has just started or may run other proxies' requests; 0: all
-	Capacity       int64         // KV tokens, 0 = unlimited
-	Cost           float32       // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
-	Others         int64         // KV tokens on the rank of requests that this proxy did not send: they count as load, and take room
-	KeepsKVFor     time.Duration // how long its engine keeps the KV of an ended answer for the next turn of its chat; 0: it keeps none
-	Up             bool          // false: the rank takes no requests, but still takes part in its group's steps unless it is down
-	// Down: its engine does not answer, or goes on without this rank. The rank takes no part in the group's steps, sums and means. Up is
-	// false then.
-	Down    bool
-	Awaited bool // the rank takes no requests now, but will soon, so requests wait for it; Up is false then
+	// Limit is how many slots may be used now, while the engine has just started or may run requests of other proxies; 0: all slots.
+	Limit    int
+	Capacity int64   // KV tokens that the rank has room for; 0: unlimited
+	Cost     float32 // step time per KV token on this rank, as a multiple of the mean of its group; 0 means 1
+	// Others is the KV tokens on the rank that belong to requests of other proxies. They count as load, and take KV room.
+	Others int64
+	// KeepsKVFor is how long the engine keeps the KV of an ended answer for the next turn of its chat; 0: the engine keeps no KV.
+	KeepsKVFor time.Duration
+	// Up says whether the rank takes requests. If it does not, it still takes part in the steps of its group, unless it is down.
+	Up bool
+	// Down: the engine does not answer, or goes on without this rank. The rank then takes no part in the steps of its group, and is left out
+	// of its sums and means. Up is false while Down is true.
+	Down bool
+	// Awaited: the rank takes no requests now, but soon will, so requests wait for it. Up is false while Awaited is true.
+	Awaited bool
 
-	// Unpinned: its engine runs requests of the Responses API on any of its ranks, whichever rank they name, and does not report on which.
+	// Unpinned: the engine runs a request of the Responses API on any of its ranks, whichever rank the request names, and does not report on
+	// which.
 	Unpinned bool
-	// Early: its connector must know the decode rank before the prefill, so entries are bound before their prefill. All ranks of a model
-	// are early, or none is.
+	// Early: the connector of the engine must know the decode rank before the prefill begins, so entries get a slot before their prefill. All
+	// ranks of a model are early, or none is.
 	Early bool
-	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the entry must have a slot when its prefill ends.
+	// AtOnce: the prefill engine does not keep the KV of an early entry for long, so the decode rank must have a slot for the entry when its
+	// prefill ends.
 	AtOnce bool
 	// Mixed: the rank prefills and decodes, so its entries come without a hand-off. All ranks of a model are mixed, or none is.
 	Mixed bool
-	// Budget is how many tokens of a mixed rank a step takes at most, decodes and prompts together; 0: not known.
+	// Budget is the largest number of tokens that one step of a mixed rank computes, decodes and prompts together; 0: not known.
 	Budget int
-	// Interval: a mixed rank computes prompts only in one of so many steps; 0 and 1: in each.
+	// Interval: a mixed rank computes prompts only in every Interval-th step; 0 and 1: in every step.
 	Interval int
-	// Process identifies the operating system's process of its engine. A restarted engine has another number, and has lost all KV;
-	// 0: not known.
+	// Process identifies the operating system's process of the engine. A changed number shows that the engine has restarted, and has lost all
+	// KV; 0: not known.
 	Process uint64
 }
 
 // StepModel predicts how long a step of a barrier group takes, in ms, from the requests, KV tokens and prompts of its ranks.
 type StepModel = step.Model
 
-// Config has the section `dispatch` of the config file without its log, and what else New needs. A field that is zero means the default
-// that its comment names.
+// Config has the section `dispatch` of the config file without its decision log, and what else New needs. A field that is zero means the
+// default that its comment names.
 type Config struct {
-	Policy    string        `yaml:"policy"`     // of barrier groups; "" = DefaultPolicy
-	Window    time.Duration `yaml:"window"`     // how long a round waits after the first freed slot of a burst; 0 = off
-	TickLimit time.Duration `yaml:"tick_limit"` // after a slower round, FallbackSpec decides SlowRounds rounds; 0 = DefaultTickLimit
-	StepModel StepModel     `yaml:"step_model"` // for every barrier group until its own is learned; zero: unknown
-	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadline. They wait in the
-	// engine's own queue. The boards read only Worker.MaxEngineQueue, which the fleet sets to this number for engines that make prefill
-	// engines keep the KV of queued requests.
-	Beyond int              `yaml:"beyond_slots"`
-	Twin   verdict.Policies `yaml:"twin"` // policies that are compared with the present one, by replaying the last minutes under each
+	Policy string `yaml:"policy"` // policy of the groups whose ranks step together; "" = DefaultPolicy
+	// Window is how long the board waits for more slots after the first slot of a burst has come free, before it decides about all of them; 0
+	// = off.
+	Window time.Duration `yaml:"window"`
+	// TickLimit: after a round that took longer, the policy FallbackSpec decides the next SlowRounds rounds; 0 = DefaultTickLimit.
+	TickLimit time.Duration `yaml:"tick_limit"`
+	StepModel StepModel     `yaml:"step_model"` // step model of every barrier group until one is learned; zero: unknown
+	// Beyond is how many requests without a free slot or KV room a rank gets when their hand-offs reach their deadlines. These requests wait
+	// in the engine's own queue. The boards do not read Beyond but Worker.MaxEngineQueue. The fleet sets that to Beyond for engines that make
+	// prefill engines keep the KV of queued requests.
+	Beyond int `yaml:"beyond_slots"`
+	// Twin has the policies that the twin compares with the present policy, by replaying the last minutes under each of them.
+	Twin verdict.Policies `yaml:"twin"`
 
-	DensePolicy string          `yaml:"-"` // of ranks without barrier; "" = DefaultDense
-	TTL         time.Duration   `yaml:"-"` // longest time in the pool; 0 = only the hand-off's deadline
-	Predictor   PredictorConfig `yaml:"-"` // predicts output lengths; zero: the predictors that policies ask for, which begin untrained
-	Explain     bool            `yaml:"-"` // write into each entry's trace why its rank was chosen
+	DensePolicy string        `yaml:"-"` // policy of ranks without a barrier; "" = DefaultDense
+	TTL         time.Duration `yaml:"-"` // longest time that an entry may wait in the pool; 0 = until the deadline of its hand-off
+	// Predictor says where predictions of output lengths come from; zero: policies get the kinds that they ask for, which begin without any
+	// data.
+	Predictor PredictorConfig `yaml:"-"`
+	Explain   bool            `yaml:"-"` // whether to write into the trace of each entry why its rank was chosen
 
-	// Seed is the seed of policies that draw random numbers and whose spec names no seed; 0: each uses its default seed.
+	// Seed is the random seed of the policies whose spec names no seed; 0: each policy uses its own default seed.
 	Seed uint64 `yaml:"-"`
 
-	// BindAhead is how many requests an early rank may have beyond its slots, or AheadAuto. A request that is still being prefilled needs
-	// no slot of the decode engine yet.
+	// BindAhead is how many requests an early rank (Worker.Early) may have beyond its slots, because a request needs no slot of the decode
+	// engine while it is still being prefilled. AheadAuto: the board learns the number.
 	BindAhead int `yaml:"-"`
 
-	Parse func(spec string) (policy.Policy, error) `yaml:"-"` // a test's own policies; nil = policy.Parse
+	// Parse builds a policy from its spec, for tests that have policies of their own; nil: the parser of this package, which uses Predictor
+	// and Seed.
+	Parse func(spec string) (policy.Policy, error) `yaml:"-"`
 }
 
 // Default returns the settings that an empty config file stands for.
@@ -144,7 +163,7 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Needs returns what the policy of barrier groups wants to find in its Snapshots while the mean output is not known, as in the first one.
+// Needs returns what the policy of barrier groups reads from a Snapshot while the mean output length is not known, as in the first round.
 func (c Config) Needs() (policy.Requirements, error) {
 	c = c.WithDefaults()
 	p, err := c.Parse(c.Policy)

@@ -13,7 +13,7 @@ import (
 )
 
 // runPolicy adds predictions to the board's snapshot, calls the policy with it, and emits the round: the snapshot and what the policy
-// decided. It also writes into the traces of the entries why their ranks were chosen.
+// decided. It also writes into the traces of the entries why their ranks were chosen. The assignments are not bound yet.
 func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 	b.addPredictions(g, p)
 	b.assignments, b.policyFailure = callPolicy(p, &b.snapshot, b.assignments[:0])
@@ -25,9 +25,9 @@ func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 	b.emit(Effect{Kind: EffectRound, Group: b.key(g), Policy: p.name, Err: b.policyFailure, Round: &b.round})
 }
 
-// fillSnapshot writes the group and the pool into the board's one Snapshot. An entry that is too large for every rank of this group that is
-// up is left out: it waits for another group, and the starvation guard would keep a rank free for it here in vain. Entries that this
-// group's policy must not place, because it does not know which ranks may get them, are left out, too.
+// fillSnapshot writes the group and the pool into the board's Snapshot. It leaves out two kinds of entries. The first kind is too large for
+// every rank of this group that is up: such an entry waits for another group, and the starvation guard would keep a rank of this group free
+// for it in vain. The second kind may not go to every rank, which policies do not know.
 func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
@@ -46,13 +46,14 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 		b.addToSnapshot(e, p, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
-	if s.MaxAgeMs > 0 { // else the policy has no starvation guard
+	if s.MaxAgeMs > 0 { // with MaxAgeMs 0, the policy has no starvation guard
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waitTimes.meanMs())
 	}
 	s.Budget = g.searchBudget.evaluations()
 }
 
-// fillStepCosts writes into the snapshot what is known about the length of the group's steps, and about the wait for first tokens.
+// fillStepCosts writes into the snapshot how long the group's steps take, what tokens and requests add to them, and how many requests wait
+// for their first token.
 func (b *board) fillStepCosts(g *group) {
 	s := &b.snapshot
 	model, _, _ := g.steps.Model()
@@ -64,8 +65,9 @@ func (b *board) fillStepCosts(g *group) {
 	s.NotStarted, s.PromptRate = g.recentSteps.means()
 }
 
-// fillWorkers writes the ranks of the group into the snapshot. The snapshot shares the lists of running requests with the ranks, which were
-// refreshed when the tick began. A rank that takes no requests has no free slot, and a rank on trial (spare.go) has one at most.
+// fillWorkers writes the ranks of the group into the snapshot. The snapshot shares the lists of running requests with the ranks, whose
+// loads were updated when the tick began. A rank that takes no requests gets no free slot in the snapshot. A rank on trial after refusals
+// (spare.go) gets at most one.
 func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Workers = s.Workers[:0]
@@ -77,7 +79,7 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 		free := r.maxNewRequests(p)
 		switch {
 		case !r.takesRequests():
-			free = min(free, 0) // below 0, more slots are in use than allowed, which the policy sees
+			free = min(free, 0) // the number may be below 0, which tells the policy that more slots are in use than allowed
 		case r.onTrial(now):
 			free = min(free, 1)
 		}
@@ -88,8 +90,8 @@ func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	}
 }
 
-// addToSnapshot adds an entry to the snapshot, with its details (Waits) if the policy reads them. Either all entries of a snapshot have
-// details, or none has.
+// addToSnapshot adds an entry to the snapshot, and its details to Waits if the policy reads details. In one snapshot, either all entries
+// have details or none has.
 func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool = append(s.Pool, policy.Entry{
@@ -103,8 +105,8 @@ func (b *board) addToSnapshot(e *pool.Entry, p *policyInUse, now time.Time) {
 	}
 }
 
-// callPolicy returns the assignments that the policy decides, appended to dst. If the policy panics, it returns only dst, and failure has
-// the panic and its stack: a bug in a policy must not end the program.
+// callPolicy calls the policy and returns its assignments, appended to dst. If the policy panics, out is dst, and failure has the panic
+// with its stack. So a bug in a policy does not end the program.
 func callPolicy(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (out []policy.Assignment, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -114,20 +116,20 @@ func callPolicy(p *policyInUse, s *policy.Snapshot, dst []policy.Assignment) (ou
 	return p.Decide(s, dst), nil
 }
 
-// sortDecidingGroups refreshes the groups that can take an entry, and sorts them into the order in which their policies decide: the group
-// with the fewest KV tokens per rank first. No group decides until the caller sets nextGroup to 0.
+// sortDecidingGroups finds the groups that can take an entry, updates their loads, and sorts them into the order in which their policies
+// decide: the group with the fewest KV tokens per rank first. No group decides until the caller sets nextGroup to 0.
 func (b *board) sortDecidingGroups() {
 	b.decidingGroups = b.decidingGroups[:0]
 	for _, g := range b.groups {
 		if !g.admitsAny() {
-			g.heldEntries = 0 // without a free slot, entries wait for one: the policy holds none of them back
+			g.heldEntries = 0 // entries wait for a free slot here, so the policy holds none back
 			continue
 		}
 		b.refreshGroup(g)
 		b.decidingGroups = append(b.decidingGroups, g)
 	}
-	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // stable: a tie stays with the lower ID
-		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // KV tokens per rank, without a division
+	slices.SortStableFunc(b.decidingGroups, func(x, y *group) int { // in a tie, the group with the lower rank ID comes first
+		return cmp.Compare(x.kv*int64(len(y.steppingRanks)), y.kv*int64(len(x.steppingRanks))) // compares KV tokens per rank, without a division
 	})
 	b.nextGroup = len(b.decidingGroups)
 }

@@ -2,21 +2,22 @@ package board
 
 import "math"
 
-// Explanation shows why a rank was chosen for an entry: the state of the round, and the ranks that were nearly as good. Slots have traces
-// if Config.Explain is set.
+// Explanation shows why a policy chose a rank for an entry: the state of the group before the round, and the ranks that were nearly as
+// good. Slots have one only if Config.Explain is set.
 type Explanation struct {
 	Tick          uint64
-	Waiting       int   // entries that the policy saw in the round, with this entry
+	Waiting       int   // number of entries that the policy saw in the round, this one included
 	KVTokens      int64 // KV tokens of the chosen rank before the round
 	Fullest       int64 // KV tokens of the group's fullest rank before the round
-	Able          int   // how many ranks could have taken the entry
-	LowerIsBetter bool  // smaller scores are better
+	Able          int   // number of ranks that could have taken the entry
+	LowerIsBetter bool  // whether a smaller Score is better
 
 	best  [mostAlternatives]Alternative
 	count int
 }
 
-// An Alternative is a rank that could have taken the entry. Its score assumes that the other entries of the round stay on their ranks.
+// An Alternative is a rank that could have taken the entry. Its Score assumes that all other entries of the round go to the ranks that the
+// policy chose.
 type Alternative struct {
 	Worker   int32
 	Name     string
@@ -25,11 +26,11 @@ type Alternative struct {
 	Free     int32   // free slots before the round
 }
 
-// mostAlternatives is how many ranks a trace keeps.
+// mostAlternatives is the largest number of ranks that an Explanation keeps.
 const mostAlternatives = 8
 
-// Best returns the best ranks of those that could have taken the entry, the best first. The chosen rank is among them, unless the board
-// moved the entry to another rank because hand-offs between its prefill engine and the chosen rank's engine fail.
+// Best returns the best of the ranks that could have taken the entry, the best first. The chosen rank is among them. The one exception is
+// an entry that the board moved to another rank, because hand-offs to the chosen rank fail.
 func (e *Explanation) Best() []Alternative {
 	if e == nil {
 		return nil
@@ -37,26 +38,26 @@ func (e *Explanation) Best() []Alternative {
 	return e.best[:e.count]
 }
 
-// Keep adds a rank to the list if it is one of the best, or the chosen rank. If the list is full, the worst rank that is not the chosen one
-// drops out.
+// Keep adds a rank to the list if it is one of the best, or the rank that the policy chose (chosen). If the list is full, the worst rank
+// that is not the chosen one drops out.
 func (e *Explanation) Keep(c Alternative, chosen int32) {
 	const last = mostAlternatives - 1
-	at := e.count // index at which the rank belongs
+	at := e.count // index at which c belongs by its score
 	for at > 0 && e.isBetter(&c, &e.best[at-1]) {
 		at--
 	}
-	drop := last // index that becomes free
+	drop := last // index of the rank that drops out
 	if e.count < mostAlternatives {
-		drop = e.count // no rank drops out
+		drop = e.count // the list is not full, so no rank drops out
 		e.count++
 	} else if e.best[last].Worker == chosen {
 		drop = last - 1 // the chosen rank stays, although it is the worst
 	}
 	if c.Worker == chosen {
-		at = min(at, drop) // it is kept even if it is worse than all others
+		at = min(at, drop) // the chosen rank is kept even if it is worse than all others
 	}
 	if at > drop {
-		return // the rank is worse than all that stay
+		return // c is worse than all ranks that stay
 	}
 	copy(e.best[at+1:drop+1], e.best[at:drop])
 	e.best[at] = c
@@ -65,7 +66,7 @@ func (e *Explanation) Keep(c Alternative, chosen int32) {
 // isBetter says whether alternative a is better than b: by the score or, in a tie or without scores, by fewer KV tokens.
 func (e *Explanation) isBetter(a, b *Alternative) bool {
 	switch {
-	case math.IsNaN(a.Score) || a.Score == b.Score: // without scores, all are NaN
+	case math.IsNaN(a.Score) || a.Score == b.Score: // a policy without scores has NaN for all ranks
 		return a.KVTokens < b.KVTokens
 	case e.LowerIsBetter:
 		return a.Score < b.Score

@@ -3,30 +3,34 @@ package board
 import "math"
 
 // The types of this file learn how many requests a rank may get beyond its slots (ahead.go). A new request gets its first token only some
-// steps after it was sent. As many requests as end on the rank during these steps may be sent beyond its slots, so that no slot stays
+// steps after it was sent. So as many requests may be sent beyond the slots as end on the rank during these steps: then no slot stays
 // empty.
 
-// handoffDelay learns for how many steps a bound request gets no token yet (its delay), because its KV has to be copied, and for how many
-// steps it then gets tokens. It uses the least delay of many requests, because the delay of a request that waited in the engine's queue
-// includes this wait.
+// handoffDelay learns two numbers of steps for requests with a hand-off: the steps from the binding to the first token (the delay), in
+// which the KV is copied, and the steps with tokens after that. For the delay it takes the minimum of many requests, because a request that
+// waited in the engine's queue has a longer one.
 type handoffDelay struct {
-	leastBefore, leastNow int32   // least delay of the requests in the last complete window, and in the present one, in steps
+	// leastBefore and leastNow are the least delays, in steps, of the requests in the last complete window of delayWindow requests and in the
+	// present one.
+	leastBefore, leastNow int32
 	requests              int     // requests that ended
 	meanDecodeSteps       float64 // mean number of steps in which a request gets tokens
 }
 
 const (
-	delayWindow = 64       // requests over which a least delay is taken; no request is sent ahead before so many have ended
-	meanWeight  = 1.0 / 64 // each request moves a mean by this share of its difference from the mean
+	// delayWindow is the number of requests over which a least delay is taken. No request is sent ahead before so many requests have ended.
+	delayWindow = 64
+	// Each request moves a mean by the share meanWeight of the difference between its own value and the mean.
+	meanWeight = 1.0 / 64
 )
 
-// learn learns the delay and the decode steps of a request that has ended. boundAt is the number of the step that was reported last before
-// the request was bound. first and last are the numbers of the steps that brought its first and its last token.
+// learn learns from a request that has ended. boundAt is the number of the step that was reported last before the request was bound. first
+// and last are the numbers of the steps that brought its first and its last token.
 func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) {
 		return
 	}
-	delay, decodeSteps := int32(first-boundAt-1), float64(last-first)+1 // the delay is 0 steps if the next step brought its first token
+	delay, decodeSteps := int32(first-boundAt-1), float64(last-first)+1 // the delay is 0 if the very next step brought the first token
 	if d.requests == 0 {
 		d.meanDecodeSteps = decodeSteps
 	}
@@ -38,33 +42,34 @@ func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	d.requests++
 }
 
-// comparableSteps says whether the two step numbers can be compared: a step had been reported when the request was bound, and the numbers
-// did not begin again before its first token.
+// comparableSteps says whether the delay of a request can be computed from the two step numbers: a step had been reported when the request
+// was bound, and the numbers did not begin anew before its first token.
 func comparableSteps(boundAt, first uint32) bool { return boundAt != 0 && int32(first-boundAt) > 0 }
 
-// extraSlots returns how many requests may be sent to a rank beyond its slots: as many of its running requests as probably end within the
-// delay of a new request; 0 while too few requests have ended. A request runs for its delay and its decode steps, so the share
+// extraSlots returns how many requests may be sent to a rank beyond its slots: as many as probably end on the rank within the delay of a
+// new request. It is 0 while too few requests have ended. A request runs for its delay and its decode steps, so the share
 // delay/(delay+decode steps) of the running requests ends within one delay.
 func (d *handoffDelay) extraSlots(running int) int {
 	if d.requests < delayWindow {
 		return 0
 	}
 	delay := float64(d.leastNow)
-	if d.requests > delayWindow { // otherwise no window is complete but the present one
+	if d.requests > delayWindow { // otherwise only the present window has a least delay
 		delay = min(delay, float64(d.leastBefore))
 	}
 	return int(math.Round(float64(running) * delay / (delay + d.meanDecodeSteps)))
 }
 
-// prefillDelay learns for how many steps a request that was bound before its prefill gets no token, and for how many steps it then gets
-// tokens. Both are means. Requests that were sent beyond the slots may have to wait for a slot, which raises the first mean and so the
-// number of requests that are sent ahead. The mean rises too little to keep this number up, so it falls again until no request waits.
+// prefillDelay learns two means for requests that were bound before their prefill: the number of steps without a token (the delay), and the
+// number of steps with tokens after that. A request that was sent beyond the slots may also have to wait for a slot. Its longer delay
+// raises the mean, and with it the number of requests that are sent ahead. But the mean rises too little to keep this number up, so the
+// number falls again until no request waits.
 type prefillDelay struct {
 	requests                        int     // requests that ended
-	meanDelaySteps, meanDecodeSteps float64 // mean number of steps without a token, and with tokens
+	meanDelaySteps, meanDecodeSteps float64 // mean number of steps of a request without a token, and with tokens
 }
 
-// learn learns from a request that has ended, as handoffDelay.learn does.
+// learn learns from a request that has ended. The parameters are step numbers, as in handoffDelay.learn.
 func (d *prefillDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) {
 		return
@@ -79,8 +84,8 @@ func (d *prefillDelay) learn(boundAt, first, last uint32) {
 	d.requests++
 }
 
-// extraSlots returns how many requests a rank with so many slots may have beyond them, at most a quarter of the number of slots; 0 while
-// too few requests have ended. It is the share of their time on the rank in which requests have no token yet and need no slot.
+// extraSlots returns how many requests a rank may have beyond its slots, at most a quarter of the number of slots; 0 while too few requests
+// have ended. It is the number of slots times the share of time in which a request has no token yet, and so needs no slot.
 func (d *prefillDelay) extraSlots(slots int) int {
 	if d.requests < delayWindow {
 		return 0

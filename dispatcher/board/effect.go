@@ -7,18 +7,20 @@ import (
 	"evenkeel/predictor"
 )
 
-// Effect is something that a board wants its owner to do: answer a caller, count in a metric, write a log line. The board cannot do it
-// itself, because it has no log, no metric and no clock. The owner of the boards carries out effects in their order, after the event
-// that caused them. A field whose comment names kinds of effects is set for these kinds only.
+// Effect is something that a board wants its owner to do: answer a caller, count in a metric, write a log line. The board cannot do this
+// itself, because it has no log, metric or clock. The owner carries out the effects of an event in their order, before the next event. If
+// the comment of a field names kinds of effects, the field is set only for these kinds.
 type Effect struct {
 	Kind   EffectKind
-	Group  GroupKey // the group; effects of a whole board have only its Model
+	Group  GroupKey // group that the effect is about; only Model is set if it is about a whole board
 	Policy string   // name of the policy that decided, or that is in force now
-	Label  string   // label of the metric that counts the effect
+	Label  string   // label value of the metric that counts the effect
 	Err    error
-	ID     uint64 // EffectInvalid: the entry that the policy named
+	ID     uint64 // EffectInvalid: ID of the entry in the assignment that was not bound
 	Worker int32
-	Names  [2]string // EffectDuplicate: the worker that stays, and the ignored one. EffectSpared, EffectUnspared: the first is the rank
+	// Names has names of workers. EffectDuplicate: the worker that stays, and the ignored one. EffectSpared and EffectUnspared: the first is
+	// the rank.
+	Names [2]string
 
 	Entry *pool.Entry // EffectBind, EffectRefuse
 	Bound Binding
@@ -26,69 +28,82 @@ type Effect struct {
 
 	Round *Round // EffectRound: valid until the next event
 
-	Pair            Link // EffectQuarantine
-	Count           int
-	EstimatedTokens float64 // EffectEstimate: tokens that the board had estimated for the answer before its engine reported them
+	Pair  Link // EffectQuarantine
+	Count int
+	// EffectEstimate: EstimatedTokens is the length of the answer as the board had estimated it before the engine reported the tokens.
+	EstimatedTokens float64
 	Duration        time.Duration
-	Pace            Throughput   // EffectPace
-	Named           []Throughput // EffectPace: for the names of the last EffectNames, in their order. Valid until the next event
-	Listed          []string     // EffectNames
+	Pace            Throughput // EffectPace
+	// EffectPace: Named has one value for each name of the last EffectNames, in their order. It is valid until the next event.
+	Named  []Throughput
+	Listed []string // EffectNames
 
-	Predictor PredictorKey   // EffectNewPredictor
-	Fit       *predictor.Fit // EffectNewPredictor, EffectFit: what learning starts from; nil: from nothing
-	Sample    OutputSample   // EffectOutputSample
+	Predictor PredictorKey // EffectNewPredictor
+	// EffectNewPredictor and EffectFit: Fit is the fit file that learning starts from; nil: learning starts from nothing.
+	Fit    *predictor.Fit
+	Sample OutputSample // EffectOutputSample
 }
 
-// GroupKey identifies a group: ranks of one model that step together, or all ranks of the model
-// that have no barrier. For these, Name is empty.
+// GroupKey identifies a group of ranks of one model: a barrier group, whose ranks step together, or all ranks of the model that have no
+// barrier. Name is empty for the latter.
 type GroupKey struct {
 	Model, Name string
 	Barrier     bool
 }
 
-// EffectKind says what an effect is about.
+// EffectKind says which action an effect asks for.
 type EffectKind uint8
 
-// The kinds of effects.
+// Values of EffectKind. Each comment says what has happened.
 const (
-	EffectBind             EffectKind = iota // an entry has a slot
-	EffectRefuse                             // an entry gets no slot
-	EffectLeftEngineQueue                    // a request leaves the engine's own queue, as far as the board can tell
-	EffectRound                              // a policy has decided
-	EffectInvalid                            // an assignment was not bound, because it breaks a hard limit
-	EffectNotOffered                         // for a prompt without a hand-off, the policy chose a rank that may not compute it
-	EffectFallback                           // the fallback decides for a policy that failed or was slow
-	EffectSent                               // held requests went to mixed ranks of the group Label together; Count ranks now have prompts
-	EffectInEngineQueue                      // an entry was bound to an engine's own queue
-	EffectQuarantine                         // hand-offs avoid a pair of a prefill and a decode engine from now on
-	EffectSpared                             // a rank has refused several requests in a row, and gets none for the time Duration
-	EffectUnspared                           // a rank that was spared takes requests again
-	EffectSteered                            // a policy chose a quarantined pair; Label is a Steer constant, what became of the assignment
-	EffectDuplicate                          // two workers have one ID
-	EffectPace                               // a tick is over, and the board has this Pace now
-	EffectNames                              // Listed are now the names that only some ranks of the board list
-	EffectWatchFirstEvents                   // Count is the suspected pairs and the refusing ranks; above 0: report each FirstEvent
-	EffectPolicy                             // another policy is in force
-	EffectGroupIdle                          // no request of a group decodes any more
-	EffectLeastStep                          // Duration is now the shortest time that counts as a step of the group
-	EffectNewPredictor                       // a Learner must begin to learn Predictor
-	EffectFit                                // all predictors start anew from another fit
-	EffectOutputSample                       // a request has left its rank, and Sample is what predictors learn from it
-	EffectEstimate                           // an answer has ended whose tokens were not reported before: it has Count of them
-	EffectGroup                              // a group has its first rank; Label is its name
-	EffectGroupGone                          // a group has lost its last rank
-	EffectGone                               // a board has neither ranks nor entries any more, and is removed
-	EffectRejected                           // settings of an event cannot work, so the event changed nothing
+	EffectBind            EffectKind = iota // an entry got a slot
+	EffectRefuse                            // an entry gets no slot
+	EffectLeftEngineQueue                   // a request has left the engine's own queue, by the board's estimate
+	EffectRound                             // a policy has decided
+	EffectInvalid                           // an assignment was not bound, because it breaks a hard limit
+	EffectNotOffered                        // the policy chose a rank that may not compute the prompt of an entry without a hand-off
+	EffectFallback                          // the fallback policy decides, because the policy failed or was too slow
+	// EffectSent: requests that were held back went together to the group Label, which prefills and decodes. Count of its ranks now have
+	// prompts.
+	EffectSent
+	// EffectInEngineQueue: the deadline of a hand-off came before a rank had a slot and KV room, so the entry was sent to an engine's own
+	// queue.
+	EffectInEngineQueue
+	EffectQuarantine // the board sends no hand-offs to a pair of a prefill and a decode engine from now on
+	// EffectSpared: a rank has refused several requests in a row, and gets no requests for the time Duration.
+	EffectSpared
+	EffectUnspared // a rank that was spared takes requests again
+	// EffectSteered: a policy chose a quarantined pair of engines. Label is a Steer constant: what became of the assignment.
+	EffectSteered
+	EffectDuplicate // two workers have one ID
+	EffectPace      // a tick is over, and Pace has the slots of the board that are free now
+	EffectNames     // Listed has the model names that only some ranks of the board list now
+	// EffectWatchFirstEvents: Count is the number of suspected pairs of engines plus that of refusing ranks. Above 0: the owner must send each
+	// FirstEvent.
+	EffectWatchFirstEvents
+	EffectPolicy       // another policy of barrier groups is in force
+	EffectGroupIdle    // no request of the group decodes any more, so the next token begins a new step
+	EffectLeastStep    // Duration is now the shortest time that counts as a step of the group
+	EffectNewPredictor // a Learner must begin to learn Predictor
+	EffectFit          // all predictors must start anew from Fit
+	// EffectOutputSample: a request has left its rank, and predictors learn from Sample.
+	EffectOutputSample
+	// EffectEstimate: an answer has ended whose tokens its engine reported only now. Count is their number.
+	EffectEstimate
+	EffectGroup     // a group has its first rank; Label is its name in metrics
+	EffectGroupGone // a group has lost its last rank
+	EffectGone      // a board has neither ranks nor entries any more, and was removed
+	EffectRejected  // the settings in an event cannot work, so the event changed nothing; Err says why
 )
 
-// Reasons for which the fallback policy took over.
+// Label values of EffectFallback: the policy panicked, made an assignment that breaks a hard limit, or took longer than TickLimit.
 const (
 	FallbackPanic   = "panic"
 	FallbackInvalid = "invalid"
 	FallbackSlow    = "slow"
 )
 
-// The reasons for which an assignment of a policy is not bound.
+// Label values of EffectInvalid: what is wrong with the assignment.
 const (
 	FaultEntry  = "unknown_entry"
 	FaultWorker = "unknown_worker"
@@ -97,24 +112,25 @@ const (
 	FaultRoom   = "no_room"
 )
 
-// What becomes of a policy's assignment if its prefill and decode engine are a quarantined pair.
+// Label values of EffectSteered: what became of an assignment whose prefill and decode engine are a quarantined pair.
 const (
-	SteerMoved   = "moved"   // to another rank that has room
-	SteerSwapped = "swapped" // its rank was exchanged with that of a later assignment
+	SteerMoved   = "moved"   // the entry went to another rank that has room
+	SteerSwapped = "swapped" // the entry got the rank of a later assignment, and that one got its rank
 	SteerLeft    = "left"    // the entry stays in the pool
-	SteerKept    = "kept"    // the pair is used nevertheless
+	SteerKept    = "kept"    // the entry went to the quarantined pair: it is urgent, or no other rank can take it
 )
 
-// PredictorKey identifies what a Learner learns: the output lengths of one model, for one kind of predictor.
+// PredictorKey identifies a predictor: it learns the output lengths of one model, and is of one kind.
 type PredictorKey struct {
 	Model string
 	Kind  predictor.Kind
 }
 
-// OutputSample is a request that left its rank.
+// OutputSample is the output length of a request that left its rank, in tokens, and what predictors know the request by.
 type OutputSample struct {
-	Model          string
-	Finished       bool // the engine ended the answer; false: it was cut off, so its full length is not known (right-censored)
+	Model string
+	// Finished: the engine ended the answer. Otherwise the answer was cut off, so its full length is not known (right-censored).
+	Finished       bool
 	Prompt, Output int32
 	Key            uint64
 }

@@ -8,13 +8,13 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// setWorkers replaces the board's ranks by the given workers. A rank whose ID is known keeps its requests. A rank that is not among the
+// setWorkers replaces the board's ranks by the given workers. A rank whose worker ID stays keeps its requests. A rank that is not among the
 // workers gets no more requests, and is dropped once its last slot is released.
 func (b *board) setWorkers(ws []Worker) {
 	for _, r := range b.ranks {
-		r.present = false // until updateRank finds it among the workers
+		r.present = false // updateRank sets present again if the rank is among the workers
 	}
-	if len(ws) > 0 { // an empty list does not show whether the ranks are mixed
+	if len(ws) > 0 { // without workers, mixed keeps its last value
 		b.mixed = slices.ContainsFunc(ws, func(w Worker) bool { return w.Mixed })
 	}
 	for _, w := range ws {
@@ -23,7 +23,7 @@ func (b *board) setWorkers(ws []Worker) {
 		case r == nil:
 			r = &rank{}
 			b.ranks[w.ID] = r
-		case r.present: // an earlier worker of the list has the same ID
+		case r.present: // an earlier worker of the list has the same ID, so this one is ignored
 			b.emit(Effect{Kind: EffectDuplicate, Worker: w.ID, Names: [2]string{r.Name, w.Name}})
 			continue
 		}
@@ -43,58 +43,59 @@ func (b *board) setWorkers(ws []Worker) {
 	b.recheckWaiting()
 }
 
-// updateRank makes rank r the given worker, which has the same ID. The rank keeps its requests. If the worker has more slots or KV room
-// than before, requests in the engine's queue may begin.
+// updateRank replaces the properties of rank r by those of the given worker, which has the same ID. The rank keeps its requests. If the
+// worker has more slots or KV room than before, requests in the engine's queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
 	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
-	if r.hasRestarted(&w) { // the engine has lost its KV, and what it refused before says nothing about it now
+	// The restart has emptied the KV of the engine. Requests that it refused before say nothing about it now.
+	if r.hasRestarted(&w) {
 		b.forgetOrphans(r, everyOrphan)
 		r.refusals.Succeed()
 		r.spared = false
 		b.countFreedKV(r.keptKV.Clear())
 	}
-	w.Process = cmp.Or(w.Process, r.Process) // the last known process stays, to be compared with the next one
+	w.Process = cmp.Or(w.Process, r.Process) // if the number is not known now, the last known one stays
 	r.Worker, r.present = w, true
 	if w.KeepsKVFor > 0 {
 		r.keptKV.Reserve()
-	} else { // its engine keeps no KV of answers any more
+	} else { // the engine keeps no KV of answers any more
 		b.countFreedKV(r.keptKV.Clear())
 	}
 	b.refresh(r)
 	b.promoteQueued(r)
 }
 
-// reserve allocates the lists of a rank now, so that the tick allocates nothing.
+// reserve gives the lists of a rank the largest capacity that they can need, so that a tick allocates nothing.
 func (r *rank) reserve() {
-	most := r.Slots + r.MaxEngineQueue // requests that the rank may have at one time
+	most := r.Slots + r.MaxEngineQueue // largest number of requests that the rank may have at one time
 	if missing := most - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
-		r.running = slices.Grow(r.running, missing) // it is as long as slots
+		r.running = slices.Grow(r.running, missing) // running is always as long as slots
 		if r.Mixed {
-			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots) // all slots may wait for their prompts
+			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots) // the prompts of all slots may wait to be computed
 		}
 	}
-	if missing := 2*most - len(r.recentlyEnded); missing > 0 { // the requests of the current step and of the step before
+	if missing := 2*most - len(r.recentlyEnded); missing > 0 { // the list may have all requests of the current step and of the previous one
 		r.recentlyEnded = slices.Grow(r.recentlyEnded, missing)
 	}
 }
 
-// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also begins to learn the output lengths that the
-// policies of the twin read.
+// newGroup makes a group without ranks, and emits EffectGroup. For a barrier group, it also makes the Learner learn the output lengths that
+// the policies of the twin read.
 func (b *board) newGroup(name string, barrier bool) *group {
 	g := &group{name: name, barrier: barrier, chosenPolicy: b.policyFor(barrier), fallbackPolicy: b.buildPolicy(FallbackSpec)}
 	if barrier {
 		g.steps.Configure(b.cfg.StepModel)
 		for _, needs := range b.twinNeeds {
-			b.predictorFor(needs) // only for its effect
+			b.predictorFor(needs) // called because it emits the effect that starts the Learner
 		}
 	}
 	b.emit(Effect{Kind: EffectGroup, Group: b.key(g), Policy: g.chosenPolicy.name, Label: b.label(g)})
 	return g
 }
 
-// regroup divides the present ranks into groups, and counts the ranks that are up or awaited. A group that existed before keeps the state
-// of its policy.
+// regroup divides the ranks of the fleet into groups, and counts the ranks that are up or soon will be. A group that existed before keeps
+// its policy with its state.
 func (b *board) regroup() {
 	groups := make(map[GroupKey]*group, len(b.groups))
 	groupsInOrder := slices.Clone(b.groups)
@@ -126,13 +127,14 @@ func (b *board) regroup() {
 	b.keepGroups(groupsInOrder)
 }
 
-// keepGroups replaces the board's groups by the given groups that have a rank, and emits EffectGroupGone for the others. It finds the ranks
-// of each group that are not down (steppingRanks).
+// keepGroups replaces the board's groups by those of groups that have a rank, and emits EffectGroupGone for the others. It also sets the
+// steppingRanks of each group: its ranks that are not down.
 func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
 		if len(g.allRanks) == 0 {
-			g.heldEntries = 0 // else a step that is reported late would make the board decide about the entries that it held back
+			// Otherwise a step that is reported late would make the board decide about entries that this group held back.
+			g.heldEntries = 0
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
 			continue
 		}
@@ -147,7 +149,7 @@ func (b *board) keepGroups(groups []*group) {
 	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.allRanks[0].ID, y.allRanks[0].ID) })
 }
 
-// setPolicy builds the policy of each barrier group anew from the spec in force, and makes the board decide anew.
+// setPolicy gives each barrier group a new policy, built from the spec in force, and makes the board decide anew.
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
@@ -157,12 +159,12 @@ func (b *board) setPolicy() {
 	b.recheckWaiting()
 }
 
-// recheckWaiting finds anew the largest prompt that any rank could take, refuses the entries that no rank can take any more, and makes the
-// next Tick decide.
+// recheckWaiting computes the largest prompt that any rank could take when idle, refuses the entries that no rank can take any more, and
+// makes the next Tick decide.
 func (b *board) recheckWaiting() {
 	b.largestPrompt = 0
 	for _, g := range b.groups {
-		b.largestPrompt = max(b.largestPrompt, largestPrompt(g.allRanks)) // also of the ranks that are down, which may come back
+		b.largestPrompt = max(b.largestPrompt, largestPrompt(g.allRanks)) // ranks that are down count, too, because they may come back
 	}
 	for _, p := range b.partialNames {
 		p.largestPrompt = largestPrompt(p.ranks)
@@ -175,7 +177,8 @@ func (b *board) recheckWaiting() {
 	b.decideNow = true
 }
 
-// largestPrompt returns the largest prompt that any of the ranks could ever take under the policies of their groups, in KV tokens.
+// largestPrompt returns the largest prompt that any of the ranks could take when idle, in KV tokens. The policy of a rank's group may keep
+// a share of the rank's room empty.
 func largestPrompt(ranks []*rank) (most int64) {
 	for _, r := range ranks {
 		most = max(most, r.largestPrompt(policy.Watermark(r.group.chosenPolicy.Policy)))

@@ -4,37 +4,41 @@ import "time"
 
 // Kept KV. A decode engine may keep the KV of an answer that has ended, so that a prefill engine can fetch it for the next turn of the
 // chat. vLLM's NIXL connector does so with bidirectional_kv_xfer (0.33, request_finished in nixl/pull_scheduler.py). It frees the blocks
-// once they are fetched, or after a fixed time. It frees them neither when it lacks room nor when its prefix cache is reset. The board
-// does not learn when KV is fetched.
+// once they are fetched, or after a fixed time. It does not free them earlier when it lacks room, or when its prefix cache is reset. The
+// board does not learn when KV is fetched.
 
-// keepKV counts the KV that the engine of a rank keeps of a request that has left the rank.
+// keepKV counts the KV that the engine of a rank keeps of a request that has left the rank. generated is the number of tokens of the
+// answer.
 func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 	tokens := int64(s.prompt) + int64(max(0, generated))
-	if !s.unpinned || len(r.engineRanks) == 0 { // the request ran on its own rank, or no other rank of the engine is known
+	// The request ran on the rank of its slot, or the other ranks of the engine are not known.
+	if !s.unpinned || len(r.engineRanks) == 0 {
 		b.keepKVOn(r, tokens, now)
 		return
 	}
-	for _, other := range r.engineRanks { // the request ran on one of these ranks, but the engine did not report on which
+	// The request is unpinned: it ran on one of these ranks, but the engine did not report on which. So each of them is charged with an equal
+	// part.
+	for _, other := range r.engineRanks {
 		if other.KeepsKVFor > 0 {
 			b.keepKVOn(other, tokens/int64(len(r.engineRanks)), now)
 		}
 	}
 }
 
-// keepKVOn counts so many KV tokens as kept on a rank until the time of its engine is over.
+// keepKVOn counts this many KV tokens as kept on a rank from now on, for the time that its engine keeps KV (KeepsKVFor).
 func (b *board) keepKVOn(r *rank, tokens int64, now time.Time) {
 	b.slots.keptTotal += tokens
 	b.countFreedKV(r.keptKV.Add(tokens, now, r.KeepsKVFor))
 	b.keptKVFreedAt = earlier(b.keptKVFreedAt, r.keptKV.Next())
 }
 
-// countFreedKV records that engines have freed so many KV tokens of ended answers, and makes the board decide anew if there are any.
+// countFreedKV records that engines have freed this many kept KV tokens of ended answers. If there are any, the board decides anew.
 func (b *board) countFreedKV(tokens int64) {
 	b.slots.freedTotal += tokens
 	b.decideNow = b.decideNow || tokens > 0
 }
 
-// expireKept stops counting the KV that engines have kept for their full time (Worker.KeepsKVFor) and now free.
+// expireKept stops counting the KV that engines have kept for their full time (Worker.KeepsKVFor), because they free it now.
 func (b *board) expireKept(now time.Time) {
 	if !hasCome(b.keptKVFreedAt, now) {
 		return
@@ -46,15 +50,16 @@ func (b *board) expireKept(now time.Time) {
 	}
 }
 
-// correctKept lowers the account of kept KV to what the engine's gauge allows. If the requests that decode and the kept KV together need
-// more tokens than the gauge shows in use, the engine no longer keeps the difference. There are two usual causes: several answers share a
-// prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed it.
+// correctKept lowers the count of a rank's kept KV to what the engine's gauge allows. If the decoding requests and the kept KV together
+// need more tokens than the gauge shows in use, the engine no longer keeps the difference. There are two usual causes: several answers
+// share a prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed
+// it.
 func (b *board) correctKept(r *rank, e Gauged) {
 	b.refresh(r)
 	counted := r.keptKV.AddedBefore(e.At)
 	for i, slot := range r.slots {
-		// Not counted are requests that were bound after the gauge was read, those whose KV may not have come yet, and those that may run
-		// on another rank of the engine.
+		// Three kinds of requests do not count: those that were bound after the gauge was read, those whose KV may not have come yet, and those
+		// that may run on another rank of the engine.
 		if s := &b.slots.records[slot]; s.boundAt.Before(e.At) && b.firstEventCame(slot) && !s.unpinned {
 			counted += r.running[i].Tokens()
 		}

@@ -6,31 +6,31 @@ import (
 	"evenkeel/predictor"
 )
 
-// Learner builds the tables behind predictions of output lengths from the requests that have left their ranks. It is not part of the
-// boards, because a table takes longer to build than a tick may last. The boards emit the samples as effects (EffectOutputSample), and get
-// the tables back as events (TablesBuilt).
+// Learner builds the tables from which output lengths are predicted. It learns from the requests that have left their ranks. It is not part
+// of the boards, because a table takes longer to build than a tick may last. The boards emit the samples as effects (EffectOutputSample),
+// and get the tables back as events (TablesBuilt).
 type Learner struct{ predictors []*onlinePredictor }
 
 // onlinePredictor learns the output lengths of one model, for one kind of predictor.
 type onlinePredictor struct {
 	PredictorKey
 	online        *predictor.Online
-	hasNewOutputs bool // a request finished since the last tables were built
+	hasNewOutputs bool // a request has finished since the last tables were built
 }
 
-// Follow begins to learn for a predictor, from a fit if there is one. If the fit does not suit the predictor, err says why, and learning
-// begins from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
+// Follow begins to learn for the predictor with this key, from a fit; nil: from nothing. If the fit does not suit the predictor, err says
+// why, and learning begins from nothing. No error is expected, because predictor.ParseFit has checked the fit before.
 func (l *Learner) Follow(key PredictorKey, fit *predictor.Fit) (err error) {
 	s := &onlinePredictor{PredictorKey: key}
 	l.predictors = append(l.predictors, s)
 	if err = s.startFrom(fit); err != nil {
-		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // cannot fail
+		s.online, _ = predictor.NewOnline(predictor.OnlineConfig{Kind: predictor.KindSurvival}) // cannot fail without a fit
 	}
 	return err
 }
 
-// Load makes all predictors start anew from a fit. It returns the predictors that the fit does not suit;
-// these stay as they were.
+// Load makes all predictors forget what they learned and start from a fit. It returns an error for each predictor that the fit does not
+// suit; these predictors stay as they were.
 func (l *Learner) Load(fit *predictor.Fit) (refused map[PredictorKey]error) {
 	for _, s := range l.predictors {
 		if err := s.startFrom(fit); err != nil {
@@ -43,7 +43,8 @@ func (l *Learner) Load(fit *predictor.Fit) (refused map[PredictorKey]error) {
 	return refused
 }
 
-// startFrom makes the predictor learn anew from the fit; nil: from nothing. After an error it goes on as before.
+// startFrom makes the predictor forget what it learned and start from the fit; nil: from nothing. After an error, the predictor is as it
+// was before.
 func (s *onlinePredictor) startFrom(fit *predictor.Fit) error {
 	o, err := predictor.NewOnline(predictor.OnlineConfig{Kind: s.Kind, Fit: fit})
 	if err == nil {
@@ -52,7 +53,7 @@ func (s *onlinePredictor) startFrom(fit *predictor.Fit) error {
 	return err
 }
 
-// Learn updates all predictors of the model of a request that has left its rank.
+// Learn teaches all predictors of a model the output length of a request of this model that has left its rank.
 func (l *Learner) Learn(sample *OutputSample) {
 	for _, s := range l.predictors {
 		switch {
@@ -66,7 +67,7 @@ func (l *Learner) Learn(sample *OutputSample) {
 	}
 }
 
-// Rebuild builds the tables that are due. more says whether tables will become due later even if no other request finishes.
+// Rebuild builds the tables that are due. more says whether a table will become due later even if no other request finishes.
 func (l *Learner) Rebuild(now time.Time) (built []TablesBuilt, more bool) {
 	for _, s := range l.predictors {
 		if p, survival, due := s.online.Rebuild(now); due {

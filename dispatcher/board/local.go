@@ -7,31 +7,33 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// ErrNotLocal is the error for a prompt that no decode rank may compute now.
+// ErrNotLocal is the error for an entry without a hand-off whose prompt no decode rank may compute now. A prefill engine must then compute
+// it.
 var ErrNotLocal = errors.New("dispatcher: no decode rank may prefill the prompt now; let a prefill engine do it")
 
 const (
-	leastThreshold = 64   // a decode rank may always compute so few tokens, whatever BreakEven says
-	mostThreshold  = 1024 // a decode rank computes no more tokens of a prompt, even if BreakEven would allow more
+	leastThreshold = 64   // prompt tokens that a decode rank may always compute, whatever BreakEven says
+	mostThreshold  = 1024 // most tokens of a prompt that a decode rank computes, even if BreakEven would allow more
 )
 
-// Allows says whether a rank may compute so many tokens of a prompt, while it has so many running requests and has yet to compute inFlight
-// tokens of other prompts.
+// Allows says whether a rank may compute this many tokens of a prompt. running is the number of requests on the rank, and inFlight the
+// number of tokens of other prompts that it has yet to compute.
 func (l *Local) Allows(tokens, running, inFlight int) bool {
 	switch {
 	case inFlight+tokens > l.InFlight:
 		return false
-	case l.Threshold > 0: // the operator has set the limit
+	case l.Threshold > 0: // the operator has set a fixed limit
 		return tokens <= l.Threshold
 	case tokens <= leastThreshold:
 		return true
 	}
-	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven // BreakEven explains the 8
+	// Each running request makes the computation longer by an eighth of its time on an idle rank (see BreakEven).
+	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
-// startLocalRounds starts the rounds that choose a decode rank to prefill the prompt itself. There is one round for each group, and its
-// policy may choose among the ranks that have to compute the fewest tokens of the prompt. The entry is refused at once if no rank may
-// compute the prompt, or if entries wait in the pool, because those get free slots first. A refused prompt goes to a prefill engine.
+// startLocalRounds starts the rounds that choose a decode rank to compute the prompt of an entry itself. Each group's policy gets one
+// round, and may choose among the ranks that have to compute the fewest tokens of the prompt. The entry is refused at once if no rank may
+// compute the prompt, or if entries wait in the pool, because these get free slots first. A prefill engine then computes the prompt.
 func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.waiting[w.Entry.ID] = w
 	if b.pool.Len() == 0 {
@@ -45,9 +47,9 @@ func (b *board) startLocalRounds(w waitingEntry, now time.Time) {
 	b.refuse(w.Entry, ErrNotLocal)
 }
 
-// leastLocal returns the smallest number of tokens of the prompt, at least 1, that a rank would have to compute if it took the request now;
-// 0: no rank may take it. It asks the ranks of all groups that decide in this round. Each group's policy says how much KV room must stay
-// free (watermark).
+// leastLocal returns the smallest number of prompt tokens, at least 1, that a rank would have to compute if it took the entry now; 0: no
+// rank may take it. It looks at the ranks of all groups that decide now. The policy of a group says which share of a rank's KV room must
+// stay free (watermark).
 func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	for _, g := range b.decidingGroups {
 		watermark := policy.Watermark(g.policyInForce().Policy)
@@ -60,8 +62,8 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	return least
 }
 
-// runLocalRound calls the group's policy once for localEntry. The snapshot has only this entry, because the pool is empty. It shows a rank
-// as down if the rank may not compute the prompt, or would have to compute more of it than another rank.
+// runLocalRound runs the policy of a group once for localEntry. The snapshot has only this entry. It shows a rank as down if the rank may
+// not compute the prompt, or would have to compute more of the prompt than another rank.
 func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.localEntry.ID]
 	watermark := policy.Watermark(p.Policy)
@@ -79,7 +81,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 		b.snapshot.Workers[i].Up, b.snapshot.Workers[i].Free = false, 0
 	}
 	if offered == 0 {
-		return // the policy of this group has no rank to choose
+		return // no rank is left to the policy of this group
 	}
 	b.addToSnapshot(w.Entry, p, now)
 	b.runPolicy(g, p, now)
@@ -89,7 +91,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	for _, a := range b.assignments {
 		r := g.rankWithID(a.Worker)
 		if a.Entry != w.Entry.ID || r == nil {
-			continue // the policy named another entry, or a rank of another group
+			continue // the assignment is for another entry, or to a rank of another group
 		}
 		if mayChoose(r) {
 			b.localBound = b.bind(g, p, a, now) == ""
@@ -97,15 +99,16 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 		}
 		b.emit(Effect{Kind: EffectNotOffered, Policy: p.name, Worker: a.Worker})
 	}
-	// The policy chose none of the ranks: it would let the entry wait.
+	// The policy assigned the entry to no rank, which means that the entry should wait.
 }
 
-// finishLocalRound goes on to the next group if the last round did not bind localEntry. If no group is left, it refuses the entry. If the
-// group's policy panicked, finishLocalRound builds it anew, and the fallback does not decide in its place.
+// finishLocalRound goes on to the next group if the last round did not give localEntry a slot. If no group is left, it refuses the entry.
+// If the policy panicked, finishLocalRound builds a new one. Unlike in a round for the pool, the fallback policy does not decide in its
+// place.
 func (b *board) finishLocalRound(g *group) {
 	if b.policyFailure != nil {
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
+		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the state of the old policy half written
 	}
 	b.nextGroup++
 	switch {
@@ -116,8 +119,8 @@ func (b *board) finishLocalRound(g *group) {
 	}
 }
 
-// localTokens returns how many tokens of the prompt the rank would have to compute, at least 1. ok says whether it may do so now: it is
-// among the ranks that the entry names (Local.Ranks), takes requests, and has a slot and KV room.
+// localTokens returns how many tokens of the prompt the rank would have to compute, at least 1. ok says whether it may do so now: the entry
+// names it (Local.Ranks), it takes requests, it has a slot and KV room, and Local.Allows permits the number.
 func (b *board) localTokens(r *rank, w waitingEntry, watermark float64, now time.Time) (tokens int, ok bool) {
 	for _, offer := range w.Local.Ranks {
 		if offer.Worker != r.ID {
@@ -130,8 +133,8 @@ func (b *board) localTokens(r *rank, w waitingEntry, watermark float64, now time
 	return 0, false
 }
 
-// promptsInFlight returns how many prompt tokens the rank has yet to compute. Until the first event of a request, it counts all tokens that
-// the rank has to compute for it, because the engine does not report how many of them are done.
+// promptsInFlight returns how many prompt tokens the rank has yet to compute. All tokens of a prompt count until the first event of the
+// answer, because the engine does not report how many of them are computed.
 func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
 		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.hasBegun(slot) {

@@ -8,19 +8,19 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Mixed ranks prefill and decode. An entry comes without a hand-off, and its rank computes the part of the prompt that is not in its prefix
-// cache. When the entry is bound, a slot and the KV of the whole prompt are charged to the rank, but no decode step reads that KV before
-// the first event. The backlog of a rank is the number of prompt tokens that it has yet to compute. A policy that sends requests in
-// rounds keeps the backlogs of the ranks equal.
+// Mixed ranks prefill and decode. An entry for a mixed rank comes without a hand-off, and the rank computes the part of the prompt that is
+// not in its prefix cache. When the entry is bound, a slot and the KV of the whole prompt are charged to the rank, but no decode step reads
+// that KV before the first event of the answer. The backlog of a rank is the number of prompt tokens that it has yet to compute. A policy
+// that holds requests back and sends them together, in rounds, keeps the backlogs of the ranks equal.
 
-// Hit says how many tokens of an entry's prompt a rank has in its prefix cache.
+// Hit says that a rank has the first Tokens tokens of an entry's prompt in its prefix cache.
 type Hit = policy.Hit
 
-// presumedBudget is how many tokens a step of a rank is assumed to take if Worker.Budget is not known.
+// presumedBudget is the number of tokens that a step of a rank is assumed to compute at most, if Worker.Budget is not known.
 const presumedBudget = 2048
 
-// uncached returns how many tokens of the prompt a rank has to compute, because its prefix cache does not have them. It is at least 1,
-// because an engine always computes the last token.
+// uncached returns how many tokens of the prompt a rank has to compute, because they are not in its prefix cache. It is at least 1, because
+// an engine always computes the last token.
 func (w *waitingEntry) uncached(rank int32) int32 {
 	for _, h := range w.Hits {
 		if h.Worker == rank {
@@ -30,15 +30,15 @@ func (w *waitingEntry) uncached(rank int32) int32 {
 	return max(1, w.prompt())
 }
 
-// addPrompt adds so many tokens of a request's prompt to those that the rank has yet to compute. index is the request's position in the
-// order in which the rank computes them.
+// addPrompt adds tokens of a request's prompt to the rank's backlog. index is the position of the request in the order in which the rank
+// computes prompts.
 func (b *board) addPrompt(r *rank, slot, tokens int32, index int) {
 	b.slots.records[slot].promptLeft = tokens
 	r.backlog += int64(tokens)
 	r.promptsToCompute = slices.Insert(r.promptsToCompute, index, slot)
 }
 
-// dropPromptLeft takes the rest of a request's prompt out of the rank's backlog, because it is computed or never will be.
+// dropPromptLeft takes the rest of a request's prompt out of the rank's backlog, because the rank has computed it or never will.
 func (b *board) dropPromptLeft(r *rank, slot int32) {
 	if at := slices.Index(r.promptsToCompute, slot); at >= 0 {
 		r.promptsToCompute = slices.Delete(r.promptsToCompute, at, at+1)
@@ -48,8 +48,8 @@ func (b *board) dropPromptLeft(r *rank, slot int32) {
 	s.promptLeft = 0
 }
 
-// computeMs estimates how long the rank takes to compute its backlog of prompts, in ms, if all ranks of its group compute prompts in the
-// same steps; 0: the cost of prompts or the length of steps is not known.
+// computeMs estimates how long the rank takes to compute its backlog of prompts, in ms; 0: the cost of prompts or the length of steps is
+// not known. It assumes that all ranks of the group compute prompts in the same steps.
 func (r *rank) computeMs() float32 {
 	m, _, _ := r.group.steps.Model()
 	decodeMs := r.group.steps.Ms(m, r.group.largestLoad)
@@ -59,16 +59,17 @@ func (r *rank) computeMs() float32 {
 	promptTokens := max(1, r.promptTokensPerStep())
 	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))
-	return float32(stepMs * promptSteps * float64(max(1, r.Interval))) // one of Interval steps computes prompts
+	return float32(stepMs * promptSteps * float64(max(1, r.Interval))) // only every Interval-th step computes prompts
 }
 
-// promptTokensPerStep returns how many prompt tokens a step of the rank can compute: its token budget less one token for each request that
-// decodes.
+// promptTokensPerStep returns how many prompt tokens one step of the rank can compute: the token budget of a step less one token for each
+// request that decodes.
 func (r *rank) promptTokensPerStep() int { return r.StepBudget() - (len(r.slots) - r.notDecodingSlots) }
 
-// estimatePromptProgress estimates which prompt tokens the ranks compute in the step that begins now. It takes them off the backlogs,
-// counts the step in roundCounts, and returns the sum of the tokens. lastStep is the number of the step before, which has just been
-// reported. Each rank computes prompts in the order of arrival. Requests that are sent from now on cannot be in this step any more.
+// estimatePromptProgress estimates which prompt tokens the ranks of a group compute in the step that begins now. It takes these tokens off
+// the backlogs, counts the step in roundCounts, and returns the number of tokens. lastStep is the number of the previous step, which has
+// just been reported. Each rank computes prompts in the order of arrival. Requests that are sent from now on cannot be in this step any
+// more.
 func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64) {
 	busy := uint64(0)
 	for _, r := range g.steppingRanks {
@@ -91,7 +92,7 @@ func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64)
 	return tokens
 }
 
-// StepBudget returns how many tokens a step of a mixed rank takes: Budget, or presumedBudget if that is not known.
+// StepBudget returns the largest number of tokens that one step of a mixed rank computes: Budget, or presumedBudget if Budget is 0.
 func (w *Worker) StepBudget() int {
 	if w.Budget > 0 {
 		return w.Budget
@@ -99,8 +100,8 @@ func (w *Worker) StepBudget() int {
 	return presumedBudget
 }
 
-// computePrompts counts up to budget tokens of the rank's prompts as computed in the step with the number step, first prompts first.
-// stepPromptTokens becomes the sum of these tokens.
+// computePrompts counts up to budget prompt tokens of the rank as computed in the step with the number step. It begins with the prompt that
+// comes first in promptsToCompute. stepPromptTokens becomes the number of these tokens.
 func (r *rank) computePrompts(b *board, budget int64, step uint32) {
 	r.stepPromptTokens = 0
 	for _, slot := range r.promptsToCompute {
@@ -115,7 +116,7 @@ func (r *rank) computePrompts(b *board, budget int64, step uint32) {
 	}
 }
 
-// computePrompt counts up to budget tokens of a request's prompt as computed, and returns how many.
+// computePrompt counts up to budget tokens of one request's prompt as computed, and returns how many tokens it counted.
 func (r *rank) computePrompt(s *slotRecord, budget int64) (computed int64) {
 	computed = max(0, min(budget, int64(s.promptLeft)))
 	s.promptLeft -= int32(computed)
@@ -123,39 +124,40 @@ func (r *rank) computePrompt(s *slotRecord, budget int64) (computed int64) {
 	return computed
 }
 
-// chunks says, by the board's estimate, in which steps the tokens of a prompt were computed.
+// chunks says in which steps the tokens of a prompt were computed, by the board's estimate.
 type chunks struct {
-	inStep       int32  // tokens in the step with the number step
-	inStepBefore int32  // tokens in the step before that one
-	earlier      int32  // tokens in all earlier steps
+	inStep       int32  // prompt tokens computed in the step with the number step
+	inStepBefore int32  // prompt tokens computed in the step before
+	earlier      int32  // prompt tokens computed in all steps before these two
 	step         uint32 // number of the last step that computed a part of the prompt
 }
 
-// computedBefore returns how many tokens were computed before the given step, which finished the prompt. If the estimate has the last
-// chunk (inStep) in an earlier step, this chunk counts as computed in the given step.
+// computedBefore returns how many prompt tokens were computed before the given step, which brought the first token and so finished the
+// prompt. If the estimate has the last chunk (inStep) in an earlier step, this chunk counts as computed in the given step.
 func (k *chunks) computedBefore(step uint32) int32 {
-	if k.step == step+1 { // the estimate has a chunk after the step that finished the prompt; the chunk before it was in that step
+	// The estimate has put one more chunk into the step after the given one. The chunk of the given step is then inStepBefore.
+	if k.step == step+1 {
 		return k.earlier
 	}
 	return k.earlier + k.inStepBefore
 }
 
-// computedIn returns how many tokens of a request's prompt a past step computed. firstStep is the number of the step that brought the
-// request's first token; 0: no token has come. This step computed the rest of the prompt, whatever the board had estimated.
+// computedIn returns how many tokens of a request's prompt a past step computed. firstStep is the number of the step that brought the first
+// token of the answer; 0: no token has come. The step firstStep computed the whole rest of the prompt, whatever the board had estimated.
 //
-// sure is false if, by the board's estimate, the step computed the last part of the prompt so far, although it brought no token.
+// sure is false if the board estimates that this step finished the prompt, but the step brought no token, so the estimate is wrong.
 func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool) {
 	k := &s.chunks
 	switch {
-	case s.tokensBeforePreemption > 0: // firstStep is about the time before the preemption, so there is only the board's estimate
+	case s.tokensBeforePreemption > 0: // firstStep is from before the preemption, so only the estimate of the board is left
 		if k.step == step {
 			return int64(k.inStep), true
 		}
-	case firstStep == step: // the step computed what no earlier step had computed
+	case firstStep == step: // this step brought the first token, so it computed all that earlier steps had not
 		return int64(max(0, s.newTokens-k.computedBefore(step))), true
 	case firstStep != 0 && !laterStep(firstStep, step): // the prompt was complete before this step
 		return 0, true
-	case k.step == step && k.inStep > 0: // the step brought no token, so how much of the prompt it computed is not certain
+	case k.step == step && k.inStep > 0: // the estimate says that this step finished the prompt, but no token came
 		return 0, false
 	}
 	if k.step == step+1 { // the estimate has already gone on by one step
@@ -164,8 +166,8 @@ func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool
 	return 0, true
 }
 
-// requeuePreempted records that the rank's engine ran out of KV room and preempted a request. The engine takes the one that it admitted
-// last, and will compute its prompt and the tokens that it had generated again, before all other prompts.
+// requeuePreempted records that the rank's engine ran out of KV room and preempted a request. The engine preempts the request that it
+// admitted last. It will compute this request's prompt and generated tokens again, before all other prompts.
 func (b *board) requeuePreempted(r *rank) {
 	b.refresh(r)
 	last := int32(-1)
@@ -176,7 +178,7 @@ func (b *board) requeuePreempted(r *rank) {
 		}
 	}
 	if last < 0 {
-		return // no request decodes, so the prompts of all will be computed in any case
+		return // no request decodes, so the engine still has to compute the prompts of all requests
 	}
 	s := &b.slots.records[last]
 	request := &r.running[s.pos]
@@ -186,9 +188,9 @@ func (b *board) requeuePreempted(r *rank) {
 	b.addPrompt(r, last, s.prompt+request.Generated, 0)
 }
 
-// storeHoldReport stores the report of a policy that holds entries back, to send them together. The report says for which entries a rank
-// had room in this round, but in no earlier one (First), since when the policy has held the oldest entry, and when it wants to decide
-// again.
+// storeHoldReport stores the report of a policy that holds entries back, to send them together. The report has the entries for which a rank
+// had room in this round for the first time (First), the time for which the oldest entry has been held, and the time at which the policy
+// wants to decide again.
 func (b *board) storeHoldReport(g *group, report policy.HoldReport, now time.Time) {
 	for _, id := range report.First {
 		if w, ok := b.waiting[id]; ok {
@@ -199,12 +201,14 @@ func (b *board) storeHoldReport(g *group, report policy.HoldReport, now time.Tim
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	g.roundCounts.heldSince, g.roundCounts.maxHold = now.Add(-seconds(report.HeldS)), seconds(report.MaxHoldS)
 	g.recheckHeldAt = time.Time{}
-	if !math.IsInf(report.NextMs, 1) { // rounded up to whole µs, because a moment too early the policy would hold the entries once more
+	// The time is rounded up to whole µs: if the board decided too early, the policy would hold the entries back once more.
+	if !math.IsInf(report.NextMs, 1) {
 		g.recheckHeldAt = now.Add(time.Duration(max(1, math.Ceil(report.NextMs*1000))) * time.Microsecond)
 	}
 }
 
-// countRound counts that a policy has sent requests together to a mixed group, and emits how many ranks now have a prompt to compute.
+// countRound counts one round: a policy has sent requests that it had held back together to a mixed group. It emits how many ranks of the
+// group now have a prompt to compute.
 func (b *board) countRound(g *group) {
 	busy := 0
 	for _, r := range g.steppingRanks {
@@ -217,8 +221,8 @@ func (b *board) countRound(g *group) {
 	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: busy})
 }
 
-// details returns what policies read of a waiting entry beside policy.Entry. HeldMs is -1 if the entry could not be sent yet. UrgentInMs is
-// 0 if the entry is urgent already, which policy.Entry says, or will never be.
+// details returns what policies of mixed ranks read about a waiting entry. HeldMs is -1 if no rank had room for the entry yet. UrgentInMs
+// is 0 if the entry is urgent already or never will be; policy.Entry.Urgent tells the two apart.
 func (w *waitingEntry) details(now time.Time) policy.EntryDetails {
 	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1}
 	if !w.sendableSince.IsZero() {
@@ -230,25 +234,25 @@ func (w *waitingEntry) details(now time.Time) policy.EntryDetails {
 	return details
 }
 
-// awaitingFirstToken returns how many requests wait for their first token, on the group's ranks or in the pool. Entries that a policy holds
-// back do not count. The other entries of the pool are divided equally among the groups that take requests.
+// awaitingFirstToken returns how many requests wait for their first token, on the ranks of the group or in the pool. Entries that a policy
+// holds back do not count. The other entries of the pool are divided equally among the groups that take requests.
 func (b *board) awaitingFirstToken(g *group) float64 {
 	onRanks := 0
 	for _, r := range g.steppingRanks {
 		onRanks += r.notDecodingSlots
 		for _, slot := range r.promptsToCompute {
-			if b.slots.records[slot].tokensBeforePreemption > 0 { // it had its first token before it was preempted
+			if b.slots.records[slot].tokensBeforePreemption > 0 { // a preempted request had its first token before
 				onRanks--
 			}
 		}
 	}
 	groups, held := 0, 0
 	for _, other := range b.groups {
-		held = max(held, other.heldEntries) // not a sum: all groups decide about the same pool, so several may hold the same entry
+		held = max(held, other.heldEntries) // the largest number and not the sum, because several groups may hold the same entry back
 		if slices.ContainsFunc(other.steppingRanks, (*rank).takesRequests) {
 			groups++
 		}
 	}
-	// With no group that takes requests, the whole pool counts.
+	// If no group takes requests, the whole pool counts for each group.
 	return float64(max(0, onRanks)) + float64(max(0, b.pool.Len()-held))/float64(max(1, groups))
 }

@@ -9,12 +9,12 @@ import (
 	"evenkeel/pool"
 )
 
-// Names. The ranks of a board share a base model. Each engine may list more names: LoRA adapters, which are loaded and unloaded engine by
-// engine, and other names of the base model. A request goes only to ranks that list the name that it asks for. Policies do not know about
-// names. If all ranks of a group list the name, the group's policy sees the request. If only some ranks do, the board itself binds the
-// request to the emptiest of them.
+// Names. The ranks of a board share a base model. Each engine may list more model names: LoRA adapters, which are loaded and unloaded on
+// each engine separately, and other names of the base model. A request goes only to ranks that list the name that it asks for. Policies do
+// not know about names. If all ranks of a group list the name, the group's policy sees the request. If only some ranks of the group do, the
+// board itself binds the request to the emptiest of them.
 
-// NewNames returns a set of these names.
+// NewNames returns the set of these names. The result does not refer to the slice.
 func NewNames(names []string) *Names {
 	n := &Names{set: make(map[string]struct{}, len(names))}
 	for _, name := range names {
@@ -23,7 +23,7 @@ func NewNames(names []string) *Names {
 	return n
 }
 
-// Has says whether a name is in the set. A nil set has every name, and every set has the empty name.
+// Has says whether a name is in the set. A nil set stands for a list that is not known, and has every name. Every set has the empty name.
 func (n *Names) Has(name string) bool {
 	if n == nil || name == "" {
 		return true
@@ -35,7 +35,7 @@ func (n *Names) Has(name string) bool {
 // Same says whether both sets have the same names.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
-// updatePartialNames updates the placements of the names that some ranks list and others do not. It searches for these names only if the
+// updatePartialNames updates where the names are listed that some ranks list and others do not. It searches for these names only if the
 // ranks or their lists have changed. Otherwise it only updates how many ranks of each name are up, and when their outage ends.
 func (b *board) updatePartialNames() {
 	b.listers = b.listers[:0]
@@ -63,11 +63,12 @@ func (b *board) updatePartialNames() {
 	}
 }
 
-// findPartialNames finds the names that some ranks list and others do not, and the ranks that list each of them. It emits these names.
+// findPartialNames finds the names that some ranks list and others do not, and the ranks that list each of them. It emits the names
+// (EffectNames).
 func (b *board) findPartialNames() {
 	partialBefore := b.partialNames
 	b.partialNames, b.firstRankNames = nil, nil
-	ranksWith := map[*Names]int{} // how many ranks have each list
+	ranksWith := map[*Names]int{} // number of ranks that have each list
 	for _, l := range b.listersBefore {
 		ranksWith[l.lists]++
 	}
@@ -75,11 +76,12 @@ func (b *board) findPartialNames() {
 		b.firstRankNames = b.listersBefore[0].lists
 	}
 	for list := range ranksWith {
-		if len(ranksWith) == 1 || list == nil { // all ranks have the same list, or this list is not known and counts as every name
+		// A list that all ranks share has no such name. A list that is not known (nil) counts as having every name.
+		if len(ranksWith) == 1 || list == nil {
 			continue
 		}
 		for name := range list.set {
-			if b.partialNames[name] != nil { // another list has the name, too, so it has its placement already
+			if b.partialNames[name] != nil { // the name was found in another list before
 				continue
 			}
 			if ranksListing(ranksWith, name) < len(b.listersBefore) {
@@ -95,7 +97,7 @@ func (b *board) findPartialNames() {
 	b.emit(Effect{Kind: EffectNames, Group: GroupKey{Model: b.model}, Listed: b.sortedNames})
 }
 
-// ranksListing returns how many ranks list a name. ranksWith says for each list how many ranks have it.
+// ranksListing returns how many ranks list a name. ranksWith has the number of ranks that have each list.
 func ranksListing(ranksWith map[*Names]int, name string) (n int) {
 	for list, ranks := range ranksWith {
 		if list.Has(name) {
@@ -105,7 +107,8 @@ func ranksListing(ranksWith map[*Names]int, name string) (n int) {
 	return n
 }
 
-// addPlacement finds where a name is listed. before is its placement until now, whose outage goes on; nil: the name had none.
+// addPlacement finds the ranks that list a name. before is what was known about the name until now; nil: nothing. If all ranks with the
+// name were down, their outage goes on.
 func (b *board) addPlacement(name string, before *namePlacement) {
 	p := &namePlacement{}
 	if before != nil {
@@ -139,8 +142,8 @@ func (p *namePlacement) findRanks(b *board, name string) {
 // lists says whether a request for the model name may go to the rank.
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
-// countWaitingForName adds n to the number of entries that wait for the same name as e: n is 1 when e begins to wait, -1 when it leaves.
-// Names that all ranks list are not counted, and neither are discarded hand-offs, because no client waits for them.
+// countWaitingForName adds n to the number of entries that wait for the model name of e: 1 when e begins to wait, -1 when it ends. It
+// leaves out names that all ranks list, and discarded hand-offs, because no client waits for these.
 func (b *board) countWaitingForName(e *pool.Entry, n int) {
 	if p := b.partialNames[e.Name]; p != nil && !e.Discard {
 		p.waiting += n
@@ -148,7 +151,7 @@ func (b *board) countWaitingForName(e *pool.Entry, n int) {
 }
 
 // isListedNowhere says whether no rank of the board lists a name, not even a rank that is down. A name that only some ranks list is in
-// partialNames, and any other name is listed by all ranks or by none, so the list of the first rank is enough.
+// partialNames. Any other name is listed by all ranks or by none, so that the list of the first rank decides.
 func (b *board) isListedNowhere(name string) bool {
 	return len(b.groups) > 0 && b.partialNames[name] == nil && !b.firstRankNames.Has(name)
 }

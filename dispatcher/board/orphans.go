@@ -5,28 +5,30 @@ import (
 	"time"
 )
 
-// Orphans. A request may end while its prefill engine is still writing its KV to the request's blocks on the decode rank. The decode engine
-// keeps these blocks until the writing is done, and for ever if it never is: the slot is free, but the KV room of the prompt is not. The
-// blocks are no load, because no step reads them.
+// Orphans. A request may end while its prefill engine is still writing its KV to blocks on the decode rank. The decode engine keeps these
+// blocks until the writing is done, and for ever if it never is: then the slot is free, but the KV room of the prompt is not. The board
+// counts this room as an orphan. Orphans do not count as load, because no step reads their blocks.
 
-// mostOrphans is how many orphans of a rank are counted one by one. The tokens of later ones are added to the last.
+// mostOrphans is how many orphans of a rank are counted one by one. The tokens of any further orphan are added to the last one.
 const mostOrphans = 64
 
-// gaugeLife is the greatest age at which the boards still use the values of an engine's gauges.
+// gaugeLife is the largest age at which the boards still use a value of an engine's gauges.
 const gaugeLife = 30 * time.Second
 
-// addOrphan counts the room of a discharged request as still taken on its rank.
+// addOrphan counts the KV room of a request that was discharged as still taken on its rank.
 func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
-	b.slots.released.kvTokens -= int64(s.prompt) // discharge has counted these tokens as released, but only forgetOrphans releases them
+	// discharge has counted these tokens as released, but they are released only when the orphan is forgotten.
+	b.slots.released.kvTokens -= int64(s.prompt)
 	r.orphanedKV += int64(s.prompt)
-	if n := len(r.orphans); n == mostOrphans { // the last orphan stands for all later ones
+	if n := len(r.orphans); n == mostOrphans { // the last orphan stands for this one, too
 		r.orphans[n-1] = orphan{r.orphans[n-1].tokens + int64(s.prompt), now}
 		return
 	}
 	r.orphans = append(r.orphans, orphan{int64(s.prompt), now})
 }
 
-// forgetOrphans frees the room of the orphans of a rank for which mustForget returns true. The next Tick decides about this room.
+// forgetOrphans frees the room of those orphans of a rank for which mustForget returns true, and makes the next Tick decide about this
+// room.
 func (b *board) forgetOrphans(r *rank, mustForget func(orphan) bool) {
 	r.orphans = slices.DeleteFunc(r.orphans, func(o orphan) bool {
 		if !mustForget(o) {
@@ -39,15 +41,16 @@ func (b *board) forgetOrphans(r *rank, mustForget func(orphan) bool) {
 	})
 }
 
-// everyOrphan makes forgetOrphans forget all orphans.
+// everyOrphan as the argument of forgetOrphans makes it forget all orphans.
 func everyOrphan(orphan) bool { return true }
 
-// hasRestarted says whether the worker's engine is known to have restarted, which loses its KV.
+// hasRestarted says whether the engine of the rank has another process now than before. A restarted engine has lost all KV. If either
+// process is not known (0), it counts as not restarted.
 func (r *rank) hasRestarted(w *Worker) bool {
 	return r.Process != 0 && w.Process != 0 && w.Process != r.Process
 }
 
-// dropIfGone drops a rank that has left the fleet, once no request is charged to it. It does nothing to other ranks.
+// dropIfGone drops the rank if it has left the fleet and no request is charged to it any more.
 func (b *board) dropIfGone(r *rank) {
 	if !r.present && len(r.slots) == 0 {
 		b.forgetOrphans(r, everyOrphan)
@@ -56,8 +59,8 @@ func (b *board) dropIfGone(r *rank) {
 	}
 }
 
-// usableCapacity returns how many KV tokens of its capacity a rank has for requests, whether or not requests use them; 0: unlimited.
-// Orphans and kept KV of answers take room that requests cannot use.
+// usableCapacity returns the KV tokens of the rank's capacity that requests may use, whether or not they use them now; 0: unlimited.
+// Orphans and kept KV of ended answers take the rest.
 func (r *rank) usableCapacity() int64 {
 	if r.Capacity == 0 {
 		return 0
@@ -65,17 +68,17 @@ func (r *rank) usableCapacity() int64 {
 	return max(1, r.Capacity-r.orphanedKV-r.keptKV.Tokens()) // at least 1, because 0 would mean unlimited
 }
 
-// hasKVRoom says whether a rank has KV room for a prompt of so many tokens, whether or not a slot is free.
+// hasKVRoom says whether the rank has KV room for a prompt of this many tokens, whether or not a slot is free.
 func (r *rank) hasKVRoom(prompt int64) bool {
 	return r.Capacity == 0 || r.kv+prompt <= r.usableCapacity()
 }
 
 // correctOrphans frees the room of orphans that the engine cannot have any more, because the decoding requests and the orphans together
-// would need more KV than the engine's gauge shows in use. It leaves out requests that do not decode yet, because they may have no blocks
-// yet, unpinned requests, because their blocks may be on another rank, and all that began after the gauge was read.
+// would need more KV than the engine's gauge shows in use. Three kinds of requests do not count: those that do not decode yet, because they
+// may have no blocks yet, unpinned ones, because their blocks may be on another rank, and those that were bound after the gauge was read.
 func (b *board) correctOrphans(r *rank, e Gauged) {
 	b.refresh(r)
-	surplus := r.orphanedKV - e.KVTokens // KV tokens that the board counts beyond the gauge
+	surplus := r.orphanedKV - e.KVTokens // KV tokens that the board counts in excess of the gauge
 	for i, slot := range r.slots {
 		if s := &b.slots.records[slot]; b.firstEventCame(slot) && !s.unpinned && s.boundAt.Before(e.At) {
 			surplus += r.running[i].Tokens()

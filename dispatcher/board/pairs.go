@@ -11,40 +11,42 @@ import (
 )
 
 const (
-	// pairLimit is how many first-event failures in a row quarantine a pair.
+	// pairLimit is the number of hand-offs in a row without a first event after which a pair of engines is quarantined.
 	pairLimit = 3
 
-	// pairMemory is how long a suspected pair stays suspected without a new failure or, after its quarantine has
-	// ended, without a new hand-off: one of its two engines may have left the fleet.
+	// pairMemory is how long a pair stays suspected without a new failure. For a pair that was quarantined, the time begins at the end of the
+	// quarantine. A pair that is quiet for so long is forgotten, because one of its two engines may have left the fleet.
 	pairMemory = 5 * time.Minute
 )
 
-// sortedLinks returns the suspected pairs, sorted.
+// sortedLinks returns the suspected pairs, sorted by prefill engine and then by decode engine.
 func (p *pairs) sortedLinks() []Link {
 	return slices.SortedFunc(maps.Keys(p.suspected), func(x, y Link) int {
 		return cmp.Or(cmp.Compare(x.Prefiller, y.Prefiller), cmp.Compare(x.Engine, y.Engine))
 	})
 }
 
-// link returns the prefill engine that the request's KV comes from and the decode engine that it goes to.
+// link returns the pair of engines of a request: the prefill engine that its KV comes from, and the decode engine that the KV goes to.
 func (s *slotRecord) link() Link { return Link{s.prefiller, s.rank.Engine} }
 
-// recordHandoffEnd records how the hand-off of a request that has ended went, for the pair of its prefill and decode engine. If the
-// request's first event came, recordWorkingPair has already recorded the success.
+// recordHandoffEnd records whether the hand-off of a request that has ended had failed. A success is recorded earlier, by
+// recordWorkingPair, when the first event of the request comes.
 func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	switch {
 	case s.prefiller == "": // there was no hand-off
 	case o.Lost:
 		b.recordLost(s, now)
-	case !s.started: // the end says nothing about the pair; if this hand-off was the pair's trial, the next hand-off is the trial instead
+	// The end of this request says nothing about its pair. If the request was the trial of a quarantined pair, the next hand-off is the trial
+	// instead.
+	case !s.started:
 		if health := b.pairs.suspected[s.link()]; health != nil {
 			health.circuit.Neutral(s.id)
 		}
 	}
 }
 
-// recordLost records that a hand-off's first event did not come. If the pair is in service, quarantineIfBroken judges it by all its
-// failures. If the hand-off was the trial of a quarantined pair, the pair is quarantined for twice as long.
+// recordLost records that the first event of a hand-off did not come. If the pair is not quarantined, quarantineIfBroken decides by all its
+// failures whether it must be. If the hand-off was the trial of a quarantined pair, the next quarantine lasts twice as long.
 func (b *board) recordLost(s *slotRecord, now time.Time) {
 	p, link := &b.pairs, s.link()
 	p.dropQuiet(now)
@@ -57,14 +59,14 @@ func (b *board) recordLost(s *slotRecord, now time.Time) {
 	health.lastFailure = now
 	if !health.quarantined() {
 		b.quarantineIfBroken(link, health, now)
-	} else if health.circuit.Fail(s.id, now) { // the trial has failed
+	} else if health.circuit.Fail(s.id, now) { // Fail returns true if this hand-off was the trial
 		b.emitQuarantine(link, health)
 	}
 	b.updatePairCounts()
 }
 
-// quarantineIfBroken quarantines a pair that has failed pairLimit times in a row while each of its two engines worked with another engine.
-// In this case only the connection between the two can be broken. It does nothing to a pair that is quarantined already.
+// quarantineIfBroken quarantines a pair that has failed pairLimit times in a row, while each of its two engines worked with another engine.
+// In this case only the connection between the two can be broken. A pair that is quarantined already stays as it is.
 func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time) {
 	if !health.quarantined() && health.failures >= pairLimit && health.prefillerWorks && health.engineWorks {
 		health.circuit.Trip(now)
@@ -72,19 +74,20 @@ func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time)
 	}
 }
 
-// emitQuarantine emits that a pair is avoided from now on.
+// emitQuarantine emits that a pair is quarantined from now on, and for how long.
 func (b *board) emitQuarantine(link Link, health *linkHealth) {
 	b.emit(Effect{Kind: EffectQuarantine, Pair: link, Count: health.failures, Duration: health.circuit.OutageLength()})
 }
 
-// recordWorkingPair records that a hand-off between the engines of a pair has worked, so the pair is not suspected any more. This also
-// shows that both engines work: if another suspected pair with one of them fails, the cause is not this engine, so that pair may be
-// quarantined.
+// recordWorkingPair records that a hand-off between the two engines of a pair has worked, so that the pair is not suspected any more. The
+// success also shows that each of the two engines works. If another suspected pair with one of these engines fails, this engine is not the
+// cause, so that pair may be quarantined.
 func (b *board) recordWorkingPair(worked Link, now time.Time) {
 	p := &b.pairs
 	p.dropQuiet(now)
 	if health := p.suspected[worked]; health != nil {
-		b.decideNow = b.decideNow || health.quarantined() // entries that waited for the end of the quarantine may go to the engine now
+		// If the pair was quarantined, entries that waited for the end of the quarantine may go to the engine now.
+		b.decideNow = b.decideNow || health.quarantined()
 		delete(p.suspected, worked)
 	}
 	for _, link := range p.sortedLinks() {
@@ -96,12 +99,12 @@ func (b *board) recordWorkingPair(worked Link, now time.Time) {
 	b.updatePairCounts()
 }
 
-// dropQuiet drops the suspected pairs that have been quiet for longer than pairMemory. There are few pairs, so each event of a pair looks
-// at all of them.
+// dropQuiet drops the suspected pairs that have been quiet for longer than pairMemory. It runs at each event of a pair and looks at all
+// suspected pairs, because there are few.
 func (p *pairs) dropQuiet(now time.Time) {
 	for link, health := range p.suspected {
 		quietSince := health.lastFailure
-		if health.quarantined() { // pairMemory then counts from the end of the quarantine
+		if health.quarantined() { // pairMemory begins at the end of the quarantine
 			quietSince = health.circuit.TrialAt()
 		}
 		if now.Sub(quietSince) > pairMemory {
@@ -123,14 +126,16 @@ func (b *board) updatePairCounts() {
 	}
 }
 
-// recordSend records that a hand-off goes to a pair. If the pair's quarantine has just ended, this hand-off is the trial.
+// recordSend records that a hand-off is sent between the two engines of a pair. If the quarantine of the pair has just ended, this hand-off
+// is its trial.
 func (p *pairs) recordSend(s *slotRecord, now time.Time) {
 	if health := p.suspected[s.link()]; health != nil {
 		health.circuit.Send(s.id, now)
 	}
 }
 
-// changePrefiller records that the KV of a slot comes from another prefill engine. The end of the request says nothing about the old pair.
+// changePrefiller records that the KV of a slot comes from another prefill engine than was planned. The end of the request will then say
+// nothing about the planned pair of engines.
 func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	s := &b.slots.records[slot]
 	if health := b.pairs.suspected[s.link()]; health != nil {
@@ -142,8 +147,8 @@ func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 	}
 }
 
-// Quarantined returns the prefill engines whose KV should not go to the rank of a slot now, because of a quarantine. With a slot below 0,
-// it returns the prefill engines whose KV should not go to at least one rank of the model.
+// Quarantined returns the prefill engines from which no KV should go to the rank of a slot now, because the pair of the two engines is
+// quarantined. For a slot below 0, it returns those from which no KV should go to at least one rank of the model.
 func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
@@ -157,15 +162,16 @@ func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefiller
 	return prefillers
 }
 
-// isQuarantined says whether an entry should not go to a rank now, because the pair of its prefill engine and the rank's engine is
-// quarantined and no trial is due.
+// isQuarantined says whether an entry should not go to a rank now, because the pair of the entry's prefill engine and the rank's engine is
+// quarantined, and no trial of the pair is due.
 func (p *pairs) isQuarantined(e *pool.Entry, r *rank, now time.Time) bool {
 	health := p.suspected[Link{e.Prefiller, r.Engine}]
 	return health != nil && !health.circuit.Allows(now)
 }
 
-// avoidQuarantinedPair changes the i-th assignment of a round if its prefill and decode engine are a quarantined pair. The assignments
-// before it must be bound. bind false: the entry stays in the pool, because a rank could take it later, but none has room now.
+// avoidQuarantinedPair gives the entry of the i-th assignment another rank if the prefill engine of the entry and the engine of the chosen
+// rank are a quarantined pair. All assignments before the i-th must be bound. bind false: the entry must stay in the pool, because another
+// rank can take it later, but none has room now.
 func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.Time) (bind bool) {
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
@@ -178,9 +184,9 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 	return outcome != SteerLeft
 }
 
-// reassign moves the entry w of the i-th assignment, whose pair is quarantined, to the rank with the fewest KV tokens that has room, or
-// else exchanges its rank with that of a later assignment. It does neither if the entry is urgent, or if no rank could take the entry even
-// when idle: the quarantined pair is then used. The outcome is one of the Steer constants.
+// reassign gives the entry w of the i-th assignment, whose pair of engines is quarantined, another rank: the rank with the fewest KV tokens
+// that has room. If no rank has room, w exchanges its rank with the entry of a later assignment. The quarantined pair is used if w is
+// urgent, or if no rank could take w even when idle. The outcome is one of the Steer constants.
 func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
 	if w.Entry.Urgent(now) {
 		return SteerKept
@@ -198,7 +204,7 @@ func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now ti
 	if b.swapRanks(g, i, w, now) {
 		return SteerSwapped
 	}
-	for _, other := range b.groups { // no rank has room now, but one of any group may have room later
+	for _, other := range b.groups { // no rank has room now, but a rank of any group may have room later
 		if slices.ContainsFunc(other.steppingRanks, func(r *rank) bool { return b.couldTake(r, w, now) }) {
 			b.pairs.wakeAtQuarantineEnd(now)
 			return SteerLeft
@@ -207,14 +213,14 @@ func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now ti
 	return SteerKept
 }
 
-// swapRanks exchanges the rank of the i-th assignment, of entry w, with that of a later assignment, if each of the two entries may go to
-// the other's rank and has KV room there.
+// swapRanks exchanges the rank of the i-th assignment, which is of entry w, with the rank of a later assignment. It looks for a later entry
+// such that each of the two may go to the other's rank and has KV room there.
 func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapped bool) {
 	mine, remaining := g.rankWithID(b.assignments[i].Worker), b.assignments[i+1:]
 	for j := range remaining {
 		other, ok := b.waiting[remaining[j].Entry]
 		theirs := g.rankWithID(remaining[j].Worker)
-		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment, or the exchange would change nothing
+		if !ok || theirs == nil || theirs == mine { // bind will refuse this assignment anyway, or the exchange would change nothing
 			continue
 		}
 		allowed := b.couldTake(theirs, w, now) && b.couldTake(mine, other, now)
@@ -226,17 +232,18 @@ func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapp
 	return false
 }
 
-// couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free. A rank whose pair with the
-// entry's prefill engine is quarantined could not.
+// couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free. It is false if the pair of
+// the entry's prefill engine and the rank's engine is quarantined.
 func (b *board) couldTake(r *rank, w waitingEntry, now time.Time) bool {
 	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity
 	return largeEnough && r.takesRequests() && r.lists(w.Entry.Name) && r.usableSlots() > 0 && !b.pairs.isQuarantined(w.Entry, r, now)
 }
 
-// hasRoomBeside says whether the rank has a slot and KV room for the entry in addition to the remaining assignments of the round.
+// hasRoomBeside says whether the rank has a slot and KV room for the entry w, besides those that the remaining assignments of the round
+// need.
 func (b *board) hasRoomBeside(r *rank, p *policyInUse, w waitingEntry, remaining []policy.Assignment) bool {
 	if p.Immediate() {
-		return true // the engine queues what has no room yet
+		return true // the policy sends entries at once, and the engine queues those for which it has no room
 	}
 	free, kv := r.freeSlots(), r.kv
 	for _, a := range remaining {
@@ -248,7 +255,7 @@ func (b *board) hasRoomBeside(r *rank, p *policyInUse, w waitingEntry, remaining
 	return free > 0 && (r.Capacity == 0 || kv+int64(w.prompt()) <= r.usableCapacity())
 }
 
-// promptOf returns the prompt of a waiting entry in tokens; 0: no such entry waits.
+// promptOf returns the prompt length of a waiting entry in tokens; 0: no entry with this ID waits.
 func (b *board) promptOf(entry uint64) int32 {
 	if w, ok := b.waiting[entry]; ok {
 		return w.prompt()
@@ -256,7 +263,7 @@ func (b *board) promptOf(entry uint64) int32 {
 	return 0
 }
 
-// wakeAtQuarantineEnd makes the board decide again when the first quarantine ends.
+// wakeAtQuarantineEnd makes the board decide again when the next quarantine of a pair ends.
 func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
 	for _, health := range p.suspected {
 		if at := health.circuit.TrialAt(); at.After(now) {
@@ -265,16 +272,17 @@ func (p *pairs) wakeAtQuarantineEnd(now time.Time) {
 	}
 }
 
-// PairStatus is a pair of a prefill engine and a decode engine whose hand-offs fail.
+// PairStatus is a pair of a prefill engine and a decode engine whose last hand-off failed.
 type PairStatus struct {
-	Prefiller   string    `json:"prefiller"`
-	Engine      string    `json:"engine"`
-	Failures    int       `json:"failures"` // in a row
-	Quarantined bool      `json:"quarantined"`
-	Until       time.Time `json:"until,omitzero"` // end of the quarantine; the next hand-off is then a trial
+	Prefiller   string `json:"prefiller"`
+	Engine      string `json:"engine"`
+	Failures    int    `json:"failures"` // hand-offs in a row that failed
+	Quarantined bool   `json:"quarantined"`
+	// Until is the end of the quarantine, after which one hand-off is a trial. It is left out while there is no quarantine.
+	Until time.Time `json:"until,omitzero"`
 }
 
-// status returns the suspected pairs, sorted.
+// status returns the state of the suspected pairs, sorted by prefill engine and then by decode engine.
 func (p *pairs) status() []PairStatus {
 	var all []PairStatus
 	for _, link := range p.sortedLinks() {

@@ -10,7 +10,8 @@ import (
 	"evenkeel/predictor"
 )
 
-// parser returns a function that builds a policy from its spec. Where the spec names no predictor or seed, the configured one is used.
+// parser returns a function that builds a policy from its spec. If the spec names no predictor or no seed, the policy gets the configured
+// predictor and seed.
 func (c Config) parser() func(spec string) (policy.Policy, error) {
 	kind, seed := c.Predictor.Kind, c.Seed
 	return func(text string) (policy.Policy, error) {
@@ -27,8 +28,8 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 	}
 }
 
-// parseSpecWithKind parses a policy's spec (text). If the spec names no predictor, it gets the given kind; kind "": the policy's default
-// stays. If the policy cannot work with the kind, the error ends with hint, which tells the user what to do.
+// parseSpecWithKind parses the spec of a policy (text). If the spec names no predictor, the policy gets the given kind of predictor; kind
+// "": the policy's own default stays. If the policy cannot work with the kind, the error ends with hint, which tells the user what to do.
 func parseSpecWithKind(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
 	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
@@ -39,11 +40,12 @@ func parseSpecWithKind(kind predictor.Kind, text, hint string) (policy.Spec, err
 	return sp, err
 }
 
-// errOracle is the error for a server whose config asks for the oracle, a predictor that only a simulation has.
+// errOracle is the error for a server whose config asks for the predictor oracle, which knows the lengths of answers in advance. Only a
+// simulation has this predictor.
 var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival " +
 	"or exact")
 
-// checkAvailableFor returns an error if the predictor that a policy needs is not available.
+// checkAvailableFor returns an error if the predictor that a policy needs does not exist in this program (see checkKindAvailable).
 func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
 	if err := c.checkKindAvailable(predictor.Kind(policy.RequirementsOf(p, meanUnknown).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)
@@ -51,7 +53,8 @@ func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
 	return nil
 }
 
-// checkTwin returns an error if the twin cannot replay one of its policies.
+// checkTwin returns an error if the spec of a policy that the twin replays is wrong, or if the predictor that the policy needs is not
+// available.
 func (c *Config) checkTwin() error {
 	for _, spec := range c.Twin {
 		p, err := c.Parse(spec)
@@ -65,7 +68,8 @@ func (c *Config) checkTwin() error {
 	return nil
 }
 
-// checkKindAvailable returns an error if a kind of predictor is not available: an oracle needs to know how long the answers will be.
+// checkKindAvailable returns an error for the kind oracle if the lengths of answers are not known in advance (KnownLengths). All other
+// kinds are always available.
 func (c *PredictorConfig) checkKindAvailable(kind predictor.Kind) error {
 	if kind == predictor.KindOracle && !c.KnownLengths {
 		return errOracle
@@ -73,27 +77,27 @@ func (c *PredictorConfig) checkKindAvailable(kind predictor.Kind) error {
 	return nil
 }
 
-// Tables are what a Learner has learned about output lengths for one PredictorKey (a model and a kind of predictor). They never change:
-// newer Tables replace them.
+// Tables are what a Learner has learned about output lengths for one PredictorKey (a model and a kind of predictor). A Tables value never
+// changes: a newer one replaces it.
 type Tables struct {
 	predictor predictor.Predictor
 	survival  *predictor.Survival
 	counts    predictor.Counts
-	drift     predictor.Drift // of the last outputs, from survival
-	fromFit   predictor.Drift // of the last outputs, from the fit file
+	drift     predictor.Drift // difference of the last output lengths from survival
+	fromFit   predictor.Drift // difference of the last output lengths from the fit file
 }
 
 // noTables returns the tables of a predictor that has learned nothing yet.
 func noTables() *Tables { return &Tables{predictor: predictor.None{}} }
 
 const (
-	// meanAfter is how many outputs must be known before policies see their mean.
+	// meanAfter is how many output lengths must be known before policies see their mean.
 	meanAfter = 50
-	// meanUnknown as the mean output of a Snapshot says that the mean is not known.
+	// meanUnknown is the value of Snapshot.MeanOutput while the mean output length is not known.
 	meanUnknown = 0
 )
 
-// meanOutput returns the mean output in tokens as policies see it: meanUnknown while fewer than meanAfter outputs are known.
+// meanOutput returns the mean output length in tokens, as policies see it; meanUnknown while fewer than meanAfter outputs are known.
 func (t *Tables) meanOutput() float64 {
 	if t.survival.Len() < meanAfter {
 		return meanUnknown
@@ -101,18 +105,18 @@ func (t *Tables) meanOutput() float64 {
 	return t.survival.MeanOutput()
 }
 
-// keyFor returns the key of the predictor that must learn for a policy with these needs. Its kind is the one that the policy names or, if
-// it names none, the configured one. ok is false if neither is set and the policy does not need the mean output either: nothing must learn.
+// keyFor returns the key of the predictor that must learn for a policy with these needs. Its kind is the one that the policy names, or else
+// the configured one. If neither is set, it is survival if the policy needs the mean output. Otherwise nothing must learn, and ok is false.
 func (c *PredictorConfig) keyFor(model string, needs policy.Requirements) (k PredictorKey, ok bool) {
 	kind := cmp.Or(predictor.Kind(needs.Predictor), c.Kind)
 	if kind == predictor.KindOracle || kind == "" && needs.MeanOutput {
-		kind = predictor.KindSurvival // the oracle needs no tables, and the mean output comes from those of survival
+		kind = predictor.KindSurvival // the oracle itself needs no tables, and the mean output comes from the tables of survival
 	}
 	return PredictorKey{model, kind}, kind != ""
 }
 
-// predictorFor returns the predictor that a policy with these needs reads; nil: it needs none. If the predictor is new, predictorFor emits
-// the effect that makes a Learner begin with it.
+// predictorFor returns the predictor that a policy with these needs reads; nil: the policy needs none. For a new predictor, it emits the
+// effect that makes a Learner begin to learn.
 func (b *board) predictorFor(needs policy.Requirements) *predictorState {
 	key, ok := b.cfg.Predictor.keyFor(b.model, needs)
 	if !ok {
@@ -127,9 +131,9 @@ func (b *board) predictorFor(needs policy.Requirements) *predictorState {
 	return s
 }
 
-// addPredictions writes the predictions that the policy needs into the snapshot: the mean length of an answer, and for every running
-// request Rhat, the number of decode steps that it is predicted to have left. Even if the policy reads only the mean, a sample of the
-// requests is predicted, because the predictor is scored by comparing predictions with the real lengths.
+// addPredictions writes the predictions that the policy needs into the snapshot: the mean length of an answer and, for every running
+// request, the predicted number of decode steps that it has left (Rhat). If the policy reads only the mean, a sample of the requests is
+// predicted all the same, because the predictor is scored by comparing predictions with real lengths.
 func (b *board) addPredictions(g *group, p *policyInUse) {
 	s := &b.snapshot
 	s.MeanOutput, b.survival = meanUnknown, nil
@@ -154,21 +158,21 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 	f.Update(s.Workers, t.predictor)
 }
 
-// setTrueRemaining sets Rhat of the running requests to the number of tokens that they will really still get, but at most to horizon. Only
-// simulations know these numbers.
+// setTrueRemaining sets Rhat of each running request to the number of tokens that the request will really still get, but at most to
+// horizon. Only simulations know these numbers.
 func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 	for i := range workers {
 		running := workers[i].Running
 		for k := range running {
 			request := &running[k]
-			left := max(1, b.outputLengths[request.ID]-request.Age) // a request that still runs gets one token more at least
+			left := max(1, b.outputLengths[request.ID]-request.Age) // at least 1, because a request that still runs gets one more token
 			request.Rhat = float32(min(left, horizon))
 		}
 	}
 }
 
-// recordOutputLength passes the length of an answer to the scores of the predictions and, as an effect, to the Learner. It leaves out
-// discarded hand-offs, for which no client waits.
+// recordOutputLength compares the length of an answer with its predictions, and passes it to the Learner as an effect. It leaves out
+// discarded hand-offs: no client waits for their answers, which run for one step only.
 func (b *board) recordOutputLength(s *slotRecord, o Outcome) {
 	if s.discard {
 		return

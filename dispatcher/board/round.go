@@ -8,23 +8,23 @@ import (
 	"evenkeel/predictor"
 )
 
-// Round is one decision of a policy. The decision log copies the round, because it writes it after the tick, when the board may already use
-// the memory of the original for the next round.
+// Round is one decision of a policy: what the policy saw, and what it assigned. The decision log is written after the tick, when the board
+// may already use the memory of the round for the next one. So the log makes a copy.
 type Round struct {
 	Tick     uint64
 	At       time.Time
-	Group    string // the group's label in metrics
+	Group    string // label of the group in metrics
 	Policy   string
 	Snapshot policy.Snapshot
 	Assign   []policy.Assignment
-	Survival *predictor.Survival // the past output lengths behind Snapshot.MeanOutput; nil: the snapshot has no MeanOutput
+	Survival *predictor.Survival // past output lengths from which Snapshot.MeanOutput was computed; nil: the snapshot has no MeanOutput
 
-	running []policy.Request // memory of a copy: the running requests of all workers, one after the other
+	running []policy.Request // in a copy: memory for the Running lists of all workers, one after the other
 }
 
-// Copy makes r a copy that shares nothing with the board. It reuses the memory of r's former contents.
+// Copy makes r a copy of from that shares no memory with the board. It reuses the memory that r had before.
 func (r *Round) Copy(from *Round) {
-	// The memory of r's former contents, which the assignment below would lose.
+	// Keep the old memory of r, because the assignment to *r below would lose it.
 	running, assign := r.running[:0], r.Assign[:0]
 	workers, pool, waits := r.Snapshot.Workers[:0], r.Snapshot.Pool[:0], r.Snapshot.Waits[:0]
 	*r = *from
@@ -32,7 +32,7 @@ func (r *Round) Copy(from *Round) {
 	for i := range from.Snapshot.Workers {
 		requests += len(from.Snapshot.Workers[i].Running)
 	}
-	r.running = slices.Grow(running, requests) // at once, because the workers' lists are parts of it, so it must not move any more
+	r.running = slices.Grow(running, requests) // all memory at once, because the lists of the workers point into it, so it must not move
 	for _, w := range from.Snapshot.Workers {
 		first := len(r.running)
 		r.running = append(r.running, w.Running...)

@@ -4,11 +4,12 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// charge adds a request (s) to those of rank r, and returns the index of its slot in the table. The slot is taken until discharge.
+// charge gives a request (s) a slot of rank r, adds the KV of its prompt to the rank's load, and returns the index of the slot. The slot is
+// taken until discharge.
 func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	t := &b.slots
 	s.rank, s.pos = r, len(r.slots)
-	if r.group != nil { // else no step of the rank can have been reported
+	if r.group != nil { // a rank without a group has left the fleet, and no step of it can have been reported
 		s.boundAtStep = r.group.lastStep.Number
 	}
 	if n := len(t.freeIndices); n > 0 {
@@ -35,19 +36,19 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	return slot
 }
 
-// correctPrompt corrects the prompt length that a slot is charged with, and all sums that it is part of. The length was an estimate when
-// the slot was bound; prompt is the number of tokens that an engine has counted.
+// correctPrompt corrects the prompt length that a slot is charged with, and all sums that include it. The proxy had estimated the length
+// when the slot was bound; prompt is the number of tokens that an engine has counted.
 func (b *board) correctPrompt(slot, prompt int32) {
 	s := &b.slots.records[slot]
-	r, longer := s.rank, prompt-s.prompt // longer is below 0 if the prompt is shorter than was assumed
+	r, longer := s.rank, prompt-s.prompt // longer is below 0 if the prompt is shorter than estimated
 	b.slots.charged.kvTokens += int64(longer)
 	request := &r.running[s.pos]
 	before := request.Tokens()
 	if s.notDecoding {
 		r.notDecodingKV += int64(longer)
 	}
-	if r.Mixed { // the rank computes the prompt itself, so the number of tokens that it has to compute changes, too
-		if s.notDecoding { // else the answer has begun, so no token of the prompt is left to compute
+	if r.Mixed { // the rank computes the prompt itself, so its backlog changes, too
+		if s.notDecoding { // otherwise the answer has begun, so no token of the prompt is left to compute
 			left := max(0, s.promptLeft+longer)
 			r.backlog += int64(left - s.promptLeft)
 			s.promptLeft = left
@@ -55,18 +56,18 @@ func (b *board) correctPrompt(slot, prompt int32) {
 		s.newTokens = max(1, s.newTokens+longer)
 	}
 	s.prompt, request.Prompt = prompt, prompt
-	if s.unpinned { // each other rank of the engine is charged with a part of the difference
+	if s.unpinned { // the other ranks of the engine are charged with their parts of the difference
 		r.chargeOtherRanks(r.divideKV(request))
 	}
-	r.kv += request.Tokens() - before // Tokens leaves out the parts of the other ranks
+	r.kv += request.Tokens() - before // Tokens leaves out the parts that are charged to other ranks
 }
 
 // discharge takes the request of a slot off its rank, and frees the slot and the request's KV. In the lists of the rank, the last request
-// moves to the index that the request had, so that the lists have no gaps.
+// moves to the index of the removed one, so that the lists have no gaps.
 func (b *board) discharge(slot int32) {
 	t := &b.slots
 	b.dropPromptLeft(t.records[slot].rank, slot)
-	s := t.records[slot] // a copy, because the record is cleared now
+	s := t.records[slot] // a copy, because the next line clears the record
 	t.records[slot] = slotRecord{}
 	t.freeIndices = append(t.freeIndices, slot)
 	t.released.add(&s)
@@ -81,19 +82,19 @@ func (b *board) discharge(slot int32) {
 		r.notDecodingKV -= int64(s.prompt)
 	}
 	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
-	if s.pos < last { // else the request was the last one itself
+	if s.pos < last { // otherwise the removed request was the last one
 		t.records[r.slots[s.pos]].pos = s.pos
 	}
 	r.slots, r.running = r.slots[:last], r.running[:last]
 }
 
-// drift checks the accounts. The total that was charged less the total that was released must equal the sum over the slots in the table
-// and the orphans, and the same holds for the KV that engines keep of answers. Any result but zero is a bug.
+// drift checks the accounts of slots and KV tokens. What was charged in total, less what was released in total, must equal the sum over the
+// slots in the table and the orphans. The same holds for the KV that engines keep of answers. Both results are 0 unless there is a bug.
 func (b *board) drift() (slots, kvTokens int64) {
 	var inUse tally
 	var kept int64
 	for _, r := range b.ranks {
-		for _, o := range r.orphans { // only forgetOrphans counts their tokens as released
+		for _, o := range r.orphans { // the tokens of an orphan count as released only after forgetOrphans
 			inUse.kvTokens += o.tokens
 		}
 		kept += r.keptKV.SumOfEntries()
@@ -108,9 +109,9 @@ func (b *board) drift() (slots, kvTokens int64) {
 		t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens + t.keptTotal - t.freedTotal - kept
 }
 
-// refresh updates the rank's requests and loads by the Counts. Without Counts, each request keeps the number of tokens that it had last.
-// Requests that have begun since the last refresh count as decoding, and not as waiting in the engine's queue. The refresh of a rank with
-// unpinned requests also changes the load of the other ranks of its engine.
+// refresh updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number of
+// tokens that it had last. Requests that have begun since the last refresh then count as decoding, and no longer as waiting in the engine's
+// queue. The refresh of a rank with unpinned requests also changes the loads of the other ranks of its engine.
 func (b *board) refresh(r *rank) {
 	kv, forOtherRanks := r.Others+r.kvFromOtherRanks, int64(0)
 	for i, slot := range r.slots {
@@ -123,7 +124,7 @@ func (b *board) refresh(r *rank) {
 		if r.unpinnedSlots > 0 && b.slots.records[slot].unpinned {
 			forOtherRanks += r.divideKV(request)
 		}
-		kv += request.Tokens() // without the parts that divideKV has given to the other ranks
+		kv += request.Tokens() // Tokens leaves out the parts that divideKV has given to other ranks
 	}
 	r.kv = kv
 	r.chargeOtherRanks(forOtherRanks)
@@ -135,7 +136,7 @@ func (b *board) refresh(r *rank) {
 	}
 }
 
-// countQueued counts anew the requests that wait in the engine's queue. A request whose first event has come waits there no longer.
+// countQueued counts the requests that wait in the engine's queue. A request whose first event has come is not waiting there any more.
 func (b *board) countQueued(r *rank) {
 	r.engineQueued = 0
 	for _, slot := range r.slots {
@@ -149,14 +150,14 @@ func (b *board) countQueued(r *rank) {
 	}
 }
 
-// refreshGroup refreshes the ranks of a group, and sums up their KV tokens and finds the largest load in a step.
+// refreshGroup refreshes all stepping ranks of a group, and computes the sum of their KV tokens and their largest load in a step.
 func (b *board) refreshGroup(g *group) {
 	g.kv, g.largestLoad = 0, 0
 	for _, r := range g.steppingRanks {
 		b.refresh(r)
 	}
 	weight := g.knownWeight()
-	for _, r := range g.steppingRanks { // only now, because the refresh of a rank may charge KV to other ranks (unpinned.go)
+	for _, r := range g.steppingRanks { // in a second loop, because the refresh of a rank may charge KV to other ranks (unpinned.go)
 		g.kv += r.kv
 		g.largestLoad = max(g.largestLoad, r.stepLoad(weight))
 	}

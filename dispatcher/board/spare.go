@@ -2,14 +2,14 @@ package board
 
 import "time"
 
-// Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer empty ranks. Without a remedy, such a
-// rank would get and refuse every next request. So a rank that has refused several requests in a row is spared: it gets none for one
-// second, if another rank takes requests. Then one request is its trial. If the trial is refused, too, the time doubles, up to 30 s.
-// The first event of a request that the rank got after it was spared brings it back into service. If all ranks would be spared, none
-// is, because the requests would then fail for certain.
+// Spared ranks. A rank whose engine refuses requests (429 or 503) stays empty, and policies prefer empty ranks. So without a remedy, such a
+// rank would get every next request and refuse it. Therefore a rank that has refused several requests in a row is spared: for one second it
+// gets no request, if another rank takes requests. Then one request is its trial. If the rank refuses this request, too, the time doubles,
+// up to 30 s. The first event of a request that the rank got after it was spared ends the sparing. If all ranks would be spared, none is,
+// because all requests would then fail for certain.
 
-// updateRefusals records for the rank of a request that has ended whether its engine refused the request or had begun it. If neither is
-// true, the end says nothing about the rank.
+// updateRefusals records whether the engine of a rank refused a request that has ended, or had begun it. If neither is true, the end of the
+// request says nothing about the rank.
 func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 	r := s.rank
 	switch {
@@ -19,19 +19,19 @@ func (b *board) updateRefusals(s *slotRecord, refused bool, now time.Time) {
 			b.emit(Effect{Kind: EffectSpared, Group: GroupKey{Model: b.model}, Names: [2]string{r.Name}, Duration: r.refusals.OutageLength()})
 		}
 		b.updateFirstEventWatch()
-	case s.started: // the engine had begun the request, so it did not refuse it
+	case s.started: // an engine that begins a request has not refused it
 		b.recordAccepted(s)
 	default:
 		r.refusals.Neutral(s.id)
 	}
 }
 
-// recordAccepted records that the engine of a rank took a request, which ends a row of refusals and brings a spared rank back into service.
-// If the rank is spared, a request that it got before it was spared proves nothing.
+// recordAccepted records that the engine of a rank took a request. This ends a row of refusals, and brings a spared rank back into service.
+// If the rank is spared, a request that it got before it was spared proves nothing, and is ignored.
 func (b *board) recordAccepted(s *slotRecord) {
 	r := s.rank
 	inService := r.refusals.InService()
-	if inService && r.refusals.Failures() == 0 { // there is no row of refusals to end
+	if inService && r.refusals.Failures() == 0 { // the rank has refused none of its last requests
 		return
 	}
 	if sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()); !inService && s.boundAt.Before(sparedSince) {
@@ -46,8 +46,8 @@ func (b *board) recordAccepted(s *slotRecord) {
 	b.updateFirstEventWatch()
 }
 
-// updateFirstEventWatch counts the ranks whose last requests were refused, and emits how many of them and of the suspected pairs there are.
-// While there are any, every stream must report its first event to the board.
+// updateFirstEventWatch counts the ranks whose last requests were refused, and emits the sum of this number and of the number of suspected
+// pairs of engines. While the sum is above 0, each stream must report its first event to the board.
 func (b *board) updateFirstEventWatch() {
 	b.refusingRanks = 0
 	for _, r := range b.ranks {
@@ -58,8 +58,8 @@ func (b *board) updateFirstEventWatch() {
 	b.emit(Effect{Kind: EffectWatchFirstEvents, Group: GroupKey{Model: b.model}, Count: len(b.pairs.suspected) + b.refusingRanks})
 }
 
-// updateSpared sets which ranks get no requests from now on (rank.spared), and the time at which the first of them may be tried
-// (retrySparedAt). If no other rank would be left that takes requests, it spares none.
+// updateSpared sets which ranks get no requests from now on (rank.spared). retrySparedAt becomes the time at which the first of them may
+// get a trial. If no rank that takes requests would be left, updateSpared spares none.
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 {
@@ -85,9 +85,9 @@ func (b *board) updateSpared(now time.Time) {
 	}
 }
 
-// recordSend records that a rank gets a request. If the rank is on trial, this request is its trial, and the rank gets no other until the
-// trial is answered. Because no other rank may be left that takes requests, updateSpared must run once more: retrySparedAt makes the next
-// Tick due now.
+// recordSend records that a rank gets a request. If the rank is due for a trial, this request is the trial, and the rank gets no other
+// request until the trial is answered. Perhaps no rank is left then that takes requests, so updateSpared must run once more: retrySparedAt
+// makes the next Tick due now.
 func (b *board) recordSend(r *rank, id uint64, now time.Time) {
 	if r.onTrial(now) {
 		r.refusals.Send(id, now)
@@ -95,8 +95,8 @@ func (b *board) recordSend(r *rank, id uint64, now time.Time) {
 	}
 }
 
-// takesRequests says whether the rank takes requests: it is up, and not spared.
+// takesRequests says whether the rank takes requests: it is up, and it is not spared after refusals.
 func (r *rank) takesRequests() bool { return r.Up && !r.spared }
 
-// onTrial says whether a rank that was spared may get one request, which shows whether the rank still refuses requests.
+// onTrial says whether a spared rank may get one request as a trial, which shows whether its engine still refuses requests.
 func (r *rank) onTrial(now time.Time) bool { return !r.refusals.InService() && r.refusals.Allows(now) }

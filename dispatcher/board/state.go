@@ -20,39 +20,53 @@ type board struct {
 	*allBoards
 	model   string
 	pool    *pool.Pool
-	waiting map[uint64]waitingEntry // by entry ID; the same entries as the pool's
+	waiting map[uint64]waitingEntry // the entries of the pool, by entry ID
 
-	ranks           map[int32]*rank // by worker ID; also ranks that have left the fleet and still have charged slots
-	groups          []*group        // groups with a present rank, by the lowest ID of their ranks
-	upOrAwaited     int             // present ranks that are up, or that will be soon (Worker.Awaited)
-	mixed           bool            // the ranks prefill and decode; an empty list of workers does not change it
-	outageGraceEnds time.Time       // end of outageGrace while all ranks are down; zero: a rank is up
-	// largest prompt that any present rank could ever take, in KV tokens
+	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
+	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
+	upOrAwaited int             // number of ranks of the fleet that are up, or that will soon be up (Worker.Awaited)
+	// mixed says whether the ranks both prefill and decode. While the fleet has no rank of the model, mixed keeps its last value.
+	mixed           bool
+	outageGraceEnds time.Time // while all ranks are down: when waiting entries are refused; zero: a rank is up
+	// largestPrompt is the largest prompt that any rank of the fleet could take if it were idle, in KV tokens.
 	largestPrompt int64
 	slots         slotTable
 
-	entriesArrived   bool      // entries came since the last Tick
-	decideNow        bool      // another event happened after which a rank may take an entry, so the next Tick decides
-	windowEnds       time.Time // end of Config.Window after the first freed slot of a burst; zero: no window is open
-	heldGroupStepped bool      // a group whose policy holds entries back began a step
+	entriesArrived bool // an entry came since the last Tick
+	// decideNow: an event other than an arrival has made it possible that a rank takes a waiting entry, so the next Tick runs rounds.
+	decideNow bool
+	// windowEnds is when the board decides about the slots that came free in a burst: Config.Window after the first of them. Zero: no burst is
+	// under way.
+	windowEnds time.Time
+	// heldGroupStepped: a group began a step while its policy holds entries back, so the policy must decide about them again.
+	heldGroupStepped bool
 	pairs            pairs
-	recheckHeldAt    time.Time                 // earliest time at which a policy wants to decide again about held entries; zero: none
-	restrictedCount  int                       // waiting entries that some ranks may not get
-	discardedWaiting int                       // waiting entries that are discarded hand-offs
-	entriesWithHits  int                       // waiting entries whose prompt is partly in the prefix cache of a rank
-	partialNames     map[string]*namePlacement // by name: the model names that some ranks list and others do not
-	firstRankNames   *Names                    // the list of the first rank; a name neither here nor in partialNames is listed by no rank
-	listersBefore    []lister                  // the ranks and their lists when partialNames was computed
-	listers          []lister                  // the present ranks and their lists, to be compared with listersBefore
-	sortedPlacements []*namePlacement          // the values of partialNames, sorted by name
-	sortedNames      []string                  // their names
-	sortedPaces      []Throughput              // their paces
-	nameOutageEnds   time.Time                 // end of the earliest outageGrace of a name whose ranks are all down; zero: none waits for one
-	retryAvoidedAt   time.Time                 // when the first waiting entry may go to ranks that it avoids; zero: no entry waits for that
-	refusingRanks    int                       // ranks whose engines refused their last requests
-	retrySparedAt    time.Time                 // when the first spared rank may be tried; zero: no rank is spared
-	tightEndsAt      time.Time                 // when the first tight rank (tight.go) has its whole room again; zero: no rank is tight
-	keptKVFreedAt    time.Time                 // when an engine next frees KV that it keeps of answers (kept.go); zero: no engine keeps any
+	recheckHeldAt    time.Time // when a policy wants to decide again about the entries that it holds back; zero: at no set time
+	restrictedCount  int       // number of waiting entries that may not go to every rank
+	discardedWaiting int       // number of waiting entries that have no client any more, and only make a prefill engine free its KV
+	entriesWithHits  int       // number of waiting entries whose prompt is partly in the prefix cache of a rank
+	// partialNames has the model names that some ranks list and others do not, with the ranks that list each of them.
+	partialNames map[string]*namePlacement
+	// firstRankNames is the list of the first rank. A name that is neither in this list nor in partialNames is listed by no rank.
+	firstRankNames   *Names
+	listersBefore    []lister         // the ranks with their lists of names when partialNames was computed
+	listers          []lister         // the present ranks with their lists of names, to be compared with listersBefore
+	sortedPlacements []*namePlacement // values of partialNames, sorted by name
+	sortedNames      []string         // names of sortedPlacements, in the same order
+	sortedPaces      []Throughput     // paces of sortedPlacements, in the same order
+	// nameOutageEnds is when the first waiting entry is refused because all ranks that list its model name are down; zero: no such entry
+	// waits.
+	nameOutageEnds time.Time
+	// retryAvoidedAt is when the first waiting entry may go to a rank that has failed it before (Entry.Avoid); zero: no entry waits for that.
+	retryAvoidedAt time.Time
+	refusingRanks  int // number of ranks whose engines refused their last request (429 or 503)
+	// retrySparedAt is when a rank that gets no requests, because it refused several, may get one as a trial; zero: there is no such rank.
+	retrySparedAt time.Time
+	// tightEndsAt is when the first rank that is kept emptier after preemptions (tight.go) may be filled as usual again; zero: there is no
+	// such rank.
+	tightEndsAt time.Time
+	// keptKVFreedAt is when an engine next frees the KV that it keeps of an ended answer (kept.go); zero: no engine keeps any.
+	keptKVFreedAt time.Time
 
 	waitTimes    waitTimes
 	pace         Throughput
@@ -60,62 +74,76 @@ type board struct {
 	outcomes     [Failed + 1]uint64
 	outputTokens int64 // tokens of all released slots
 
-	counts *Counts // Counts that hold for the event that is applied now; nil: none
+	counts *Counts // progress of the requests, valid only for the current event and its rounds; nil: the caller gave none
 
-	outputLengths map[uint64]int32 // by entry ID: Enqueue.Output of the entries that wait or run
+	outputLengths map[uint64]int32 // output lengths by entry ID (Enqueue.Output); only a simulation knows them
 
-	// Memory of a tick, which the next tick reuses.
+	// Buffers that each tick reuses, so that it allocates nothing.
 	snapshot       policy.Snapshot
-	survival       *predictor.Survival // table of the snapshot's MeanOutput; nil: it has none
+	survival       *predictor.Survival // table from which the snapshot's MeanOutput was computed; nil: the snapshot has no MeanOutput
 	assignments    []policy.Assignment
-	scores         []float64 // scores of ranks for writeTraces
+	scores         []float64 // scores of the ranks for one entry, filled by writeTraces
 	decidingGroups []*group
 	expired        []*pool.Entry
 
-	// State of the rounds that are under way, see deciding.
-	localEntry         *pool.Entry // the entry without a hand-off that the rounds are about; nil: they are about the pool
-	leastLocalTokens   int         // the policy may choose a rank that has to compute this many tokens of localEntry's prompt
-	nextGroup          int         // index in decidingGroups of the group that decides next
-	fallbackNext       bool        // this group's policy has failed, and the fallback decides next
-	round              Round       // the last round, for the decision log
-	policyFailure      error       // why the policy of the last round failed; nil: it did not
-	invalidAssignments int         // assignments of the last round that were not bound
-	localBound         bool        // the last round bound localEntry
+	// State of the rounds of the current tick: one round for each group in decidingGroups.
+	//
+	// localEntry is the request whose prompt a decode rank may compute itself. The rounds then decide about this request only; nil: they
+	// decide about the pool.
+	localEntry *pool.Entry
+	// leastLocalTokens is the smallest number of tokens of localEntry's prompt that any rank would have to compute. The policy may choose only
+	// among the ranks with this number.
+	leastLocalTokens   int
+	nextGroup          int   // index in decidingGroups of the group that decides next
+	fallbackNext       bool  // the policy of the current group has failed, so the fallback policy decides for this group next
+	round              Round // what the last round saw and decided, for the decision log
+	policyFailure      error // the panic of the policy in the last round; nil: the policy did not panic
+	invalidAssignments int   // number of assignments of the last round that broke a hard limit and were not bound
+	localBound         bool  // the last round gave localEntry a slot
 }
 
 // rank is one decode rank with the requests that are charged to it.
 type rank struct {
 	Worker
-	present          bool             // false: the rank has left the fleet, but some of its slots are not released yet
-	slots            []int32          // indices in board.slots of the slots on this rank
-	running          []policy.Request // the requests of slots, in the same order, as policies see them
-	kv               int64            // KV tokens, with Others and kvFromOtherRanks: of the last refresh, updated when a request comes or goes
-	engineQueued     int              // slots whose requests wait in the engine's own queue, as of the last refresh; it may be too high since
-	recentlyEnded    []endedRequest   // released requests that the step model still needs, see rememberEnded
-	notDecodingSlots int              // slots whose requests do not decode yet (slotRecord.notDecoding), as of the last refresh
-	notDecodingKV    int64            // KV tokens of these requests' prompts; they are part of kv
+	present bool             // false: the rank has left the fleet, but some of its slots are not released yet
+	slots   []int32          // the rank's slots that are in use, as indices in board.slots
+	running []policy.Request // the request of each slot in slots, in the same order, in the form that policies see
+	// kv is the KV tokens on the rank, with Others and kvFromOtherRanks. The tokens of answers are as of the last refresh.
+	kv int64
+	// engineQueued is the number of slots whose requests wait in the engine's own queue, as of the last refresh. Since then, requests may have
+	// left the queue.
+	engineQueued     int
+	recentlyEnded    []endedRequest // requests that were released, but were part of a step that the step model has not learned yet
+	notDecodingSlots int            // number of slots whose requests do not decode yet (slotRecord.notDecoding), as of the last refresh
+	notDecodingKV    int64          // KV tokens of the prompts of the requests that do not decode yet; they are part of kv
 
-	backlog             int64   // prompt tokens that the rank has yet to compute
-	outputTokens        int64   // tokens of all released slots
-	answers             uint64  // complete answers
-	emptyAnswers        uint64  // answers that the engine ended without any text
-	answersWithoutUsage uint64  // answers for which the engine reported no token usage
-	promptsSent         uint64  // prompts that were sent to the rank so far, if it is mixed
-	promptsToCompute    []int32 // slots that have no token, or none since a preemption, in the order in which the rank computes their prompts
-	stepPromptTokens    int64   // prompt tokens that the rank computes in the current step
+	backlog             int64  // prompt tokens that the rank has yet to compute
+	outputTokens        int64  // tokens of all released slots
+	answers             uint64 // complete answers
+	emptyAnswers        uint64 // complete answers that the engine ended without any text
+	answersWithoutUsage uint64 // complete answers for which the engine reported no token usage
+	promptsSent         uint64 // prompts that were sent to the rank so far; 0 if the rank does not prefill
+	// promptsToCompute has the slots whose prompts the rank has yet to compute, in the order in which it computes them. A preempted request
+	// computes its prompt again.
+	promptsToCompute []int32
+	stepPromptTokens int64 // prompt tokens that the rank computes in the current step, by estimate
 
-	engineRanks      []*rank // present ranks of the same engine: the KV of unpinned requests (unpinned.go) is divided among them
-	unpinnedSlots    int     // slots whose requests are unpinned
-	kvParts          int64   // number of ranks among which the KV of an unpinned request is divided
-	kvFromOtherRanks int64   // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
+	// engineRanks has the ranks of the same engine. The engine may run an unpinned request (unpinned.go) on any of them, so its KV is divided
+	// among all of them.
+	engineRanks      []*rank
+	unpinnedSlots    int   // number of slots whose requests are unpinned
+	kvParts          int64 // number of ranks among which the KV of an unpinned request is divided, 1 or more
+	kvFromOtherRanks int64 // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
 	orphans          []orphan
-	orphanedKV       int64   // KV tokens of the orphans (orphans.go); not part of kv
-	keptKV           kept.KV // KV that the engine keeps of ended answers; not part of kv
+	// orphanedKV is the KV tokens that the engine may still hold of requests that ended before their KV had come (orphans.go). They are not
+	// part of kv.
+	orphanedKV int64
+	keptKV     kept.KV // KV that the engine keeps of ended answers for their next turns (kept.go); not part of kv
 
-	group    *group // set while the rank is present
+	group    *group // the rank's group; set while the rank is in the fleet
 	pressure kvPressure
-	refusals circuit.Circuit // requests that the engine refused in a row
-	spared   bool            // the engine refused several requests in a row, so it gets none now (spare.go)
+	refusals circuit.Circuit // counts the requests that the engine refused in a row
+	spared   bool            // the engine refused several requests in a row, so the rank gets none now (spare.go)
 }
 
 // freeSlots returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
@@ -135,60 +163,65 @@ func (r *rank) largestPrompt(watermark float64) int64 {
 	return policy.KVBudget(r.Capacity, watermark)
 }
 
-// group is the set of ranks that one Snapshot shows: a barrier group, or all ranks of the model
-// that have no barrier.
+// group is the set of ranks for which one policy decides: the ranks of a barrier group, which step together, or all ranks of the model that
+// have no barrier.
 type group struct {
-	name           string // "" without barrier
-	barrier        bool
-	allRanks       []*rank // present ranks, ascending ID
-	steppingRanks  []*rank // those of allRanks that are not down: these step, and a Snapshot shows them
+	name     string // empty: the ranks have no barrier
+	barrier  bool
+	allRanks []*rank // present ranks, ascending ID
+	// steppingRanks has the ranks of allRanks that are not down. Only these ranks take part in steps, and policies see only them.
+	steppingRanks  []*rank
 	chosenPolicy   policyInUse
 	fallbackPolicy policyInUse
-	fallbackRounds int // how many more rounds the fallback decides, after a round over TickLimit
+	fallbackRounds int // how many more rounds the fallback policy decides, after a round of the chosen policy took longer than TickLimit
 
-	kv          int64 // KV tokens of all ranks, as of the last refresh
+	kv          int64 // KV tokens of all stepping ranks, as of the last refresh
 	largestLoad int64 // largest load of a rank in the group's steps (rank.stepLoad), in KV tokens, as of the last refresh
 
-	forecast      forecast.Running
-	searchBudget  searchBudget
-	heldEntries   int       // entries that the last decision held back although a slot was free for them
-	recheckHeldAt time.Time // when the policy wants to decide about held entries again; zero: it has set no time
+	forecast     forecast.Running
+	searchBudget searchBudget
+	// heldEntries is the number of entries that the policy held back in its last decision, although a slot was free for them.
+	heldEntries   int
+	recheckHeldAt time.Time // when the policy wants to decide again about these entries; zero: at no set time
 	roundCounts   roundCounts
 	recentSteps   recentSteps
 	tokenRate     tokenRate
-	steps         step.Times        // what the group's steps have taught
-	givenWeights  *step.RequestCost // weights of a SetStepModel event; nil: there was none, and they follow from steps
-	stepRanks     []step.Rank       // memory of reconstructLastStep: what the ranks did in a step
-	lastStep      Step              // last step that was reported; see recordSteps
-	endedTokens   int64             // tokens of all released requests that were in a step
-	handoffDelay  handoffDelay
-	prefillDelay  prefillDelay
-	tokensAtStep  int64 // group.generated when the last step was reported
+	steps         step.Times // the step times so far, and the step model learned from them
+	// givenWeights says how many KV tokens a request counts as, by a SetStepModel event; nil: the number is learned from the steps.
+	givenWeights *step.RequestCost
+	stepRanks    []step.Rank // buffer of reconstructLastStep: what each rank did in a step
+	lastStep     Step        // the last step that was reported; Number 0: none since the group was last idle
+	endedTokens  int64       // tokens that all released requests had generated on the group
+	handoffDelay handoffDelay
+	prefillDelay prefillDelay
+	tokensAtStep int64 // group.generated when the last step was reported
 }
 
-// roundCounts counts how a mixed group, whose ranks prefill and decode, has computed prompts so far. A policy may hold requests back and
-// send them together, in a round, so that all ranks compute prompts in the same steps.
+// roundCounts counts the steps of a group whose ranks prefill and decode (a mixed group), and the rounds of requests sent to it. A policy
+// may hold requests back and send them together, in a round, so that several ranks compute prompts in the same steps.
 type roundCounts struct {
 	rounds              uint64 // rounds that were sent
-	ranksFilled         uint64 // sum over these rounds of the ranks that then had a prompt to compute
+	ranksFilled         uint64 // sum over all rounds: ranks that had a prompt to compute just after the round was sent
 	steps               uint64 // steps that were reported
-	prefillSteps        uint64 // steps of these in which some rank computed a prompt
-	ranksInPrefillSteps uint64 // sum over the prefillSteps of all ranks
-	idleInPrefillSteps  uint64 // sum over the prefillSteps of the ranks that computed no prompt
+	prefillSteps        uint64 // reported steps in which at least one rank computed a prompt
+	ranksInPrefillSteps uint64 // sum over the prefillSteps: ranks of the group
+	idleInPrefillSteps  uint64 // sum over the prefillSteps: ranks that computed no prompt
 
-	heldSince time.Time     // when the first of the held entries could have been sent
-	maxHold   time.Duration // the policy holds no request longer than this
+	heldSince time.Time     // since when the policy has held back the oldest held entry
+	maxHold   time.Duration // longest time for which the policy holds a request back
 }
 
-// recentSteps has sums over the steps of a group, in which older steps count for less and less.
+// recentSteps has sums over the steps of a group. Each new step scales the older sums down, so that they describe about the last minute.
 type recentSteps struct {
-	waitedSeconds float64 // sum over the requests of their waits for the first token, without the time in which a policy held them back
+	// waitedSeconds is the sum over all requests: the seconds that each waited for its first token, without the time in which a policy held it
+	// back.
+	waitedSeconds float64
 	promptTokens  float64 // prompt tokens that the ranks computed
-	seconds       float64 // length of the steps
+	seconds       float64 // sum of the lengths of the steps, in seconds
 }
 
 const (
-	fadeSeconds = 60 // after so many seconds of steps, older steps count for about a third (1/e)
+	fadeSeconds = 60 // seconds of steps after which an older step counts for about a third (1/e)
 	longestStep = 5  // seconds; a longer step counts as this long, because a long standstill would dominate the means for minutes
 )
 
@@ -202,8 +235,8 @@ func (s *recentSteps) add(waiting float64, promptTokens int64, length time.Durat
 	s.seconds = s.seconds*fade + seconds
 }
 
-// means returns how many requests waited on average, and how many prompt tokens were computed per second; both are below 0 if no step was
-// reported.
+// means returns the mean number of requests that waited for their first token, and the prompt tokens computed per second. Both are -1 if no
+// step was reported.
 func (s *recentSteps) means() (waiting, promptTokensPerSecond float32) {
 	if s.seconds <= 0 {
 		return -1, -1
@@ -211,118 +244,133 @@ func (s *recentSteps) means() (waiting, promptTokensPerSecond float32) {
 	return float32(s.waitedSeconds / s.seconds), float32(s.promptTokens / s.seconds)
 }
 
-// waitingEntry is an entry that waits, as its event Enqueue brought it.
+// waitingEntry is an entry that waits for a slot.
 type waitingEntry struct {
 	Enqueue
-	restricted    bool      // some ranks may not get it; board.restrictedCount counts it
-	sendableSince time.Time // when a mixed rank first had a slot for it, so that its policy has held it back since; zero: none had
+	restricted bool // the entry may not go to every rank; board.restrictedCount counts such entries
+	// sendableSince is when a mixed rank first had a slot and KV room for the entry, so that only its policy has held it back since then.
+	// Zero: no rank had both yet.
+	sendableSince time.Time
 }
 
-// prompt returns the length of the prompt, in tokens.
+// prompt returns the length of the prompt in tokens, at least 0.
 func (w waitingEntry) prompt() int32 { return clampTokens(w.Entry.Prompt) }
 
 // pairs has the pairs of a prefill and a decode engine whose hand-offs fail. If both engines work with other engines, the connection
-// between them is broken: one engine may still use a connection from before a restart of the other, or the network may have lost a route.
-// Such a pair is quarantined: for one second it gets no hand-off that another rank can take. Then one hand-off is its trial. If the trial
-// fails, too, the time doubles, up to 30 s.
+// between the two is broken: for example, the network has lost a route, or one engine still uses a connection from before a restart of the
+// other. The board quarantines such a pair: for one second, it sends the pair's hand-offs to other ranks, if these can take them. Then one
+// hand-off is a trial of the pair. After each failed trial, the quarantine lasts twice as long, up to 30 s.
 type pairs struct {
 	suspected        map[Link]*linkHealth
-	quarantinedCount int       // how many pairs are quarantined; 0: rounds skip the checks of pairs
-	quarantineEndsAt time.Time // when the first quarantine ends for which entries wait in the pool; zero: none wait for that
+	quarantinedCount int       // number of quarantined pairs; 0: rounds need not look at pairs
+	quarantineEndsAt time.Time // when the first quarantine ends, if waiting entries could then be sent; zero: no entry waits for that
 }
 
-// linkHealth is the state of a pair whose hand-offs have failed since one last worked.
+// linkHealth is the state of a pair of engines whose last hand-off has failed.
 type linkHealth struct {
 	circuit        circuit.Circuit
-	failures       int       // failures in a row
-	prefillerWorks bool      // since the first failure, a hand-off of the prefill engine reached another decode engine
-	engineWorks    bool      // since the first failure, a hand-off of another prefill engine reached the decode engine
-	lastFailure    time.Time // last failure
+	failures       int  // hand-offs in a row that failed
+	prefillerWorks bool // since the first failure, a hand-off of the prefill engine reached another decode engine
+	engineWorks    bool // since the first failure, a hand-off of another prefill engine reached the decode engine
+	lastFailure    time.Time
 }
 
-// quarantined says whether hand-offs avoid the pair. The circuit is in service (InService) as long as it lets hand-offs through.
+// quarantined says whether the board sends no hand-offs to the pair, except one at a time as a trial.
 func (h *linkHealth) quarantined() bool { return !h.circuit.InService() }
 
-// Link is a prefill engine and a decode engine.
+// Link is a pair of a prefill engine and a decode engine between which hand-offs go.
 type Link struct{ Prefiller, Engine string }
 
-// orphan is the KV room on a rank that the prompt of a request may keep after the request has left, see orphans.go.
+// orphan is KV room on a rank that may stay taken after a request has ended, because its prefill engine was still writing the KV (see
+// orphans.go).
 type orphan struct {
 	tokens int64
 	since  time.Time
 }
 
-// kvPressure says whether a rank is tight: its engine has preempted requests for want of KV room, so the rank is kept emptier.
+// kvPressure says whether a rank is tight: its engine has preempted requests because KV room ran out, so for a while the board fills the
+// rank less (tight.go).
 type kvPressure struct {
-	lastPreemption time.Time // time of the last preemption
-	tightUntil     time.Time // end of the time in which the rank is tight; in the past: it is not tight
+	lastPreemption time.Time // zero: there was none
+	tightUntil     time.Time // the rank is tight until this time
 }
 
 // Throughput is how fast the slots of a board come free. Dispatcher.Room computes from it how many
 // hand-offs would get a slot in time.
 type Throughput struct {
 	Slots, Free int
-	Waiting     int     // entries in the pool without discarded hand-offs, see emitPace
-	Seconds     float64 // mean time that a request has its slot
-	tokens      float64 // mean KV tokens of a request at its end; 0: none has ended
+	Waiting     int     // waiting entries that have a client (see emitPace)
+	Seconds     float64 // mean time for which a request has its slot, in s
+	tokens      float64 // mean KV tokens of a request when it ends; 0: none has ended
 }
 
 // Binding says which slot an entry got, and how.
 type Binding struct {
-	Slot          int32 // index of the slot in the board
-	Worker        int32
-	WorkerName    string
-	Group         string // Worker.Group
-	Policy        string // name of the policy that decided; the fallback's if that decided
-	Stage         uint8  // Assignment.Stage, the part of the policy that chose: 0 the starvation guard, 1 one by one, 2 sets of entries
-	Score         float64
-	Wait          time.Duration // in the pool
-	InEngineQueue bool          // the rank has no slot or no KV room for the entry yet, so it waits in the engine's queue
-	Full          bool          // the rank has no slot or no KV room for the entry; unlike InEngineQueue, also set under immediate policies
-	NewTokens     int32         // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
-	Held          time.Duration // the part of Wait in which the policy held the entry back, to send it together with others
-	Step          uint32        // number of the group's step that was reported last; 0: none was
+	Slot       int32 // index of the slot in the table of the board
+	Worker     int32
+	WorkerName string
+	Group      string // Worker.Group
+	Policy     string // name of the policy that decided; it may be the fallback policy
+	// Stage is the part of the policy that chose the rank (Assignment.Stage): 0 the starvation guard, 1 one entry at a time, 2 sets of
+	// entries.
+	Stage uint8
+	Score float64
+	Wait  time.Duration // time that the entry waited in the pool
+	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue.
+	InEngineQueue bool
+	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, Full is also set under policies that send every entry at
+	// once.
+	Full      bool
+	NewTokens int32         // prompt tokens that the rank computes itself; 0: the KV comes from a prefill engine
+	Held      time.Duration // part of Wait in which the policy held the entry back, to send it together with others
+	// Step is the number of the group's step that was reported last before the entry was bound; 0: none was.
+	Step uint32
 
-	StepMs    float32 // for an entry that is bound before its prefill: length of a step of the group, in ms; 0: unknown
-	ComputeMs float32 // time until a mixed rank has computed the prompt and those before it, in ms; 0: unknown
+	// StepMs is the length of a step of the group, in ms, for an entry that is bound before its prefill; 0: unknown.
+	StepMs float32
+	// ComputeMs is the time until a rank that prefills has computed the entry's prompt and all prompts before it, in ms; 0: unknown.
+	ComputeMs float32
 }
 
-// Local says which decode ranks may compute a prompt that comes without a hand-off, and how much of it a
-// rank may compute.
+// Local says which decode ranks may compute the prompt of an entry that has no hand-off, and how many tokens of it a rank may compute.
 type Local struct {
-	Ranks []LocalRank // ranks that may compute the prompt
+	Ranks []LocalRank // the policy may choose only among these ranks
 
-	// Threshold is the longest part of a prompt that a rank may compute, in tokens. 0: a part may be computed if that
-	// takes no longer than a hand-off, see BreakEven.
+	// Threshold is the largest number of tokens of one prompt that a rank may compute. 0: as many as the rank computes in the time that a
+	// hand-off would take (see BreakEven).
 	Threshold int
-	// BreakEven is how many tokens an idle rank computes in the time of a
-	// hand-off. Each request that runs on the rank makes the computation longer, by an eighth of its time on an idle rank.
+	// BreakEven is the number of prompt tokens that an idle rank computes in the time of a hand-off. Each request that runs on the rank makes
+	// the computation longer, by an eighth of its time on an idle rank.
 	BreakEven float64
-	// InFlight bounds the prompt tokens that a rank may have to compute at one time, with those of this prompt.
+	// InFlight is the largest number of prompt tokens that a rank may have to compute at one time: those of this prompt, and of the prompts
+	// that it has not finished.
 	InFlight int
 }
 
-// LocalRank is a rank with the part of a prompt that it would have to compute.
+// LocalRank says how many tokens of a prompt a rank would have to compute itself.
 type LocalRank struct {
 	Worker int32
-	Tokens int // tokens of the prompt that are not in its prefix cache
+	Tokens int // prompt tokens that are not in the rank's prefix cache
 }
 
-// endedRequest is a request that was released, with the numbers of the steps that brought its first and its last tokens.
+// endedRequest is a released request. firstStep and lastStep are the numbers of the group's steps that brought the first and the last
+// tokens of its answer.
 type endedRequest struct {
 	firstStep, lastStep uint32
 	kv                  int64
-	promptInFirstStep   int64 // tokens of its prompt that the step of its first token computed, on a mixed rank
+	// promptInFirstStep is the number of its prompt tokens that a mixed rank computed in firstStep; 0 on a rank that does not prefill.
+	promptInFirstStep int64
 }
 
-// waitTimes has the times that the last 1000 admitted entries waited in the pool. The starvation guard uses their mean.
+// waitTimes has the times that the last 1000 admitted entries waited in the pool. The starvation guard, which serves overdue entries first,
+// uses the mean.
 type waitTimes struct {
-	last    [1000]time.Duration // a ring
-	n, next int                 // how many times it has, and the index at which the next one is written
+	last    [1000]time.Duration // ring buffer
+	n, next int                 // number of times in last, and the index at which the next time is written
 	sum     time.Duration
 }
 
-// add adds a time, which replaces the oldest one once the ring is full.
+// add adds a wait. Once 1000 are stored, it replaces the oldest one.
 func (w *waitTimes) add(d time.Duration) {
 	w.sum += d - w.last[w.next]
 	w.last[w.next] = d
@@ -330,7 +378,7 @@ func (w *waitTimes) add(d time.Duration) {
 	w.n = min(w.n+1, len(w.last))
 }
 
-// meanMs returns the mean of the times in ms; 0: no entry was admitted yet.
+// meanMs returns the mean wait in ms; 0: no entry was admitted yet.
 func (w *waitTimes) meanMs() float32 {
 	if w.n == 0 {
 		return 0
@@ -338,80 +386,85 @@ func (w *waitTimes) meanMs() float32 {
 	return float32(w.sum.Seconds() * 1000 / float64(w.n))
 }
 
-// Boards are the boards of all models. They mirror the decode ranks with their requests, and have the pools of entries that wait for ranks.
-// They have no goroutine, clock, log, metric or lock: their owner applies events with the current time, and carries out the effects that
-// Apply returns.
+// Boards has one board for each model. A board mirrors the model's decode ranks with their requests, and has the pool of entries that wait
+// for a rank. Boards has no goroutine, clock, log, metric or lock: its owner applies events with the current time, and carries out the
+// effects that Apply returns.
 type Boards struct {
 	*allBoards
 	boards   map[string]*board // by model
 	inOrder  []*board          // the same boards, sorted by model
-	round    *board            // the board whose round was decided, until the event Decided; nil: none
+	round    *board            // the board whose policy has decided, until the event Decided brings the duration; nil: none
 	draining bool
 }
 
-// allBoards is shared by all boards: it has the settings, the learned tables, and the effects of the current event.
+// allBoards is what all boards share: the settings, the learned tables, and the effects of the current event.
 type allBoards struct {
 	cfg              Config
-	policySpec       string          // of the policy of barrier groups, as the settings give it
-	policyName       string          // canonical name of this policy
-	sharedGroupNames map[string]bool // group names that are used for several models
+	policySpec       string          // spec of the policy of barrier groups, as the settings give it
+	policyName       string          // canonical name of the policy of barrier groups
+	sharedGroupNames map[string]bool // names that groups of several models have
 
-	twinNeeds []policy.Requirements // needs of the policies that the twin replays
+	twinNeeds []policy.Requirements // what the policies that the twin replays read from a Snapshot
 
-	fit        *predictor.Fit                   // what predictors start from; nil: from nothing
-	predictors map[PredictorKey]*predictorState // they stay when the board of their model is removed
+	fit        *predictor.Fit                   // fit file that new predictors start from; nil: they start from nothing
+	predictors map[PredictorKey]*predictorState // a predictor stays when the board of its model is removed
 
-	effects []Effect  // effects of the current event, to be carried out
+	effects []Effect  // effects of the current event, which Apply returns
 	now     time.Time // time of the current event
 }
 
-// emit adds an effect to those of the current event.
+// emit adds an effect to those that Apply returns for the current event.
 func (a *allBoards) emit(e Effect) { a.effects = append(a.effects, e) }
 
-// policyInUse is a policy with what the board needs to run it. Each group has its own, because a policy keeps memory, for example which
-// rank is next in turn.
+// policyInUse is a policy with what the board needs to run it. Each group has a policyInUse of its own, because a policy has state: for
+// example, which rank is next in turn.
 type policyInUse struct {
 	policy.Policy
 	spec       string
 	name       string
-	shared     *allBoards      // what the boards share, such as the settings
-	sendsAhead bool            // it sends requests before their slots are free (ahead.go)
-	readsHits  bool            // it reads which ranks have a part of a prompt in their prefix caches
-	predictor  *predictorState // tables for its predictions; nil: it reads none
+	shared     *allBoards      // settings and tables of all boards
+	sendsAhead bool            // the policy sends requests before their slots are free (ahead.go)
+	readsHits  bool            // the policy reads which ranks have a part of a prompt in their prefix caches
+	predictor  *predictorState // tables of the output lengths that the policy predicts; nil: the policy needs none
 }
 
 // slotRecord is a request that has a slot of a rank, from its admission until its release.
 type slotRecord struct {
-	rank                   *rank // nil: the index is free
-	pos                    int   // in rank.slots and rank.running
-	id, key                uint64
-	prefiller              string    // engine that the KV of its prompt comes from; "": there was no hand-off
-	prompt                 int32     // tokens, with the tokens of its answer that earlier ranks generated
-	age                    int32     // tokens of its answer that earlier ranks generated
-	newTokens              int32     // prompt tokens that the rank has to compute
-	discard                bool      // no client waits for it: it runs only to make its prefill engine free the KV
-	unpinned               bool      // the engine runs it on any of its ranks, so its KV is charged to all of these in equal parts
-	started                bool      // its first event has come, as counted last
-	inEngineQueue          bool      // it waits in the engine's queue, because the rank has no slot or no KV room for it
-	boundAt                time.Time // when it was bound
-	boundAtStep            uint32    // number of the group's step that was reported last before it was bound; 0: none was
-	early                  bool      // it was bound before its prefill
-	notDecoding            bool      // it is early or on a mixed rank, and no decode step has read its KV yet; all others count as decoding
-	promptLeft             int32     // tokens of its prompt that a mixed rank has yet to compute
-	chunks                 chunks    // how much of its prompt the last steps computed
-	tokensBeforePreemption int32     // tokens that its answer had when a mixed rank preempted it; 0: it was not preempted
+	rank      *rank // rank of the request; nil: no request has this index
+	pos       int   // index of the request in rank.slots and rank.running
+	id, key   uint64
+	prefiller string // prefill engine that the KV of the prompt comes from; empty: there was no hand-off
+	prompt    int32  // prompt tokens, with the tokens of the answer that earlier ranks generated
+	age       int32  // tokens of the answer that earlier ranks generated, before the request was resumed here
+	newTokens int32  // prompt tokens that the rank has to compute
+	discard   bool   // no client waits for the answer: the request runs only to make its prefill engine free the KV
+	// unpinned: the engine may run the request on any of its ranks, so its KV is charged to all of these in equal parts (unpinned.go).
+	unpinned      bool
+	started       bool      // the first event of the answer has come, as the board read it last
+	inEngineQueue bool      // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
+	boundAt       time.Time // when the request got this slot
+	// boundAtStep is the number of the group's step that was reported last before the request was bound; 0: none was.
+	boundAtStep uint32
+	early       bool // the request was bound before its prefill
+	// notDecoding: no decode step has read the KV of the request yet. It can be true only for early requests and on mixed ranks; all other
+	// requests count as decoding from the start.
+	notDecoding bool
+	promptLeft  int32  // prompt tokens that a mixed rank has yet to compute
+	chunks      chunks // how many prompt tokens the last steps computed, on a mixed rank
+	// tokensBeforePreemption is the number of tokens that the answer had when a mixed rank preempted the request; 0: it was not preempted.
+	tokensBeforePreemption int32
 	estimate               estimate
 }
 
-// slotTable has the records of all slots by index, and the totals of what was ever charged and released. The totals do not depend on the
-// records, so that drift can compare the two while the program runs, and find mistakes in the accounts.
+// slotTable has the records of all slots by index, and the totals of all slots and KV tokens that were ever charged and released. The
+// totals are counted apart from the records. So drift can compare the two while the program runs, and find mistakes in the accounts.
 type slotTable struct {
 	records     []slotRecord
-	freeIndices []int32 // free indices of records; the last one is used first
+	freeIndices []int32 // indices of records that no request uses; the last of them is used next
 	charged     tally
 	released    tally
-	keptTotal   int64 // total of the KV tokens that engines have ever kept of ended answers
-	freedTotal  int64 // total of the kept KV tokens that they have freed since
+	keptTotal   int64 // KV tokens that engines have kept of ended answers, in total since the start
+	freedTotal  int64 // KV tokens of keptTotal that the engines have freed since
 }
 
 // tally counts slots and the KV tokens of their prompts.
@@ -423,10 +476,11 @@ func (t *tally) add(s *slotRecord) {
 	t.kvTokens += int64(s.prompt)
 }
 
-// clampTokens returns a number of tokens as an int32, at least 0.
+// clampTokens converts a number of tokens to an int32 between 0 and the largest int32.
 func clampTokens(n int) int32 { return int32(min(max(0, n), math.MaxInt32)) }
 
-// policyInForce returns the policy that decides now: the chosen one, or the fallback after rounds that were too slow.
+// policyInForce returns the policy that decides now: the chosen policy, or the fallback policy for some rounds after the chosen policy was
+// too slow.
 func (g *group) policyInForce() *policyInUse {
 	if g.fallbackRounds > 0 {
 		return &g.fallbackPolicy
@@ -434,7 +488,7 @@ func (g *group) policyInForce() *policyInUse {
 	return &g.chosenPolicy
 }
 
-// rankWithID returns the rank with an ID; nil: the group has no such rank, or it is down.
+// rankWithID returns the rank of the group with a worker ID; nil: the group has no such rank, or the rank is down.
 func (g *group) rankWithID(id int32) *rank {
 	at, ok := slices.BinarySearchFunc(g.steppingRanks, id, func(r *rank, id int32) int { return cmp.Compare(r.ID, id) })
 	if !ok {
@@ -443,21 +497,21 @@ func (g *group) rankWithID(id int32) *rank {
 	return g.steppingRanks[at]
 }
 
-// Gauged reports how many KV tokens were in use on a worker at the time At, by the metrics (gauges) of its engine.
+// Gauged is the event that an engine's metrics (gauges) were read: at the time At, KVTokens were in use on a worker.
 type Gauged struct {
 	Worker   int32
 	KVTokens int64
 	At       time.Time
 }
 
-// hasBegun says whether the first event of a slot's answer has come. If the engine reports the answer's tokens only at its end
-// (unreported.go), the board's estimate says whether it has its first token.
+// hasBegun says whether the first event of a slot's answer has come. If the engine reports the tokens of the answer only at its end, the
+// board's estimate decides instead: whether the answer has its first token (unreported.go).
 func (b *board) hasBegun(slot int32) bool {
 	return b.firstEventCame(slot) || b.slots.records[slot].estimate.firstStep != 0
 }
 
-// firstEventCame says whether the first event of a slot has come, which shows that its KV is on the rank. It notes this in the slot's
-// record, because the Counts are dropped after the current event.
+// firstEventCame says whether the first event of a slot's answer has come, which shows that the KV is on the rank. It stores a true in the
+// slot's record, because the Counts are dropped after the current event.
 func (b *board) firstEventCame(slot int32) bool {
 	s := &b.slots.records[slot]
 	s.started = s.started || b.counts != nil && b.counts.started(slot)
@@ -476,8 +530,8 @@ func (l *Boards) groupWithKey(key GroupKey) (*board, *group) {
 	return nil, nil
 }
 
-// label returns the name of a group in metrics and in the decision log. Ranks without a barrier are labelled dense, because the models that
-// need no barrier are dense ones.
+// label returns the name of a group in metrics and in the decision log. The group of ranks without a barrier is called dense, because dense
+// models need no barrier.
 func (b *board) label(g *group) string {
 	switch {
 	case !g.barrier:
@@ -488,33 +542,35 @@ func (b *board) label(g *group) string {
 	return g.name
 }
 
-// key returns the key of a group, which effects and events use.
+// key returns the key by which events and effects name the group.
 func (b *board) key(g *group) GroupKey { return GroupKey{b.model, g.name, g.barrier} }
 
-// predictorState is what is learned about the output lengths of a model, for one kind of predictor: the tables in force.
+// predictorState has the tables in use for predictions of the output lengths of one model, by one kind of predictor.
 type predictorState struct {
 	PredictorKey
 	*Tables
 }
 
-// Names is the set of model names that an engine lists. A set never changes. Engines that list the same names share one value, so that
-// sets can be compared by their pointers. nil stands for a list that is not known, and has every name.
+// Names is the set of model names that an engine lists. A set never changes. Engines that list the same names share one *Names, so that
+// lists can be compared by their pointers. A nil *Names stands for a list that is not known, and counts as having every name.
 type Names struct{ set map[string]struct{} }
 
-// namePlacement has the ranks of a name that some ranks of a board list and others do not.
+// namePlacement says where a model name is listed that some ranks of a board list and others do not.
 type namePlacement struct {
-	ranks             []*rank  // present ranks that list the name, ascending ID
+	ranks             []*rank  // ranks of the fleet that list the name, ascending ID
 	wholeGroups       []*group // groups in which all ranks list the name
-	partialGroupRanks []*rank  // the others of ranks: not all ranks of their groups list the name
+	partialGroupRanks []*rank  // ranks that list the name, in groups in which another rank does not list it
 
-	upOrAwaited     int       // how many of these ranks are up or awaited
-	largestPrompt   int64     // largest prompt that any of these ranks could ever take, in KV tokens
-	outageGraceEnds time.Time // end of outageGrace while all these ranks are down; zero: one is up
-	noFreeSlot      bool      // none of partialGroupRanks has a slot left in this tick
-	waiting         int       // entries in the pool that ask for the name, without discarded hand-offs
+	upOrAwaited int // number of ranks that list the name and are up, or will soon be up
+	// largestPrompt is the largest prompt that any rank that lists the name could take if it were idle, in KV tokens.
+	largestPrompt int64
+	// outageGraceEnds is when waiting entries are refused while all ranks that list the name are down; zero: one of these ranks is up.
+	outageGraceEnds time.Time
+	noFreeSlot      bool // no rank of partialGroupRanks has a free slot left in this tick
+	waiting         int  // waiting entries that ask for the name and have a client
 }
 
-// lister has what partialNames depends on: a rank, its group and the names that it lists.
+// lister is a rank with its group and the names that it lists. If no lister has changed, partialNames need not be computed anew.
 type lister struct {
 	rank  *rank
 	group *group

@@ -14,13 +14,13 @@ import (
 
 // Status describes the boards for GET /status and for metrics.
 type Status struct {
-	Policy string        `json:"policy"` // of barrier groups
+	Policy string        `json:"policy"` // name of the policy of barrier groups, whose ranks step together
 	Models []ModelStatus `json:"models"`
 	Drift  DriftStatus   `json:"audit_drift"`
 }
 
-// DriftStatus is the result of a check of the accounts: what was charged, less what was released, less what is still charged. Any number
-// but zero is a bug.
+// DriftStatus is the result of an audit of slots and KV tokens: the total that was charged to ranks, less the total that was released, less
+// what is still charged. Any number but zero is a bug in evenkeel.
 type DriftStatus struct {
 	Slots    int64 `json:"slots"`
 	KVTokens int64 `json:"kv_tokens"`
@@ -31,154 +31,186 @@ type ModelStatus struct {
 	Model         string         `json:"model"`
 	Pool          int            `json:"pool"`
 	OldestSeconds float64        `json:"oldest_seconds"`
-	PoolAges      []int          `json:"pool_ages"` // entries in each age class of PoolAgeSeconds; the last number is of the oldest entries
+	PoolAges      []int          `json:"pool_ages"` // waiting entries in each age class of PoolAgeSeconds; the last class has no upper bound
 	Ticks         uint64         `json:"ticks"`
 	Finished      uint64         `json:"finished"`
 	Cancelled     uint64         `json:"cancelled"`
 	Failed        uint64         `json:"failed"`
-	OutputTokens  int64          `json:"output_tokens"` // of all requests that have ended
+	OutputTokens  int64          `json:"output_tokens"` // tokens of the answers of all requests that have ended
 	Groups        []GroupStatus  `json:"groups"`
 	Workers       []WorkerStatus `json:"workers"`
-	Pairs         []PairStatus   `json:"pairs,omitempty"` // pairs of engines whose hand-offs have failed since one last worked
-	// Predictors describe what is learned about the lengths of the model's answers, one for each kind of predictor.
+	Pairs         []PairStatus   `json:"pairs,omitempty"` // pairs of a prefill and a decode engine whose last hand-off failed
+	// Predictors has one report for each kind of predictor that learns the lengths of the model's answers.
 	Predictors []PredictorStatus `json:"predictors,omitempty"`
 }
 
-// PredictorStatus says what a predictor has learned about output lengths, and how good its predictions were that policies used.
+// PredictorStatus says from how many answers a predictor of output lengths has learned, and how good the predictions were that policies got
+// from it.
 type PredictorStatus struct {
 	Kind         string      `json:"kind"`
-	Outputs      int         `json:"outputs"` // finished requests that it remembers
+	Outputs      int         `json:"outputs"` // number of finished requests whose output lengths the predictor remembers
 	Keys         int         `json:"keys,omitempty"`
-	Drift        DriftReport `json:"drift"`          // difference of the last outputs from the table in use
-	DriftFromFit DriftReport `json:"drift_from_fit"` // difference of the last outputs from the fit file
+	Drift        DriftReport `json:"drift"`          // difference between the last output lengths and the table in use
+	DriftFromFit DriftReport `json:"drift_from_fit"` // difference between the last output lengths and the fit file (predictor.file)
 
 	Scores *predictor.Scores `json:"scores,omitempty"` // nil: no policy used a prediction
 
 	rows []predictor.Row // a sample of predictions, from which Score computes Scores
 }
 
-// DriftReport says how much the output lengths have changed.
+// DriftReport compares the distribution of the last output lengths with an older one: that of the table in use, or of the fit file.
 type DriftReport struct {
-	Distance float64 `json:"distance"` // largest difference between the two cumulative distributions
-	Critical float64 `json:"critical"` // by chance alone, Distance is larger than this once in a thousand times
+	Distance float64 `json:"distance"` // largest difference between the two cumulative distributions, 0 to 1
+	Critical float64 `json:"critical"` // without any change, chance alone makes Distance larger than this in one of a thousand comparisons
 	Drifted  bool    `json:"drifted"`
 }
 
-// GroupStatus describes a group of ranks about which a policy decides.
+// GroupStatus describes a group of ranks for which one policy decides.
 type GroupStatus struct {
 	GroupLoads
 	Held   int   `json:"held"`   // entries that the last decision held back although a slot was free for them
-	Budget int32 `json:"budget"` // evaluations that the policy may spend on the next tick
+	Budget int32 `json:"budget"` // number of placement changes that the policy may try in its next round
 
-	Step *StepStatus `json:"step,omitempty"` // nil without barrier
+	Step *StepStatus `json:"step,omitempty"` // nil for ranks without a barrier, which have no common steps
 
 	GroupReports
 
 	Steps StepHistogram `json:"-"`
 }
 
-// GroupReports has the reports about a group that only some groups have.
+// GroupReports has the reports that exist only for some groups.
 type GroupReports struct {
-	Rounds *RoundStatus  `json:"rounds,omitempty"` // nil where the ranks do not prefill
-	Twin   *verdict.Twin `json:"twin,omitempty"`   // nil without dispatch.twin, and before its first verdict
+	Rounds *RoundStatus `json:"rounds,omitempty"` // nil if the ranks of the group do not prefill
+	// Twin is the result of replaying the last minutes under other policies; nil without dispatch.twin, and before the first result.
+	Twin *verdict.Twin `json:"twin,omitempty"`
 }
 
 // GroupLoads describes a group, and how equal the loads of its ranks are.
 type GroupLoads struct {
-	Name            string  `json:"name"`            // empty for the ranks of a model that have no barrier: they are one group
-	Barrier         bool    `json:"barrier"`         // its ranks step together: each step waits for the slowest rank
-	Policy          string  `json:"policy"`          // in force now
-	FallbackRounds  int     `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
-	SteppingRanks   int     `json:"stepping_ranks"`  // all but those whose engine is down; the loads below are theirs
-	KVTokens        int64   `json:"kv_tokens"`       // of all these ranks
-	MeanTokens      float64 `json:"mean_tokens"`
-	LeastTokens     int64   `json:"least_tokens"`
-	MostTokens      int64   `json:"most_tokens"`
-	ImbalanceTokens int64   `json:"imbalance_tokens"` // sum over the ranks of the largest load less the rank's own load
-	IdleShare       float64 `json:"idle_share"`       // imbalance_tokens as a share of the KV tokens if all ranks had the largest load
+	Name           string `json:"name"`            // empty for the group of all ranks of a model that have no barrier
+	Barrier        bool   `json:"barrier"`         // true: the ranks of the group step together, so each step waits for the slowest rank
+	Policy         string `json:"policy"`          // name of the policy that decides now
+	FallbackRounds int    `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
+	// SteppingRanks is the number of ranks of the group whose engines are not down. The loads below are those of these ranks.
+	SteppingRanks int     `json:"stepping_ranks"`
+	KVTokens      int64   `json:"kv_tokens"` // KV tokens on all ranks of the group whose engines are not down
+	MeanTokens    float64 `json:"mean_tokens"`
+	LeastTokens   int64   `json:"least_tokens"`
+	MostTokens    int64   `json:"most_tokens"`
+	// ImbalanceTokens is the sum over the ranks: the largest KV load of any rank less the KV load of this rank.
+	ImbalanceTokens int64 `json:"imbalance_tokens"`
+	// IdleShare is imbalance_tokens divided by the KV tokens that the group would hold if every rank had the largest load, 0 to 1.
+	IdleShare float64 `json:"idle_share"`
 }
 
-// RoundStatus describes how requests were sent to ranks that prefill and decode: together, in rounds.
+// RoundStatus describes how requests were sent to ranks that prefill and decode. The policy holds requests back and sends them together, in
+// a round, so that several ranks compute prompts in the same steps.
 type RoundStatus struct {
-	Sent         uint64  `json:"sent"`                // rounds
-	RanksFilled  float64 `json:"ranks_filled"`        // mean number of ranks that had a prompt to compute when a round was sent
-	Steps        uint64  `json:"steps"`               // steps that were reported
-	PrefillSteps uint64  `json:"prefill_steps"`       // steps in which a rank computed a prompt
-	EmptyShare   float64 `json:"empty_share"`         // mean share of the ranks that computed no prompt in such a step
-	MostBacklog  int64   `json:"most_backlog_tokens"` // prompt tokens that the rank with the most of them has yet to compute
-	MeanBacklog  float64 `json:"mean_backlog_tokens"`
-	HeldS        float64 `json:"held_seconds"`     // since the first held entry could have been sent; 0: none is held
-	MaxHoldS     float64 `json:"max_hold_seconds"` // the policy holds no request longer than this
+	Sent         uint64  `json:"sent"`          // rounds that were sent
+	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks that had a prompt to compute just after a round was sent
+	Steps        uint64  `json:"steps"`         // steps of the group so far
+	PrefillSteps uint64  `json:"prefill_steps"` // steps in which at least one rank computed a prompt
+	EmptyShare   float64 `json:"empty_share"`   // mean share of the ranks that computed no prompt in a prefill step, 0 to 1
+	// MostBacklog is the largest backlog of any rank, in prompt tokens that the rank has yet to compute.
+	MostBacklog int64   `json:"most_backlog_tokens"`
+	MeanBacklog float64 `json:"mean_backlog_tokens"`
+	HeldS       float64 `json:"held_seconds"`     // seconds for which the policy has held back the oldest held entry; 0: no entry is held
+	MaxHoldS    float64 `json:"max_hold_seconds"` // longest time for which the policy holds a request back, in seconds
 }
 
 // StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
-	MeanMs         float32         `json:"mean_ms"`           // 0 = unknown
-	C0Ms           float64         `json:"c0_ms"`             // of the model in force
-	C1Ms           float64         `json:"c1_ms"`             // time that a KV token of the fullest rank adds; 0 = unknown
-	RequestMs      float64         `json:"request_ms"`        // time that a request of the fullest rank adds; 0 = not sure yet
-	OwnPromptMs    float64         `json:"own_prefill_ms"`    // time that a prompt token adds if the slowest rank computes it; 0 = unknown
-	SharedPromptMs float64         `json:"shared_prefill_ms"` // time that a prompt token of any rank adds, times the number of ranks
-	PrefillMs      float64         `json:"prefill_step_ms"`   // time that a step takes longer if any rank computes a prompt
-	RequestTokens  int64           `json:"request_tokens"`    // a request counts as this many KV tokens for policies, even while no model is good enough to be used: half in the load of its rank, and half on the rank with most requests
-	Source         string          `json:"source"`            // learned or configured, empty: no model
-	Bottleneck     step.Bottleneck `json:"requests_of"`       // ranks that a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests; empty: the steps do not show it
-	Samples        uint64          `json:"samples"`           // steps regressed
-	R2             float64         `json:"r2"`                // of the learned model, in force or not
-	ModelMs        float64         `json:"model_ms"`          // a step at the present loads by the model in force; 0 = no model
-	LostShare      float64         `json:"lost_share"`        // the part of ModelMs that imbalance costs, 0 to 1
-	LostMs         float64         `json:"lost_ms"`           // the part of ModelMs that imbalance costs, in ms
-	Says           string          `json:"says"`              // LostShare in a sentence; empty while there is no model
-	Why            string          `json:"why,omitempty"`     // why there is no model
+	MeanMs float32 `json:"mean_ms"` // mean length of a step at the present loads; 0: unknown
+	C0Ms   float64 `json:"c0_ms"`   // part of the step time that does not depend on the load, by the step model in use
+	C1Ms   float64 `json:"c1_ms"`   // time that one KV token on the fullest rank adds to a step; 0: unknown
+	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: the steps do not surely show it yet.
+	RequestMs   float64 `json:"request_ms"`
+	OwnPromptMs float64 `json:"own_prefill_ms"` // time that one prompt token adds to a step if the slowest rank computes it; 0: unknown
+	// SharedPromptMs is the time that one prompt token on any rank adds to a step, times the number of ranks.
+	SharedPromptMs float64 `json:"shared_prefill_ms"`
+	PrefillMs      float64 `json:"prefill_step_ms"` // time that a step takes longer if any rank computes a prompt in it
+	// RequestTokens is how many KV tokens policies count for each request beside the request's own KV: half in the load of its rank, and half
+	// on the rank with the most requests. It is set even while no step model is good enough to be used.
+	RequestTokens int64 `json:"request_tokens"`
+	// Source is where the step model in use comes from: learned or configured. Empty: there is no model.
+	Source string `json:"source"`
+	// Bottleneck says which ranks a step waits for: the fullest rank, or two ranks, one with the most KV and one with the most requests.
+	// Empty: the steps do not show it.
+	Bottleneck step.Bottleneck `json:"requests_of"`
+	Samples    uint64          `json:"samples"` // number of steps from which the step model was learned
+	// R2 is the share of the variance of step times that the learned model explains, 0 to 1, even if that model is not in use.
+	R2 float64 `json:"r2"`
+	// ModelMs is the length of a step at the present loads by the step model in use; 0: there is no model.
+	ModelMs   float64 `json:"model_ms"`
+	LostShare float64 `json:"lost_share"`    // share of model_ms that the imbalance of the ranks costs, 0 to 1
+	LostMs    float64 `json:"lost_ms"`       // part of model_ms that the imbalance of the ranks costs, in ms
+	Says      string  `json:"says"`          // a sentence with lost_share in percent; empty while there is no step model
+	Why       string  `json:"why,omitempty"` // reason for which there is no step model; empty: there is one
 
-	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"` // mean time that a rank waited for the others before a step, by its engine's metrics, between their last two readings; 0: no engine reports it, or there was no step between them
+	// SyncWaitMs is the mean time for which a rank waited for the other ranks before a step, between the last two reads of the engines'
+	// metrics. 0: no engine reports the time, or there was no step between the two reads.
+	SyncWaitMs float64 `json:"sync_wait_ms,omitempty"`
 }
 
-// StepHistogram has the values of the metric evenkeel_step_seconds.
+// StepHistogram is the histogram of step times behind the metric evenkeel_step_seconds.
 type StepHistogram = step.Histogram
 
 // WorkerStatus describes one decode rank.
 type WorkerStatus struct {
-	ID            int32  `json:"id"`
-	Name          string `json:"name"`
-	Group         string `json:"group"`
-	Barrier       bool   `json:"barrier"`
-	State         string `json:"state,omitempty"` // absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd; the fleet fills it in
-	Why           string `json:"why,omitempty"`   // why it takes no requests; the fleet fills it in
-	Up            bool   `json:"up"`
-	Down          bool   `json:"down"`    // its engine does not answer or goes on without it, so it does not step with its group
-	Removed       bool   `json:"removed"` // no longer in the fleet, but some of its slots are not released yet
-	Slots         int    `json:"slots"`
-	Limit         int    `json:"limit"`        // slots that may be used now; 0 while the rank is not up
-	Used          int    `json:"used"`         // may be above slots under an immediate policy, or because of beyond_slots
-	InEngineQueue int    `json:"beyond_slots"` // used slots whose requests wait in the engine's own queue, because no slot or no KV room is free
+	ID      int32  `json:"id"`
+	Name    string `json:"name"`
+	Group   string `json:"group"`
+	Barrier bool   `json:"barrier"`
+	// State is absent, down, late, out, starting, up, paused, halted, unowned, broken, lost, draining or odd. The fleet fills this field in,
+	// and not the board.
+	State string `json:"state,omitempty"`
+	Why   string `json:"why,omitempty"` // reason for which the rank takes no requests; the fleet fills this field in
+	Up    bool   `json:"up"`
+	// Down: the rank's engine does not answer, or goes on without this rank, so the rank takes no part in the steps of its group.
+	Down    bool `json:"down"`
+	Removed bool `json:"removed"` // true: the rank has left the fleet, but some of its slots are not released yet
+	Slots   int  `json:"slots"`
+	Limit   int  `json:"limit"` // number of slots that may be used now; 0 while the rank is not up
+	// Used is the number of requests that have slots. It can be above slots under a policy that sends every request to its rank at once, or
+	// because of dispatch.beyond_slots.
+	Used int `json:"used"`
+	// InEngineQueue is the number of used slots whose requests wait in the engine's own queue, because no slot or no KV room is free for them.
+	InEngineQueue int    `json:"beyond_slots"`
 	Running       int    `json:"running"`
-	Transferring  int    `json:"transferring"`          // admitted, no event seen yet
-	Output        int64  `json:"output_tokens"`         // of all answers since the rank joined the fleet
+	Transferring  int    `json:"transferring"`          // requests that have a slot but no first event of their answer yet
+	Output        int64  `json:"output_tokens"`         // tokens of all answers of the rank since it joined the fleet
 	Answers       uint64 `json:"answers"`               // complete answers since the rank joined the fleet
 	Empty         uint64 `json:"empty_answers"`         // complete answers that the engine ended without any text
 	NoUsage       uint64 `json:"answers_without_usage"` // complete answers for which the engine reported no token usage
 	KVTokens      int64  `json:"kv_tokens"`
-	Unread        int64  `json:"unread_kv_tokens,omitempty"` // the part of KVTokens for requests that do not decode yet, which no step reads
-	Others        int64  `json:"others_kv_tokens"`           // of requests of other proxies, just after this proxy has taken over the rank
-	Capacity      int64  `json:"capacity"`                   // KV tokens, 0 = unlimited
-	Tight         bool   `json:"tight"`                      // its engine preempted requests, so it is kept emptier for a while
-	Early         bool   `json:"early,omitempty"`            // its requests are bound before their prefill
-	Bound         int    `json:"bound,omitempty"`            // requests that were bound before their prefill and have no event yet
-	Mixed         bool   `json:"mixed,omitempty"`            // it prefills and decodes
-	Backlog       int64  `json:"backlog_tokens,omitempty"`   // prompt tokens that it has yet to compute
-	Prompts       uint64 `json:"prompts,omitempty"`          // prompts that were sent to it so far, if it is mixed
-	Orphans       int64  `json:"orphan_kv_tokens,omitempty"` // of requests that ended before their KV had come, which its engine may still hold
-	Kept          int64  `json:"kept_kv_tokens,omitempty"`   // of ended answers, which its engine keeps for the next turns of their chats
-	Keeps         bool   `json:"keeps,omitempty"`            // its engine keeps the KV of ended answers
-	Lists         *Names `json:"-"`                          // model names that requests may ask for; /status shows those of its engine
+	// Unread is the part of kv_tokens that belongs to requests that do not decode yet, so that no decode step reads it.
+	Unread int64 `json:"unread_kv_tokens,omitempty"`
+	// Others is the KV tokens on the rank of requests that other proxies sent. It is above 0 only for a while after this proxy has taken over
+	// the rank.
+	Others   int64 `json:"others_kv_tokens"`
+	Capacity int64 `json:"capacity"` // KV tokens that the rank has room for; 0: unlimited
+	// Tight: the engine preempted requests for lack of KV room, so for a minute the rank gets less KV than usual.
+	Tight   bool   `json:"tight"`
+	Early   bool   `json:"early,omitempty"`          // true: requests get a slot of this rank before their prefill
+	Bound   int    `json:"bound,omitempty"`          // requests that got a slot before their prefill and have no event yet
+	Mixed   bool   `json:"mixed,omitempty"`          // true: the rank prefills and decodes
+	Backlog int64  `json:"backlog_tokens,omitempty"` // prompt tokens that the rank has yet to compute
+	Prompts uint64 `json:"prompts,omitempty"`        // prompts that were sent to the rank so far; 0 if it does not prefill
+	// Orphans is the KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may still hold room for
+	// them.
+	Orphans int64 `json:"orphan_kv_tokens,omitempty"`
+	// Kept is the KV tokens of ended answers that the rank's engine keeps for the next turns of their chats.
+	Kept  int64 `json:"kept_kv_tokens,omitempty"`
+	Keeps bool  `json:"keeps,omitempty"` // true: the rank's engine keeps the KV of ended answers for the next turns of their chats
+	// Lists has the model names that requests may ask for on this rank. GET /status shows them with the rank's engine instead.
+	Lists *Names `json:"-"`
 }
 
-// Loads is a short status of all boards that costs as little as possible. The ranks are in no order.
+// Loads has the loads of all ranks without the other parts of Status, so that it can be read often. The ranks are in no order.
 type Loads struct {
-	Ranks        []Load // ranks of the fleet that are not down
-	Pool         int    // entries that wait
-	OutputTokens int64  // of all requests that have ended or are running
+	Ranks        []Load // ranks that are in the fleet and whose engines are not down
+	Pool         int    // entries that wait in the pools of all boards
+	OutputTokens int64  // tokens of the answers of all requests that have ended or are running
 }
 
 // Load has the present load of one decode rank, and its answers since it joined the fleet.
@@ -186,11 +218,12 @@ type Load struct {
 	Worker         int32
 	Running        int
 	KVTokens       int64
-	Output         int64  // tokens of all its answers
-	Answers, Empty uint64 // complete answers, and those of them that the engine ended without any text
+	Output         int64  // tokens of all answers of the rank since it joined the fleet
+	Answers, Empty uint64 // complete answers, and those among them that the engine ended without any text
 }
 
-// Status returns a copy of what the boards hold. It uses the Counts that were applied just before.
+// Status returns a copy of the state of all boards. The tokens of running requests are those of the Counts that were applied last, so the
+// caller applies Counts just before.
 func (l *Boards) Status(now time.Time) Status {
 	defer l.forgetCounts()
 	s := Status{Policy: l.policyName, Models: make([]ModelStatus, 0, len(l.boards))}
@@ -203,7 +236,8 @@ func (l *Boards) Status(now time.Time) Status {
 	return s
 }
 
-// Loads returns the loads of the ranks. It uses the Counts that were applied just before.
+// Loads returns the present loads of all ranks. The tokens of running requests are those of the Counts that were applied last, so the
+// caller applies Counts just before.
 func (l *Boards) Loads() Loads {
 	defer l.forgetCounts()
 	ranks := 0
@@ -229,14 +263,15 @@ func (l *Boards) Loads() Loads {
 	return all
 }
 
-// refreshAll refreshes all ranks. This must be done before any load is read, because the refresh of a rank may charge KV to other ranks.
+// refreshAll updates the loads of all ranks by the last Counts. It must run before any load is read, because the update of one rank may
+// charge KV to other ranks (unpinned.go).
 func (b *board) refreshAll() {
 	for _, r := range b.ranks {
 		b.refresh(r)
 	}
 }
 
-// runningTokens returns how many tokens the answers have that the rank still generates.
+// runningTokens returns the number of tokens that the answers of the rank's running requests have so far.
 func (r *rank) runningTokens() (tokens int64) {
 	for i := range r.running {
 		tokens += int64(r.running[i].Generated)
@@ -244,7 +279,7 @@ func (r *rank) runningTokens() (tokens int64) {
 	return tokens
 }
 
-// begunAnswers returns how many of the answers that a rank generates have begun.
+// begunAnswers returns how many running requests of the rank have got the first event of their answers.
 func (b *board) begunAnswers(r *rank) (n int) {
 	for _, slot := range r.slots {
 		if b.hasBegun(slot) {
@@ -254,7 +289,7 @@ func (b *board) begunAnswers(r *rank) (n int) {
 	return n
 }
 
-// status returns the status of the board, and refreshes all its ranks before.
+// status returns the status of the board. It first updates the loads of all ranks by the last Counts.
 func (b *board) status(now time.Time) ModelStatus {
 	m := ModelStatus{
 		Model: b.model, Pool: b.pool.Len(), OldestSeconds: b.pool.Oldest(now).Seconds(), Ticks: b.ticks,
@@ -277,7 +312,8 @@ func (b *board) status(now time.Time) ModelStatus {
 // PoolAgeSeconds are the upper bounds of the age classes of ModelStatus.PoolAges, in s; the last class has no bound.
 var PoolAgeSeconds = []float64{0.1, 0.3, 1, 3, 10, 30}
 
-// poolAges returns how many entries wait, by age: up to each of PoolAgeSeconds, and longer.
+// poolAges returns the number of waiting entries in each age class: one number for each bound in PoolAgeSeconds, and a last one for longer
+// waits.
 func (b *board) poolAges(now time.Time) []int {
 	ages := make([]int, len(PoolAgeSeconds)+1)
 	for _, e := range b.pool.Entries() {
@@ -287,7 +323,7 @@ func (b *board) poolAges(now time.Time) []int {
 	return ages
 }
 
-// rankStatus returns the status of a rank, which must have been refreshed.
+// rankStatus returns the status of a rank. The caller must have updated the rank's loads with refresh.
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
@@ -312,7 +348,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	return w
 }
 
-// status returns the status of the group, whose ranks must have been refreshed.
+// status returns the status of the group. The caller must have updated the loads of its ranks with refresh.
 func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.policyInForce().name, g.fallbackRounds
@@ -328,7 +364,7 @@ func (g *group) status(now time.Time) GroupStatus {
 		s.ImbalanceTokens, s.IdleShare = kv.Imbalance(), kv.IdleShare()
 		s.Step, s.Steps = g.stepStatus(cost), g.steps.Histogram()
 	}
-	if isMixed := len(g.steppingRanks) > 0 && g.steppingRanks[0].Mixed; isMixed { // all ranks of a model are, or none is
+	if isMixed := len(g.steppingRanks) > 0 && g.steppingRanks[0].Mixed; isMixed { // within a model, either all ranks are mixed or none is
 		s.Rounds = g.roundStatus(now)
 	}
 	return s
@@ -353,7 +389,8 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 	return s
 }
 
-// stepStatus returns the status of the group's steps. loads has the loads of the ranks as rank.stepLoad returns them.
+// stepStatus returns the step times of the group, and what imbalance costs. loads has the load of each rank as rank.stepLoad returns it, in
+// KV tokens.
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{
@@ -371,8 +408,8 @@ func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	return s
 }
 
-// predictorStatuses reports every kind of predictor that is learned for the board's model, sorted by kind. The report of the kind that a
-// group's policy uses also has the group's forecasts with their outcomes (rows). Status.Score computes the scores from them later.
+// predictorStatuses reports each kind of predictor that is learned for the board's model, sorted by kind. A kind that a group's policy uses
+// also gets that group's past predictions with the real lengths (rows), from which Status.Score computes the scores later.
 func (b *board) predictorStatuses() []PredictorStatus {
 	var all []PredictorStatus
 	for key, learned := range b.predictors {
@@ -395,13 +432,13 @@ func (b *board) predictorStatuses() []PredictorStatus {
 	return all
 }
 
-// driftReport returns the form of a drift in which users see it.
+// driftReport adds to a drift whether it is larger than chance explains.
 func driftReport(d predictor.Drift) DriftReport {
 	return DriftReport{Distance: d.Distance, Critical: d.Critical, Drifted: d.Drifted()}
 }
 
-// Score computes the scores of the predictors. It is not part of Boards.Status, because it takes too long for the goroutine that owns the
-// boards and decides.
+// Score computes the scores of the predictors in the status. Boards.Status leaves this out, because it takes too long for the goroutine
+// that owns the boards and decides.
 func (s *Status) Score() {
 	for i := range s.Models {
 		for j := range s.Models[i].Predictors {

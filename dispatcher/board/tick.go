@@ -7,29 +7,30 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// SlowRounds is how many rounds of a group the fallback decides after a round that took longer than TickLimit.
+// SlowRounds is how many rounds the fallback policy decides for a group after a round of the chosen policy took longer than TickLimit.
 const SlowRounds = 64
 
-// guardWaits: an entry is overdue only if it has waited at least this many times the mean wait. With a smaller factor, most entries of a
-// saturated pool would be overdue, and the starvation guard would serve them first come, first served.
+// guardWaits is the smallest multiple of the mean wait after which an entry counts as overdue, so that the starvation guard serves it
+// first. With a smaller number, most entries of a saturated pool would be overdue, and the guard would serve them first come, first served.
 const guardWaits = 6
 
-// advance ends the waits that are over. If an event happened after which a rank may take an entry, it prepares the rounds of
-// decisions, which then follow one by one (see deciding).
+// advance ends all waits that are over. If an event happened after which a rank may take an entry, it prepares rounds of decisions, which
+// the caller then runs one by one (see deciding).
 func (b *board) advance(now time.Time) {
 	b.refuseInOutage(now)
 	b.refuseInNameOutage(now)
 	b.expire(now)
 	b.expireKept(now)
 	due := b.decisionDue(now)
-	b.entriesArrived = false // entries that came while a window is open wait for its end, which makes a round due in any case
+	// Entries that came while a window is open wait for its end, which makes a round due in any case.
+	b.entriesArrived = false
 	if !due {
 		b.emitPace()
 		return
 	}
 	b.decideNow, b.heldGroupStepped = false, false
 	b.windowEnds = time.Time{}
-	// Whatever still has to wait sets its time anew before the turn is over.
+	// These times are set anew before the end of the turn, for all entries and ranks that still have to wait.
 	b.recheckHeldAt, b.pairs.quarantineEndsAt = time.Time{}, time.Time{}
 	b.retryAvoidedAt, b.retrySparedAt, b.tightEndsAt = time.Time{}, time.Time{}, time.Time{}
 	b.updateSpared(now)
@@ -41,33 +42,34 @@ func (b *board) advance(now time.Time) {
 	}
 }
 
-// needsCounts says whether the next advance may read how many tokens the requests on the ranks have got, so that Counts must be applied
+// needsCounts says whether the next advance may read how many tokens the running requests have got, so that the caller must apply Counts
 // first.
 func (b *board) needsCounts(now time.Time) bool {
 	if b.pool.Len() == 0 {
 		return false
 	}
-	entryExpires := hasCome(b.pool.NextDeadline(), now) // expire then compares the loads of the ranks
+	entryExpires := hasCome(b.pool.NextDeadline(), now) // if an entry expires, bindOverdue compares the loads of the ranks
 	return entryExpires || b.decisionDue(now)
 }
 
-// decisionDue says whether an event happened, or a time has come, after which a rank may take an entry.
+// decisionDue says whether, since the last decision, an event happened or a time has come after which a rank may take an entry.
 func (b *board) decisionDue(now time.Time) bool {
 	windowOpen := !b.windowEnds.IsZero()
-	arrived := b.entriesArrived && (!windowOpen || b.anyImmediate()) // in a window, only an immediate policy decides at once
-	stepped := b.heldGroupStepped && !windowOpen                     // a policy decides about the entries that it holds back in each step
+	// While a window is open, only a policy that sends entries at once decides before its end.
+	arrived := b.entriesArrived && (!windowOpen || b.anyImmediate())
+	stepped := b.heldGroupStepped && !windowOpen // a policy decides in each step about the entries that it holds back
 	return b.decideNow || arrived || stepped ||
-		hasCome(b.windowEnds, now) || // the slots that came free in the window are given now, all together
+		hasCome(b.windowEnds, now) || // the window is over: all slots that came free in it are given now
 		hasCome(b.recheckHeldAt, now) || // the policy wants to decide about held entries
-		hasCome(b.retryAvoidedAt, now) || // an entry may now go to the ranks that it avoided
+		hasCome(b.retryAvoidedAt, now) || // an entry may now go to the ranks that failed it before
 		hasCome(b.retrySparedAt, now) || // a spared rank may get a request as its trial
-		hasCome(b.tightEndsAt, now) || // a tight rank has its whole room again
+		hasCome(b.tightEndsAt, now) || // a rank that was kept emptier after preemptions may be filled as usual again
 		hasCome(b.keptKVFreedAt, now) || // an engine has freed KV of ended answers
 		hasCome(b.pairs.quarantineEndsAt, now) // a quarantined pair may get a hand-off as its trial
 }
 
-// endTurn ends a turn, after all its rounds: it binds the entries that policies do not see, notes when a policy must decide about held
-// entries again, and emits the pace of the board.
+// endTurn ends a turn after all its rounds. It binds the entries that policies do not see, sets the time at which a policy must decide
+// again about held entries, and emits how many slots are free.
 func (b *board) endTurn(now time.Time) {
 	b.nextGroup = len(b.decidingGroups) // no group decides any more until the next tick
 	b.bindPartlyListed(now, afterPolicies)
@@ -75,13 +77,14 @@ func (b *board) endTurn(now time.Time) {
 	b.emitPace()
 }
 
-// anyImmediate says whether the policy in force of any group sends entries on at once.
+// anyImmediate says whether the policy in force of any group sends entries to ranks at once, even without a free slot.
 func (b *board) anyImmediate() bool {
 	return slices.ContainsFunc(b.groups, func(g *group) bool { return g.policyInForce().Immediate() })
 }
 
-// prepareRounds prepares the rounds: every group that can take an entry decides, the group with the fewest KV tokens per rank first. Each
-// group sees the entries that the groups before it have not taken. Before the rounds, it binds entries that policies do not see.
+// prepareRounds prepares one round for each group that can take an entry. The group with the fewest KV tokens per rank decides first. Each
+// group sees only the entries that the groups before it have not taken. Before the rounds, prepareRounds binds entries that policies must
+// not decide about.
 func (b *board) prepareRounds(now time.Time) {
 	for _, p := range b.sortedPlacements {
 		p.noFreeSlot = false
@@ -99,14 +102,14 @@ func (b *board) prepareRounds(now time.Time) {
 	b.localEntry, b.nextGroup, b.fallbackNext = nil, 0, false
 }
 
-// deciding says whether a group has yet to decide. While it returns true, only two calls may follow: runRound, which is one round of one
-// policy, and then finishRound, with the time that the round took, because a board has no clock.
+// deciding says whether a group has yet to decide. While it is true, only two calls may follow: runRound, which runs one policy, and then
+// finishRound with the duration of that round, because a board has no clock.
 func (b *board) deciding() bool {
 	return b.nextGroup < len(b.decidingGroups) && (b.localEntry != nil || b.pool.Len() > 0)
 }
 
-// runRound runs the round of the next group's policy. If this policy has just failed, the fallback decides instead: a bug in a policy then
-// makes the loads less equal, but no request fails.
+// runRound runs the policy of the next group once. If this policy has just failed, the fallback policy decides instead. So a bug in a
+// policy makes the loads less equal, but no request fails.
 func (b *board) runRound(now time.Time) {
 	g := b.decidingGroups[b.nextGroup]
 	p := g.policyInForce()
@@ -121,19 +124,21 @@ func (b *board) runRound(now time.Time) {
 	}
 }
 
-// finishRound judges the last round by the time that it took, and goes on to the next round or ends the turn.
+// finishRound checks whether the last round failed or took too long, and goes on to the next round or ends the turn. took is the duration
+// of the last round.
 func (b *board) finishRound(took time.Duration, now time.Time) {
 	g := b.decidingGroups[b.nextGroup]
 	if b.localEntry != nil {
 		b.finishLocalRound(g)
 		return
 	}
-	if b.fallbackNext { // this was the round of the fallback, which is not judged, because no other policy could replace it
+	// The fallback policy has decided. Its round is not judged, because no other policy could replace it.
+	if b.fallbackNext {
 		g.heldEntries, b.fallbackNext = 0, false
 	} else {
 		b.judgeRound(g, took)
 	}
-	if !b.fallbackNext { // else judgeRound wants the fallback to decide for the same group
+	if !b.fallbackNext { // otherwise judgeRound wants the fallback policy to decide for the same group
 		b.nextGroup++
 	}
 	if !b.deciding() {
@@ -141,13 +146,15 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 	}
 }
 
-// judgeRound lets the fallback take over if the round of the policy in force failed, broke a hard limit or took too long. After a slow
-// round the fallback decides the next SlowRounds rounds, otherwise only one, which follows at once (fallbackNext). judgeRound also adapts
-// the search budget of the policy to the duration of the round, and notes how many entries the policy held back.
+// judgeRound lets the fallback policy take over if the policy in force panicked, broke a hard limit, or took longer than TickLimit. After a
+// slow round, the fallback decides the next SlowRounds rounds. After the other failures, it decides only one round, which follows at once
+// (fallbackNext). judgeRound also adapts the search budget of the policy to the duration of the round, and notes how many entries the
+// policy held back.
 func (b *board) judgeRound(g *group, took time.Duration) {
 	p := g.policyInForce()
 	g.heldEntries = policy.Held(p.Policy)
-	if p == &g.fallbackPolicy { // one of the rounds after a slow round; no other policy could replace the fallback, so it is not judged
+	// The fallback decides for a while after a slow round. It is not judged, because no other policy could replace it.
+	if p == &g.fallbackPolicy {
 		g.fallbackRounds--
 		return
 	}
@@ -155,7 +162,7 @@ func (b *board) judgeRound(g *group, took time.Duration) {
 	switch {
 	case b.policyFailure != nil:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackPanic})
-		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the memory of the policy half written
+		g.chosenPolicy = b.policyFor(g.barrier) // the panic may have left the state of the old policy half written
 		b.fallbackNext = true
 	case b.invalidAssignments > 0:
 		b.emit(Effect{Kind: EffectFallback, Label: FallbackInvalid})
@@ -166,8 +173,9 @@ func (b *board) judgeRound(g *group, took time.Duration) {
 	}
 }
 
-// runPoolRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries. It counts the
-// assignments that cannot be bound (invalidAssignments). If the policy failed, there are no assignments.
+// runPoolRound runs one round for the entries of the pool: it fills the snapshot, calls the policy and binds the entries as the policy
+// assigned them. It counts the assignments that break a hard limit and are not bound (invalidAssignments). If the policy panicked, there
+// are no assignments.
 func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 	b.fillSnapshot(g, p, now)
 	b.runPolicy(g, p, now)
@@ -180,7 +188,7 @@ func (b *board) runPoolRound(g *group, p *policyInUse, now time.Time) {
 		if b.pairs.quarantinedCount > 0 && !b.avoidQuarantinedPair(g, p, i, now) {
 			continue // the entry stays in the pool
 		}
-		a := b.assignments[i] // with the rank that avoidQuarantinedPair may have put there
+		a := b.assignments[i] // read only now, because avoidQuarantinedPair may have put another rank there
 		if fault := b.bind(g, p, a, now); fault != "" {
 			b.invalidAssignments++
 			b.emit(Effect{Kind: EffectInvalid, Policy: p.name, Label: fault, ID: a.Entry, Worker: a.Worker})

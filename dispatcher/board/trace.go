@@ -6,13 +6,13 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// mostScores bounds how many scores of ranks a policy computes for the traces of one round, because explaining a round must not take longer
-// than deciding it. In a group of 144 ranks, the first 16 entries of a round get scores. The traces of the other entries only have the
-// loads of the ranks.
+// mostScores is the largest number of scores that a policy computes for the traces of one round, one for each entry and rank. Without this
+// bound, explaining a round could take longer than deciding it. In a group of 144 ranks, the first 16 entries of a round get scores. The
+// traces of the other entries only have the loads of the ranks.
 const mostScores = 16 * 144
 
-// writeTraces writes why each rank of a round was chosen into the traces of the entries, before these are bound. Enqueue brought the memory
-// of the traces, so that writeTraces allocates only when a group has grown.
+// writeTraces writes into the trace of each assigned entry why the policy chose its rank. It runs before the entries are bound. The memory
+// of the traces came with Enqueue, so writeTraces allocates only when a group has grown.
 func (b *board) writeTraces(g *group, p *policyInUse) {
 	if !b.cfg.Explain {
 		return
@@ -37,8 +37,9 @@ func (b *board) writeTraces(g *group, p *policyInUse) {
 		if weigher != nil && scoresLeft >= 0 {
 			lowerIsBetter, scored = weigher.Weigh(s, i, a, int64(w.prompt()), scores)
 		}
-		if !scored { // the policy has no scores, or mostScores is reached: no later entry of the round gets scores either
-			weigher, scores, lowerIsBetter = nil, nil, true // the KV tokens decide then, and fewer are better
+		// The policy has no scores, or mostScores is reached. In both cases, no later entry of the round gets scores either.
+		if !scored {
+			weigher, scores, lowerIsBetter = nil, nil, true // without scores, KV tokens rank the alternatives, and fewer are better
 		}
 		*w.Trace = Explanation{Tick: b.ticks, Waiting: len(s.Pool), Fullest: fullest, LowerIsBetter: lowerIsBetter}
 		addAlternatives(w.Trace, g, p.Immediate(), s, a.Worker, scores)
@@ -46,7 +47,8 @@ func (b *board) writeTraces(g *group, p *policyInUse) {
 }
 
 // addAlternatives adds the ranks that could have taken an entry to its trace, which keeps the best by score or, if scores is nil, by KV
-// tokens. A rank whose score is NaN could not have taken the entry. immediate: the policy lets the engine queue what has no free slot.
+// tokens. A rank whose score is NaN could not have taken the entry. immediate says that the policy sends entries even to a rank without a
+// free slot, where the engine queues them.
 func addAlternatives(explanation *Explanation, g *group, immediate bool, s *policy.Snapshot, chosen int32, scores []float64) {
 	for i, r := range g.steppingRanks {
 		worker := &s.Workers[i]

@@ -3,25 +3,25 @@ package board
 import "evenkeel/dispatcher/policy"
 
 // Unpinned requests. Some engines run a request of the Responses API on any of their ranks, whichever rank the request names, and do not
-// report on which. The policy chooses a rank as if the request ran there, and its slot is charged to this rank, so that the engine gets no
-// more requests than it has slots. But its KV is charged in equal parts to all ranks of the engine. On the other ranks, these parts count
-// as load and take room, like Worker.Others.
+// report on which. The policy chooses a rank as if the request ran there. The slot is charged to this rank, so that the engine gets no more
+// requests than it has slots. But the KV is charged in equal parts to all ranks of the engine. On the other ranks, these parts count as
+// load and take room, like Worker.Others.
 
-// kvPerOtherRank returns how many KV tokens of an unpinned request are charged to each of the other ranks of the engine; 0: there are no
-// other ranks. The request's field KVElsewhere is the sum over these ranks.
+// kvPerOtherRank returns how many KV tokens of an unpinned request are charged to each of the other ranks of its engine; 0: there are no
+// other ranks. request.KVElsewhere is the sum over all these ranks.
 func (r *rank) kvPerOtherRank(request *policy.Request) int64 {
 	return int64(request.KVElsewhere) / max(1, r.kvParts-1)
 }
 
-// divideKV divides the present KV tokens of an unpinned request of the rank equally among the ranks of the engine. It returns how many more
-// tokens of the request each other rank must be charged with than before.
+// divideKV divides the present KV tokens of an unpinned request equally among the ranks of its engine. It returns how many more tokens of
+// the request must be charged to each other rank than before.
 func (r *rank) divideKV(request *policy.Request) (more int64) {
 	before, now := r.kvPerOtherRank(request), (int64(request.Prompt)+int64(request.Generated))/r.kvParts
 	request.KVElsewhere = int32(now * (r.kvParts - 1))
 	return now - before
 }
 
-// chargeOtherRanks charges each of the other ranks of the engine with so many more KV tokens; below 0: with fewer.
+// chargeOtherRanks charges this many more KV tokens to each of the other ranks of the rank's engine; below 0: fewer.
 func (r *rank) chargeOtherRanks(tokens int64) {
 	if tokens == 0 {
 		return
@@ -34,8 +34,8 @@ func (r *rank) chargeOtherRanks(tokens int64) {
 }
 
 // regroupEngines finds the ranks of each engine, and divides the KV of unpinned requests anew among them. The requests of a rank that has
-// left the fleet may still run, so parts of them are charged to the other ranks of its engine. But no parts of other requests are charged
-// to this rank, because no policy looks at its load any more.
+// left the fleet may still run, so parts of their KV are charged to the other ranks of its engine. But no KV of other requests is charged
+// to the rank that has left, because no policy looks at its load any more.
 func (b *board) regroupEngines() {
 	engines := map[string][]*rank{}
 	for _, r := range b.ranks {
@@ -43,7 +43,8 @@ func (b *board) regroupEngines() {
 			engines[r.Engine] = append(engines[r.Engine], r)
 		}
 	}
-	for _, r := range b.ranks { // all first, because a rank may be charged with KV before its own turn in the next loop
+	// This loop resets all ranks first, because the next loop may charge KV to a rank before it comes to that rank.
+	for _, r := range b.ranks {
 		r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
 		r.engineRanks, r.kvParts = engines[r.Engine], 1
 		for _, other := range r.engineRanks {

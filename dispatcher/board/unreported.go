@@ -5,27 +5,27 @@ import (
 	"time"
 )
 
-// Unreported answers. An engine may report nothing of an answer before its end, because the answer comes in one piece or the engine holds
-// the text back. Until the engine reports the number of tokens at the end, the board assumes that such an answer grows as fast as the other
-// answers of the group: by the mean number of tokens that a request gets per second. This also suits engines that generate several tokens
-// per step, and groups without a barrier.
+// Unreported answers. An engine may report nothing about an answer before its end, because the answer comes in one piece or the engine
+// holds the text back. Only at the end does it report the number of tokens. Until then, the board assumes that such an answer grows as fast
+// as the other answers of the group: by the mean number of tokens that a request gets per second. This also suits engines that generate
+// several tokens per step, and groups without a barrier.
 
 const (
-	// measureEvery is the least time between two measurements of the streams of a group. It is as long as several steps, because each
-	// measurement costs time.
+	// measureEvery is the shortest time between two measurements of the streams of a group. It is as long as several steps, because each
+	// measurement takes time.
 	measureEvery = 100 * time.Millisecond
-	// rateMemory is the age at which an old measurement counts for about a third (1/e) in the mean.
+	// rateMemory is the age at which a measurement counts for only about a third (1/e) in the mean.
 	rateMemory = 10 * time.Second
 )
 
-// tokenRate is how fast the streams of a group get tokens.
+// tokenRate is the mean number of tokens per second that a stream of the group gets.
 type tokenRate struct {
 	measuredAt time.Time // time of the last measurement; zero: there was none
 	tokens     float64   // sum of the tokens that streams got; older tokens count for less
 	seconds    float64   // sum of the seconds that the streams ran; older seconds count for less
 }
 
-// perSecond returns how many tokens a request gets in a second; 0: not known.
+// perSecond returns how many tokens one request gets per second; 0: not known.
 func (r *tokenRate) perSecond() float64 {
 	if r.seconds == 0 {
 		return 0
@@ -33,9 +33,9 @@ func (r *tokenRate) perSecond() float64 {
 	return r.tokens / r.seconds
 }
 
-// add adds the tokens that so many streams together got in the given time.
+// add adds a measurement: the number of tokens that streams requests together got in the time in.
 func (r *tokenRate) add(streams int, tokens int64, in time.Duration) {
-	if streams == 0 { // the old rate stays, and does not fade, while no stream runs
+	if streams == 0 { // without streams, the old measurements keep their weight
 		return
 	}
 	fade := math.Exp(-in.Seconds() / rateMemory.Seconds())
@@ -43,18 +43,21 @@ func (r *tokenRate) add(streams int, tokens int64, in time.Duration) {
 	r.seconds = r.seconds*fade + float64(streams)*in.Seconds()
 }
 
-// estimate is the estimate for an answer whose engine reports nothing before its end.
+// estimate has what the board assumes about an answer whose engine reports nothing before its end.
 type estimate struct {
-	maxTokens      int32   // upper bound of the answer's tokens; 0: its tokens are reported as they come
-	tokens         float64 // estimate of the tokens that it has by now
-	firstStep      uint32  // number of the group's step in which it got its first token, by the estimate; 0: it has none yet
-	tokensMeasured int32   // for an answer whose tokens are reported as they come: the tokens that it had at the last measurement
+	maxTokens int32   // largest possible number of tokens of the answer; 0: its tokens are reported as they come
+	tokens    float64 // number of tokens that the answer has by now
+	// firstStep is the number of the group's step that brought the first token of the answer; 0: it has no token yet.
+	firstStep uint32
+	// tokensMeasured is the number of tokens at the last measurement, for an answer whose tokens are reported as they come.
+	tokensMeasured int32
 }
 
 // unreported says whether the engine reports the tokens of the answer only at its end.
 func (s *slotRecord) unreported() bool { return s.estimate.maxTokens > 0 }
 
-// measureTokenRate measures how fast the streams of each group get tokens, and lets the estimates of its unreported answers grow as fast.
+// measureTokenRate measures how fast the streams of each group get tokens, and lets the estimates for the unreported answers of the group
+// grow as fast.
 func (b *board) measureTokenRate(now time.Time) {
 	for _, g := range b.groups {
 		between := now.Sub(g.tokenRate.measuredAt)
@@ -62,7 +65,7 @@ func (b *board) measureTokenRate(now time.Time) {
 			continue
 		}
 		if first := g.tokenRate.measuredAt.IsZero(); first {
-			between = 0 // there is no earlier measurement from which tokens could be counted
+			between = 0 // at the first measurement, the time since the last one is not known
 		}
 		g.tokenRate.measuredAt = now
 		streams, tokens, unreported := b.countStreamTokens(g)
@@ -74,8 +77,8 @@ func (b *board) measureTokenRate(now time.Time) {
 	}
 }
 
-// countStreamTokens counts the streams of a group that had a token at the last measurement, the tokens that they got since, and the
-// unreported answers. For each slot, it notes what the next measurement and growEstimates need.
+// countStreamTokens counts the streams of a group that had a token at the last measurement, the tokens that these streams got since then,
+// and the unreported answers. It stores in each slot's record what the next measurement and growEstimates need.
 func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreported int) {
 	for _, r := range g.steppingRanks {
 		for _, slot := range r.slots {
@@ -96,13 +99,15 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	return streams, tokens, unreported
 }
 
-// growEstimates adds to each unreported answer of a group the tokens that it may have got since the last measurement (between). While a
-// mixed rank still computes the prompt of an answer, the answer gets none. How much of the prompt is computed is estimated here, by the
-// rank's token budget for each step, unless the steps of the group are reported (stepsReported): then estimatePromptProgress does it.
+// growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time between, since the last
+// measurement. An answer gets none while a mixed rank still computes its prompt. If stepsReported is false, growEstimates also estimates
+// how much of the prompts is computed, by the rank's token budget for each step. Otherwise estimatePromptProgress does this.
 func (b *board) growEstimates(g *group, between time.Duration, now time.Time, stepsReported bool) {
-	perSecond := g.tokenRate.perSecond() // tokens of one request, and about as many steps, because a step brings about one token per request
+	// perSecond is the number of tokens of one request, and also about the number of steps, because a step brings about one token per request.
+	perSecond := g.tokenRate.perSecond()
 	for _, r := range g.steppingRanks {
-		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget())) // of prompt tokens
+		// Number of prompt tokens that the rank can have computed in this time.
+		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget()))
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
 			if !s.unreported() || s.inEngineQueue {
@@ -114,7 +119,7 @@ func (b *board) growEstimates(g *group, between time.Duration, now time.Time, st
 			if s.promptLeft > 0 {
 				continue
 			}
-			if s.estimate.firstStep == 0 { // its prompt is complete, so it gets its first token now
+			if s.estimate.firstStep == 0 { // the prompt is complete, so the answer gets its first token now
 				s.estimate.firstStep, s.estimate.tokens = g.lastStep.Number+1, 1
 			}
 			ran := min(between, now.Sub(s.boundAt)) // the request may have been bound after the last measurement
@@ -123,7 +128,7 @@ func (b *board) growEstimates(g *group, between time.Duration, now time.Time, st
 	}
 }
 
-// generated returns how many tokens the answer of a slot has: the reported number or, for an unreported answer, the estimate if it is
+// generated returns how many tokens the answer of a slot has: the reported number or, for an unreported answer, the estimate if that is
 // larger.
 func (b *board) generated(slot int32) int32 {
 	n := b.counts.generated(slot)
@@ -133,11 +138,12 @@ func (b *board) generated(slot int32) int32 {
 	return n
 }
 
-// emitEstimate emits the estimate for an unreported answer that has ended, together with the number of tokens that its engine reported. If
-// the group has no streams from which the token rate can be measured, the answer counts as a stream.
+// emitEstimate emits the last estimate for an unreported answer that has ended, together with the number of tokens that the engine then
+// reported, so that the error of the estimate can be measured. If the group has no streams from which the token rate is known, this answer
+// counts as a stream.
 func (b *board) emitEstimate(s *slotRecord, o Outcome, generated int32, now time.Time) {
 	if !s.unreported() || o.Kind != Finished || generated <= 0 {
-		return // an answer that was cut off, or without tokens, has no number to compare with
+		return // no number to compare with: the answer was cut off, or has no tokens
 	}
 	b.emit(Effect{Kind: EffectEstimate, EstimatedTokens: max(1, s.estimate.tokens), Count: int(generated)})
 	if g := s.rank.group; g != nil && g.tokenRate.seconds == 0 {

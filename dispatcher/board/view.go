@@ -10,15 +10,15 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// GroupView describes a barrier group for the twin, which replays it.
+// GroupView is what the twin needs to replay a barrier group.
 type GroupView struct {
 	Key     GroupKey
 	Line    step.Line
 	Weights step.RequestCost
-	Steps   uint64   // steps that were reported so far
-	Seconds float64  // how long these steps took together
-	Last    uint32   // number of the step that was reported last; 0: none, or nothing runs
-	Workers []Worker // its ranks, ascending ID
+	Steps   uint64   // number of steps that were reported so far
+	Seconds float64  // sum of the lengths of these steps, in s
+	Last    uint32   // number of the step that was reported last; 0: there was none, or no request runs
+	Workers []Worker // ranks of the group, ascending ID
 }
 
 // Models returns the names of the boards, sorted.
@@ -30,13 +30,14 @@ func (l *Boards) Models() []string {
 	return names
 }
 
-// Only drops the boards of all models but one.
+// Only drops the boards of all models but one, which must have a board.
 func (l *Boards) Only(model string) {
 	maps.DeleteFunc(l.boards, func(name string, _ *board) bool { return name != model })
 	l.inOrder = []*board{l.boards[model]}
 }
 
-// Groups returns the barrier groups of a model; dense says that the model also has ranks without a barrier.
+// Groups returns the barrier groups of a model. dense says whether the model also has ranks without a barrier, which are in no barrier
+// group.
 func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	b := l.boards[model]
 	if b == nil {
@@ -59,19 +60,21 @@ func (l *Boards) Groups(model string) (all []GroupView, dense bool) {
 	return all, dense
 }
 
-// Charge is a request on a rank of the fleet, with its progress as the board read it last. An unpinned request is shown with all its KV
-// on the rank of its slot.
+// Charge is a running request, with the number of tokens that the board read last. An unpinned request, whose KV is charged to several
+// ranks, is shown with all its KV on the rank of its slot.
 type Charge struct {
 	Worker, Slot           int32
 	ID, Key                uint64
 	Prompt, Generated, Age int32
 	Started                bool
 	Since                  time.Time
-	Step                   uint32 // number of the group's step that was reported last before the request was bound; 0: none was
-	Left                   int32  // tokens of its prompt that a mixed rank has yet to compute
+	// Step is the number of the group's step that was reported last before the request was bound; 0: none was.
+	Step uint32
+	Left int32 // prompt tokens that a mixed rank has yet to compute
 }
 
-// Charges returns the requests on the ranks of a model, in the order in which they were bound.
+// Charges returns the running requests of a model, in the order in which they got their slots. It leaves out ranks that have left the
+// fleet.
 func (l *Boards) Charges(model string) (all []Charge) {
 	b := l.boards[model]
 	if b == nil {
@@ -91,7 +94,7 @@ func (l *Boards) Charges(model string) (all []Charge) {
 	return all
 }
 
-// Kept returns a copy of the account of the KV that a rank's engine keeps of ended answers.
+// Kept returns a copy of the list of KV that a rank's engine keeps of ended answers; empty if there is no such rank.
 func (l *Boards) Kept(model string, worker int32) kept.KV {
 	if b := l.boards[model]; b != nil && b.ranks[worker] != nil {
 		return b.ranks[worker].keptKV.Clone()
@@ -99,10 +102,10 @@ func (l *Boards) Kept(model string, worker int32) kept.KV {
 	return kept.KV{}
 }
 
-// Waiting returns the entries in the pool of a model, which must have a board.
+// Waiting returns the waiting entries of a model, which must have a board.
 func (l *Boards) Waiting(model string) []*Entry { return l.boards[model].pool.Entries() }
 
-// ApproxRequests returns about how many requests the boards have on ranks and in their pools. The time of a Clone grows with it.
+// ApproxRequests returns roughly how many requests run and wait on all boards. The duration of a Clone grows with this number.
 func (l *Boards) ApproxRequests() (n int) {
 	for _, b := range l.inOrder {
 		n += len(b.slots.records) + b.pool.Len()
