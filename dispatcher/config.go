@@ -18,14 +18,14 @@ type Config struct {
 	DecisionLog  DecisionLogConfig `yaml:"log"` // zero: no decision log is written
 
 	Registerer prometheus.Registerer `yaml:"-"`
-	// Places bounds the number of entries in the pool. The caller of Enqueue must have taken a place for its entry, and the dispatcher
-	// releases the place when the entry leaves the pool, with or without a slot. Discarded hand-offs and entries of EnqueueLocal have
-	// no place. nil: the number is not bounded.
+	// Places limits the number of entries in the pool; nil: there is no limit. The caller of Enqueue must have taken a place for its entry.
+	// The dispatcher releases the place when the entry leaves the pool, with or without a slot. Discarded hand-offs and entries of
+	// EnqueueLocal have no place.
 	Places *pool.Semaphore `yaml:"-"`
-	// OnRoom is called when Room has become larger, after a round of decisions. It must not block. nil: nothing is called.
+	// OnRoom is called when Dispatcher.Room has become larger, after a round of decisions. It must not block. nil: nothing is called.
 	OnRoom func() `yaml:"-"`
-	// EngineMetrics returns what the engine of a worker reports, to be shown by Prometheus gauges; ok is false if nothing is known. nil:
-	// the gauges do not exist.
+	// EngineMetrics returns what the engine of a worker reports, for the Prometheus gauges of its rank; ok is false if nothing is known. nil:
+	// these gauges do not exist.
 	EngineMetrics func(worker int32) (s EngineMetrics, ok bool) `yaml:"-"`
 	Log           *zap.Logger                                   `yaml:"-"`
 }
@@ -41,8 +41,7 @@ func Default() Config {
 	return Config{Config: board.Default(), DecisionLog: DecisionLogConfig{MaxBytes: DefaultLogBytes}}
 }
 
-// Check calls bad for every setting of the config file that cannot work. It includes what
-// board.Config.Check finds.
+// Check calls bad for every setting of the section dispatch that cannot work, with its key. It includes what board.Config.Check finds.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.Config.Check(bad)
 	if c.DecisionLog.MaxBytes < leastLogBytes {
@@ -50,7 +49,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 	}
 }
 
-// DoubtFit warns if neither the policy nor the policies of the twin read a part of a fit file of this kind; empty: they read all of it.
+// DoubtFit returns a warning if a part of a fit file of this kind is read neither by the policy nor by the policies of the twin; empty: all
+// parts are read.
 func (c *Config) DoubtFit(kind predictor.Kind) string {
 	return c.Config.DoubtFit(kind, append([]string{c.Policy}, c.Twin...)...)
 }
@@ -63,11 +63,12 @@ func (c Config) withDefaults() Config {
 
 // DecisionLogConfig sets up the decision log, a file with one JSON line for every round.
 type DecisionLogConfig struct {
-	File     string `yaml:"file"`      // "" = off
-	MaxBytes int64  `yaml:"max_bytes"` // of the file and of FILE.1, which has the older lines, together; 0: DefaultLogBytes
+	File string `yaml:"file"` // "" = off
+	// MaxBytes is the size limit of the file and of FILE.1 together, in bytes; FILE.1 has the older lines. 0: DefaultLogBytes.
+	MaxBytes int64 `yaml:"max_bytes"`
 }
 
-// Bounds of the decision log.
+// Sizes of the decision log, in bytes.
 const (
 	DefaultLogBytes = 256 << 20
 	leastLogBytes   = 1 << 20 // smallest max_bytes of the config file: one round may take 300 KB

@@ -17,33 +17,33 @@ import (
 	"evenkeel/internal/logfile"
 )
 
-// maxQueuedRounds bounds the number of rounds that are copied and not written yet, because copies take memory: a round of 144 ranks with 40
-// requests each takes 300 KB.
+// maxQueuedRounds is the largest number of rounds that are copied and not written yet. It is small because copies take memory: a round of
+// 144 ranks with 40 requests each takes 300 KB.
 const maxQueuedRounds = 8
 
-// decisionLog writes rounds to a file in a goroutine of its own. It drops and counts rounds that come faster than it can write, so a slow
-// disk loses lines but never delays a decision.
+// decisionLog writes each round of decisions as a line to a file, in a goroutine of its own. It drops and counts rounds that come faster
+// than it can write, so a slow disk loses lines but never delays a decision.
 type decisionLog struct {
 	cfg     DecisionLogConfig
 	log     *zap.Logger
 	dropped prometheus.Counter
 	failed  prometheus.Counter
 
-	unusedRounds chan *board.Round // rounds whose memory can be used again
+	unusedRounds chan *board.Round // copies whose memory can be used for another round
 	queue        chan *board.Round
 
-	// Only the goroutine of run uses these.
+	// Only the goroutine of run uses the fields below.
 	file    *os.File
 	size    int64
-	regular bool // the file is no pipe or device
+	regular bool // file is a regular file, and no pipe or device
 	out     logfile.Writer
 	line    []byte
-	outputs []int32 // output lengths of the survival table of the last round
-	version uint64  // version of this table
-	lastOK  bool    // the last write succeeded, so the next failure is logged
+	outputs []int32 // output lengths in the survival table of the round that was written last
+	version uint64  // version of the table that outputs is from
+	lastOK  bool    // the last write succeeded, so a failure of the next one is logged
 }
 
-// openDecisionLog opens the file. It returns nil if the config names none.
+// openDecisionLog opens the decision log. It returns nil if the config names no file.
 func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decisionLog, error) {
 	if cfg.File == "" {
 		return nil, nil
@@ -62,9 +62,9 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 	return l, l.open()
 }
 
-// open opens the file to append to it, and notes its present size. If the last line was written only in part, because the process died or
-// the disk was full, open removes this part, because a replay of this log refuses a line that it cannot read. If the part does not look
-// like the begin of a line of this log, or if the file may only grow, the part stays, and the next line begins behind a line end.
+// open opens the file for appending, and notes its present size. The last line may be incomplete, because the process died or the disk was
+// full. A replay of the log would refuse such a line, so open removes it. It leaves the incomplete line if it does not look like the begin
+// of a line of this log, or if the file may only grow. The next line then begins after a line end.
 func (l *decisionLog) open() error {
 	f, err := logfile.Open(l.cfg.File)
 	if err != nil {
@@ -74,11 +74,12 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	begin, rest := logfile.Rest(l.cfg.File) // the part of a line at the end of the file, and where it begins
+	// rest is the incomplete line at the end of the file, and begin is its position in the file.
+	begin, rest := logfile.Rest(l.cfg.File)
 	l.file, l.size = f, info.Size()
 	l.regular = info.Mode().IsRegular()
 	l.out = logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}
-	// The rest may be shorter than lineBegin.
+	// An incomplete line of this log begins with lineBegin, or is a part of lineBegin if it is shorter.
 	isOwnLine := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
 	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails if the file may only grow
 		l.size, l.out.EndsMidLine = begin, false
@@ -86,7 +87,7 @@ func (l *decisionLog) open() error {
 	return nil
 }
 
-// pipeWait is how long a line waits for the reader of a pipe, so that a reader that stands still does not hold the end of the process up.
+// pipeWait is how long a write waits for the reader of a pipe. A reader that has stopped reading must not delay the end of the process.
 const pipeWait = time.Second
 
 // record copies a round for the goroutine of run, which writes it. If all maxQueuedRounds copies still wait to be written, the round is
@@ -121,10 +122,10 @@ func (l *decisionLog) run(ctx context.Context) {
 	}
 }
 
-// write writes one round as a line of the file. The memory of the round can then be used for another copy. Each failure is counted, but
+// write writes one round as a line of the file, and then releases the memory of the copy for another round. Each failure is counted, but
 // only the first of several in a row is logged.
 func (l *decisionLog) write(r *board.Round) {
-	if v := r.Survival.Version(); v != l.version { // a newer table than in the last round
+	if v := r.Survival.Version(); v != l.version { // the table has changed since the last round
 		l.outputs, l.version = r.Survival.Outputs(), v
 	}
 	line := LogLine{
@@ -138,7 +139,7 @@ func (l *decisionLog) write(r *board.Round) {
 		l.lastOK = true
 		return
 	}
-	if l.lastOK { // this is the first of several failures in a row
+	if l.lastOK { // the first failure in a row
 		l.log.Error("dispatcher: the decision log cannot be written; its rounds are lost until it can be written again",
 			zap.String("file", l.cfg.File), zap.Error(err))
 	}
@@ -146,32 +147,34 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line. If the line would make the file larger than half of MaxBytes, append first rotates the file.
+// append writes one line. If the line would make the file larger than half of MaxBytes, append first starts a new file, because FILE.1
+// takes the other half.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil {
 		if err := l.open(); err != nil {
 			return err
 		}
 	}
-	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes any line
+	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // a file that is empty takes a line of any size
 	if tooLarge && l.regular {
 		if err := l.rotate(); err != nil {
 			return err
 		}
 	}
 	if !l.regular {
-		_ = l.file.SetWriteDeadline(time.Now().Add(pipeWait)) // a device has no deadlines, and is waited for
+		_ = l.file.SetWriteDeadline(time.Now().Add(pipeWait)) // a device has no deadlines, so a write to it may wait longer
 	}
 	n, err := l.out.WriteLine(line)
 	l.size += int64(n)
-	if err != nil && l.regular { // the next open removes the part of the line that was written
+	if err != nil && l.regular { // the next call of open removes the part of the line that was written
 		err = errors.Join(err, l.file.Close())
 		l.file = nil
 	}
 	return err
 }
 
-// rotate renames the file to FILE.1, which replaces the former FILE.1, and opens a new file. After an error, no file may be open.
+// rotate renames the file to FILE.1, which replaces the former FILE.1, and opens a new file. After an error, the file may be closed (file
+// nil), and the next append opens it again.
 func (l *decisionLog) rotate() error {
 	err := l.file.Close()
 	l.file = nil

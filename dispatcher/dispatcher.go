@@ -1,7 +1,7 @@
 // Package dispatcher decides which decode rank gets a request whose prefill has finished, and when.
 //
-// One goroutine owns a board for each model. The board mirrors the model's decode ranks with their requests, and has the pool of entries
-// that wait for a rank. Other goroutines use the methods of Dispatcher.
+// One goroutine, the scheduler, owns a board for each model. A board mirrors the model's decode ranks with their requests, and has the pool
+// of waiting requests (entries). Other goroutines use the methods of Dispatcher.
 package dispatcher
 
 import (
@@ -18,7 +18,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// Start runs a dispatcher until ctx is cancelled. Then it answers every waiting entry with ErrDraining. Slots may still be released
+// Start runs a dispatcher until ctx is cancelled. Then every waiting entry gets the error ErrDraining. Release may still be called
 // afterwards.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
@@ -38,22 +38,22 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	return d, nil
 }
 
-// Enqueue adds e to the pool, and sends exactly one answer on the channel, which has room for it. A caller that no longer wants the slot
-// must call Withdraw and then still read the channel, because the entry may have got a slot before. hits are the ranks whose prefix caches
-// hold a part of the prompt, so that this part need not be copied there.
+// Enqueue adds e to the pool. Exactly one answer comes on the returned channel, which has room for it. A caller that no longer wants a slot
+// must call Withdraw and then still read the channel, because e may have got a slot before. hits are the ranks whose prefix caches hold a
+// part of the prompt, so that this part need not be copied there.
 func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
-// EnqueueMixed does the same as Enqueue for ranks that prefill and decode. hits say how much of the entry's prompt each rank has in its
-// prefix cache. Entries for the same ranks keep the order of these calls.
+// EnqueueMixed is Enqueue for ranks that prefill and decode. hits say how much of the prompt of e each rank has in its prefix cache.
+// Entries for the same ranks keep the order of these calls.
 func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
 	e.Aggregated = true
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
-// enqueue passes an entry to the goroutine that owns the boards, and returns the channel for its answer. If the dispatcher has ended, the
-// answer is ErrDraining at once.
+// enqueue passes an entry to the scheduler's goroutine, and returns the channel for its answer. If the dispatcher has ended, the answer is
+// ErrDraining at once.
 func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	if e.Entry.Entered.IsZero() {
 		e.Entry.Entered = time.Now()
@@ -67,13 +67,14 @@ func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	return w.result
 }
 
-// Withdraw takes e out of the pool because its client has left. The channel of Enqueue then yields ErrWithdrawn. If the entry got a slot
-// before, the channel yields the slot, and the caller must release it.
+// Withdraw takes e out of the pool because its client has left. The channel of Enqueue then yields ErrWithdrawn. If e got a slot before,
+// the channel yields the slot, and the caller must release it.
 func (d *Dispatcher) Withdraw(e *pool.Entry) {
 	d.inbox.push(func(r *scheduler) { r.apply(board.Withdraw{Entry: e}) })
 }
 
-// Release gives a slot back. A second call for the same slot is a bug of the caller, which Release counts; the call changes nothing.
+// Release gives a slot back, with the outcome of its request. A second call for the same slot changes nothing. It is counted in
+// evenkeel_double_releases_total, because it is a bug of the caller.
 func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	if !s.released.CompareAndSwap(false, true) {
 		d.metrics.doubleReleases.Inc()
@@ -82,30 +83,30 @@ func (d *Dispatcher) Release(s *Slot, o board.Outcome) {
 	d.inbox.push(func(r *scheduler) { r.releaseSlot(s, o) })
 }
 
-// SetWorkers replaces the ranks of all models. A worker with a known ID keeps its load. The slots of a worker that has left the fleet stay
-// charged until they are released, and count again if the worker comes back. When SetWorkers returns, all rounds that used the old ranks
-// are over, so a rank that is no longer up gets no more requests.
+// SetWorkers replaces the ranks of all models by the workers ws. A worker whose ID was there before keeps its requests. If a worker has
+// left the fleet, its slots stay charged until they are released, and count again if the worker comes back. When SetWorkers returns, no
+// round works with the old ranks any more, so a rank that is no longer up gets no more requests.
 func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	ws = slices.Clone(ws)
-	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it binds no more requests to old ranks
+	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then it binds no more requests
 		r.setWorkers(ws)
 		return nil
 	})
 }
 
-// SetPolicy changes the policy of the barrier groups from the next tick on. If the policy cannot be used, SetPolicy returns an error and
-// changes nothing.
+// SetPolicy changes the policy of the groups whose ranks step together, from the next tick on. If spec is no valid policy, SetPolicy
+// returns an error and changes nothing.
 func (d *Dispatcher) SetPolicy(spec string) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetPolicy{Spec: spec}) })
 }
 
-// SetFit makes the predictors start anew from a fit, and go on learning from there. A predictor that
-// cannot use the fit stays as it was, and this is logged.
+// SetFit makes all predictors forget what they learned and start from a fit. A predictor that cannot use the fit stays as it was, and this
+// is logged.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetFit{Fit: fit}) })
 }
 
-// Policy returns the canonical name of the barrier groups' policy.
+// Policy returns the canonical name of the policy of the groups whose ranks step together.
 func (d *Dispatcher) Policy() string { return *d.policy.Load() }
 
 // Loads returns the present loads of all ranks; ok is false if ctx or the dispatcher ends first.
@@ -123,7 +124,7 @@ func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 }
 
 // Status returns the status of all boards. After the dispatcher has ended, it returns the last status before the end. If ctx ends before
-// the dispatcher has answered, the status is empty.
+// the status comes, the result is empty.
 func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	reply := make(chan board.Status, 1)
 	if !d.inbox.push(func(r *scheduler) { reply <- r.status(time.Now()) }) {
@@ -132,22 +133,22 @@ func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	}
 	select {
 	case s := <-reply:
-		s.Score() // computes the quality of predictions here, because it takes too long for the scheduler's goroutine
+		s.Score() // runs in the goroutine of the caller, because it takes too long for the scheduler
 		return s
 	case <-ctx.Done():
 		return board.Status{}
 	}
 }
 
-// EnqueueLocal offers a prompt without a hand-off to the decode ranks that may compute it. The policy decides at once, and the slots and KV
-// room of the ranks are bounds as for all entries. The answer is a slot, charged with the whole prompt, or an error. It is an error if any
-// entry waits in the pool: prefill engines hold KV for these entries, so they come first.
+// EnqueueLocal offers a prompt without a hand-off to the decode ranks that may compute it themselves. The policy decides at once, within
+// the free slots and KV room of the ranks. The answer is a slot, charged with the whole prompt, or an error. It is always an error while
+// entries wait in the pool: prefill engines hold KV for these, so they come first.
 func (d *Dispatcher) EnqueueLocal(e *pool.Entry, l *board.Local) <-chan Result {
 	return d.enqueue(board.Enqueue{Entry: e, Local: l})
 }
 
-// CorrectPrompt corrects the prompt length, in tokens, that a slot is charged with. Until now it was an estimate of the proxy, and now the
-// rank's engine has counted the tokens.
+// CorrectPrompt corrects the prompt length, in tokens, that a slot is charged with. The proxy had estimated the length, and now the rank's
+// engine has counted the tokens.
 func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 	d.inbox.push(func(r *scheduler) { r.correctPrompt(s, prompt) })
 }
@@ -158,7 +159,7 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 	if s.board.pace.watchedFirstEvents.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
+	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
 		if s.isHeld() {
 			prefillers = r.boards.Quarantined(s.board.model, s.Slot, time.Now())
 		}
@@ -167,19 +168,20 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 	return prefillers
 }
 
-// Blocked returns the prefill engines from which no KV should go to at least one rank of a board now.
+// Blocked returns the prefill engines from which no KV should go now to at least one decode rank of a board, because recent hand-offs
+// failed.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watchedFirstEvents.Load() == 0 {
 		return nil
 	}
-	_ = d.ask(func(r *scheduler) error { // an error means that the dispatcher has ended, so that it avoids no pair of engines any more
-		prefillers = r.boards.Quarantined(board, -1, time.Now()) // -1: for any rank, and not for the rank of a slot
+	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
+		prefillers = r.boards.Quarantined(board, -1, time.Now()) // slot -1 asks about all ranks of the board
 		return nil
 	})
 	return prefillers
 }
 
-// Rerouted records that the KV of a slot, which was bound before its prefill, comes from another prefill engine than was planned.
+// Rerouted records that the KV of a slot comes from another prefill engine than was planned. The slot was bound before its prefill.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	d.inbox.push(func(r *scheduler) {
 		if s.isHeld() {
@@ -191,13 +193,13 @@ func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 // Preempted records that the engine of a worker ran out of KV room and preempted a request.
 func (d *Dispatcher) Preempted(worker int32) {
 	d.inbox.push(func(r *scheduler) {
-		r.readAllProgress() // the board needs the number of generated tokens, because a mixed rank computes them again
+		r.readAllProgress() // the board needs the generated tokens of the preempted request, which a mixed rank computes again
 		r.apply(board.Preempted{Worker: worker})
 	})
 }
 
-// Gauged records how many KV tokens were in use on a worker at a given time, by its engine's gauges. The boards use the number only for
-// ranks whose engines may hold KV of ended requests (see board.Boards.MayHoldEndedKV).
+// Gauged records how many KV tokens were in use on a worker at a given time, by the gauges of its engine. The boards use the number only
+// for ranks whose engines may still hold KV of ended requests (see board.Boards.MayHoldEndedKV).
 func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	g := board.Gauged{Worker: worker, KVTokens: kvTokens, At: at}
 	d.inbox.push(func(r *scheduler) {
@@ -208,8 +210,8 @@ func (d *Dispatcher) Gauged(worker int32, kvTokens int64, at time.Time) {
 	})
 }
 
-// Configure changes the settings between two rounds. If a setting cannot work, alone or together with the others, Configure returns an
-// error and changes nothing.
+// Configure changes the settings, in effect for the next round of decisions. If a setting cannot work, alone or together with the others,
+// Configure returns an error and changes nothing.
 func (d *Dispatcher) Configure(s board.Settings) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(s) })
 }
@@ -219,7 +221,7 @@ func (d *Dispatcher) CheckSettings(s board.Settings) error {
 	return d.ask(func(r *scheduler) error { return r.boards.CheckSettings(s) })
 }
 
-// ask makes the goroutine that owns the boards call f, and waits for the result.
+// ask makes the scheduler's goroutine call f, and waits for the result. It returns ErrDraining if the dispatcher has ended.
 func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 	reply := make(chan error, 1)
 	if !d.inbox.push(func(r *scheduler) { reply <- f(r) }) {
@@ -228,8 +230,8 @@ func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 	return <-reply // a function that the inbox accepts is always called
 }
 
-// run is the goroutine that owns the boards. In each turn, it calls all queued functions before it lets the boards decide, so that a burst
-// of requests leads to one round.
+// run is the scheduler's goroutine. In each turn, it calls all queued functions before it lets the boards decide, so that a burst of
+// requests leads to one round of decisions.
 func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
 	waitForOthers := r.start(ctx)
@@ -252,43 +254,43 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 		case <-ctx.Done():
 			r.shutDown(d.inbox.close(), time.Now())
 			d.last = r.status(r.now)
-			d.last.Score() // no decision waits for this goroutine any more
+			d.last.Score() // slow, but no decision waits for this goroutine any more
 			return
 		}
 	}
 }
 
-// Room estimates how many more hand-offs for a model, in addition to those that wait in the pool, would get a slot within the given time.
-// If none waits, n is at least 1, because prefills must never stop. n is below 0 if more hand-offs wait than slots will come free. ownRanks
-// says that only some ranks of the board list the model, so that n counts only these ranks and the hand-offs for this model.
+// Room estimates how many more hand-offs for a model, beside those that wait in the pool, would get a slot within the given time. It is
+// below 0 if more hand-offs wait than slots will come free. While no hand-off waits, it is at least 1, because prefills must never stop.
+// ownRanks says that only some ranks of the board list the model, so that n counts only these ranks and the hand-offs for this model.
 func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
+		return math.MaxInt, false // the board never had a rank, so nothing is known about slots
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	slots := p.slots.Load()
-	if slots == 0 { // no rank takes requests now, so missing slots are not the problem
+	if slots == 0 { // no rank takes requests now: a shortage of slots is not the reason to hold prefills back
 		return math.MaxInt, ownRanks
 	}
-	// Each slot comes free about once in the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
+	// Each slot comes free once per meanSlotSeconds, the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.meanSlotSeconds.Load()), 1e-3)
 	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
 	return free - int(p.waiting.Load()), ownRanks
 }
 
-// Free returns how many slots of a board were free for a model after the last turn. As in Room, ownRanks says that only some ranks of the
-// board list the model, so that n counts only these ranks.
+// Free returns how many slots for a model were free on a board after the last turn of the scheduler. As in Room, ownRanks says that only
+// some ranks of the board list the model, so that n counts only these ranks.
 func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
+		return math.MaxInt32, false // the board never had a rank, so nothing is known about slots
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	return int(p.free.Load()), ownRanks
 }
 
-// register registers the metrics with r, and the gauges that read the status of d at each scrape. r nil: nothing is registered.
+// register registers the metrics with r, together with the gauges, which read the status of d at each scrape. r nil: nothing is registered.
 func (m *metrics) register(r prometheus.Registerer, d *Dispatcher) error {
 	if r == nil {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"evenkeel/predictor"
 )
 
-// gauges is a Prometheus collector that reads one Status for each scrape.
+// gauges is a Prometheus collector. At each scrape, it reads one Status and sends the gauges computed from it.
 type gauges struct{ d *Dispatcher }
 
 var (
@@ -122,8 +122,8 @@ var (
 	predictorLabels = []string{"model", "kind"}
 )
 
-// describeDrift describes the metric evenkeel_audit_drift with a fixed value of the label kind. The prefill tier exports the same metric
-// with other kinds.
+// describeDrift returns the description of the metric evenkeel_audit_drift with the label kind. The prefill tier exports the same metric
+// with other values of kind.
 func describeDrift(kind string) *prometheus.Desc {
 	return prometheus.NewDesc("evenkeel_audit_drift", "Load that was charged, less load that was released, less load that is held, by the "+
 		"proxy's own accounts. A hand-off counts as drift if its request has ended without giving it back. Any value but 0 is a bug in evenkeel.",
@@ -154,7 +154,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	status := g.d.Status(ctx)
 	if ctx.Err() != nil {
-		return // the dispatcher is stuck: missing gauges show this to the operator, but old values would not
+		return // the dispatcher is stuck: missing gauges show this to the operator, and old values would hide it
 	}
 	s := sender{ch: ch, names: labelsOf(status)}
 	entries, oldest, quarantined := 0, 0.0, 0
@@ -168,7 +168,7 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 		oldest = max(oldest, m.OldestSeconds)
 		for _, w := range m.Workers {
 			if w.Down {
-				continue // no series: a zero would count in every mean over ranks
+				continue // a down rank has no series, because a zero would count in every mean over ranks
 			}
 			engine, known := g.engineMetrics(w.ID)
 			s.sendRank(w, s.names.group(m.Model, w.Group), engine, known)
@@ -193,23 +193,23 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	s.gauge(descDriftKV, float64(status.Drift.KVTokens))
 }
 
-// sender sends the metrics of one scrape to Prometheus.
+// sender sends the metrics of one scrape to Prometheus. names makes their labels.
 type sender struct {
 	ch    chan<- prometheus.Metric
 	names labels
 }
 
-// gauge sends a value that can go up and down.
+// gauge sends the value v of the gauge d. labels are the values of its labels, in the order of its description.
 func (s sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
-// counter sends a value that only grows.
+// counter sends the value v of the counter d, with the values of its labels.
 func (s sender) counter(d *prometheus.Desc, v float64, labels ...string) {
 	s.ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
-// sendRank sends the metrics of one rank. known says whether its engine has reported metrics.
+// sendRank sends the metrics of one rank. engine has the values that the rank's engine reports; known false: it has reported nothing.
 func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetrics, known bool) {
 	rank := s.names.rank(w)
 	s.gauge(descKVTokens, float64(w.KVTokens), group, rank)
@@ -235,12 +235,12 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	s.counter(descEmpty, float64(w.Empty), group, rank)
 	s.counter(descUnsaid, float64(w.NoUsage), group, rank)
 	s.gauge(descBeyond, float64(w.InEngineQueue), group, rank)
-	if w.Mixed { // it computes prompts itself, so no prefill engine writes KV into it
+	if w.Mixed { // a rank that prefills computes prompts itself, so no prefill engine writes KV into it
 		s.gauge(descBacklog, float64(w.Backlog), group, rank)
 	} else {
 		s.gauge(descOrphans, float64(w.Orphans), group, rank)
 	}
-	if w.Early { // its requests are bound before their prefill
+	if w.Early { // its requests get a slot before their prefill
 		s.gauge(descBound, float64(w.Bound), group, rank)
 	}
 	if w.Keeps { // its engine keeps the KV of answers that have ended
@@ -248,7 +248,7 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	}
 }
 
-// sendGroup sends the metrics of one barrier group, with its label.
+// sendGroup sends the metrics of one barrier group. group is the value of the label group.
 func (s sender) sendGroup(g board.GroupStatus, group string) {
 	s.gauge(descImbalance, float64(g.ImbalanceTokens), group)
 	s.gauge(descIdle, g.IdleShare, group)
@@ -267,7 +267,7 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
 		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
 		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
-		if step.OwnPromptMs+step.SharedPromptMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
+		if step.OwnPromptMs+step.SharedPromptMs > 0 { // steps with a prefill have shown what a prompt token costs
 			s.gauge(descOwnPrefill, step.OwnPromptMs/1000, group, step.Source)
 			s.gauge(descSharedPrefill, step.SharedPromptMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)
@@ -276,7 +276,7 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 	}
 }
 
-// sendPredictor sends the metrics of one predictor of a model.
+// sendPredictor sends the metrics of one predictor of a model. Scores that are not defined yet are left out.
 func (s sender) sendPredictor(model string, p board.PredictorStatus) {
 	s.gauge(descOutputs, float64(p.Outputs), model, p.Kind)
 	s.gauge(descDrift, p.Drift.Distance, model, p.Kind, "table")
@@ -296,7 +296,7 @@ func (s sender) sendPredictor(model string, p board.PredictorStatus) {
 	gaugeIfDefined(descMAE, p.Scores.ConditionalMAE)
 }
 
-// engineMetrics returns the values that the engine of a rank reports for it; ok is false if nothing is known.
+// engineMetrics returns the values that the engine of a rank reports for this rank; ok is false if nothing is known.
 func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	if g.d.cfg.EngineMetrics == nil {
 		return s, false
@@ -304,14 +304,14 @@ func (g gauges) engineMetrics(worker int32) (s EngineMetrics, ok bool) {
 	return g.d.cfg.EngineMetrics(worker)
 }
 
-// labels makes unique labels from names of groups and workers, which may not be unique: one duplicate series would make the whole scrape
-// fail.
+// labels makes unique label values from the names of groups and workers. The names may not be unique, and one duplicate series would make
+// the whole scrape fail.
 type labels struct {
-	models map[string]map[string]bool // by group name: the models that use it
-	names  map[string]int             // by worker name: how many workers use it
+	models map[string]map[string]bool // models that have a group with this name, by the name
+	names  map[string]int             // number of workers with this name, by the name
 }
 
-// labelsOf counts, in a status, the models that use each group name, and the workers that have each worker name.
+// labelsOf counts the models that use each group name and the workers that use each worker name in a status.
 func labelsOf(s board.Status) labels {
 	l := labels{models: map[string]map[string]bool{}, names: map[string]int{}}
 	for _, m := range s.Models {
@@ -326,7 +326,7 @@ func labelsOf(s board.Status) labels {
 	return l
 }
 
-// group returns the label of a group: its name, with the name of its model before it if groups of several models have the same name.
+// group returns the label of a group: its name or, if groups of several models have this name, MODEL/NAME.
 func (l labels) group(model, name string) string {
 	if len(l.models[name]) > 1 {
 		return model + "/" + name
@@ -334,7 +334,7 @@ func (l labels) group(model, name string) string {
 	return name
 }
 
-// rank returns the label of a rank: its name, with its ID if it has no name or several ranks have the same name.
+// rank returns the label of a rank: its name or, if the rank has no name or several ranks have this name, NAME#ID.
 func (l labels) rank(w board.WorkerStatus) string {
 	if w.Name == "" || l.names[w.Name] > 1 {
 		return fmt.Sprintf("%s#%d", w.Name, w.ID)

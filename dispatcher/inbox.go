@@ -2,18 +2,18 @@ package dispatcher
 
 import "sync"
 
-// inbox is the queue of functions that other goroutines want the scheduler's goroutine to call. A push never waits, because its callers are
-// the goroutines that serve connections. After close, the inbox refuses functions, because no goroutine would call them.
+// inbox is the queue of functions that other goroutines want the scheduler's goroutine to call. A push never waits, because the callers are
+// goroutines that serve connections. After close, the inbox refuses functions, because the scheduler would never call them.
 type inbox struct {
 	mu     sync.Mutex
 	queue  []func(*scheduler)
 	closed bool
-	wake   chan struct{} // see signal
+	wake   chan struct{} // wakes the scheduler's goroutine after a push; has room for one value
 }
 
 func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
 
-// push queues a function, and reports whether it will be called; false: the inbox is closed.
+// push queues a function for the scheduler's goroutine. It returns false if the inbox is closed, so that the function will never be called.
 func (b *inbox) push(f func(*scheduler)) bool {
 	b.mu.Lock()
 	if b.closed {
@@ -26,8 +26,8 @@ func (b *inbox) push(f func(*scheduler)) bool {
 	return true
 }
 
-// swap returns the queued functions in order, and uses the memory of spare for the next ones. If the caller passes the slice of the last
-// call as spare, two slices take turns, and nothing is allocated.
+// swap returns the queued functions in order, and empties the queue. The queue then uses the memory of spare. If the caller passes the
+// slice that the last call returned, two slices take turns, and nothing is allocated.
 func (b *inbox) swap(spare []func(*scheduler)) []func(*scheduler) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -36,7 +36,7 @@ func (b *inbox) swap(spare []func(*scheduler)) []func(*scheduler) {
 	return queue
 }
 
-// close refuses further functions and returns those still queued.
+// close makes the inbox refuse all further functions, and returns those that are still queued.
 func (b *inbox) close() []func(*scheduler) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -46,11 +46,11 @@ func (b *inbox) close() []func(*scheduler) {
 	return queue
 }
 
-// signal wakes the one goroutine that receives from a channel, which has room for one value. While there may be work, the channel holds a
-// value.
+// signal wakes the goroutine that receives from wake, a channel with room for one value. If the channel already holds a value, signal does
+// nothing: the goroutine will receive that value and then see all work that is queued by now.
 func signal(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
-	default: // the goroutine will wake up in any case
+	default: // a value is there already, so the goroutine will wake up
 	}
 }

@@ -7,22 +7,23 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// LogLine is one line of the decision log: a round in the form that `evenkeel decide` and `evenkeel simulate --log` read. The member "in"
-// of the line has the same form as in the golden vectors of the tests.
+// LogLine is one line of the decision log: a round of decisions in the form that `evenkeel decide` and `evenkeel simulate --log` read. The
+// member "in" of the line has the same form as in the golden vectors of the tests.
 type LogLine struct {
 	Tick     uint64
 	TimeMs   int64 // Unix time, in ms
 	Group    string
-	Policy   string // canonical name
+	Policy   string // canonical name of the policy that decided
 	Snapshot *policy.Snapshot
-	Outputs  []int32 // answer lengths in tokens from which Snapshot.MeanOutput was computed, ascending; empty: the policy saw no mean
-	Assign   []policy.Assignment
+	// Outputs has the answer lengths, in tokens, from which Snapshot.MeanOutput was computed, ascending; empty: the policy saw no mean.
+	Outputs []int32
+	Assign  []policy.Assignment
 }
 
-// lineBegin is how each line begins.
+// lineBegin is the text with which each line begins. By this text, decisionLog.open recognises an incomplete line at the end of a file.
 const lineBegin = `{"tick":`
 
-// AppendJSON appends the line and its newline to dst. It leaves out members with the values that the reader assumes for missing members.
+// AppendJSON appends the line and a newline to dst. It leaves out a member if the reader assumes the member's value anyway.
 func (l *LogLine) AppendJSON(dst []byte) []byte {
 	s := l.Snapshot
 	dst = strconv.AppendUint(append(dst, lineBegin...), l.Tick, 10)
@@ -73,8 +74,8 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 	return append(dst, "]}\n"...)
 }
 
-// appendWorker appends a rank and the requests that run on it as a JSON object. It leaves out members with their default values, because
-// the reader assumes these.
+// appendWorker appends a rank and the requests that run on it as a JSON object. It leaves out members with default values, which the reader
+// assumes.
 func appendWorker(dst []byte, w *policy.Worker) []byte {
 	dst = appendInt(append(dst, `{"id":`...), w.ID)
 	dst = appendInt(append(dst, `,"free":`...), w.Free)
@@ -95,7 +96,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 		dst = strconv.AppendUint(append(appendComma(dst, i), `{"id":`...), r.ID, 10)
 		dst = appendInt(append(dst, `,"prompt":`...), r.Prompt)
 		dst = appendInt(append(dst, `,"generated":`...), r.Generated)
-		if r.Age != r.Generated { // the request was resumed: it got tokens on another rank before
+		if r.Age != r.Generated { // the request was resumed: its first tokens came from another rank
 			dst = appendInt(append(dst, `,"age":`...), r.Age)
 		}
 		if r.KVElsewhere > 0 {
@@ -108,7 +109,7 @@ func appendWorker(dst []byte, w *policy.Worker) []byte {
 	return append(dst, "]}"...)
 }
 
-// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, together with its details if the snapshot has any (Waits).
+// appendEntry appends the i-th entry of the snapshot's pool as a JSON object, with its details (Waits) if the snapshot has any.
 func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	e := &s.Pool[i]
 	dst = strconv.AppendUint(append(dst, `{"id":`...), e.ID, 10)
@@ -129,8 +130,8 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 	return append(appendKey(dst, e.Key), '}')
 }
 
-// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank holds a part of its prompt. HeldMs is below 0,
-// and is left out, if no slot was free for the entry yet.
+// appendWait appends the members of an entry that matter only if ranks prefill, or if a rank has a part of the prompt in its prefix cache.
+// HeldMs is below 0 if no slot was free for the entry yet, and is then left out.
 func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)
@@ -149,7 +150,7 @@ func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	return append(dst, ']')
 }
 
-// appendKey appends the key that identifies equal prompts; 0: the request has no key, and nothing is appended.
+// appendKey appends the key of a request, which equal prompts share. It appends nothing for 0: the request has no key.
 func appendKey(dst []byte, k uint64) []byte {
 	if k == 0 {
 		return dst
@@ -157,7 +158,7 @@ func appendKey(dst []byte, k uint64) []byte {
 	return strconv.AppendUint(append(dst, `,"key":`...), k, 10)
 }
 
-// appendNonzero appends a member unless its value is zero, which the reader assumes for a missing member.
+// appendNonzero appends a member, but nothing for the value 0, which the reader assumes for a missing member.
 func appendNonzero(dst []byte, name string, x float32) []byte {
 	if x == 0 {
 		return dst
@@ -170,10 +171,9 @@ func appendFloat(dst []byte, x float32) []byte {
 	return strconv.AppendFloat(dst, float64(x), 'g', -1, 32)
 }
 
-// appendInt appends a whole number.
 func appendInt(dst []byte, n int32) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
-// appendComma appends the comma before the i-th element of an array. The first element, 0, has none.
+// appendComma appends the comma before the i-th element of an array, and nothing before the first element (i = 0).
 func appendComma(dst []byte, i int) []byte {
 	if i > 0 {
 		dst = append(dst, ',')
@@ -181,10 +181,10 @@ func appendComma(dst []byte, i int) []byte {
 	return dst
 }
 
-// appendQuoted appends a JSON string.
+// appendQuoted appends s as a JSON string, with quotes and escapes.
 func appendQuoted(dst []byte, s string) []byte {
 	text, err := json.Marshal(s)
-	if err != nil { // never happens with a string
+	if err != nil { // cannot happen with a string
 		return append(dst, `""`...)
 	}
 	return append(dst, text...)

@@ -12,7 +12,7 @@ import (
 // metrics are the counters and histograms that are updated when events happen. Present values, such as the KV tokens of a rank, are not
 // among them: the type gauges reads these from a Status at each scrape.
 type metrics struct {
-	registry *prometheus.Registry // the metrics below, and the gauges
+	registry *prometheus.Registry // registry of the metrics below and of the gauges
 
 	tickSeconds      *prometheus.HistogramVec
 	fallbacks        *prometheus.CounterVec
@@ -23,9 +23,10 @@ type metrics struct {
 	roundRanks *prometheus.HistogramVec
 	roundHold  prometheus.Histogram
 
-	estimateRatio   prometheus.Histogram
-	quarantines     *prometheus.CounterVec
-	quarantined     map[string]bool // decode engines that have series of quarantines; only the scheduler uses it
+	estimateRatio prometheus.Histogram
+	quarantines   *prometheus.CounterVec
+	// quarantined has the decode engines for which quarantines has series. Only the scheduler uses it.
+	quarantined     map[string]bool
 	pairAssignments *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
@@ -36,14 +37,14 @@ type metrics struct {
 	groupGauges []gaugeSet
 }
 
-// gaugeSet is a set of gauges of barrier groups that another part of the dispatcher adds to the type gauges. send sends their values for
-// one group, with the group's label.
+// gaugeSet is a set of gauges of barrier groups that another part of the dispatcher adds to the type gauges. send sends the values for one
+// group; group is the value of the label group.
 type gaugeSet struct {
 	descs []*prometheus.Desc
 	send  func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string)
 }
 
-// newMetrics creates the metrics in a registry of their own. It also creates the series of the metrics whose labels have few values.
+// newMetrics creates the metrics in a registry of their own, together with the series that createSeries creates.
 func newMetrics() *metrics {
 	registry := prometheus.NewRegistry()
 	create := promauto.With(registry)
@@ -103,20 +104,20 @@ func newMetrics() *metrics {
 	return m
 }
 
-// dropGroup drops the series of a group that has no ranks any more.
+// dropGroup drops the metric series of a group that has no ranks any more.
 func (m *metrics) dropGroup(label string) {
 	ofGroup := prometheus.Labels{"group": label}
 	m.tickSeconds.DeletePartialMatch(ofGroup)
 	m.roundRanks.DeletePartialMatch(ofGroup)
 }
 
-// countQuarantine counts that a pair of engines is avoided from now on.
+// countQuarantine counts that the board has begun to avoid a pair of a prefill and a decode engine.
 func (m *metrics) countQuarantine(link board.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
 	m.quarantined[link.Engine] = true
 }
 
-// dropGonePairs drops the series of pairs of engines whose decode engine has no rank among the workers any more.
+// dropGonePairs drops the metric series of pairs of engines whose decode engine has no rank among the workers any more.
 func (m *metrics) dropGonePairs(ws []board.Worker) {
 	for engine := range m.quarantined {
 		hasRank := slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine })
@@ -127,8 +128,8 @@ func (m *metrics) dropGonePairs(ws []board.Worker) {
 	}
 }
 
-// createSeries creates the series whose labels have few values, before their first event. If a counter came into existence with its first
-// event, Prometheus would see no increase, and no alert would fire for this event.
+// createSeries creates the series whose labels have few values before their first event, with the value 0. If a counter came into existence
+// with its first event, Prometheus would see no increase, and no alert would fire for this event.
 func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

@@ -7,15 +7,17 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// publicPace has the values of a board that any goroutine may read: how soon its slots come free, and whether it needs reports of first
-// events.
+// publicPace has the values of a board that any goroutine may read without asking the scheduler: how soon its slots come free, and whether
+// it needs reports of first events.
 type publicPace struct {
-	// watchedFirstEvents is the number of suspected pairs plus that of ranks that refuse requests; 0: the board needs no reports of first
-	// events.
-	watchedFirstEvents   atomic.Int32
-	slots, free, waiting atomic.Int64                           // slots of all ranks, free ones among them, and entries that wait in the pool
-	meanSlotSeconds      atomic.Uint64                          // mean time for which a request has its slot: the bits of a float64
-	byName               atomic.Pointer[map[string]*publicPace] // values for each model name that some ranks list and others do not
+	// watchedFirstEvents is the number of suspected pairs of engines plus the number of ranks that refuse requests; 0: the board needs no
+	// reports of first events.
+	watchedFirstEvents atomic.Int32
+	// Number of slots of all ranks that take requests, of free ones among them, and of entries that wait in the pool.
+	slots, free, waiting atomic.Int64
+	// meanSlotSeconds is the mean time for which a request has its slot, in s, as the bits of a float64.
+	meanSlotSeconds atomic.Uint64
+	byName          atomic.Pointer[map[string]*publicPace] // values for each model name that only some ranks list
 }
 
 // ofModel returns the values for a model name. If only some ranks list the name, the values count only these ranks, and ownRanks is true.
@@ -27,8 +29,8 @@ func (p *publicPace) ofModel(name string) (pace *publicPace, ownRanks bool) {
 	return p, false
 }
 
-// setListedNames sets the model names that have values of their own, because only some ranks list them. A name that had values before keeps
-// them.
+// setListedNames sets for which model names there are separate values, because only some ranks list them. A name that had values before
+// keeps them.
 func (b *boardState) setListedNames(names []string) {
 	byName := make(map[string]*publicPace, len(names))
 	b.listedPaces = b.listedPaces[:0]
@@ -43,19 +45,20 @@ func (b *boardState) setListedNames(names []string) {
 	b.pace.byName.Store(&byName)
 }
 
-// newPublicPace returns the values of a board without ranks.
+// newPublicPace returns the values of a board without ranks: no slots, and a presumed mean time in a slot.
 func newPublicPace() *publicPace {
 	p := &publicPace{}
 	p.meanSlotSeconds.Store(math.Float64bits(board.PresumedSeconds))
 	return p
 }
 
-// publish stores the pace, so that any goroutine can read it. moreRoom says whether Room may return more than before.
+// publish stores the values of pace, so that any goroutine can read them. moreRoom says whether Dispatcher.Room may return more than
+// before.
 func (p *publicPace) publish(pace *board.Throughput) (moreRoom bool) {
 	slots, free, waiting := int64(pace.Slots), int64(pace.Free), int64(pace.Waiting)
 	slotsBefore := p.slots.Load()
-	unlimited := slots == 0 && slotsBefore > 0                                  // no rank takes requests any more, and Room then has no limit
-	freeSooner := pace.Seconds < math.Float64frombits(p.meanSlotSeconds.Load()) // requests keep their slots for a shorter time
+	unlimited := slots == 0 && slotsBefore > 0                                  // no rank takes requests any more; Room then returns no limit
+	freeSooner := pace.Seconds < math.Float64frombits(p.meanSlotSeconds.Load()) // requests keep their slots for a shorter time than before
 	moreFree := free-waiting > p.free.Load()-p.waiting.Load()
 	moreRoom = slots > slotsBefore || unlimited || freeSooner || moreFree
 	p.slots.Store(slots)

@@ -14,7 +14,7 @@ import (
 	"evenkeel/pool"
 )
 
-// newScheduler makes the scheduler, whose boards have no ranks yet. wake queues a function for the next turn of the scheduler.
+// newScheduler makes a scheduler whose boards have no ranks yet. wake queues a function for the next turn of the scheduler.
 func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (*scheduler, error) {
 	boards, err := board.New(cfg.Config)
 	if err != nil {
@@ -32,8 +32,8 @@ func newScheduler(cfg Config, d *Dispatcher, wake func(func(*scheduler)) bool) (
 	return r, nil
 }
 
-// start starts the goroutines of the learner, the twin and the decision log. The returned function waits until they have ended, because no
-// goroutine may outlive the dispatcher.
+// start starts the goroutines of the learner, the twin and the decision log, which end when ctx ends. The returned function waits until all
+// have ended, because no goroutine may outlive the dispatcher.
 func (r *scheduler) start(ctx context.Context) (wait func()) {
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { r.learner.run(ctx) })
@@ -46,15 +46,15 @@ func (r *scheduler) start(ctx context.Context) (wait func()) {
 	return goroutines.Wait
 }
 
-// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, so that a board that has
-// something to decide does it now. It also ends the twin's segment if this is due.
+// advance makes one turn of the scheduler: it calls the queued functions, and then gives each board a Tick, which makes the boards decide
+// if something is to be decided. It also ends the current segment of the twin's recording, if this is due.
 func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	for _, f := range queue {
 		f(r)
 	}
 	for _, b := range r.inOrder {
-		if r.boards.NeedsCounts(b.model, now) { // the Tick reads how many tokens the requests have got
+		if r.boards.NeedsCounts(b.model, now) { // the Tick will read how many tokens the requests have got
 			r.readProgress(b)
 		}
 		r.apply(&b.tick)
@@ -65,8 +65,8 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 	}
 }
 
-// apply gives the boards an event and carries out the effects. Then it runs the rounds of decisions that the event causes, one after the
-// other: the event Decide runs a round, and the event Decided has the time that the round took.
+// apply gives the boards an event and carries out the effects. Then it runs the rounds of decisions that follow from the event, one after
+// the other: the event Decide runs a round, and the event Decided tells the board how long the round took.
 func (r *scheduler) apply(e board.Event) {
 	r.twins.record(e, r.now)
 	r.carryOut(r.boards.Apply(e, r.now), 0)
@@ -75,7 +75,7 @@ func (r *scheduler) apply(e board.Event) {
 		effects := r.boards.Apply(board.Decide{}, r.now)
 		r.decided.Took = time.Since(start)
 		if r.decided.Took > r.boards.Config().TickLimit/2 {
-			r.twins.pause() // the replays may have slowed down this round
+			r.twins.pause() // the replays of the twin may have slowed down this round
 		}
 		r.carryOut(effects, r.decided.Took)
 		r.carryOut(r.boards.Apply(&r.decided, r.now), 0)
@@ -89,8 +89,8 @@ func (r *scheduler) applySettings(e board.Event) error {
 	return r.rejected
 }
 
-// readProgress reads the progress of a board's slots and gives it to the board as Counts: in the next event, the board decides with all
-// tokens that the streams have brought until now.
+// readProgress reads how many tokens the streams of a board's slots have brought until now, and gives these numbers to the board as Counts.
+// The board uses them in the next event.
 func (r *scheduler) readProgress(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
@@ -107,33 +107,34 @@ func (r *scheduler) readProgress(b *boardState) {
 		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
 		counts.FirstStep[i], counts.MaxUnreported[i] = s.firstStep.Load(), s.maxUnreported.Load()
 	}
-	r.boards.Apply(counts, r.now) // Counts have no effects, so there is nothing to carry out
+	r.boards.Apply(counts, r.now) // applying Counts returns no effects
 }
 
-// readAllProgress reads the progress of the slots of all boards, see readProgress.
+// readAllProgress gives each board the present progress of its slots, as readProgress does for one board.
 func (r *scheduler) readAllProgress() {
 	for _, b := range r.inOrder {
 		r.readProgress(b)
 	}
 }
 
-// enqueue gives the boards a new entry. Until the boards answer it, r.waiting has its slot and the channel of its caller.
+// enqueue gives the boards a new entry. Until the boards answer, r.waiting has the entry's slot and the channel of its caller.
 func (r *scheduler) enqueue(w waitingEntry) {
-	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil { // EnqueueLocal: the policy decides at once, by the present progress
+	// An entry of EnqueueLocal is decided about at once, so the board needs the present progress.
+	if b := r.byModel[w.Entry.Model]; b != nil && w.Local != nil {
 		r.readProgress(b)
 	}
 	r.waiting[w.Entry] = w
 	r.arrival = w.Enqueue
 	r.apply(&r.arrival)
-	r.arrival = board.Enqueue{} // old references would keep the entry from being garbage collected
+	r.arrival = board.Enqueue{} // a reference left here would keep the entry from being garbage collected
 }
 
-// releaseSlot takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release. Then
-// another request may get the slot.
+// releaseSlot takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release. From
+// then on, another request may get the slot number.
 func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
 	b := s.board
-	// Whether the engine now begins a request in its queue depends on the KV of the running requests, which grows with their tokens. So the
-	// board needs their progress before the release.
+	// The board decides whether the engine now begins a request of its own queue. That depends on the KV of the running requests, which grows
+	// with their tokens, so the board needs their progress before the release.
 	if b.inEngineQueue > 0 {
 		r.readProgress(b)
 	}
@@ -155,15 +156,16 @@ func (r *scheduler) correctPrompt(s *Slot, prompt int) {
 	}
 }
 
-// setWorkers replaces the ranks of all models. First the boards get the progress of all slots, because they need the tokens of requests
-// that lose their ranks. The metrics of pairs whose engine is gone are dropped.
+// setWorkers replaces the ranks of all models. Before that, the boards get the progress of all slots, because they need the tokens of the
+// requests whose ranks leave. The metrics of pairs of engines are dropped if the decode engine of the pair is gone.
 func (r *scheduler) setWorkers(ws []board.Worker) {
 	r.readAllProgress()
 	r.apply(board.SetWorkers{Workers: ws})
 	r.metrics.dropGonePairs(ws)
 }
 
-// shutDown answers all entries that wait with ErrDraining, and calls the functions that are still queued.
+// shutDown makes the boards answer all waiting entries with ErrDraining. Then it calls the functions that are still queued, because their
+// callers wait for them.
 func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 	r.now = now
 	r.apply(board.Shutdown{})
@@ -172,22 +174,23 @@ func (r *scheduler) shutDown(queue []func(*scheduler), now time.Time) {
 	}
 }
 
-// status returns the status of the boards. For each group, it adds the result of the twin, which replays the last minutes under other
-// policies.
+// status returns the status of the boards. For each group, it adds the result of the twin: what the last minutes would have cost under
+// other policies.
 func (r *scheduler) status(now time.Time) board.Status {
-	r.readAllProgress() // the boards do not know yet which tokens have come since their last event
+	r.readAllProgress() // the boards know only the tokens that had come by their last event
 	s := r.boards.Status(now)
 	r.twins.addResults(&s, now)
 	return s
 }
 
-// loads returns the present loads of all ranks.
+// loads returns the present loads of all ranks, with all tokens that the streams have brought until now.
 func (r *scheduler) loads() board.Loads {
 	r.readAllProgress()
 	return r.boards.Loads()
 }
 
-// carryOut carries out effects. took is the duration of the round that caused them; 0: they were not caused by a round.
+// carryOut carries out effects in their order, and records them for the twin. took is the duration of the round that caused them; 0: no
+// round did.
 func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 	for i := range effects {
 		r.twins.recordEffect(&effects[i], r.now)
@@ -196,7 +199,7 @@ func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 }
 
 // carryOutOne carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the
-// dispatcher. took is the duration of the round that caused the effect; 0: no round.
+// dispatcher. took is the duration of the round that caused the effect; 0: no round did.
 func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -256,7 +259,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.learner.add(e.Sample)
 	case board.EffectGroup:
 		r.setLabel(e.Group, e.Label)
-		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the series before the first round
+		m.tickSeconds.WithLabelValues(e.Policy, e.Label) // creates the metric series before the first round
 		r.addDetector(e.Group)
 	case board.EffectGroupIdle:
 		if detector := r.detectors[e.Group]; detector != nil {
@@ -268,7 +271,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		}
 	case board.EffectGroupGone:
 		r.dropLabel(e.Group)
-		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but they are not read any more
+		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but no code reads them
 	case board.EffectGone:
 		r.dropState(e.Group.Model)
 	case board.EffectRejected:
@@ -288,8 +291,8 @@ func (r *scheduler) recordRound(e *board.Effect, took time.Duration) {
 	}
 }
 
-// recordFallback counts that another policy decided in place of the policy in force. It logs the reason only if the policy was too slow:
-// other effects have the other reasons.
+// recordFallback counts that the fallback policy decided in place of the chosen one. It logs the reason only if the chosen policy was too
+// slow. The other reasons are logged with other effects.
 func (r *scheduler) recordFallback(e *board.Effect) {
 	r.metrics.fallbacks.WithLabelValues(e.Label).Inc()
 	if e.Label == board.FallbackSlow {
@@ -299,22 +302,22 @@ func (r *scheduler) recordFallback(e *board.Effect) {
 	}
 }
 
-// publishPaces publishes the values of a board, and of the model names that only some of its ranks list, for Dispatcher.Room. It calls
-// OnRoom if Room has become larger.
+// publishPaces publishes how many slots of a board are free and how soon others come free, for Dispatcher.Room. It does the same for each
+// model name that only some ranks list. It calls OnRoom if Room has become larger for any name.
 func (r *scheduler) publishPaces(e *board.Effect) {
 	b := r.stateOrNew(e.Group.Model)
 	moreRoom := b.pace.publish(&e.Pace)
 	for i := range e.Named {
-		moreRoom = b.listedPaces[i].publish(&e.Named[i]) || moreRoom // publish must be called in any case
+		moreRoom = b.listedPaces[i].publish(&e.Named[i]) || moreRoom // publish comes first, because it must run for each name
 	}
 	if moreRoom && r.cfg.OnRoom != nil {
 		r.cfg.OnRoom()
 	}
 }
 
-// stateOrNew returns the scheduler's state for a board. If it is missing, stateOrNew creates it, and publishes its pace for
-// Dispatcher.Room. The state has a function that reports the first event of a slot to the board, unless the slot has been given back
-// meanwhile.
+// stateOrNew returns the scheduler's state for the board of a model. If there is none, it creates the state, and publishes its pace for
+// Dispatcher.Room. The state's function reportStarted passes the first event of a slot to the board, unless the slot has been given back
+// before the function runs.
 func (r *scheduler) stateOrNew(model string) *boardState {
 	b := r.byModel[model]
 	if b == nil {
@@ -334,15 +337,15 @@ func (r *scheduler) stateOrNew(model string) *boardState {
 	return b
 }
 
-// dropState drops the scheduler's state for a board that is removed.
+// dropState drops the scheduler's state for a board that was removed.
 func (r *scheduler) dropState(model string) {
 	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(b *boardState) bool { return b.model == model })
 	delete(r.byModel, model)
 	r.d.paces.Delete(model)
 }
 
-// setLabel records the label of a group in metrics. The label changes when a group of another model with the same name comes or goes. The
-// series of the old label are then dropped.
+// setLabel records the label of a group in metrics. If the label differs from the last one, setLabel drops the metric series of the last
+// one. The label changes when a group of another model with the same name comes or goes.
 func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	before, known := r.labels[key]
 	if known && before == label {
@@ -354,7 +357,8 @@ func (r *scheduler) setLabel(key board.GroupKey, label string) {
 	r.labels[key] = label
 }
 
-// dropLabel drops the series of a group, unless another group has them, too: all groups without a barrier share one label.
+// dropLabel forgets the label of a group, and drops its metric series. It keeps the series if another group has the same label: all groups
+// without a barrier share one.
 func (r *scheduler) dropLabel(key board.GroupKey) {
 	label := r.labels[key]
 	delete(r.labels, key)
@@ -366,30 +370,30 @@ func (r *scheduler) dropLabel(key board.GroupKey) {
 	r.metrics.dropGroup(label)
 }
 
-// addDetector gives a new barrier group its step detector.
+// addDetector gives a new barrier group its step detector, which finds the steps of the group by the tokens of its streams.
 func (r *scheduler) addDetector(key board.GroupKey) {
 	r.stateOrNew(key.Model)
-	if !key.Barrier { // its ranks have no common steps
+	if !key.Barrier { // ranks without a barrier have no common steps
 		return
 	}
-	passSteps := func(r *scheduler) { r.passSteps(key) } // this function is made once, so that a step allocates nothing
+	passSteps := func(r *scheduler) { r.passSteps(key) } // passSteps is made once, so that a step allocates nothing
 	r.detectors[key] = newStepDetector(func() { r.wake(passSteps) })
 }
 
-// passSteps passes the steps that the step detector of a group has found to the board. Before, the board gets the progress of its slots, so
-// that it knows how many tokens the steps have brought.
+// passSteps passes the steps that a group's step detector has found to the board. Before that, it gives the board the progress of its
+// slots, so that the board knows how many tokens the steps have brought.
 func (r *scheduler) passSteps(key board.GroupKey) {
 	detector := r.detectors[key]
 	if detector == nil {
-		return // the group has no ranks any more
+		return // the group lost its last rank, and its detector with it
 	}
 	r.steps.Group, r.steps.List = key, detector.take(r.steps.List[:0])
 	r.readProgress(r.byModel[key.Model])
 	r.apply(&r.steps)
 }
 
-// bind completes the slot of an entry that was bound to a rank, and sends it to the caller of Enqueue. took is the duration of the round
-// that chose the rank.
+// bind completes the slot of an entry that a policy bound to a rank, and sends the slot to the caller of Enqueue. took is the duration of
+// the round that chose the rank.
 func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
@@ -408,14 +412,15 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	r.answer(e.Entry, Result{Slot: slot})
 }
 
-// answer sends the result of an entry to its caller.
+// answer sends the result for an entry to the caller of Enqueue.
 func (r *scheduler) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)
 	w.answer(r.cfg.Places, result)
 }
 
-// answer releases the entry's place in the pool, and then sends the result to the caller, which can rely on the place being free.
+// answer sends the result to the caller of Enqueue. Before that, it releases the place that the entry had in the bounded pool
+// (Config.Places), so that the caller can rely on the place being free.
 func (w waitingEntry) answer(places *pool.Semaphore, r Result) {
 	if places != nil && !w.Entry.Discard && w.Local == nil {
 		places.Release()

@@ -13,21 +13,22 @@ import (
 // gets the slot, and never change.
 type Slot struct {
 	board.Binding
-	Decide time.Duration      // how long the round took that chose the rank; it is not part of Wait
+	Decide time.Duration      // duration of the round of decisions that chose the rank; it is not part of Wait
 	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
 	generated     atomic.Int32
 	firstStep     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
-	lastStep      atomic.Uint32 // number of the group's last such step
-	detector      *stepDetector // step detector of the rank's group; nil without a barrier
-	board         *boardState   // the scheduler's state for the board that the slot belongs to
+	lastStep      atomic.Uint32 // number of the group's last step in which the request got tokens; 0: it has no token yet
+	detector      *stepDetector // finds the steps of the rank's group; nil without a barrier
+	board         *boardState   // what the scheduler keeps for the board of the rank
 	started       atomic.Bool
 	released      atomic.Bool
-	waitsInEngine atomic.Bool  // the request waits in the engine's queue, because the rank has no slot or no KV room for it
-	maxUnreported atomic.Int32 // upper bound of the answer's tokens, see MarkNonStreaming; 0: its tokens are reported as they come
+	waitsInEngine atomic.Bool // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
+	// maxUnreported is the largest possible number of tokens of an answer that does not stream (MarkNonStreaming); 0: the answer streams.
+	maxUnreported atomic.Int32
 }
 
-// newSlot returns an empty slot, with a Trace if explain is set. The slot and its trace are allocated together, as one object.
+// newSlot returns an empty slot, with memory for a Trace if explain is true. Slot and Trace are one allocation.
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	if !explain {
 		return &Slot{}
@@ -40,12 +41,12 @@ func newSlot(e *pool.Entry, explain bool) *Slot {
 	return &slotWithTrace.Slot
 }
 
-// isHeld says whether the slot is still charged; false: it has been given back. Only the scheduler's goroutine may call it.
+// isHeld says whether the slot is still charged to its rank; false: it has been given back. Only the scheduler's goroutine may call it.
 func (s *Slot) isHeld() bool { return s.board.slots[s.Slot] == s }
 
-// Progress reports how many tokens the request has generated on this rank so far. The board counts them as KV tokens of the request, and
-// the step detector of the group finds the group's steps by these reports. Progress ignores a number that is not larger than the last one.
-// Any goroutine may call it, and it does not allocate.
+// Progress reports that the request has generated this many tokens on this rank so far. The board counts the tokens as KV of the request,
+// and the step detector of the group finds steps by these reports. Progress ignores a number that is not larger than the last one. Any
+// goroutine may call it, and it does not allocate.
 func (s *Slot) Progress(generated int) {
 	for {
 		before := s.generated.Load()
@@ -56,31 +57,32 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	if s.detector != nil && s.maxUnreported.Load() == 0 { // the tokens of an answer that does not stream come together, and show no steps
+	// The tokens of an answer that does not stream come all at once, so they show no steps.
+	if s.detector != nil && s.maxUnreported.Load() == 0 {
 		s.detector.onToken(&s.firstStep, &s.lastStep)
 	}
 }
 
-// MarkNonStreaming records that the engine computes the request from now on, but reports its tokens only at the end. Until then, the board
-// estimates them by the pace of the group's other streams. maxTokens is an upper bound of the answer's tokens.
+// MarkNonStreaming records that the engine now computes the request, but reports the tokens of the answer only at the end. Until then, the
+// board estimates the tokens by the pace of the group's other streams. maxTokens is the largest possible number of tokens.
 func (s *Slot) MarkNonStreaming(maxTokens int) {
 	s.maxUnreported.Store(int32(max(1, min(maxTokens, math.MaxInt32)))) // at least 1, because 0 would mean that the answer streams
 }
 
-// Generated returns the largest number that Progress has reported.
+// Generated returns the largest number of generated tokens that Progress has reported.
 func (s *Slot) Generated() int { return int(s.generated.Load()) }
 
-// ReportStarted records the first event of the request: the KV has arrived and the rank decodes.
-// Before that the request counts as transferring.
+// ReportStarted records that the first event of the answer has come: the KV has arrived and the rank decodes. Before that, the status shows
+// the request as transferring.
 func (s *Slot) ReportStarted() {
 	s.started.Store(true)
-	s.waitsInEngine.Store(false) // the engine had room for the request, even if the board counted none
-	// Other boards learn of the first event when they next read the progress of their slots.
+	s.waitsInEngine.Store(false) // the engine has begun the request, so it had room, even if the board counted none
+	// Only a board that watches first events gets this one as an event. Any other board sees it when it next reads the progress of its slots.
 	if s.board != nil && s.board.pace.watchedFirstEvents.Load() > 0 {
 		s.board.reportStarted(s)
 	}
 }
 
-// WaitsInEngine says whether the request waits in its engine's queue, because the rank has no slot or no KV room for it yet. While it waits
-// there, the missing first event is not a failure of the engine.
+// WaitsInEngine says whether the request waits in the engine's own queue, because the rank has no slot or no KV room for it yet. While it
+// waits there, the missing first event is no failure of the engine.
 func (s *Slot) WaitsInEngine() bool { return s.waitsInEngine.Load() }

@@ -11,13 +11,13 @@ import (
 	"evenkeel/pool"
 )
 
-// Dispatcher passes the calls of other goroutines to the goroutine that owns the boards, and their answers back.
+// Dispatcher is the handle for other goroutines: it passes their calls to the goroutine that owns the boards, and the answers back.
 type Dispatcher struct {
 	cfg     Config
 	inbox   *inbox
 	metrics *metrics
-	policy  atomic.Pointer[string] // canonical name of the policy of barrier groups
-	paces   sync.Map               // *publicPace by the model of the board
+	policy  atomic.Pointer[string] // canonical name of the policy of the groups whose ranks step together
+	paces   sync.Map               // values are *publicPace, keys the models of the boards
 	done    chan struct{}          // closed when the dispatcher has ended
 	last    board.Status           // last status before the end; it may be read only after done is closed
 }
@@ -28,24 +28,25 @@ type Result struct {
 	Err  error
 }
 
-// waitingEntry is an entry with the slot that it may get, and the channel on which its caller gets the answer. The caller's goroutine
+// waitingEntry is an entry with the slot that it may get, and the channel for the answer to its caller. The goroutine of the caller
 // allocates both, so that a round of decisions allocates nothing.
 type waitingEntry struct {
 	board.Enqueue
 	slot   *Slot
-	result chan Result // exactly one result is sent; the channel has room for it
+	result chan Result // gets exactly one result, for which it has room
 }
 
-// boardState is the scheduler's state for one board.
+// boardState is what the scheduler keeps for one board.
 type boardState struct {
 	model         string
-	slots         []*Slot      // by Slot.Slot; nil: free
-	inEngineQueue int          // requests that were sent to their engines' queues, because their ranks had no slot or no KV room
-	counts        board.Counts // progress of the slots as it was read last
+	slots         []*Slot      // slots in use, by index (Binding.Slot); nil: free
+	inEngineQueue int          // number of requests that were sent to the queues of engines, because a rank had no slot or no KV room
+	counts        board.Counts // progress of the slots as the scheduler read it last
 	tick          board.Tick
 	reportStarted func(*Slot) // reports the first event of a slot to the board; any goroutine may call it
 	pace          *publicPace
-	listedPaces   []*publicPace // values for the names that only some of its ranks list, in the order of the last EffectNames
+	// listedPaces has one value for each model name that only some ranks of the board list, in the order of the last EffectNames.
+	listedPaces []*publicPace
 }
 
 // scheduler owns the boards. It reads the clock, turns the calls of other goroutines into events for the boards, and carries out the
@@ -63,12 +64,13 @@ type scheduler struct {
 	declog    *decisionLog // nil: off
 	waiting   map[*pool.Entry]waitingEntry
 	byModel   map[string]*boardState
-	inOrder   []*boardState // the same values, sorted by model
+	inOrder   []*boardState // values of byModel, sorted by model
 	detectors map[board.GroupKey]*stepDetector
-	labels    map[board.GroupKey]string // labels under which the groups have their series in metrics
-	rejected  error                     // why the boards rejected the last event that changes settings; nil: they accepted it
+	labels    map[board.GroupKey]string // label of each group in metrics
+	// rejected says why the boards rejected the last event that changes settings; nil: they accepted it.
+	rejected error
 
-	// Events that are reused, so that they allocate nothing.
+	// Memory for events that come often, so that these allocate nothing.
 	decided board.Decided
 	steps   board.Steps
 	release board.Release

@@ -8,23 +8,26 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// stepDetector finds the steps of a barrier group by the tokens of its streams. All requests of a group get a token in the same step. When
-// a stream that already has a token of the current step gets another token, the next step has begun. The first stream to which this happens
-// raises the step number. The other streams then find the new number, and need not read the clock.
+// stepDetector finds the steps of a barrier group by the tokens of its streams. All requests of a group get a token in the same step. So
+// when a stream gets another token although it already has one of the current step, the next step has begun. The first stream to which this
+// happens raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
-	current   atomic.Uint32 // number of the current step, from 1
-	minLength atomic.Int64  // in ns; a token that comes sooner after the step began is no new step: its stream only catches up
+	current atomic.Uint32 // number of the current step, from 1
+	// minLength is the shortest length of a step, in ns. A token that comes sooner after the begin of a step begins no new step: its stream
+	// only catches up.
+	minLength atomic.Int64
 
-	mu    sync.Mutex    // held by the stream that begins a step; other streams do not wait for it
-	epoch time.Time     // when the detector was made
-	began time.Duration // when the current step began, since epoch; 0: not known, because the group was idle until the current step
-	steps []board.Step  // steps that the scheduler has not read yet
+	mu    sync.Mutex // held by the stream that begins a step; other streams do not wait for the lock
+	epoch time.Time  // when the detector was made; times are measured from here
+	// began is when the current step began, as the time since epoch; 0: not known, because the group was idle before the step.
+	began time.Duration
+	steps []board.Step // steps that have begun and that the scheduler has not read yet
 
-	notify func() // wakes the scheduler, which then reads steps
+	notify func() // wakes the scheduler, which then calls take
 }
 
-// maxUnreadSteps bounds the steps that wait to be read. If the scheduler is so late that more come, the detector drops these, and the
-// numbers of the next steps show the gap.
+// maxUnreadSteps is the largest number of steps that wait to be read. If the scheduler is so late that more steps begin, the detector drops
+// these. The scheduler sees the gap in the step numbers.
 const maxUnreadSteps = 64
 
 // newStepDetector returns a detector that calls notify after each step that it finds.
@@ -35,9 +38,9 @@ func newStepDetector(notify func()) *stepDetector {
 	return d
 }
 
-// onToken reports that a stream got tokens. streamFirst and streamLast are the numbers of the steps in which it got its first and its last
-// tokens, and onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and onToken
-// begins this step.
+// onToken reports that a stream got tokens. streamFirst and streamLast hold the numbers of the steps in which the stream got its first and
+// its last tokens; onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and
+// onToken begins that step.
 func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	current := d.current.Load()
 	if before := streamLast.Load(); before != current {
@@ -48,7 +51,7 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 		return
 	}
 	if !d.mu.TryLock() {
-		return // another stream is just beginning this step; streamLast gets its number with the next tokens
+		return // another stream is just beginning this step; streamLast gets the new number with the next tokens
 	}
 	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
@@ -58,9 +61,9 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	}
 }
 
-// beginStep begins the next step at a time, given as the time since d.epoch. Its Length is the time since the current step began; it has
-// none if that is not known. If it would be shorter than d.minLength, beginStep returns false and changes nothing, because the stream only
-// catches up then.
+// beginStep begins the next step at a time, given as the time since d.epoch. The Length of the next step is the time since the current step
+// began; 0 if that is not known. If the Length would be below d.minLength, the stream only catches up, so beginStep returns false and
+// changes nothing.
 func (d *stepDetector) beginStep(at time.Duration) bool {
 	s := board.Step{Number: d.current.Load() + 1}
 	if d.began > 0 {
@@ -69,15 +72,15 @@ func (d *stepDetector) beginStep(at time.Duration) bool {
 			return false
 		}
 	}
-	d.began = max(at, 1) // 0 would mean that the time is not known
+	d.began = max(at, 1) // at least 1, because 0 would mean that the time is not known
 	d.current.Store(s.Number)
-	if len(d.steps) < maxUnreadSteps { // else the scheduler is late, and the step is dropped
+	if len(d.steps) < maxUnreadSteps { // otherwise the scheduler is late, and the step is dropped
 		d.steps = append(d.steps, s)
 	}
 	return true
 }
 
-// take appends the steps that have begun since the last call to dst, and forgets them.
+// take appends the steps that have begun since the last call to dst, and removes them from the detector.
 func (d *stepDetector) take(dst []board.Step) []board.Step {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,8 +89,8 @@ func (d *stepDetector) take(dst []board.Step) []board.Step {
 	return dst
 }
 
-// pause forgets when the current step began. No request of the group runs any more, so the time until the next step is not the length of a
-// step.
+// pause makes the begin of the current step unknown. It is called when no request of the group runs any more, because the time until the
+// next step is then not the length of a step.
 func (d *stepDetector) pause() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -23,7 +23,7 @@ var (
 		nil)
 )
 
-// twinGauges are the gauges of groups that the twin has judged.
+// twinGauges are the gauges of the groups for which the twin has a result. The twin replays the last minutes under other policies.
 var twinGauges = gaugeSet{
 	descs: []*prometheus.Desc{descTwinError, descTwinAge, descTwinSaved, descTwinLost},
 	send: func(ch chan<- prometheus.Metric, g *board.GroupStatus, group string) {
@@ -39,7 +39,7 @@ var twinGauges = gaugeSet{
 	},
 }
 
-// addTwin adds the metrics of the twin, which exist even if no policy is replayed. It returns the counter of the time for replays.
+// addTwin adds the metrics of the twin, which exist even if no policy is replayed. It returns the counter of the seconds that replays take.
 func (m *metrics) addTwin() (work prometheus.Counter) {
 	m.groupGauges = append(m.groupGauges, twinGauges)
 	return promauto.With(m.registry).NewCounter(prometheus.CounterOpts{

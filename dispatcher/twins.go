@@ -16,58 +16,59 @@ import (
 	"evenkeel/dispatcher/verdict"
 )
 
-// twins records the events of the boards on a tape, and replays them under other policies, to find out what these would have cost. The
-// replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the tape, and copies the
-// boards at the end of each segment of the tape.
+// twins records the events of the boards on a tape, and replays them under other policies, to find out how long the steps would have taken
+// under these. The replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the
+// tape, and copies the boards at the end of each segment of the tape.
 type twins struct {
-	specs       []string // policies that are replayed
+	specs       []string // specs of the policies that are replayed
 	tape        twin.Tape
-	minSegment  time.Duration // least length of the current segment
-	wake        chan struct{} // see signal
+	minSegment  time.Duration // shortest length of the current segment of the tape
+	wake        chan struct{} // wakes the goroutine of run after a new segment; has room for one value
 	workSeconds prometheus.Counter
 	log         *zap.Logger
-	began       time.Time    // when the twins were made
-	lateRoundAt atomic.Int64 // when a round last took over half of tick_limit, in ns since began; 0: never
+	began       time.Time    // when newTwins ran; lateRoundAt counts from here
+	lateRoundAt atomic.Int64 // when a round of decisions last took over half of tick_limit, in ns since began; 0: never
 
 	mu      sync.Mutex
-	queued  []queuedSegment // segments that the twin's goroutine has not taken yet
+	queued  []queuedSegment // segments that the goroutine of run has not taken yet
 	results map[board.GroupKey]*groupResults
 }
 
-// queuedSegment is a segment of the tape, with a copy of the boards at its end.
+// queuedSegment is a segment of the tape. end is a copy of the boards at the end of the segment, from which the next segment begins.
 type queuedSegment struct {
 	*twin.Segment
 	end *board.Boards
 }
 
-// groupResults has the results of the twin for a group.
+// groupResults has what the replays have shown for one group.
 type groupResults struct {
 	verdict twin.Verdict
-	against map[string]*savings // by policy
+	against map[string]*savings // savings against each other policy, by its name
 }
 
-// savings is the time that the policy in force saved or lost against another policy.
+// savings is how much step time the policy in force has saved or lost against one other policy.
 type savings struct {
-	saved, lost float64 // seconds of steps
-	day         string  // date of the last verdict, UTC
-	today       float64 // rank-hours saved on this day; below 0: lost
+	saved, lost float64 // sums of step time, in s; both grow
+	day         string  // date of the last verdict (UTC), to which today belongs
+	today       float64 // rank-hours saved on that day; below 0: lost
 }
 
-// maxQueuedSegments bounds the segments that wait for the twin's goroutine.
+// maxQueuedSegments is the largest number of segments that may wait for the goroutine of run.
 const maxQueuedSegments = 20
 
-// coreShare is the share of one core that the twin may use. It is so small that an operator need not weigh its cost.
+// coreShare is the share of one processor core that the replays may use. It is so small that an operator need not weigh the cost.
 const coreShare = 0.01
 
-// costFactor is how many seconds of processor time one second of replays costs. It is above 1, because garbage collection runs outside the
-// measured second. With 144 ranks, a proxy with a twin used 1.03 % of a core more than a proxy without a twin, while the twin counted 0.95
-// %.
+// costFactor is how many seconds of processor time are counted for one second of replays. It is above 1, because garbage collection runs
+// outside the measured second. With 144 ranks, a proxy with a twin used 1.03 % of a core more than a proxy without a twin, while the twin
+// counted 0.95 %.
 const costFactor = 1.1
 
-// restAfterLate is how long the twin rests after a round that took more than half of tick_limit, so that decisions get the whole processor.
+// restAfterLate is how long the replays pause after a round of decisions that took more than half of tick_limit, so that decisions get the
+// whole processor.
 const restAfterLate = time.Second
 
-// newTwins returns nil if no policy is replayed. The methods that the scheduler calls at each turn do nothing then.
+// newTwins returns nil if no policy is replayed. All methods that the scheduler calls do nothing on a nil *twins.
 func newTwins(cfg Config, m *metrics) *twins {
 	work := m.addTwin()
 	if len(cfg.Twin) == 0 {
@@ -79,14 +80,15 @@ func newTwins(cfg Config, m *metrics) *twins {
 	}
 }
 
-// record records an event. It must be called before the event is applied to the boards.
+// record records an event on the tape. It must be called before the event is applied to the boards.
 func (t *twins) record(e board.Event, now time.Time) {
 	if t != nil {
 		t.tape.Record(e, now)
 	}
 }
 
-// recordEffect records an effect of the boards. It drops the results for a group that has no ranks any more.
+// recordEffect records an effect of the boards on the tape. If the effect says that a group has lost its last rank, recordEffect drops the
+// results for this group.
 func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	if t == nil {
 		return
@@ -99,20 +101,20 @@ func (t *twins) recordEffect(e *board.Effect, now time.Time) {
 	}
 }
 
-// segmentDue says whether the current segment of the tape should end now, so that the caller must call endSegment.
+// segmentDue says whether the current segment of the tape is long enough, so that the caller must call endSegment.
 func (t *twins) segmentDue(now time.Time) bool { return t != nil && t.tape.Due(now, t.minSegment) }
 
-// endSegment ends the current segment of recorded events. It queues the segment for run, together with a copy of the boards, with which the
-// next segment begins. The next segment is longer if the boards hold more requests.
+// endSegment ends the current segment of recorded events. It queues the segment for run, together with a copy of the boards, from which the
+// next segment begins. The next segment is longer if the boards hold more requests, because the copy takes longer.
 func (t *twins) endSegment(now time.Time, boards *board.Boards) {
 	copied := boards.Clone()
 	t.minSegment = twin.MinSegmentLength(copied.ApproxRequests())
 	segment := t.tape.NextSegment(now, copied)
-	if segment == nil { // nothing was recorded before, or the settings have changed within the segment
+	if segment == nil { // nothing was recorded, or the settings have changed within the segment
 		return
 	}
 	t.mu.Lock()
-	if len(t.queued) >= maxQueuedSegments { // run cannot keep up: drop the queued segments, so that there is a gap before this one
+	if len(t.queued) >= maxQueuedSegments { // run cannot keep up: drop all queued segments, which leaves a gap before this segment
 		t.queued, segment.AfterGap = nil, true
 	}
 	t.queued = append(t.queued, queuedSegment{segment, copied})
@@ -120,18 +122,18 @@ func (t *twins) endSegment(now time.Time, boards *board.Boards) {
 	signal(t.wake)
 }
 
-// pause stops the replays for restAfterLate, because a round took more than half of tick_limit.
+// pause stops the replays for restAfterLate. The scheduler calls it after a round of decisions that took more than half of tick_limit.
 func (t *twins) pause() {
 	if t != nil {
 		t.lateRoundAt.Store(int64(time.Since(t.began)))
 	}
 }
 
-// run replays segments until ctx ends. It works in slices of about sliceTarget. After each slice, it rests for so long that the twin uses
+// run replays segments until ctx ends. It works in slices of about sliceTarget each. After each slice, it rests so long that the twin uses
 // at most coreShare of a core.
 func (t *twins) run(ctx context.Context) {
 	replayer := twin.New(t.specs)
-	turns := 1 // how many turns the next slice of work makes
+	turns := 1 // number of turns (small parts of a replay) that the next slice makes
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -143,7 +145,7 @@ func (t *twins) run(ctx context.Context) {
 		for more := true; more; { // until all segments are replayed
 			t.handOver(replayer)
 			rest := restAfterLate
-			if !t.wasLate() { // else it only rests, and more stays true
+			if !t.wasLate() { // after a slow round there is no slice: only the rest, and more stays true
 				var took time.Duration
 				replayer, took, more = t.runSlice(replayer, turns)
 				turns = nextTurns(turns, took)
@@ -160,7 +162,7 @@ func (t *twins) run(ctx context.Context) {
 }
 
 // runSlice makes one slice of work, and adds its verdicts to the results. next is the twin for the next slice: a new one if a replay has
-// panicked. more says whether there is more to replay.
+// panicked. took is the duration of the slice. more says whether there is more to replay.
 func (t *twins) runSlice(replayer *twin.Twin, turns int) (next *twin.Twin, took time.Duration, more bool) {
 	start := time.Now()
 	verdicts, more, failure := replaySlice(replayer, turns)
@@ -176,14 +178,14 @@ func (t *twins) runSlice(replayer *twin.Twin, turns int) (next *twin.Twin, took 
 	return replayer, took, more
 }
 
-// wasLate says whether a round of decisions took more than half of tick_limit less than restAfterLate ago.
+// wasLate says whether the replays must pause, because a slow round of decisions (see pause) was less than restAfterLate ago.
 func (t *twins) wasLate() bool {
 	lateRoundAt := t.lateRoundAt.Load()
 	return lateRoundAt > 0 && time.Since(t.began) < time.Duration(lateRoundAt)+restAfterLate
 }
 
-// replaySlice continues the replays for so many turns, and returns the new verdicts. A panic becomes the failure, because a bug in a replay
-// must not end the proxy.
+// replaySlice continues the replays for the given number of turns, and returns the new verdicts. A panic in a replay is returned as
+// failure, because it must not end the proxy.
 func replaySlice(replayer *twin.Twin, turns int) (verdicts []twin.Verdict, more bool, failure error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -194,23 +196,23 @@ func replaySlice(replayer *twin.Twin, turns int) (verdicts []twin.Verdict, more 
 	return verdicts, more, nil
 }
 
-// sliceTarget is how long a slice of work should take. It is short compared to a round of decisions, which the slice may delay, and long
-// compared to a read of the clock.
+// sliceTarget is how long a slice of replay work should take. A slice may delay a round of decisions, so it is short compared to one. It is
+// also long compared to the reading of the clock that ends a slice.
 const sliceTarget = time.Millisecond
 
-// nextTurns returns how many turns the next slice of work makes, so that it takes about sliceTarget. The last slice made the given turns
-// and took the time took.
+// nextTurns returns how many turns the next slice makes, so that it takes about sliceTarget. The last slice made turns turns, and took the
+// time took.
 func nextTurns(turns int, took time.Duration) int {
 	switch {
 	case took < sliceTarget/2:
-		return min(2*turns, 1<<16) // the bound keeps a slice of cheap turns from growing without limit
+		return min(2*turns, 1<<16) // without the bound, very short turns would make the number grow without limit
 	case took > 2*sliceTarget:
 		return max(1, turns/2)
 	}
 	return turns
 }
 
-// handOver gives the twin the segments that were recorded since the last call.
+// handOver gives the replayer the segments that were queued since the last call.
 func (t *twins) handOver(replayer *twin.Twin) {
 	t.mu.Lock()
 	segments := t.queued
@@ -221,7 +223,7 @@ func (t *twins) handOver(replayer *twin.Twin) {
 	}
 }
 
-// addVerdict makes a verdict the latest of its group, and adds up the time that the policy in force saved or lost against each other
+// addVerdict stores a verdict as the latest of its group, and adds up the time that the policy in force saved or lost against each other
 // policy. It counts only differences that are larger than the error of the replay (Claimed).
 func (t *twins) addVerdict(v *twin.Verdict) {
 	t.mu.Lock()
@@ -238,20 +240,20 @@ func (t *twins) addVerdict(v *twin.Verdict) {
 			sums = &savings{}
 			group.against[a.Policy] = sums
 		}
-		if day := v.To.UTC().Format(time.DateOnly); day != sums.day { // this is the first verdict of the day
+		if day := v.To.UTC().Format(time.DateOnly); day != sums.day { // the first verdict of a day begins a new sum
 			sums.day, sums.today = day, 0
 		}
 		if !a.Claimed {
 			continue
 		}
-		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // saved per step, times the steps that no earlier verdict has counted
+		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // time saved per step, times the number of steps that no earlier verdict has counted
 		sums.saved += max(0, seconds)
 		sums.lost += max(0, -seconds)
 		sums.today += seconds * float64(v.Ranks) / 3600 // all ranks of the group wait for a longer step
 	}
 }
 
-// addResults adds the results of the twin to the status of each group.
+// addResults adds what the replays have shown to the status of each group.
 func (t *twins) addResults(s *board.Status, now time.Time) {
 	if t == nil {
 		return
@@ -265,8 +267,8 @@ func (t *twins) addResults(s *board.Status, now time.Time) {
 	}
 }
 
-// resultsOf returns the results of the twin for a group; nil: there are none yet. policy is the one in force. If the last verdict is about
-// another policy, or is old, the results claim nothing about the difference between policies.
+// resultsOf returns what the replays have shown for a group; nil: there are no results yet. policy is the policy in force. If the last
+// verdict is about another policy, or is old, resultsOf leaves out all claims that one policy is better than another.
 func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *verdict.Twin {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -283,7 +285,7 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 	}
 	for _, found := range v.Against {
 		sums := group.against[found.Policy]
-		if sums.day != now.UTC().Format(time.DateOnly) { // a new day has begun since the last verdict
+		if sums.day != now.UTC().Format(time.DateOnly) { // today still has the sum of an earlier day
 			sums.today = 0
 		}
 		a := verdict.Against{
