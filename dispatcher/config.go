@@ -32,7 +32,7 @@ type Config struct {
 
 // EngineMetrics are the values of a rank from the last read of its engine's metrics. Below 0: the engine does not report the value.
 type EngineMetrics struct {
-	Running, Waiting float64 // requests
+	Running, Waiting float64 // requests in the engine's batch, and in its queue
 	KVShare          float64 // share of the rank's KV memory that is in use, 0 to 1
 }
 
@@ -63,7 +63,7 @@ func (c Config) withDefaults() Config {
 
 // DecisionLogConfig sets up the decision log, a file with one JSON line for every round.
 type DecisionLogConfig struct {
-	File string `yaml:"file"` // "" = off
+	File string `yaml:"file"` // path of the file; empty: no decision log is written
 	// MaxBytes is the size limit of the file and of FILE.1 together, in bytes; FILE.1 has the older lines. 0: DefaultLogBytes.
 	MaxBytes int64 `yaml:"max_bytes"`
 }

@@ -63,8 +63,8 @@ func openDecisionLog(cfg DecisionLogConfig, log *zap.Logger, m *metrics) (*decis
 }
 
 // open opens the file for appending, and notes its present size. The last line may be incomplete, because the process died or the disk was
-// full. A replay of the log would refuse such a line, so open removes it. It leaves the incomplete line if it does not look like the begin
-// of a line of this log, or if the file may only grow. The next line then begins after a line end.
+// full. A replay of the log would refuse such a line, so open removes it. It leaves the incomplete line if it does not look like the start
+// of a line of this log, or if the file is append-only. The next line then begins after a line end.
 func (l *decisionLog) open() error {
 	f, err := logfile.Open(l.cfg.File)
 	if err != nil {
@@ -81,7 +81,7 @@ func (l *decisionLog) open() error {
 	l.out = logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}
 	// An incomplete line of this log begins with lineBegin, or is a part of lineBegin if it is shorter.
 	isOwnLine := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
-	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails if the file may only grow
+	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails on an append-only file
 		l.size, l.out.EndsMidLine = begin, false
 	}
 	return nil
@@ -155,7 +155,7 @@ func (l *decisionLog) append(line []byte) error {
 			return err
 		}
 	}
-	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // a file that is empty takes a line of any size
+	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes a line of any size
 	if tooLarge && l.regular {
 		if err := l.rotate(); err != nil {
 			return err

@@ -166,7 +166,7 @@ func appendNonzero(dst []byte, name string, x float32) []byte {
 	return appendFloat(append(dst, name...), x)
 }
 
-// appendFloat appends a number with as many digits as a float32 needs.
+// appendFloat appends a number with as many digits as are needed to read the same float32 back.
 func appendFloat(dst []byte, x float32) []byte {
 	return strconv.AppendFloat(dst, float64(x), 'g', -1, 32)
 }

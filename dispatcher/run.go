@@ -107,7 +107,7 @@ func (r *scheduler) readProgress(b *boardState) {
 		counts.Tokens[i], counts.Started[i] = s.generated.Load(), s.started.Load()
 		counts.FirstStep[i], counts.MaxUnreported[i] = s.firstStep.Load(), s.maxUnreported.Load()
 	}
-	r.boards.Apply(counts, r.now) // applying Counts returns no effects
+	r.boards.Apply(counts, r.now) // no effects to carry out: Counts cause none
 }
 
 // readAllProgress gives each board the present progress of its slots, as readProgress does for one board.
@@ -337,7 +337,7 @@ func (r *scheduler) stateOrNew(model string) *boardState {
 	return b
 }
 
-// dropState drops the scheduler's state for a board that was removed.
+// dropState drops the scheduler's state for a board that was removed. Dispatcher.Room then finds no board.
 func (r *scheduler) dropState(model string) {
 	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(b *boardState) bool { return b.model == model })
 	delete(r.byModel, model)
@@ -412,7 +412,7 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	r.answer(e.Entry, Result{Slot: slot})
 }
 
-// answer sends the result for an entry to the caller of Enqueue.
+// answer ends the wait of an entry: the scheduler forgets the entry, and the caller of Enqueue gets the result.
 func (r *scheduler) answer(e *pool.Entry, result Result) {
 	w := r.waiting[e]
 	delete(r.waiting, e)

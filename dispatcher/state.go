@@ -54,14 +54,14 @@ type boardState struct {
 type scheduler struct {
 	boards    *board.Boards
 	cfg       Config
-	now       time.Time // time of the current turn
+	now       time.Time // time at which the current turn began; all events of the turn get this time
 	d         *Dispatcher
 	wake      func(func(*scheduler)) bool // queues a function for the next turn; false: the dispatcher has ended
 	log       *zap.Logger
 	metrics   *metrics
 	learner   *learner
 	twins     *twins       // replays the last minutes under other policies; nil: no policy is replayed
-	declog    *decisionLog // nil: off
+	declog    *decisionLog // writes rounds to the decision log; nil: there is none
 	waiting   map[*pool.Entry]waitingEntry
 	byModel   map[string]*boardState
 	inOrder   []*boardState // values of byModel, sorted by model

@@ -13,7 +13,7 @@ import (
 // happens raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
 	current atomic.Uint32 // number of the current step, from 1
-	// minLength is the shortest length of a step, in ns. A token that comes sooner after the begin of a step begins no new step: its stream
+	// minLength is the shortest length of a step, in ns. A token that comes sooner after the start of a step begins no new step: its stream
 	// only catches up.
 	minLength atomic.Int64
 
@@ -89,8 +89,8 @@ func (d *stepDetector) take(dst []board.Step) []board.Step {
 	return dst
 }
 
-// pause makes the begin of the current step unknown. It is called when no request of the group runs any more, because the time until the
-// next step is then not the length of a step.
+// pause makes the start time of the current step unknown. It is called when no request of the group runs any more, because the time until
+// the next step is then not the length of a step.
 func (d *stepDetector) pause() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 // under these. The replays run in a goroutine of their own, which rests most of the time. The scheduler's goroutine only appends to the
 // tape, and copies the boards at the end of each segment of the tape.
 type twins struct {
-	specs       []string // specs of the policies that are replayed
+	specs       []string // policies that are replayed, as specs
 	tape        twin.Tape
 	minSegment  time.Duration // shortest length of the current segment of the tape
 	wake        chan struct{} // wakes the goroutine of run after a new segment; has room for one value

@@ -98,7 +98,7 @@ func (b *board) promoteQueued(r *rank) {
 	for ; r.engineQueued > 0; r.engineQueued-- {
 		oldest, ok := b.oldestQueued(r)
 		if !ok {
-			r.engineQueued = 0 // engineQueued was too high
+			r.engineQueued = 0 // the count was too high: no request waits in the queue
 			return
 		}
 		s := &records[oldest]
@@ -138,7 +138,7 @@ const (
 	paceWeight      = 1.0 / 16
 )
 
-// newPace returns the pace of a board on which no request has ended yet.
+// newPace returns the pace of a board on which no request has ended yet: the mean time in a slot is presumed.
 func newPace() Throughput { return Throughput{Seconds: PresumedSeconds} }
 
 // recordEnd updates the means by a request that has ended: inSlot is how long it had its slot, and kv how many KV tokens it had at the end.

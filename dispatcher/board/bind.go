@@ -71,7 +71,6 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})
 }
 
-// newSlotRecord returns the record of a slot of rank r for an entry that is bound as bound says.
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{

@@ -13,7 +13,6 @@ import (
 	"evenkeel/pool"
 )
 
-// newBoard returns a board without ranks.
 func newBoard(model string, a *allBoards) *board {
 	return &board{
 		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
@@ -30,7 +29,7 @@ func (b *board) isEmpty() bool { return len(b.ranks) == 0 && b.pool.Len() == 0 }
 // that choose its rank begin at once.
 func (b *board) enqueue(w waitingEntry, now time.Time) {
 	err := b.reasonToRefuse(w.Entry)
-	// Without a placement, all ranks list the model name of the entry, or none does.
+	// placement has the ranks that list the model name of the entry; nil: all ranks list it, or none does.
 	placement := b.partialNames[w.Entry.Name]
 	// noneUp: no rank that may take the entry is up, or soon will be.
 	noneUp := b.upOrAwaited == 0 || placement != nil && placement.upOrAwaited == 0
@@ -144,7 +143,7 @@ func (b *board) refuseInOutage(now time.Time) {
 	switch {
 	case b.upOrAwaited > 0:
 		b.outageGraceEnds = time.Time{}
-	case b.outageGraceEnds.IsZero(): // the outage has just begun
+	case b.outageGraceEnds.IsZero(): // all ranks were just found down
 		b.outageGraceEnds = now.Add(outageGrace)
 	case !now.Before(b.outageGraceEnds):
 		for len(b.pool.Entries()) > 0 {
@@ -217,7 +216,7 @@ func (b *board) learnFromEnd(s *slotRecord, o Outcome, generated int32, now time
 	}
 }
 
-// countOutcome counts the outcome and the tokens of a request, for the board and for its rank.
+// countOutcome updates the totals of outcomes, tokens and answers that the status shows for the board and for the rank.
 func (b *board) countOutcome(r *rank, o Outcome) {
 	b.outcomes[min(o.Kind, Failed)]++ // a Kind above Failed counts as Failed
 	b.outputTokens += int64(max(0, o.Generated))

@@ -93,7 +93,7 @@ func (b *board) copyRanks(from *board, a *allBoards) {
 	}
 }
 
-// cloneLinks returns a copy of the suspected pairs with their health.
+// cloneLinks returns a copy of the suspected pairs that shares nothing with the original.
 func (p *pairs) cloneLinks() map[Link]*linkHealth {
 	links := make(map[Link]*linkHealth, len(p.suspected))
 	for link, health := range p.suspected {
@@ -143,7 +143,7 @@ func (p policyInUse) clone(a *allBoards) policyInUse {
 	return c
 }
 
-// add adds a board, and keeps inOrder sorted by model.
+// add adds a board. inOrder stays sorted by model, so that boards are always visited in the same order.
 func (l *Boards) add(b *board) {
 	l.boards[b.model] = b
 	l.inOrder = slices.SortedFunc(maps.Values(l.boards), func(x, y *board) int { return cmp.Compare(x.model, y.model) })

@@ -21,9 +21,9 @@ type Explanation struct {
 type Alternative struct {
 	Worker   int32
 	Name     string
-	Score    float64 // NaN: the policy has no scores, or the round was too large to compute them
-	KVTokens int64   // KV tokens before the round
-	Free     int32   // free slots before the round
+	Score    float64 // how good the policy finds the rank; NaN: the policy has no scores, or the round was too large to compute them
+	KVTokens int64   // KV tokens on the rank before the round
+	Free     int32   // free slots of the rank before the round
 }
 
 // mostAlternatives is the largest number of ranks that an Explanation keeps.

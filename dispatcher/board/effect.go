@@ -13,7 +13,7 @@ import (
 type Effect struct {
 	Kind   EffectKind
 	Group  GroupKey // group that the effect is about; only Model is set if it is about a whole board
-	Policy string   // name of the policy that decided, or that is in force now
+	Policy string   // name of the policy that decided, or that is now in force (EffectPolicy, EffectGroup)
 	Label  string   // label value of the metric that counts the effect
 	Err    error
 	ID     uint64 // EffectInvalid: ID of the entry in the assignment that was not bound
@@ -22,26 +22,26 @@ type Effect struct {
 	// the rank.
 	Names [2]string
 
-	Entry *pool.Entry // EffectBind, EffectRefuse
+	Entry *pool.Entry // EffectBind and EffectRefuse: the entry that is answered
 	Bound Binding
-	Slot  int32 // EffectLeftEngineQueue
+	Slot  int32 // EffectLeftEngineQueue: slot of the request that left the queue
 
-	Round *Round // EffectRound: valid until the next event
+	Round *Round // EffectRound: what the policy saw and decided; valid until the next event
 
-	Pair  Link // EffectQuarantine
+	Pair  Link // EffectQuarantine: the pair of engines that is avoided
 	Count int
 	// EffectEstimate: EstimatedTokens is the length of the answer as the board had estimated it before the engine reported the tokens.
 	EstimatedTokens float64
 	Duration        time.Duration
-	Pace            Throughput // EffectPace
+	Pace            Throughput // EffectPace: slots of the whole board
 	// EffectPace: Named has one value for each name of the last EffectNames, in their order. It is valid until the next event.
 	Named  []Throughput
-	Listed []string // EffectNames
+	Listed []string // EffectNames: model names, sorted
 
-	Predictor PredictorKey // EffectNewPredictor
+	Predictor PredictorKey // EffectNewPredictor: the predictor that must begin to learn
 	// EffectNewPredictor and EffectFit: Fit is the fit file that learning starts from; nil: learning starts from nothing.
 	Fit    *predictor.Fit
-	Sample OutputSample // EffectOutputSample
+	Sample OutputSample // EffectOutputSample: output length of a request that left its rank
 }
 
 // GroupKey identifies a group of ranks of one model: a barrier group, whose ranks step together, or all ranks of the model that have no
@@ -51,15 +51,15 @@ type GroupKey struct {
 	Barrier     bool
 }
 
-// EffectKind says which action an effect asks for.
+// EffectKind says what has happened on a board, and so what the owner must do.
 type EffectKind uint8
 
 // Values of EffectKind. Each comment says what has happened.
 const (
 	EffectBind            EffectKind = iota // an entry got a slot
-	EffectRefuse                            // an entry gets no slot
+	EffectRefuse                            // an entry gets no slot; Err says why
 	EffectLeftEngineQueue                   // a request has left the engine's own queue, by the board's estimate
-	EffectRound                             // a policy has decided
+	EffectRound                             // a policy has decided about the waiting entries of a group
 	EffectInvalid                           // an assignment was not bound, because it breaks a hard limit
 	EffectNotOffered                        // the policy chose a rank that may not compute the prompt of an entry without a hand-off
 	EffectFallback                          // the fallback policy decides, because the policy failed or was too slow
@@ -72,26 +72,26 @@ const (
 	EffectQuarantine // the board sends no hand-offs to a pair of a prefill and a decode engine from now on
 	// EffectSpared: a rank has refused several requests in a row, and gets no requests for the time Duration.
 	EffectSpared
-	EffectUnspared // a rank that was spared takes requests again
+	EffectUnspared // a rank that got no requests after it had refused several (EffectSpared) takes requests again
 	// EffectSteered: a policy chose a quarantined pair of engines. Label is a Steer constant: what became of the assignment.
 	EffectSteered
-	EffectDuplicate // two workers have one ID
+	EffectDuplicate // two workers have the same ID, so the second is ignored
 	EffectPace      // a tick is over, and Pace has the slots of the board that are free now
 	EffectNames     // Listed has the model names that only some ranks of the board list now
 	// EffectWatchFirstEvents: Count is the number of suspected pairs of engines plus that of refusing ranks. Above 0: the owner must send each
 	// FirstEvent.
 	EffectWatchFirstEvents
-	EffectPolicy       // another policy of barrier groups is in force
+	EffectPolicy       // Policy is now the policy of the barrier groups
 	EffectGroupIdle    // no request of the group decodes any more, so the next token begins a new step
 	EffectLeastStep    // Duration is now the shortest time that counts as a step of the group
-	EffectNewPredictor // a Learner must begin to learn Predictor
+	EffectNewPredictor // a Learner must begin to learn output lengths for Predictor
 	EffectFit          // all predictors must start anew from Fit
 	// EffectOutputSample: a request has left its rank, and predictors learn from Sample.
 	EffectOutputSample
 	// EffectEstimate: an answer has ended whose tokens its engine reported only now. Count is their number.
 	EffectEstimate
 	EffectGroup     // a group has its first rank; Label is its name in metrics
-	EffectGroupGone // a group has lost its last rank
+	EffectGroupGone // a group has lost its last rank, so its metrics are dropped
 	EffectGone      // a board has neither ranks nor entries any more, and was removed
 	EffectRejected  // the settings in an event cannot work, so the event changed nothing; Err says why
 )

@@ -64,7 +64,7 @@ type Outcome struct {
 	Kept bool
 }
 
-// Kind is how a request left its rank.
+// Kind is how a request left its rank: its answer is complete, its client left, or its engine failed.
 type Kind uint8
 
 // Values of Kind.

@@ -70,7 +70,7 @@ func (r *rank) reserve() {
 	most := r.Slots + r.MaxEngineQueue // largest number of requests that the rank may have at one time
 	if missing := most - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
-		r.running = slices.Grow(r.running, missing) // running is always as long as slots
+		r.running = slices.Grow(r.running, missing) // running always has the same length as slots
 		if r.Mixed {
 			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots) // the prompts of all slots may wait to be computed
 		}

@@ -132,8 +132,9 @@ type chunks struct {
 	step         uint32 // number of the last step that computed a part of the prompt
 }
 
-// computedBefore returns how many prompt tokens were computed before the given step, which brought the first token and so finished the
-// prompt. If the estimate has the last chunk (inStep) in an earlier step, this chunk counts as computed in the given step.
+// computedBefore returns how many prompt tokens were computed before the given step. This must be the step that brought the first token, so
+// it finished the prompt. The estimate may have put the last chunk (inStep) into an earlier step. This chunk then counts as computed in the
+// given step.
 func (k *chunks) computedBefore(step uint32) int32 {
 	// The estimate has put one more chunk into the step after the given one. The chunk of the given step is then inStepBefore.
 	if k.step == step+1 {
@@ -160,7 +161,7 @@ func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool
 	case k.step == step && k.inStep > 0: // the estimate says that this step finished the prompt, but no token came
 		return 0, false
 	}
-	if k.step == step+1 { // the estimate has already gone on by one step
+	if k.step == step+1 { // the last chunk is already that of the next step
 		return int64(k.inStepBefore), true
 	}
 	return 0, true

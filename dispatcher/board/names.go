@@ -32,7 +32,7 @@ func (n *Names) Has(name string) bool {
 	return ok
 }
 
-// Same says whether both sets have the same names.
+// Same says whether both sets have the same names. Neither set may be nil.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
 // updatePartialNames updates where the names are listed that some ranks list and others do not. It searches for these names only if the
@@ -57,7 +57,7 @@ func (b *board) updatePartialNames() {
 		}
 		if p.upOrAwaited > 0 {
 			p.outageGraceEnds = time.Time{}
-		} else if p.outageGraceEnds.IsZero() { // the outage has just begun
+		} else if p.outageGraceEnds.IsZero() { // all ranks with the name were just found down
 			p.outageGraceEnds = b.now.Add(outageGrace)
 		}
 	}
@@ -121,7 +121,7 @@ func (b *board) addPlacement(name string, before *namePlacement) {
 	p.findRanks(b, name)
 }
 
-// findRanks finds the ranks that list a name, and the groups in which every rank lists it.
+// findRanks fills p with the ranks that list a name, and with the groups in which every rank lists it. p must be empty.
 func (p *namePlacement) findRanks(b *board, name string) {
 	for _, g := range b.groups {
 		from := len(p.ranks)
@@ -139,7 +139,7 @@ func (p *namePlacement) findRanks(b *board, name string) {
 	slices.SortFunc(p.ranks, func(x, y *rank) int { return cmp.Compare(x.ID, y.ID) })
 }
 
-// lists says whether a request for the model name may go to the rank.
+// lists says whether a request for the model name may go to the rank. It may go to any rank whose list is not known.
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
 // countWaitingForName adds n to the number of entries that wait for the model name of e: 1 when e begins to wait, -1 when it ends. It

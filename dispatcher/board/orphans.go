@@ -41,7 +41,6 @@ func (b *board) forgetOrphans(r *rank, mustForget func(orphan) bool) {
 	})
 }
 
-// everyOrphan as the argument of forgetOrphans makes it forget all orphans.
 func everyOrphan(orphan) bool { return true }
 
 // hasRestarted says whether the engine of the rank has another process now than before. A restarted engine has lost all KV. If either

@@ -33,7 +33,7 @@ func (s *slotRecord) link() Link { return Link{s.prefiller, s.rank.Engine} }
 // recordWorkingPair, when the first event of the request comes.
 func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	switch {
-	case s.prefiller == "": // there was no hand-off
+	case s.prefiller == "": // the request had no hand-off
 	case o.Lost:
 		b.recordLost(s, now)
 	// The end of this request says nothing about its pair. If the request was the trial of a quarantined pair, the next hand-off is the trial

@@ -72,7 +72,7 @@ type board struct {
 	pace         Throughput
 	ticks        uint64
 	outcomes     [Failed + 1]uint64
-	outputTokens int64 // tokens of all released slots
+	outputTokens int64 // tokens of the answers of all released slots
 
 	counts *Counts // progress of the requests, valid only for the current event and its rounds; nil: the caller gave none
 
@@ -102,7 +102,8 @@ type board struct {
 	localBound         bool  // the last round gave localEntry a slot
 }
 
-// rank is one decode rank with the requests that are charged to it.
+// rank is one decode rank with the requests that are charged to it. It stays on the board until its last slot is released, even after it
+// has left the fleet.
 type rank struct {
 	Worker
 	present bool             // false: the rank has left the fleet, but some of its slots are not released yet
@@ -118,8 +119,8 @@ type rank struct {
 	notDecodingKV    int64          // KV tokens of the prompts of the requests that do not decode yet; they are part of kv
 
 	backlog             int64  // prompt tokens that the rank has yet to compute
-	outputTokens        int64  // tokens of all released slots
-	answers             uint64 // complete answers
+	outputTokens        int64  // tokens of the answers of all released slots
+	answers             uint64 // complete answers of the rank so far
 	emptyAnswers        uint64 // complete answers that the engine ended without any text
 	answersWithoutUsage uint64 // complete answers for which the engine reported no token usage
 	promptsSent         uint64 // prompts that were sent to the rank so far; 0 if the rank does not prefill
@@ -149,7 +150,7 @@ type rank struct {
 // freeSlots returns how many more requests may get slots of the rank; below 0: more slots are in use than allowed.
 func (r *rank) freeSlots() int { return r.usableSlots() - len(r.slots) }
 
-// usableSlots returns how many slots may be in use at one time.
+// usableSlots returns how many slots may be in use at one time: all, or only Limit of them while a limit is set.
 func (r *rank) usableSlots() int {
 	if r.Limit > 0 {
 		return min(r.Slots, r.Limit)
@@ -168,7 +169,7 @@ func (r *rank) largestPrompt(watermark float64) int64 {
 type group struct {
 	name     string // empty: the ranks have no barrier
 	barrier  bool
-	allRanks []*rank // present ranks, ascending ID
+	allRanks []*rank // ranks of the group that are in the fleet, ascending ID
 	// steppingRanks has the ranks of allRanks that are not down. Only these ranks take part in steps, and policies see only them.
 	steppingRanks  []*rank
 	chosenPolicy   policyInUse
@@ -200,12 +201,12 @@ type group struct {
 // roundCounts counts the steps of a group whose ranks prefill and decode (a mixed group), and the rounds of requests sent to it. A policy
 // may hold requests back and send them together, in a round, so that several ranks compute prompts in the same steps.
 type roundCounts struct {
-	rounds              uint64 // rounds that were sent
-	ranksFilled         uint64 // sum over all rounds: ranks that had a prompt to compute just after the round was sent
+	rounds              uint64 // rounds in which held requests were sent together
+	ranksFilled         uint64 // ranks that had a prompt to compute just after a round was sent, summed over the rounds
 	steps               uint64 // steps that were reported
 	prefillSteps        uint64 // reported steps in which at least one rank computed a prompt
-	ranksInPrefillSteps uint64 // sum over the prefillSteps: ranks of the group
-	idleInPrefillSteps  uint64 // sum over the prefillSteps: ranks that computed no prompt
+	ranksInPrefillSteps uint64 // ranks of the group, summed over the prefillSteps
+	idleInPrefillSteps  uint64 // ranks that computed no prompt, summed over the prefillSteps
 
 	heldSince time.Time     // since when the policy has held back the oldest held entry
 	maxHold   time.Duration // longest time for which the policy holds a request back
@@ -216,7 +217,7 @@ type recentSteps struct {
 	// waitedSeconds is the sum over all requests: the seconds that each waited for its first token, without the time in which a policy held it
 	// back.
 	waitedSeconds float64
-	promptTokens  float64 // prompt tokens that the ranks computed
+	promptTokens  float64 // sum of the prompt tokens that the ranks computed
 	seconds       float64 // sum of the lengths of the steps, in seconds
 }
 
@@ -244,7 +245,6 @@ func (s *recentSteps) means() (waiting, promptTokensPerSecond float32) {
 	return float32(s.waitedSeconds / s.seconds), float32(s.promptTokens / s.seconds)
 }
 
-// waitingEntry is an entry that waits for a slot.
 type waitingEntry struct {
 	Enqueue
 	restricted bool // the entry may not go to every rank; board.restrictedCount counts such entries
@@ -304,12 +304,12 @@ type Throughput struct {
 	tokens      float64 // mean KV tokens of a request when it ends; 0: none has ended
 }
 
-// Binding says which slot an entry got, and how.
+// Binding says which slot on which rank an entry got, and how the policy chose the rank.
 type Binding struct {
 	Slot       int32 // index of the slot in the table of the board
 	Worker     int32
 	WorkerName string
-	Group      string // Worker.Group
+	Group      string // group of the rank (Worker.Group)
 	Policy     string // name of the policy that decided; it may be the fallback policy
 	// Stage is the part of the policy that chose the rank (Assignment.Stage): 0 the starvation guard, 1 one entry at a time, 2 sets of
 	// entries.
@@ -365,7 +365,7 @@ type endedRequest struct {
 // waitTimes has the times that the last 1000 admitted entries waited in the pool. The starvation guard, which serves overdue entries first,
 // uses the mean.
 type waitTimes struct {
-	last    [1000]time.Duration // ring buffer
+	last    [1000]time.Duration // ring buffer of waits
 	n, next int                 // number of times in last, and the index at which the next time is written
 	sum     time.Duration
 }
@@ -391,8 +391,8 @@ func (w *waitTimes) meanMs() float32 {
 // effects that Apply returns.
 type Boards struct {
 	*allBoards
-	boards   map[string]*board // by model
-	inOrder  []*board          // the same boards, sorted by model
+	boards   map[string]*board // boards by model
+	inOrder  []*board          // values of boards, sorted by model
 	round    *board            // the board whose policy has decided, until the event Decided brings the duration; nil: none
 	draining bool
 }
@@ -410,7 +410,7 @@ type allBoards struct {
 	predictors map[PredictorKey]*predictorState // a predictor stays when the board of its model is removed
 
 	effects []Effect  // effects of the current event, which Apply returns
-	now     time.Time // time of the current event
+	now     time.Time // time that the owner passed with the current event
 }
 
 // emit adds an effect to those that Apply returns for the current event.
@@ -434,9 +434,9 @@ type slotRecord struct {
 	pos       int   // index of the request in rank.slots and rank.running
 	id, key   uint64
 	prefiller string // prefill engine that the KV of the prompt comes from; empty: there was no hand-off
-	prompt    int32  // prompt tokens, with the tokens of the answer that earlier ranks generated
+	prompt    int32  // prompt tokens; for a resumed request, with the tokens of the answer that earlier ranks generated
 	age       int32  // tokens of the answer that earlier ranks generated, before the request was resumed here
-	newTokens int32  // prompt tokens that the rank has to compute
+	newTokens int32  // prompt tokens that the rank has to compute; 0: the KV comes from a prefill engine
 	discard   bool   // no client waits for the answer: the request runs only to make its prefill engine free the KV
 	// unpinned: the engine may run the request on any of its ranks, so its KV is charged to all of these in equal parts (unpinned.go).
 	unpinned      bool
@@ -470,7 +470,6 @@ type slotTable struct {
 // tally counts slots and the KV tokens of their prompts.
 type tally struct{ slots, kvTokens int64 }
 
-// add counts a slot with its prompt.
 func (t *tally) add(s *slotRecord) {
 	t.slots++
 	t.kvTokens += int64(s.prompt)

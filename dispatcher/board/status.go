@@ -26,7 +26,7 @@ type DriftStatus struct {
 	KVTokens int64 `json:"kv_tokens"`
 }
 
-// ModelStatus describes the board of one model.
+// ModelStatus describes the board of one model: its pool of waiting entries, its groups and its ranks.
 type ModelStatus struct {
 	Model         string         `json:"model"`
 	Pool          int            `json:"pool"`
@@ -78,7 +78,7 @@ type GroupStatus struct {
 	Steps StepHistogram `json:"-"`
 }
 
-// GroupReports has the reports that exist only for some groups.
+// GroupReports has the reports that exist only for some groups: on rounds of prompts, and of the twin.
 type GroupReports struct {
 	Rounds *RoundStatus `json:"rounds,omitempty"` // nil if the ranks of the group do not prefill
 	// Twin is the result of replaying the last minutes under other policies; nil without dispatch.twin, and before the first result.
@@ -89,7 +89,7 @@ type GroupReports struct {
 type GroupLoads struct {
 	Name           string `json:"name"`            // empty for the group of all ranks of a model that have no barrier
 	Barrier        bool   `json:"barrier"`         // true: the ranks of the group step together, so each step waits for the slowest rank
-	Policy         string `json:"policy"`          // name of the policy that decides now
+	Policy         string `json:"policy"`          // name of the policy that decides now, which may be the fallback
 	FallbackRounds int    `json:"fallback_rounds"` // above 0: the policy was too slow, and the fallback decides this many more rounds
 	// SteppingRanks is the number of ranks of the group whose engines are not down. The loads below are those of these ranks.
 	SteppingRanks int     `json:"stepping_ranks"`
@@ -106,7 +106,7 @@ type GroupLoads struct {
 // RoundStatus describes how requests were sent to ranks that prefill and decode. The policy holds requests back and sends them together, in
 // a round, so that several ranks compute prompts in the same steps.
 type RoundStatus struct {
-	Sent         uint64  `json:"sent"`          // rounds that were sent
+	Sent         uint64  `json:"sent"`          // rounds in which held requests were sent together
 	RanksFilled  float64 `json:"ranks_filled"`  // mean number of ranks that had a prompt to compute just after a round was sent
 	Steps        uint64  `json:"steps"`         // steps of the group so far
 	PrefillSteps uint64  `json:"prefill_steps"` // steps in which at least one rank computed a prompt
@@ -155,7 +155,7 @@ type StepStatus struct {
 // StepHistogram is the histogram of step times behind the metric evenkeel_step_seconds.
 type StepHistogram = step.Histogram
 
-// WorkerStatus describes one decode rank.
+// WorkerStatus describes one decode rank. Its counts of tokens and answers begin when the rank joins the fleet.
 type WorkerStatus struct {
 	ID      int32  `json:"id"`
 	Name    string `json:"name"`

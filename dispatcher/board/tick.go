@@ -60,9 +60,9 @@ func (b *board) decisionDue(now time.Time) bool {
 	stepped := b.heldGroupStepped && !windowOpen // a policy decides in each step about the entries that it holds back
 	return b.decideNow || arrived || stepped ||
 		hasCome(b.windowEnds, now) || // the window is over: all slots that came free in it are given now
-		hasCome(b.recheckHeldAt, now) || // the policy wants to decide about held entries
+		hasCome(b.recheckHeldAt, now) || // a policy wants to decide again about entries that it holds back
 		hasCome(b.retryAvoidedAt, now) || // an entry may now go to the ranks that failed it before
-		hasCome(b.retrySparedAt, now) || // a spared rank may get a request as its trial
+		hasCome(b.retrySparedAt, now) || // a rank that was spared after refusals may get a request as its trial
 		hasCome(b.tightEndsAt, now) || // a rank that was kept emptier after preemptions may be filled as usual again
 		hasCome(b.keptKVFreedAt, now) || // an engine has freed KV of ended answers
 		hasCome(b.pairs.quarantineEndsAt, now) // a quarantined pair may get a hand-off as its trial

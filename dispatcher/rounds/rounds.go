@@ -11,7 +11,7 @@ import (
 
 // Rank describes one rank of the group that is up.
 type Rank struct {
-	Slots   int   // free slots
+	Slots   int   // free slots of the rank
 	Room    int64 // free KV room for prompts, in KV tokens
 	Backlog int64 // prompt tokens that the rank has yet to compute
 	// Load is the cost of the decodes on the rank, as the number of KV tokens that would make a step longer by the same time.
@@ -24,9 +24,9 @@ type Hit struct {
 	Tokens int32
 }
 
-// Candidate is a request that waits.
+// Candidate is a waiting request, which Decide may send now or hold back.
 type Candidate struct {
-	Prompt int32 // tokens
+	Prompt int32 // length of the prompt, in tokens
 	Hits   []Hit // which ranks have a part of the prompt in their prefix caches; at most one Hit for each rank
 	// Since is the time at which a rank first had a slot and KV room for the request, in s; NaN: no rank had both yet. Decide sets it.
 	Since float64
@@ -51,7 +51,7 @@ type Group struct {
 	Request float64
 }
 
-// Rule says how long requests may be held back.
+// Rule says how long requests may be held back so that they can be sent together.
 type Rule struct {
 	// Patience is by how many percent the time to first token may rise for each percent by which the time per token falls.
 	Patience float64
@@ -177,9 +177,9 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 	return n, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
-// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots. It sorts them for placing:
-// first the candidates that were held back for MaxHold, because others could take their room, then the others, those with the most uncached
-// tokens first.
+// sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots, in the order in which they are
+// placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by their
+// uncached tokens, the largest number first.
 func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
 	p.order = p.order[:0]
 	for i := range waiting {
@@ -216,12 +216,12 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // times as long.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
-	// The sum of the holds, in seconds, that pays if all decodes are saved a stop of one second.
+	// Request-seconds of holding back that pay for saving all decodes a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
 		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.NotStarted)
 		if g.Rate >= 0 {
-			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x
+			holdPerSecondSaved *= min(1, 2*rule.Patience*g.NotStarted*g.Own*g.Rate) // the product is x of the comment above
 		}
 	}
 	holdBudget := holdPerSecondSaved * g.Own * uneven // seconds of holds that pay: the round saves each decode a stop of Own*uneven seconds
@@ -285,7 +285,7 @@ func (p *Planner) unplace() {
 	}
 }
 
-// send sends a candidate to rank r: it charges the rank and adds the candidate to the picks.
+// send makes candidate i one of the picks for rank r, and charges the rank with it.
 func (p *Planner) send(g *Group, waiting []Candidate, i int, r int32) {
 	p.charge(g, &waiting[i], r)
 	p.placed[i] = picked
@@ -319,7 +319,8 @@ func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	return chosen
 }
 
-// isLessLoaded says whether rank a has a smaller backlog than rank b or, if the backlogs count as equal, a smaller load.
+// isLessLoaded says whether rank a has a smaller backlog than rank b or, if both backlogs are in the same class (backlogClass), a smaller
+// load.
 func (p *Planner) isLessLoaded(a, b int32) bool {
 	x, y := &p.ranks[a], &p.ranks[b]
 	if x.Backlog/backlogClass != y.Backlog/backlogClass {
@@ -328,7 +329,7 @@ func (p *Planner) isLessLoaded(a, b int32) bool {
 	return x.Load < y.Load
 }
 
-// fits says whether rank r has a slot and KV room for the prompt of a candidate.
+// fits says whether rank r has a slot and KV room for a candidate. The whole prompt needs room, even the part that is in the prefix cache.
 func (p *Planner) fits(r int32, c *Candidate) bool {
 	return p.ranks[r].Slots > 0 && p.ranks[r].Room >= int64(c.Prompt)
 }

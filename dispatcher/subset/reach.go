@@ -13,7 +13,7 @@ type sumTable struct {
 	bound           int64    // largest sum in the table; larger sums are left out
 	rows            []row    // the set of (i, j) is at index i*(maxItems+1)+j
 	arena           []uint64 // memory for the words of all rows, which the next table reuses
-	used            int      // words of the arena that are in use
+	used            int      // number of words of the arena that rows use
 }
 
 // row is the set of sums of one (i, j), as a bitset. It stores only the words between the smallest and the largest possible sum. A row with
@@ -48,7 +48,7 @@ func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
 	}
 }
 
-// sumsOf returns the set of (i, j).
+// sumsOf returns the set of (i, j): the sums that exactly j of the first i sizes can have.
 func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 
 // union returns a row with the sums of without, and the sums of fewer plus size, up to bound. The sums of without leave out the item with
@@ -105,7 +105,6 @@ func (w row) trim(bound int64) {
 	}
 }
 
-// has reports whether sum is in the row.
 func (w row) has(sum int64) bool {
 	k := sum>>6 - int64(w.low)
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1

@@ -45,17 +45,18 @@ func Discounts(horizon int, gamma float64) []float64 {
 
 // Score is the score F of one rank, prepared so that it can be computed fast for many values of w. SetBR0 or SetBRH must be called first.
 type Score struct {
-	// isBR0: the score is that of BR-0, with whole numbers below 2^53, which are exact in a float64. False: it is that of BR-H.
+	// isBR0: the score is that of the policy BR-0, with whole numbers below 2^53, which are exact in a float64. False: it is that of the
+	// policy BR-H.
 	isBR0   bool
-	workers int   // BR-0: number of ranks in the group
-	margin  int64 // BR-0: tokens by which the rank is below the fullest rank
+	workers int   // only for BR-0: number of ranks in the group
+	margin  int64 // only for BR-0: number of tokens by which the rank is below the fullest rank
 
-	startSlope float64 // BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
-	beta       float64 // BR-H: cost of a token above the margin of a step
-	knots      []knot  // BR-H: one knot per step, sorted by margin, ascending
+	startSlope float64 // only for BR-H: slope of F at w = 0, which is alpha times the sum of the discounts
+	beta       float64 // only for BR-H: cost of a token above the margin of a step
+	knots      []knot  // only for BR-H: one knot per step, sorted by margin, ascending
 	keys       []int64 // buffer for sorting the knots
 
-	knee int64 // what the method Knee returns
+	knee int64 // number of added tokens up to which F rises
 }
 
 // knot is a number of added tokens at which the slope of the score F changes: the margin of the rank in one of the next steps. sumD and

@@ -30,7 +30,7 @@ type Set struct {
 	Score float64
 }
 
-// Len is the number of candidates in the set.
+// Len returns the number of candidates in the set.
 func (s Set) Len() int { return bits.OnesCount64(s.Mask) }
 
 // choice is a subset of the candidates during the search.
@@ -48,7 +48,7 @@ type Solver struct {
 	tokens          [MaxItems]int64 // unscaled tokens of the same candidates, in the same order
 	index           [MaxItems]uint8 // index of each of these candidates in Problem.Tokens
 	count, maxCount int             // number of candidates in sizes, and how many of them may be taken
-	limit           int64           // Problem.Limit
+	limit           int64           // largest sum of unscaled tokens in a set (Problem.Limit)
 	knee            int64           // Score.Knee: up to this sum, a larger sum has a better score
 
 	// low is the subset with the largest sum <= knee that was found, and high the one with the smallest sum > knee.
