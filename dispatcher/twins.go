@@ -48,7 +48,7 @@ type groupResults struct {
 
 // savings is how much step time the policy in force has saved or lost against one other policy.
 type savings struct {
-	saved, lost float64 // sums of step time, in s; both grow
+	saved, lost float64 // step time saved and step time lost so far, each in s
 	day         string  // date of the last verdict (UTC), to which today belongs
 	today       float64 // rank-hours saved on that day; below 0: lost
 }
@@ -68,7 +68,7 @@ const costFactor = 1.1
 // whole processor.
 const restAfterLate = time.Second
 
-// newTwins returns nil if no policy is replayed. All methods that the scheduler calls do nothing on a nil *twins.
+// newTwins returns nil if no policy is replayed. The methods that the scheduler calls in each turn do nothing on a nil *twins.
 func newTwins(cfg Config, m *metrics) *twins {
 	work := m.addTwin()
 	if len(cfg.Twin) == 0 {
@@ -200,8 +200,8 @@ func replaySlice(replayer *twin.Twin, turns int) (verdicts []twin.Verdict, more 
 // also long compared to the reading of the clock that ends a slice.
 const sliceTarget = time.Millisecond
 
-// nextTurns returns how many turns the next slice makes, so that it takes about sliceTarget. The last slice made turns turns, and took the
-// time took.
+// nextTurns returns how many turns the next slice makes, so that it takes about sliceTarget. turns is how many the last slice made, and
+// took is how long it took.
 func nextTurns(turns int, took time.Duration) int {
 	switch {
 	case took < sliceTarget/2:
