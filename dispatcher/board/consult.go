@@ -27,7 +27,7 @@ func (b *board) runPolicy(g *group, p *policyInUse, now time.Time) {
 
 // fillSnapshot writes the group and the pool into the board's Snapshot. It leaves out two kinds of entries. The first kind is too large for
 // every rank of this group that is up: such an entry waits for another group, and the starvation guard would keep a rank of this group free
-// for it in vain. The second kind may not go to every rank, which policies do not know.
+// for it in vain. The second kind must not go to some ranks, and policies do not know to which.
 func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Pool, s.Waits = s.Pool[:0], s.Waits[:0]
