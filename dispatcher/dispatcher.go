@@ -94,14 +94,14 @@ func (d *Dispatcher) SetWorkers(ws []board.Worker) {
 	})
 }
 
-// SetPolicy changes the policy of the groups whose ranks step together, from the next tick on. If spec is no valid policy, SetPolicy
+// SetPolicy changes the policy of the groups whose ranks step together, from the next tick on. If the policy cannot be used, SetPolicy
 // returns an error and changes nothing.
 func (d *Dispatcher) SetPolicy(spec string) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetPolicy{Spec: spec}) })
 }
 
-// SetFit makes all predictors forget what they learned and start from a fit. A predictor that cannot use the fit stays as it was, and this
-// is logged.
+// SetFit makes all predictors forget what they learned, start from a fit, and go on learning from there. A predictor that cannot use the
+// fit stays as it was, and this is logged.
 func (d *Dispatcher) SetFit(fit *predictor.Fit) error {
 	return d.ask(func(r *scheduler) error { return r.applySettings(board.SetFit{Fit: fit}) })
 }

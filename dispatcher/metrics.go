@@ -128,8 +128,8 @@ func (m *metrics) dropGonePairs(ws []board.Worker) {
 	}
 }
 
-// createSeries creates the series whose labels have few values before their first event, with the value 0. If a counter came into existence
-// with its first event, Prometheus would see no increase, and no alert would fire for this event.
+// createSeries creates the series of metrics whose labels have few values. It does so before the first event, so that these series begin
+// with 0. If a counter came into existence with its first event, Prometheus would see no increase, and no alert would fire for this event.
 func (m *metrics) createSeries() {
 	for _, reason := range []string{board.FallbackPanic, board.FallbackInvalid, board.FallbackSlow} {
 		m.fallbacks.WithLabelValues(reason)

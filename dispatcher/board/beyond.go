@@ -62,9 +62,9 @@ func (r *rank) startsAtOnce(prompt int64) bool {
 // than there are slots, and engineQueued does not count these. So the requests without a slot are the least that can be in the queue.
 func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
 
-// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one. First decides whether it
-// begins at once on only one of them. In a tie, the rank wins that has fewer queued requests per slot, then the one with the larger share
-// of free slots, then the one with fewer KV tokens, scaled by Cost.
+// beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one. The rank on which the
+// prompt begins at once wins. In a tie, the rank with fewer queued requests per slot wins, then the one with the larger share of free
+// slots, then the one with fewer KV tokens, scaled by Cost.
 func (r *rank) beginsSooner(other *rank, prompt int64) bool {
 	if here := r.startsAtOnce(prompt); here != other.startsAtOnce(prompt) {
 		return here

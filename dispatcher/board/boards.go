@@ -85,7 +85,7 @@ func earlier(x, y time.Time) time.Time {
 	return x
 }
 
-// hasCome says whether the time at has come. A zero time stands for no time, and never comes.
+// hasCome says whether a time (at) has come. A zero time stands for no time, and never comes.
 func hasCome(at, now time.Time) bool { return !at.IsZero() && !now.Before(at) }
 
 // refuseAll answers all waiting entries with err. Running requests keep their slots.

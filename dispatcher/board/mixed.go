@@ -222,8 +222,8 @@ func (b *board) countRound(g *group) {
 	b.emit(Effect{Kind: EffectSent, Group: b.key(g), Label: b.label(g), Count: busy})
 }
 
-// details returns what policies of mixed ranks read about a waiting entry. HeldMs is -1 if no rank had room for the entry yet. UrgentInMs
-// is 0 if the entry is urgent already or never will be; policy.Entry.Urgent tells the two apart.
+// details returns what policies read about a waiting entry in addition to policy.Entry. HeldMs is -1 if no rank had room for the entry yet.
+// UrgentInMs is 0 if the entry is urgent already or never will be; policy.Entry.Urgent tells the two apart.
 func (w *waitingEntry) details(now time.Time) policy.EntryDetails {
 	details := policy.EntryDetails{Hits: w.Hits, HeldMs: -1}
 	if !w.sendableSince.IsZero() {

@@ -64,7 +64,8 @@ func (b *board) recordSteps(g *group, reported []Step) {
 	b.heldGroupStepped = b.heldGroupStepped || g.heldEntries > 0 // a policy may decide in each step to send held entries
 }
 
-// generated returns how many tokens the stepping ranks of the group have generated so far, for running requests and for ended ones.
+// generated returns how many tokens the requests of the group have generated so far: those that run on ranks that are not down, and all
+// that have ended.
 func (g *group) generated() int64 {
 	sum := g.endedTokens
 	for _, r := range g.steppingRanks {

@@ -33,7 +33,7 @@ func (r *tokenRate) perSecond() float64 {
 	return r.tokens / r.seconds
 }
 
-// add adds a measurement: the number of tokens that streams requests together got in the time in.
+// add adds a measurement: the number of tokens that this many streams together got in the given time.
 func (r *tokenRate) add(streams int, tokens int64, in time.Duration) {
 	if streams == 0 { // without streams, the old measurements keep their weight
 		return

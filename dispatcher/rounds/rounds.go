@@ -61,8 +61,8 @@ type Rule struct {
 // Default is the rule that gave the best results on randomly drawn loads.
 var Default = Rule{Patience: 2.5, MaxHold: 5}
 
-// mostShare bounds how long requests are held back: the sum of their holds is at most this share of the sum of the times that all running
-// decodes save. If less than half of the slots decode, the bound is lower in proportion.
+// mostShare bounds how long requests are held back. Sending them together saves each running decode some time. The sum of the holds is at
+// most this share of the sum of these savings. If less than half of the slots decode, the bound is lower in proportion.
 const mostShare = 0.25
 
 // Pick says that a candidate is sent to a rank: an index in the list of candidates, and one in Group.Ranks.

@@ -114,8 +114,8 @@ func (s *Solver) singles() {
 	}
 }
 
-// walk considers each allowed set that consists of the candidates in have and at least one candidate with index from or higher. tokens is
-// the number of unscaled tokens in have.
+// walk considers each allowed set that consists of the candidates in have and at least one more, with an index not below the parameter
+// from. tokens is the number of unscaled tokens in have.
 func (s *Solver) walk(from int, have choice, tokens int64) {
 	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
