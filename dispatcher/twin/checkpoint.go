@@ -4,15 +4,15 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// A policy in a replay may be so bad that requests pile up. If they become more than maxPiledRatio times the requests that were really
-// there, and more than maxPiledRatio*minPiledRequests, the next replay begins with the real requests instead. This bounds the cost of
-// replays.
+// A policy in a replay may be so bad that requests pile up from window to window. If they become more than maxPiledRatio times the requests
+// that were really there, and more than maxPiledRatio*minPiledRequests, the next replay begins with the real requests instead of a
+// checkpoint. This bounds the cost of replays.
 const (
 	maxPiledRatio    = 2
 	minPiledRequests = 1000
 )
 
-// checkpointFor returns the state with which the replay of a model under a policy begins: that of an earlier replay of this policy; nil:
+// checkpointFor returns the state with which the replay of a model under a policy begins, saved by an earlier replay of this policy; nil:
 // the replay begins with the real boards.
 func (w *Window) checkpointFor(model, spec string) *Checkpoint {
 	requestsOf := func(b *board.Boards) int { return len(b.Charges(model)) + len(b.Waiting(model)) }
@@ -27,8 +27,8 @@ func (w *Window) checkpointFor(model, spec string) *Checkpoint {
 	return nil
 }
 
-// checkpointTimes returns the times at which later windows may begin, in ms since this window began. A replay keeps its state at these
-// times.
+// checkpointTimes returns the times at which a later window may begin, in ms since this window began. The replay saves a checkpoint at
+// each.
 func (w *Window) checkpointTimes() (at []float64) {
 	for _, s := range w.Segments[1:] {
 		at = append(at, ms(s.From.Sub(w.From())))
@@ -36,9 +36,10 @@ func (w *Window) checkpointTimes() (at []float64) {
 	return at
 }
 
-// saveCheckpoint keeps the state of the replay at the time at, in ms, so that a replay of a later window can begin with it.
+// saveCheckpoint saves the state of the replay at the time at (in ms since the window began), so that the replay of a later window can
+// begin with it.
 func (r *Replay) saveCheckpoint(at float64) {
-	r.Count(at) // the copy of the boards then has the tokens of all requests
+	r.Count(at) // brings the token counts of all requests up to date before the boards are copied
 	c := &Checkpoint{spec: r.spec, at: r.Instant(at), boards: r.Boards.Clone(), remaining: make(map[uint64]int32, len(r.jobs))}
 	r.engines.eachRequest(func(job, remaining int32) { c.remaining[r.jobs[job].id] = remaining })
 	for id, job := range r.waiting {
@@ -47,9 +48,9 @@ func (r *Replay) saveCheckpoint(at float64) {
 	r.Checkpoints = append(r.Checkpoints, c)
 }
 
-// remainingTokens returns how many tokens a request still gets after it has so many tokens (age). The window has no record of a request
-// that really left before the window began, but a replay that began with a checkpoint may still have it. For such a request, the number
-// comes from the checkpoint.
+// remainingTokens returns how many tokens a request will generate after it has age tokens. The window has no record of a request that
+// really left before the window began, but a replay that began with a checkpoint may still have this request. Then the number comes from
+// the checkpoint.
 func (r *Replay) remainingTokens(id uint64, age int32) int32 {
 	if r.startedFrom != nil && r.history.of(id) == nil {
 		if remaining, known := r.startedFrom.remaining[id]; known {

@@ -15,13 +15,13 @@ type decodeEngines struct {
 	virtualEngines virtual.Engines
 }
 
-// rank is a simulated rank. If it is down, it is in no group of virtualEngines.
+// rank is a simulated rank. A rank that is down is kept here, but is in no group of virtualEngines, so it takes no part in steps.
 type rank struct {
 	*virtual.Rank
 	up bool
 }
 
-// newDecodeEngines returns engines for a replay that have no groups yet.
+// newDecodeEngines returns engines for a replay. They have no groups yet; addGroup adds them.
 func newDecodeEngines(r *Replay) *decodeEngines {
 	d := &decodeEngines{Replay: r, ranks: map[int32]*rank{}, virtualEngines: virtual.Engines{Driver: r.Driver}}
 	e := &d.virtualEngines
@@ -32,7 +32,7 @@ func newDecodeEngines(r *Replay) *decodeEngines {
 	return d
 }
 
-// addGroup adds a group whose steps take as long as the model says. No step has begun yet.
+// addGroup adds a group whose step times follow the given step model. Its first step has not begun yet.
 func (d *decodeEngines) addGroup(v *board.GroupView, model board.StepModel) error {
 	g := virtual.NewGroup(v.Key, model)
 	g.Number = max(1, v.Last)
@@ -40,8 +40,8 @@ func (d *decodeEngines) addGroup(v *board.GroupView, model board.StepModel) erro
 	return nil
 }
 
-// updateRank adds a rank to its group, or updates a rank that is known. If the rank is down, updateRank removes it from its group. It does
-// nothing if the replay does not have the group, because the group was added within the window.
+// updateRank adds a rank to its group, or updates a rank that the replay has already. A rank that is down is removed from its group. The
+// call does nothing if the replay lacks the group, because the group was added after the window began.
 func (d *decodeEngines) updateRank(w *board.Worker) {
 	i := slices.IndexFunc(d.virtualEngines.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
 	if i < 0 {
@@ -66,7 +66,7 @@ func (d *decodeEngines) updateRank(w *board.Worker) {
 	}
 }
 
-// removeRank takes the i-th rank out of its group. Its requests fail, as they do when an engine dies, and come back for another rank.
+// removeRank takes the i-th rank out of its group. As when a real engine dies, the requests on the rank fail and wait for another rank.
 func (d *decodeEngines) removeRank(g *virtual.Group, i int) {
 	r := g.Ranks[i]
 	g.Ranks = slices.Delete(g.Ranks, i, i+1)
@@ -78,7 +78,7 @@ func (d *decodeEngines) removeRank(g *virtual.Group, i int) {
 	}
 }
 
-// removeMissingRanks removes the ranks that are no longer in their group. groups has the group name of each rank of the fleet, by ID.
+// removeMissingRanks removes the ranks that are no longer in their group. groups maps the ID of each rank that still exists to its group.
 func (d *decodeEngines) removeMissingRanks(groups map[int32]string) {
 	for _, g := range d.virtualEngines.Groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
@@ -90,12 +90,12 @@ func (d *decodeEngines) removeMissingRanks(groups map[int32]string) {
 }
 
 // placeRunning gives the simulated engines the requests that were on ranks when the replay begins. It returns the requests that the caller
-// must put into the pool instead (unplaced): those of ranks that are down and, if the policy is new for the boards (newPolicy), those
-// that wait in the queues of engines, because this policy might not have sent them there.
+// must put into the pool instead (unplaced): those of ranks that are down and, if newPolicy is true (the replay's policy was not in force
+// so far), those in the queues of engines, because this policy might not have sent them there.
 func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
-	sent := map[int32]int{} // by worker: requests that were sent to the engine; so many as it has slots need not wait in its queue
+	sent := map[int32]int{} // by worker: requests sent to its engine; those beyond its number of slots wait in the engine's queue
 	for _, c := range d.Boards.Charges(d.Model) {
-		if c.Started { // started requests have slots, so they are counted first
+		if c.Started { // started requests hold slots, so they are counted before any request that may wait for a slot
 			sent[c.Worker]++
 		}
 	}
@@ -120,22 +120,23 @@ func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
 	return unplaced
 }
 
-// requestOf returns the state of a request on a simulated rank of g that has it since before the replay began.
+// requestOf returns the state of a request that was on a rank of group g before the replay began. inEngineQueue: it still waits for a slot.
 func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQueue bool) virtual.Request {
 	first := d.firstTokenStep(c, g)
 	q := virtual.Request{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}
 	switch {
-	case c.Started: // the boards need FirstStep when the request ends, to learn how many steps after its binding the first token came
+	case c.Started: // when the request ends, the boards learn from FirstStep how many steps after the binding its first token came
 		q.FirstStep = first
-	case inEngineQueue: // its engine has no slot for it, and pulls its KV later
+	case inEngineQueue: // the engine has no free slot for the request, and will pull its KV only when a slot is free
 		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
-	default: // its KV is on the way; the first step of the simulation, step 0, has the number after the present one
+	default: // the request's KV is being pulled; simulated step 0 has the reported number g.Number+1
 		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
 	}
 	return q
 }
 
-// assignSlots gives the slots of a rank to its requests, in the order in which they begin to decode. Those in the engine's queue get none.
+// assignSlots gives the slots of a rank to its requests, in the order in which they begin to decode. Requests that wait in the engine's
+// queue get no slot.
 func (r *rank) assignSlots() {
 	slices.SortStableFunc(r.Requests, func(a, b virtual.Request) int { return cmp.Compare(a.DecodesFrom, b.DecodesFrom) })
 	r.Active = min(r.Slots, len(r.Requests))
@@ -145,20 +146,20 @@ func (r *rank) assignSlots() {
 	}
 }
 
-// firstTokenStep returns the reported number of the step in which a request on a rank got its first token, or will get it.
+// firstTokenStep returns the number, as the engine counts steps, of the step in which a request on a rank got or will get its first token.
 func (d *decodeEngines) firstTokenStep(c *board.Charge, g *virtual.Group) uint32 {
 	first := c.Step + 1 + uint32(d.stepsToFirstToken(c.ID))
-	if c.Step == 0 { // no step was reported when the request was bound, so it counts as bound just before the present step
+	if c.Step == 0 { // no step number was known when the request was bound, so assume that it was bound just before the present step
 		first = g.Number + uint32(d.stepsToFirstToken(c.ID))
 	}
-	if c.Started && int32(first-g.Number) > 0 { // it has its first token already, so the estimate is too late
+	if c.Started && int32(first-g.Number) > 0 { // the request has its first token already, so an estimate in the future is wrong
 		return g.Number
 	}
 	return max(1, first)
 }
 
-// placeNew puts a request on the simulated engine of the rank that it was bound to. index is its index in jobs. It returns false if the
-// replay has no such rank.
+// placeNew puts a request on the simulated engine of the rank that the boards bound it to. index is the request's index in jobs. It returns
+// false if the replay has no such rank.
 func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
 	r := d.ranks[b.Worker]
 	if r == nil {
@@ -166,7 +167,8 @@ func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
 	}
 	j := &d.jobs[index]
 	steps := j.stepsToFirstToken
-	if r.Group.StepInProgress() { // the step in progress is one of the steps that the request waits
+	// the wait of stepsToFirstToken counts the step in progress, but the simulated engine counts only later steps
+	if r.Group.StepInProgress() {
 		steps--
 	}
 	d.virtualEngines.Place(r.Rank, virtual.Request{
@@ -175,7 +177,7 @@ func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
 	return true
 }
 
-// dropRequest ends a request on an engine, by its ID, as if its client had left. It returns false if no engine has the request.
+// dropRequest ends a request on an engine, found by its ID, as if its client had left. It returns false if no engine has the request.
 func (d *decodeEngines) dropRequest(id uint64) bool {
 	for _, g := range d.virtualEngines.Groups {
 		for _, r := range g.Ranks {
@@ -192,8 +194,8 @@ func (d *decodeEngines) dropRequest(id uint64) bool {
 	return false
 }
 
-// runTurn does all that happens at the present time: steps end, boards decide, and steps begin. If a step preempted a request, the boards
-// decide once more.
+// runTurn does all that happens at the present time: steps end, the boards bind requests, and new steps begin. If the engine preempted a
+// request when a step began, the boards decide once more, to find a rank for it.
 func (d *decodeEngines) runTurn() {
 	d.virtualEngines.Turn(d.deliver)
 	if preempted := d.virtualEngines.Begin(); preempted {
@@ -201,13 +203,13 @@ func (d *decodeEngines) runTurn() {
 	}
 }
 
-// nextAt returns the time of the next turn, in ms.
+// nextAt returns the time of the next turn, in ms since the replay began: a step ends, or the boards have something to decide.
 func (d *decodeEngines) nextAt() float64 {
 	next, _ := d.virtualEngines.Due()
 	return next
 }
 
-// eachRequest calls yield for each request on an engine, with its index in jobs and the number of tokens that it still gets.
+// eachRequest calls yield for each request on an engine: with its index in jobs, and with how many tokens it will still generate.
 func (d *decodeEngines) eachRequest(yield func(job, remaining int32)) {
 	for _, r := range d.ranks {
 		for i := range r.Requests {
@@ -217,7 +219,7 @@ func (d *decodeEngines) eachRequest(yield func(job, remaining int32)) {
 }
 
 // stepLength returns how long the step that the group begins now takes, in ms, and counts the step. The rank with the largest load
-// determines the length, which varies a little by chance.
+// determines the length, because all ranks wait for it; a small random change is added.
 func (d *decodeEngines) stepLength(g *virtual.Group) float64 {
 	largestLoad := 0.0
 	for _, r := range g.Ranks {

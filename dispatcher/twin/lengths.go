@@ -10,28 +10,28 @@ import (
 )
 
 // lengths is the distribution of the lengths of answers. It comes from the answers that ended in a window, and from those that were still
-// running at its end. The latter must count, too, because most of them are long.
+// running at its end. Running answers must count, too, because most of them are long: without them, answers would seem too short.
 type lengths struct {
 	steps []survival // by tokens, ascending
 }
 
-// survival says that the given share of the answers is longer than so many tokens.
+// survival says that the given share of all answers is longer than so many tokens.
 type survival struct {
 	tokens int32
 	share  float64
 }
 
-// observation says from which length to which length an answer was observed, in tokens.
+// observation says from which length to which length an answer was observed, in tokens. An answer that ran before the window has from > 0.
 type observation struct {
 	from, to int32
-	ended    bool // it ended at the length to; false: it was longer
+	ended    bool // the answer ended at the length to; false: it went on after it was last seen
 }
 
-// estimateLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. At each length at which answers ended, it
-// counts which share of the answers observed at this length ended there. Answers that were running when the window began count only from
+// estimateLengths returns the product-limit estimate (Kaplan and Meier) from at most n answers. For each length at which answers ended, it
+// computes which share of the answers observed at this length ended there. Answers that were running when the window began count only from
 // the length that they had then.
 func estimateLengths(n int, all iter.Seq[observation]) lengths {
-	type change struct { // of the number of answers that are observed, at a length
+	type change struct { // change of the number of answers under observation, at one length
 		tokens   int32
 		observed int8 // 1: one more answer is observed from this length on; -1: one less
 		ended    int8 // 1: an answer ended at this length
@@ -39,7 +39,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	changes := make([]change, 0, 2*n)
 	for s := range all {
 		if s.to <= s.from {
-			continue // none of its tokens was observed
+			continue // no token of this answer was observed
 		}
 		until := change{tokens: s.to, observed: -1}
 		if s.ended {
@@ -49,7 +49,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	}
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	longer, observed := 1., 0 // share of the answers that are longer; number of answers that are observed
+	longer, observed := 1., 0 // share of all answers that are longer than tokens; number of answers observed at that length
 	for i := 0; i < len(changes); {
 		tokens, difference, ended := changes[i].tokens, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
@@ -57,7 +57,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 			ended += int(changes[i].ended)
 		}
 		if ended > 0 {
-			longer *= 1 - float64(ended)/float64(observed) // so many of those that reach this length are longer
+			longer *= 1 - float64(ended)/float64(observed) // 1 less the share that ended here, of the answers that reach this length
 			l.steps = append(l.steps, survival{tokens, longer})
 		}
 		observed += difference
@@ -78,7 +78,7 @@ func (l lengths) shareLongerThan(tokens int32) float64 {
 }
 
 // draw returns a random length, in tokens, for an answer that is longer than least. The ID is the seed, so that an answer has the same
-// length in each replay. The length is endless if it is drawn beyond the longest answer that was seen to end.
+// length in each replay. If the draw falls beyond the longest answer that was seen to end, the result is endless.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
@@ -92,5 +92,5 @@ func (l lengths) draw(least int32, id uint64) int32 {
 // endless is the length of an answer that runs on for as long as the replay lasts.
 const endless = math.MaxInt32 / 2
 
-// ms returns a duration in milliseconds.
+// ms returns d in milliseconds, the unit of all times in a replay.
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

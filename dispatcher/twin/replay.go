@@ -11,16 +11,16 @@ import (
 	"evenkeel/dispatcher/virtual"
 )
 
-// maxTurnsAtInstant bounds the turns in which no time passes: a replay with more such turns in a row is stuck and fails.
+// maxTurnsAtInstant bounds the turns in a row in which no simulated time passes. A replay with more such turns is stuck, and fails.
 const maxTurnsAtInstant = 10_000
 
-// maxJitter is the largest share by which the length of a step is changed at random. The changes move requests into other steps and
-// thereby, after a while, change which requests are on a rank together. The results of replays that differ only in these changes then
+// maxJitter is the largest share by which the length of a simulated step is changed at random. The changes move requests into other steps
+// and thereby, after a while, change which requests are on a rank together. The results of replays that differ only in these changes then
 // differ as much as those of two real runs. Values of 0.001 and of 0.03 have about the same effect.
 const maxJitter = 0.01
 
-// NewReplay prepares a replay of a model under the policy spec; empty: the policy that was in force. Its random numbers follow from
-// seed. A replay under another policy with the seed 0 also saves checkpoints. The error says why the model cannot be replayed.
+// NewReplay prepares a replay of a model under the policy spec (empty: the policy in force). Replays with the same seed have the same
+// random numbers. A replay under another policy with seed 0 also saves checkpoints. The error says why the model cannot be replayed.
 func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	boardsAtStart := w.Segments[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
@@ -40,7 +40,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		measuredFrom: ms(w.Measured().From.Sub(w.From())), endsAt: ms(w.To().Sub(w.From())), rng: rand.New(rand.NewPCG(seed, 0)),
 		spec: spec, startedFrom: startedFrom,
 	}
-	if firstOfPolicy := seed == 0; firstOfPolicy && spec != "" { // checkpoints of one replay of each other policy are enough
+	if firstOfPolicy := seed == 0; firstOfPolicy && spec != "" { // one replay of each other policy is enough to save checkpoints
 		r.checkpointTimes = w.checkpointTimes()
 	}
 	r.collectArrivals(w, model)
@@ -55,10 +55,10 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	return r, nil
 }
 
-// startBoards returns a copy of the boards with which a replay begins. They are those of a checkpoint of the policy (from) or, without one
-// (nil), the real boards. newPolicy says whether the boards have another policy than when they were copied.
+// startBoards returns a copy of the boards with which a replay begins: those of a checkpoint of the same policy (from) or, if from is nil,
+// the real boards. newPolicy says whether the boards had another policy when they were copied.
 func (w *Window) startBoards(model, spec string) (b *board.Boards, from *Checkpoint, newPolicy bool, err error) {
-	if from = w.checkpointFor(model, spec); from != nil { // its boards have the policy already
+	if from = w.checkpointFor(model, spec); from != nil { // a checkpoint's boards have the policy already
 		return from.boards.Clone(), from, false, nil
 	}
 	b = w.Segments[0].Boards.Clone()
@@ -81,7 +81,7 @@ func rejected(effects []board.Effect) error {
 	return nil
 }
 
-// collectArrivals prepares the arrivals and the changes of ranks, with times since the window began.
+// collectArrivals collects the arrivals and the changes of ranks from all segments, with times since the window began.
 func (r *Replay) collectArrivals(w *Window, model string) {
 	r.arrivals = arrivalQueue{segments: w.Segments, from: w.From(), model: model, skipped: r.history.resumptions}
 	r.arrivals.skipToNext()
@@ -93,8 +93,9 @@ func (r *Replay) collectArrivals(w *Window, model string) {
 	}
 }
 
-// buildEngines makes the simulated engines of the groups, and tells the boards how long their steps take: as long as the line says that was
-// learned by the end of the window, shifted so that it goes through the mean of the window's steps. The error names a group without a line.
+// buildEngines makes the simulated engines of the groups. Their steps follow the line (step length over load) that was learned by the end
+// of the window, shifted so that its mean is that of the window's steps. The boards are told the same. The error names a group without a
+// line.
 func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtEnd *board.Boards) error {
 	viewsAtStart, _ := boardsAtStart.Groups(r.Model)
 	viewsAtEnd, _ := boardsAtEnd.Groups(r.Model)
@@ -116,8 +117,8 @@ func (r *Replay) buildEngines(groups []board.GroupView, boardsAtStart, boardsAtE
 	return nil
 }
 
-// visibleModel returns the part of a step model that policies may know: all of it if the learned line is in force, otherwise only the cost
-// of prompts.
+// visibleModel returns the part of a step model that policies may see. If the real policy uses the learned line (inForce), that is all of
+// it; otherwise only what prompts cost.
 func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 	if inForce {
 		return m
@@ -126,8 +127,8 @@ func visibleModel(inForce bool, m board.StepModel) board.StepModel {
 }
 
 // resumeRequests takes over the requests that the boards have when the replay begins. Those in the pool go on waiting. Those on ranks go to
-// the simulated engines, except on ranks that are down. If the boards have got another policy for this replay (newPolicy), requests in the
-// queues of engines do not go there either. The rest gives its slots back and waits in the pool.
+// the simulated engines, and keep their slots. Requests on ranks that are down lose their slots and wait in the pool. So do, if the policy
+// of the boards has just changed (newPolicy), requests that wait in the queues of engines.
 func (r *Replay) resumeRequests(newPolicy bool) {
 	unplaced := r.engines.placeRunning(newPolicy)
 	for _, e := range r.Boards.Waiting(r.Model) {
@@ -138,7 +139,7 @@ func (r *Replay) resumeRequests(newPolicy bool) {
 	for _, c := range unplaced {
 		r.Boards.Apply(&board.Release{Model: r.Model, Slot: c.Slot, Outcome: board.Outcome{Kind: board.Cancelled}}, r.Began)
 		since := c.Since.Sub(r.Began)
-		// The tokens that it has got are a part of the prompt that its next rank needs.
+		// The tokens that the request has got are part of the prompt that its next rank needs.
 		r.enqueue(r.addWaiting(c.ID, arrival{
 			id: c.ID, key: c.Key, prompt: c.Prompt + c.Generated, age: c.Age + c.Generated, received: since, entered: since,
 		}))
@@ -152,8 +153,8 @@ func isMixed(groups []board.GroupView) bool {
 	})
 }
 
-// addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index there, and how many tokens it still
-// gets.
+// addRunning adds a request that was on a rank when the replay began to r.jobs. It returns its index in r.jobs, and how many tokens it will
+// still generate.
 func (r *Replay) addRunning(c *board.Charge) (index, remaining int32) {
 	remaining = r.remainingTokens(c.ID, c.Age+c.Generated)
 	index = r.addJob(job{id: c.ID, prompt: c.Prompt, age: c.Age, remaining: remaining, stepsToFirstToken: r.history.stepsToFirstToken})
@@ -161,8 +162,8 @@ func (r *Replay) addRunning(c *board.Charge) (index, remaining int32) {
 	return index, remaining
 }
 
-// stepsToFirstToken returns how many steps a request waits for its first token: as many as it really did, or the usual number if that is
-// not known.
+// stepsToFirstToken returns how many steps a request waits for its first token: as many as in reality or, if that is not known, the usual
+// number of the window.
 func (r *Replay) stepsToFirstToken(id uint64) int32 {
 	if a := r.history.of(id); a != nil && a.stepsToFirstToken >= 0 {
 		return a.stepsToFirstToken
@@ -181,13 +182,13 @@ func (r *Replay) addJob(j job) int32 {
 	return int32(len(r.jobs) - 1)
 }
 
-// dropJob removes a request that has left the replay from r.jobs.
+// dropJob removes a request that has left the replay from r.jobs. Its index is used again.
 func (r *Replay) dropJob(index int32) {
 	r.jobs[index] = job{}
 	r.freeIndices = append(r.freeIndices, index)
 }
 
-// addWaiting adds a request that waits for a rank, with what is known about its answer.
+// addWaiting adds a request that waits for a rank, with the length of its answer, as far as that is known.
 func (r *Replay) addWaiting(id uint64, a arrival) *job {
 	r.scheduleWithdrawal(id)
 	index := r.addJob(job{
@@ -197,8 +198,8 @@ func (r *Replay) addWaiting(id uint64, a arrival) *job {
 	return &r.jobs[index]
 }
 
-// scheduleWithdrawal makes a request whose client really left before it had a slot leave at the same time in the replay. It does nothing
-// for other requests.
+// scheduleWithdrawal looks whether the request's client really left before the request had a slot. If so, it makes the client leave at the
+// same time in the replay. Otherwise it does nothing.
 func (r *Replay) scheduleWithdrawal(id uint64) {
 	if a := r.history.of(id); a != nil && a.lastTokens < 0 {
 		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(w withdrawal, at float64) int { return cmp.Compare(w.at, at) })
@@ -206,7 +207,8 @@ func (r *Replay) scheduleWithdrawal(id uint64) {
 	}
 }
 
-// Run continues the replay for at most so many turns. over says whether it has reached the end of the window.
+// Run continues the replay for at most so many turns; a turn is all that happens at one simulated time. over says whether the replay has
+// reached the end of the window.
 func (r *Replay) Run(turns int) (over bool, err error) {
 	for range turns {
 		if r.over || r.failed != nil {
@@ -214,7 +216,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		}
 		r.engines.runTurn()
 		next := r.nextTurn()
-		// A checkpoint is saved after all events of its time, because these belong to the segment that ends there.
+		// Save a checkpoint only after all events of its time: they belong to the segment that ends at this time.
 		for len(r.checkpointTimes) > 0 && r.checkpointTimes[0] < next {
 			r.saveCheckpoint(r.checkpointTimes[0])
 			r.checkpointTimes = r.checkpointTimes[1:]
@@ -235,7 +237,7 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 	return r.over, r.failed
 }
 
-// nextTurn returns the time of the next event, in ms: a turn of the engines, an arrival, or a change of the ranks.
+// nextTurn returns the time of the next event, in ms: a step ends, a request arrives, or the ranks change.
 func (r *Replay) nextTurn() float64 {
 	next := r.engines.nextAt()
 	if at, more := r.arrivals.nextAt(); more {
@@ -264,7 +266,7 @@ func (r *Replay) deliver() {
 	}
 }
 
-// enqueue gives a request to the boards.
+// enqueue gives a request to the boards, which put it into the pool or bind it to a rank.
 func (r *Replay) enqueue(j *job) {
 	instant := func(d time.Duration) time.Time { return r.Began.Add(d) }
 	e := &board.Entry{
@@ -278,8 +280,8 @@ func (r *Replay) enqueue(j *job) {
 	r.Apply(&board.Enqueue{Entry: e, Hits: j.arrival.hits}, r.Now)
 }
 
-// replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their ranks get
-// other ranks.
+// replaceRanks replaces the ranks of the boards and of the engines by those of this model among ws. Requests that lose their rank wait for
+// another.
 func (r *Replay) replaceRanks(ws []board.Worker) {
 	ofModel, groups := make([]board.Worker, 0, len(ws)), map[int32]string{}
 	for _, w := range ws {
@@ -288,17 +290,18 @@ func (r *Replay) replaceRanks(ws []board.Worker) {
 			groups[w.ID] = w.Group
 		}
 	}
-	r.Count(r.Now) // the boards then know how many tokens each request has
+	r.Count(r.Now) // bring the boards' token counts up to date before ranks change
 	r.Apply(board.SetWorkers{Workers: ofModel}, r.Now)
 	r.engines.removeMissingRanks(groups)
 	for i := range ofModel {
-		if ofModel[i].Barrier { // only these step together, and are simulated
+		if ofModel[i].Barrier { // only ranks with a barrier are simulated
 			r.engines.updateRank(&ofModel[i])
 		}
 	}
 }
 
-// withdraw ends a request whose client leaves. In the replay, the request may have a slot already.
+// withdraw ends a request whose client leaves. The client really left while the request waited, but in the replay the request may already
+// run.
 func (r *Replay) withdraw(id uint64) {
 	if r.engines.dropRequest(id) {
 		return
@@ -316,16 +319,16 @@ func (r *Replay) place(e *board.Effect) {
 		return
 	}
 	delete(r.waiting, e.Entry.ID)
-	// Only a job that waits has an entry. The length of the prompt stays known for the engine.
+	// Only a waiting job has an entry, so drop it. The engine still needs the length of the prompt.
 	r.jobs[index].entry, r.jobs[index].prompt = nil, int32(e.Entry.Prompt)
-	if placed := r.engines.placeNew(index, &e.Bound); !placed { // the rank's group was added within the window, so the replay lacks it
+	if placed := r.engines.placeNew(index, &e.Bound); !placed { // the rank's group was added after the window began, so the replay lacks it
 		r.dropJob(index)
 		r.Apply(&board.Release{Model: r.Model, Slot: e.Bound.Slot, Outcome: board.Outcome{Kind: board.Failed}}, r.Now)
 	}
 }
 
-// requeue makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its
-// prompt. The time in which a prefill engine would compute this prompt is not known, and is left out.
+// requeue makes a request that has lost its rank wait for another rank at once. The tokens that it has generated become part of its prompt.
+// In reality, a prefill engine first computes this prompt; how long that takes is not known, and is left out.
 func (r *Replay) requeue(index, prompt, generated, remaining int32) {
 	j := &r.jobs[index]
 	j.prompt, j.age, j.remaining = prompt+generated, j.age+generated, remaining
@@ -335,10 +338,11 @@ func (r *Replay) requeue(index, prompt, generated, remaining int32) {
 	r.enqueue(j)
 }
 
-// jittered returns the length of a step with a random change by at most the share maxJitter.
+// jittered returns ms, the length of a step, changed at random by at most the share maxJitter.
 func (r *Replay) jittered(ms float64) float64 { return ms * (1 + maxJitter*(2*r.rng.Float64()-1)) }
 
-// countStep counts a step that begins now and takes so many ms among the measured steps, and among the new steps, if it is one of these.
+// countStep counts a step that begins now and takes so many ms. It counts in measured if it begins after the first fifth of the window, and
+// in newSteps if no earlier verdict has counted it.
 func (r *Replay) countStep(ms float64) {
 	if r.Now >= r.measuredFrom {
 		r.measured.add(ms)
@@ -348,7 +352,7 @@ func (r *Replay) countStep(ms float64) {
 	}
 }
 
-// dropRefused drops a request that the boards have refused.
+// dropRefused removes a request that the boards have refused from the replay.
 func (r *Replay) dropRefused(e *board.Effect) {
 	if index, ok := r.waiting[e.Entry.ID]; ok {
 		delete(r.waiting, e.Entry.ID)
@@ -356,12 +360,12 @@ func (r *Replay) dropRefused(e *board.Effect) {
 	}
 }
 
-// failOnPanic makes the replay fail if the effect says that the policy panicked. Other effects have no meaning for a replay.
+// failOnPanic makes the replay fail if the effect says that the policy panicked. It ignores all other effects.
 func (r *Replay) failOnPanic(e *board.Effect) {
 	if e.Kind == board.EffectFallback && e.Label == board.FallbackPanic {
 		r.failed = fmt.Errorf("the policy failed")
 	}
 }
 
-// StepMs returns the mean length of the measured steps, in ms; 0: there was none.
+// StepMs returns the mean length of the measured steps, in ms; 0: no step was measured.
 func (r *Replay) StepMs() float64 { return r.measured.mean() }

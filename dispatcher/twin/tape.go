@@ -1,6 +1,6 @@
 // Package twin computes how long the steps of the last minutes would have taken under another policy. It records what really happened, and
-// replays it from a copy of the real boards: the same requests with their real lengths, on simulated engines. The
-// length of a simulated step comes from the step model, which was learned from the real steps.
+// replays it from a copy of the real boards: the same requests with their real lengths, on simulated engines. The length of a simulated
+// step comes from the step model, which was learned from the real steps.
 package twin
 
 import (
@@ -13,36 +13,36 @@ import (
 // Tape records the events of boards in segments. Each segment begins with a copy of the boards.
 type Tape struct {
 	segment         *Segment           // the segment that is being recorded; nil before the first NextSegment: nothing is recorded
-	workers         []board.Worker     // of the last SetWorkers event
-	bound           map[string][]bound // by model, and by slot: the requests that have slots
-	settingsChanged bool               // settings have changed within the segment, so its events cannot be replayed together
-	lastCount       int                // arrivals or departures of the last segment, whichever are more
+	workers         []board.Worker     // the workers of the last SetWorkers event, to see whether the next one changes anything
+	bound           map[string][]bound // requests that hold slots, by model and by slot number
+	settingsChanged bool               // settings have changed within the segment, so its events cannot be replayed with one configuration
+	lastCount       int                // number of arrivals or of departures in the last segment, whichever is larger
 }
 
-// bound is a request that has a slot.
+// bound records a request that holds a slot, until the slot is given back.
 type bound struct {
 	id       uint64
-	lastStep uint32 // number of the step that was reported last when it was bound; 0: no step was
-	mayQueue bool   // it may have waited in the engine's queue, so it is not known from which step on it waited for its first token
+	lastStep uint32 // number of the last step that the engine had reported when the request was bound; 0: none was reported
+	mayQueue bool   // it may wait in the engine's queue first, so the steps until its first token do not show how fast it starts
 }
 
 // Segment has the arrivals, departures and changes of ranks from one copy of the boards to the next.
 type Segment struct {
 	Boards   *board.Boards // copy of the boards at the time From
 	From, To time.Time
-	AfterGap bool // it does not begin where the last segment ended, so the twin drops all earlier segments
+	AfterGap bool // the segment does not begin where the last one ended, so no replay can span both
 
 	arrivals    []arrival
 	departures  []departure
 	rankChanges []rankChange
 }
 
-// arrival is a request that came to the boards. Times are since the segment began.
+// arrival is a request that came to the boards. All times are durations since the segment began.
 type arrival struct {
-	at             time.Duration // when it came to the boards
+	at             time.Duration // when the request came to the boards
 	received       time.Duration // when the client's request reached the proxy
-	entered        time.Duration // when its prefill was finished
-	deadline       time.Duration // when its hand-off expires; 0: never
+	entered        time.Duration // when the request's prefill was finished
+	deadline       time.Duration // when the hand-off (the KV that its prefill engine holds) expires; 0: never
 	id, key        uint64
 	model, name    string
 	prompt, age    int32
@@ -52,14 +52,14 @@ type arrival struct {
 
 // departure is a request that has left the boards.
 type departure struct {
-	at                time.Duration // since the segment began
+	at                time.Duration // time since the segment began
 	id                uint64
-	generated         int32 // tokens that were generated on its last rank; below 0: it never had a slot
-	stepsToFirstToken int32 // steps between its binding and the step of its first token, 0 if this is the next step; below 0: not known
-	failed            bool  // its engine failed, so the request may come back
+	generated         int32 // tokens that were generated on its last rank; below 0: the request never had a slot
+	stepsToFirstToken int32 // steps between binding and first token, 0: the first token came in the next step; below 0: not known
+	failed            bool  // its engine failed, so the request may come back for another rank
 }
 
-// rankChange is a change of the ranks.
+// rankChange is the list of all workers after a change: a rank came, left, or changed its settings.
 type rankChange struct {
 	at      time.Duration // when the ranks changed, since the segment began
 	workers []board.Worker
@@ -71,8 +71,8 @@ const maxSegmentRequests = 50_000
 // maxRankChanges bounds how often the ranks change in a segment: a segment with so many changes ends early.
 const maxRankChanges = 16
 
-// Due says whether the present segment should end now: it has lasted for the time minLength, it has too many events, or the settings have
-// changed. It also returns true if there is no segment yet. The caller then copies the boards and calls NextSegment.
+// Due says whether the present segment should end now: it is minLength old, it has too many events, or the settings have changed. It is
+// also true if there is no segment yet. The caller then copies the boards and calls NextSegment.
 func (t *Tape) Due(now time.Time, minLength time.Duration) bool {
 	s := t.segment
 	if s == nil || t.settingsChanged || now.Sub(s.From) >= minLength {
@@ -81,15 +81,15 @@ func (t *Tape) Due(now time.Time, minLength time.Duration) bool {
 	return max(len(s.arrivals), len(s.departures)) >= maxSegmentRequests || len(s.rankChanges) >= maxRankChanges
 }
 
-// NextSegment ends the present segment, and begins the next one with a copy of the boards. It returns the ended segment; nil: there was
-// none, or it cannot be replayed. It must be called after all events of the time now.
+// NextSegment ends the present segment, and begins the next one with a copy of the boards. It returns the ended segment; nil: there was no
+// segment, or it cannot be replayed, because the settings changed in it. Call it after all events of the time now are recorded.
 func (t *Tape) NextSegment(now time.Time, copied *board.Boards) (ended *Segment) {
 	if ended = t.segment; ended != nil {
 		ended.To = now
 		t.lastCount = max(len(ended.arrivals), len(ended.departures))
 	}
 	afterGap := ended == nil || t.settingsChanged
-	if t.settingsChanged { // events before and after the change cannot be replayed together
+	if t.settingsChanged { // no replay can use the segment: its events happened under two different settings
 		ended = nil
 	}
 	// Traffic changes slowly, so the next segment probably has about as many requests. A quarter more keeps most slices from growing.
@@ -123,17 +123,17 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 	}
 }
 
-// recordArrival records a request that comes to the boards, with its times since the segment began.
+// recordArrival records a request that comes to the boards, and converts its times to durations since the segment began.
 func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 	s, e := t.segment, event.Entry
-	if e.Aggregated { // mixed ranks are not replayed
+	if e.Aggregated { // requests for ranks that also prefill are left out, because such ranks cannot be replayed
 		return
 	}
 	a := arrival{
 		at: now.Sub(s.From), id: e.ID, key: e.Key, model: e.Model, name: e.Name, prompt: int32(e.Prompt), age: int32(e.Age),
 		early: e.Early, discard: e.Discard, hits: event.Hits,
 	}
-	since := func(t time.Time, otherwise time.Duration) time.Duration { // otherwise: the value for a time that is not known
+	since := func(t time.Time, otherwise time.Duration) time.Duration { // otherwise is returned if the time is not known
 		if t.IsZero() {
 			return otherwise
 		}
@@ -146,13 +146,13 @@ func (t *Tape) recordArrival(event *board.Enqueue, now time.Time) {
 }
 
 // RecordEffect records an effect of the boards: which requests got slots, and which were refused. It forgets the slots of a model that is
-// gone. It records slots even before the first NextSegment, because their requests may leave within a later segment.
+// gone. It records slots even before the first segment begins, because their requests may leave within a later segment.
 func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 	switch e.Kind {
 	case board.EffectGone:
 		delete(t.bound, e.Group.Model)
 	case board.EffectBind:
-		if e.Entry.Aggregated { // mixed ranks are not replayed
+		if e.Entry.Aggregated { // requests for ranks that also prefill are left out, because such ranks cannot be replayed
 			return
 		}
 		if t.bound == nil {
@@ -166,17 +166,18 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
 		if t.segment != nil {
-			refused := departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1} // it never had a slot
+			// a refused request never had a slot
+			refused := departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1}
 			t.segment.departures = append(t.segment.departures, refused)
 		}
 	}
 }
 
-// recordDeparture records a request that gives its slot back. How many steps it waited for its first token is not known if it may
-// have waited in the engine's queue before.
+// recordDeparture records a request that gives its slot back. The steps to its first token stay unknown if it may have waited in the
+// engine's queue, because then they do not show how fast its KV was pulled.
 func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
-	if int(e.Slot) >= len(slots) { // the slots of mixed ranks are not recorded
+	if int(e.Slot) >= len(slots) { // only slots on decode ranks are recorded, so this slot is on a rank that also prefills
 		return
 	}
 	b := slots[e.Slot]

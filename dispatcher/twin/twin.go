@@ -9,14 +9,14 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Stale is the time after the end of its window when a verdict is too old to be shown.
+// Stale is how long after the end of its window a verdict may still be shown. An older verdict is no longer shown.
 const Stale = 3 * Span
 
-// maxRequests bounds the arrivals and departures of requests in all segments that are kept.
+// maxRequests bounds how many arrivals and departures of requests the twin keeps over all its segments. It limits memory and replay time.
 const maxRequests = 200_000
 
-// MinSegmentLength returns the least length of a segment if the boards hold so many requests. It grows with their number, because the
-// boards are copied for each segment, which takes longer with more requests.
+// MinSegmentLength returns the least length of a segment if the boards hold so many requests. The boards are copied for each segment, and a
+// copy takes longer with more requests, so the length grows with their number.
 func MinSegmentLength(requests int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+requests/1500))
 }
@@ -24,61 +24,63 @@ func MinSegmentLength(requests int) time.Duration {
 // Twin finds out by replays of the last minutes what other policies would have cost.
 type Twin struct {
 	specs    []string
-	segments []*Segment    // the last segments without a gap, the oldest first
+	segments []*Segment    // the latest segments, each beginning where the one before ended; the oldest first
 	end      *board.Boards // the boards at the end of the last segment
 
-	judging  *judging            // the window that is being judged; nil: none
+	judging  *judging            // progress of the verdict on the current window; nil: no verdict is in progress
 	models   map[string]*account // by model name
-	upToDate bool                // no segment was added since the judgement of the latest window began
+	upToDate bool                // no segment was added since work on the latest window began, so there is nothing new to judge
 }
 
-// Verdict is the result for one group. The groups of a model are judged together, because a policy also decides which group gets a request.
+// Verdict compares, for one group, the real steps of a window with replays under the policy in force and under other policies. The groups
+// of a model are judged together, because a policy also decides which group gets a request.
 type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
 	Policy   string  // policy in force
-	NewSteps uint64  // steps of the group that were in no earlier verdict
+	NewSteps uint64  // steps of the group that no earlier verdict has counted
 	Ranks    int     // number of ranks of the group
-	StepMs   float64 // mean length of the real steps over all groups of the model, without steps that were reported together
-	TwinMs   float64 // mean length of the steps as replayed under the policy in force
-	Error    float64 // share of a step by which the replay of the policy in force may be wrong
-	Sure     bool    // enough windows were judged to know the errors of the twin
+	StepMs   float64 // mean length in ms of the real steps over all groups of the model; steps that were reported together do not count
+	TwinMs   float64 // mean length in ms of the steps in replays under the policy in force
+	Error    float64 // largest likely error of TwinMs, as share of a step
+	Sure     bool    // enough windows were judged to know the errors of replays; false: no difference is claimed yet
 	Replays  int     // number of replays of each policy; the results are their means
 
-	Against []Against // one for each other policy
+	Against []Against // one result for each policy that is not in force
 }
 
 // Against is the result for the model under another policy.
 type Against struct {
-	Policy  string  // its name
-	StepMs  float64 // mean length of the steps as replayed
+	Policy  string  // canonical name; the spec as configured if the policy cannot be replayed
+	StepMs  float64 // mean length of a step in the replays, in ms
 	SavedMs float64 // how many ms shorter steps are under the policy in force; below 0: longer
-	Error   float64 // share of a step by which StepMs may be wrong
-	Claimed bool    // the difference is larger than Error, and larger than the error of the policy in force
-	Hour    Hour    // the result over about an hour
+	Error   float64 // largest likely error of StepMs, as share of a step
+	Claimed bool    // the difference exceeds Error and the replay error of the policy in force, so it may be reported
+	Hour    Hour    // result over about the last hour; the zero Hour: too little is known
 	Failed  error   // why the policy cannot be replayed; nil: it can
 }
 
-// A verdict comes from at most maxRounds rounds of replays, each with other random numbers. If the next window is ready earlier, one round
-// is enough. But for each varianceEvery-th verdict, two rounds are made: their difference shows how large errors by chance are.
+// A verdict comes from at most maxRounds rounds of replays; each round replays every policy once, with other random numbers. If the next
+// window is ready earlier, one round is enough. Each varianceEvery-th verdict needs two rounds, because their difference shows how large
+// random errors are.
 const (
 	maxRounds     = 4
 	varianceEvery = 4
 )
 
-// judging is a window that is being judged, with the state of its replays. The replays are made one after the other.
+// judging is the state of the verdict on one window. Its replays are made one after the other.
 type judging struct {
-	latest      *Window         // all segments that were there when the judgement began
+	latest      *Window         // all segments that the twin had when work on this verdict began
 	window      *Window         // the part of the window in which the model had all its groups
-	models      []string        // models that are not judged yet; the first is being judged
-	policies    []policyReplays // policies for this model; the first is the policy in force
+	models      []string        // models without a verdict on this window yet; the first is in progress
+	policies    []policyReplays // policies to replay for the first of models; policies[0] is the policy in force
 	current     int             // index in policies of the policy that is being replayed
-	round       uint64          // number of the round of replays, from 0
+	round       uint64          // number of the present round of replays, from 0; also the seed of its random numbers
 	replay      *Replay         // the replay in progress; nil: none
-	checkpoints []*Checkpoint   // states that the replays have kept for later windows
+	checkpoints []*Checkpoint   // states saved by the replays, from which replays of later windows can begin
 }
 
-// New returns a twin that compares these policies with the policy in force. It takes a policy that is listed twice only once.
+// New returns a twin that compares the listed policies with the policy in force. A policy that is listed twice is replayed only once.
 func New(specs []string) *Twin {
 	t := &Twin{models: map[string]*account{}}
 	for _, spec := range specs {
@@ -89,9 +91,9 @@ func New(specs []string) *Twin {
 	return t
 }
 
-// AddSegment adds a segment that has ended, and the boards at its end. It drops the oldest segments if all together are longer than Span
-// or have more than maxRequests arrivals and departures, but always keeps the newest. If there is a gap before the segment, it drops all
-// earlier segments, the window that is being judged, and the results of the last hour.
+// AddSegment adds a segment that has ended, and the boards at its end. It drops the oldest segments if the segments are together longer
+// than Span or have more than maxRequests arrivals and departures, but always keeps the newest. After a gap in the recording, it drops all
+// earlier segments, the verdict in progress, and the results of the last hour, because a replay cannot run across the gap.
 func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 	if s.AfterGap {
 		t.segments, t.judging = nil, nil
@@ -99,7 +101,7 @@ func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 			clear(a.hours)
 		}
 	}
-	// The tape allocates memory in advance, and probably too much. The copies take only what they need.
+	// The tape has allocated more memory than the segment needs. The copies take only what they need.
 	s.arrivals, s.departures = slices.Clip(slices.Clone(s.arrivals)), slices.Clip(slices.Clone(s.departures))
 	t.segments, t.end, t.upToDate = append(t.segments, s), end, false
 	requests := 0
@@ -114,7 +116,7 @@ func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 }
 
 // Work continues the replays for at most so many turns. After the last replay of a model, it returns the new verdicts on the model. more
-// says whether there is more to do. A call that begins a window or a replay replays nothing, so that each call takes a short time.
+// says whether Work should be called again. A call that begins a window or a replay replays nothing, so that each call takes a short time.
 func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
@@ -125,7 +127,7 @@ func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 		t.judging, t.upToDate = &judging{latest: latest, models: t.end.Models()}, true
 		return nil, true
 	}
-	if len(j.models) == 0 { // all are judged
+	if len(j.models) == 0 { // each model has its verdicts on this window
 		t.judging = nil
 		return nil, !t.upToDate // a newer window may be ready
 	}
@@ -133,7 +135,7 @@ func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 		if begun := t.beginReplay(j); begun {
 			return nil, true
 		}
-		return t.finishModel(j), true // no replay of this model is left
+		return t.finishModel(j), true // every replay of this model is done
 	}
 	if over, err := j.replay.Run(turns); over || err != nil {
 		j.finishReplay(err)
@@ -141,8 +143,8 @@ func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 	return nil, true
 }
 
-// finishReplay adds the result of the replay that has ended to the results of its policy, and goes on to the next policy. err is the error
-// with which the replay failed; nil: it did not. The error counts only if no earlier replay of the policy has a result.
+// finishReplay adds the result of the replay that has ended to the results of its policy, and goes on to the next policy. err is why the
+// replay failed; nil: it did not fail. If an earlier replay of the policy had a result, an error is ignored and that result counts.
 func (j *judging) finishReplay(err error) {
 	policy := &j.policies[j.current]
 	switch {
@@ -175,8 +177,8 @@ func (t *Twin) beginModel(j *judging) bool {
 	return true
 }
 
-// beginReplay begins the next replay of the model: of the next policy of the round, or of the first policy of the next round. It returns
-// false if no replay is left, because enough rounds were made, or because the window or the policy in force cannot be replayed.
+// beginReplay begins the next replay of the model: with the next policy of the round, or with the first policy of the next round. It
+// returns false if no replay is left: enough rounds were made, or the window or the policy in force cannot be replayed.
 func (t *Twin) beginReplay(j *judging) bool {
 	if j.policies == nil && !t.beginModel(j) {
 		return false
@@ -199,8 +201,8 @@ func (t *Twin) beginReplay(j *judging) bool {
 	return false
 }
 
-// enoughRounds says whether the rounds so far are enough for a verdict: maxRounds rounds or, if a newer window is ready, one round. If the
-// size of errors by chance is not known, or is due to be measured again, two rounds are needed at least.
+// enoughRounds says whether the rounds so far are enough for a verdict. maxRounds rounds are enough; if a newer window is ready, one round
+// is. At least two rounds are needed if the size of random errors is not known or is due to be measured again.
 func (t *Twin) enoughRounds(j *judging) bool {
 	newerIsReady := !t.upToDate
 	if j.round == 0 || j.round < maxRounds && !newerIsReady {
@@ -219,9 +221,10 @@ func (t *Twin) enoughRounds(j *judging) bool {
 	})
 }
 
-// finishModel ends the judgement of a model, and goes on to the next model. It returns the verdicts on the model.
+// finishModel returns the verdicts on the present model, and goes on to the next model.
 func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
-	if len(j.policies) > 0 && j.policies[0].failed == nil { // else there is nothing to compare other policies with
+	// without replays of the policy in force, other policies have nothing to be compared with
+	if len(j.policies) > 0 && j.policies[0].failed == nil {
 		verdicts = t.judge(j)
 	}
 	j.models = j.models[1:]
@@ -231,13 +234,13 @@ func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
 }
 
 // realSteps returns the total length in ms, and the number, of a group's real steps between two views of the group. It counts only the
-// steps from which the step model learned.
+// steps that the step model learned from: steps that were reported together have no known length.
 func realSteps(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
-// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: there were none. atEnd has the
-// groups at the end of the window.
+// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: the model made no step. atEnd
+// has the model's groups at the end of the window.
 func (w *Window) meanRealStep(model string, atEnd []board.GroupView) float64 {
 	atBegin, _ := w.Measured().Boards.Groups(model)
 	ms, steps := 0.0, 0.0
@@ -253,7 +256,7 @@ func (w *Window) meanRealStep(model string, atEnd []board.GroupView) float64 {
 	return ms / steps
 }
 
-// measuredSeconds returns how many seconds the measured part of a window lasts, at least 1.
+// measuredSeconds returns how many seconds the measured part of a window lasts; at least 1, so that callers can divide by the result.
 func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Seconds()) }
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
@@ -280,12 +283,12 @@ func (t *Twin) judge(j *judging) (verdicts []Verdict) {
 	v.Error = a.stepError.add(windowError, seconds)
 	a.addVariance(inForce.name, &inForce.stepMs, seconds)
 	if deviation, known := a.deviation(inForce.name, seconds); known {
-		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // the seconds that are in no earlier verdict
+		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // seconds that no earlier verdict has counted
 		a.bias.add(windowError, inForce.stepMs.deviationOfMean(deviation), seconds, newSeconds)
 	}
 	t.compare(j, &v, a)
 	a.keepCheckpoints(j)
-	atFirstNew := w.groupsSince(a.judgedUntil, v.From, model) // the groups where the steps begin that are in no earlier verdict
+	atFirstNew := w.groupsSince(a.judgedUntil, v.From, model) // the groups when the steps began that no earlier verdict has counted
 	for _, to := range atEnd {
 		v.Group, v.Ranks, v.NewSteps = to.Key, len(to.Workers), 0
 		if from := viewOf(atFirstNew, to.Key); from != nil {
@@ -297,20 +300,20 @@ func (t *Twin) judge(j *judging) (verdicts []Verdict) {
 	return verdicts
 }
 
-// dropModels drops the accounts of models that are gone.
+// dropModels drops the accounts of models that the boards no longer have.
 func (t *Twin) dropModels() {
 	maps.DeleteFunc(t.models, func(name string, _ *account) bool { return !slices.Contains(t.end.Models(), name) })
 }
 
-// dropVariances drops the variances of policies that are not replayed any more.
+// dropVariances drops the variances of policies that this window does not replay.
 func (a *account) dropVariances(replayed []policyReplays) {
 	maps.DeleteFunc(a.variances, func(policy string, _ *ewma) bool {
 		return !slices.ContainsFunc(replayed, func(p policyReplays) bool { return p.name == policy })
 	})
 }
 
-// keepCheckpoints keeps the checkpoints with which replays of the next window may begin: those that the replays of this window have saved,
-// and those at its begin, because the next window may begin at the same time.
+// keepCheckpoints keeps the checkpoints from which replays of the next window may begin: those that the replays of this window have saved,
+// and older ones from the begin of this window, because the next window may begin at the same time.
 func (a *account) keepCheckpoints(j *judging) {
 	a.checkpoints = j.checkpoints
 	for _, c := range j.window.Checkpoints {
@@ -320,8 +323,8 @@ func (a *account) keepCheckpoints(j *judging) {
 	}
 }
 
-// compare adds to the verdict how each other policy does against the policy in force, in this window and in the hour. The new part of the
-// window then counts in the hours.
+// compare adds to the verdict how each other policy does against the policy in force, in this window and over the last hour. It also counts
+// the new part of the window in the hours, so that no later verdict counts it again.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
 	if to.After(from) {
@@ -333,9 +336,9 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 			continue
 		}
 		against := t.against(other, v, a)
-		deviation, _ := a.deviation(other.name, 1) // of a replay of one second
+		deviation, _ := a.deviation(other.name, 1) // standard deviation of a replay of one second
 		hour := a.addToHour(other, &j.policies[0], to.Sub(from).Seconds(), deviation)
-		if v.Sure { // else it is not known by how much the result may be wrong
+		if v.Sure { // before v.Sure, it is unknown how wrong the result may be
 			against.Hour = hour
 		}
 		v.Against = append(v.Against, against)
@@ -352,8 +355,8 @@ func (t *Twin) account(model string) *account {
 	return a
 }
 
-// against compares the replays under another policy with those under the policy in force. It adds to the account how much the replays under
-// the other policy differ by chance.
+// against compares the replays under another policy with those under the policy in force. It adds to the account how much the other
+// policy's replays differ by chance.
 func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	if other.failed != nil {
 		return Against{Policy: other.spec, Failed: other.failed}

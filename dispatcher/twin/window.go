@@ -8,18 +8,18 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Window is the traffic that is replayed: segments without gaps between them.
+// Window is the traffic of the last minutes, which is replayed: consecutive segments without gaps between them.
 type Window struct {
 	Segments          []*Segment
 	End               *board.Boards // the boards at the end of the last segment
-	HoursUntil        time.Time     // traffic before this time is in the hours of the account already
-	Checkpoints       []*Checkpoint // states with which replays under other policies may begin
-	StepsToFirstToken int32         // steps from the binding of a request to its first token, for windows that do not show it; 0: not known
+	HoursUntil        time.Time     // traffic before this time is already counted in the account's hours
+	Checkpoints       []*Checkpoint // states of earlier replays, from which replays under other policies may begin
+	StepsToFirstToken int32         // steps from binding to first token, assumed if the window shows none; 0: not known
 
-	histories map[string]*history // by model
+	histories map[string]*history // by model; filled when first needed
 }
 
-// history returns what became of a model's requests. It is found once for all replays of the window.
+// history returns what became of a model's requests. It is computed once, and all replays of the window share it.
 func (w *Window) history(model string) *history {
 	if w.histories[model] == nil {
 		if w.histories == nil {
@@ -38,7 +38,7 @@ func (w *Window) From() time.Time { return w.Segments[0].From }
 func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
-		i, k := 0, 0 // indices of the next arrival and of the next request that left
+		i, k := 0, 0 // indices of the next arrival and of the next departure
 		for i < len(s.arrivals) || k < len(s.departures) {
 			arrivalIsNext := k == len(s.departures) || i < len(s.arrivals) && s.arrivals[i].at <= s.departures[k].at
 			if arrivalIsNext {
@@ -54,17 +54,17 @@ func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture f
 	}
 }
 
-// partWithAllGroups returns the part of the window in which a model had all the barrier groups that it has at the end of the window, and no
-// group was removed and added again; nil: there is no such part.
+// partWithAllGroups returns the part of the window, up to its end, in which a model had all the barrier groups that it has at the end. A
+// group that was removed and added again counts as new. It returns nil if there is no such part.
 func (w *Window) partWithAllGroups(model string) *Window {
 	atEnd, _ := w.End.Groups(model)
-	begin, later := 0, atEnd // index of the first segment of the part; the groups when segment i ended
+	begin, later := 0, atEnd // index of the first segment of the part; the groups at the end of segment i
 	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
 		groups, _ := w.Segments[i].Boards.Groups(model)
 		for _, v := range atEnd {
 			from, to := viewOf(groups, v.Key), viewOf(later, v.Key)
 			missing := from == nil || to == nil
-			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // with fewer steps than before, the group was added anew
+			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // a group that has fewer steps than before was removed and added anew
 				begin = i + 1
 			}
 		}
@@ -76,8 +76,8 @@ func (w *Window) partWithAllGroups(model string) *Window {
 	return &Window{Segments: w.Segments[begin:], End: w.End}
 }
 
-// groupsSince returns the groups of a model at the begin of the first segment that begins neither before judgedUntil nor before
-// measuredFrom; nil: no segment begins so late.
+// groupsSince returns the groups of a model at the begin of the first segment that begins at judgedUntil or later, and at measuredFrom or
+// later; nil: no segment begins so late.
 func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) []board.GroupView {
 	for _, s := range w.Segments {
 		if !s.From.Before(judgedUntil) && !s.From.Before(measuredFrom) {
@@ -96,8 +96,8 @@ func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	return nil
 }
 
-// Measured returns the first segment that is measured. It leaves out the first fifth of the window: there, the ranks still hold requests
-// from before the window, which another policy would have sent to other ranks.
+// Measured returns the first segment whose steps are measured. The first fifth of the window is not measured: there, the ranks still hold
+// requests from before the window, which another policy would have sent to other ranks.
 func (w *Window) Measured() *Segment {
 	for _, s := range w.Segments {
 		if 5*s.From.Sub(w.From()) >= w.To().Sub(w.From()) {
@@ -113,8 +113,8 @@ func (w *Window) lengthsKnown(s *Segment) bool {
 	return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From())
 }
 
-// newPart returns the part of the window that is measured, in which the lengths of most answers are known, and that is not in the hours of
-// the account yet. If there is no such part, to is not after from.
+// newPart returns the part of the window whose steps may be added to the account's hours: it is measured, the lengths of most answers are
+// known, and no earlier window has added it. If there is no such part, to is not after from.
 func (w *Window) newPart() (from, to time.Time) {
 	if from = w.Measured().From; from.Before(w.HoursUntil) {
 		from = w.HoursUntil
@@ -130,12 +130,12 @@ func (w *Window) newPart() (from, to time.Time) {
 // To returns when the window ends.
 func (w *Window) To() time.Time { return w.Segments[len(w.Segments)-1].To }
 
-// arrivalQueue are the requests of a model in the order in which they came, with times since the window began.
+// arrivalQueue yields the requests of a model in the order in which they came, with times since the window began.
 type arrivalQueue struct {
 	segments []*Segment        // the segments that still have arrivals to read; the next arrival is in the first one
 	from     time.Time         // when the window began
 	model    string            // arrivals of other models are skipped
-	skipped  map[*arrival]bool // arrivals to skip
+	skipped  map[*arrival]bool // resumed requests, which the replay itself makes come back
 	index    int               // index of the next arrival in the first segment
 }
 
@@ -151,7 +151,7 @@ func (a *arrivalQueue) skipToNext() {
 	}
 }
 
-// nextAt returns when the next request comes, in ms since the window began; more is false if none comes any more.
+// nextAt returns when the next request comes, in ms since the window began; more is false if no more requests come.
 func (a *arrivalQueue) nextAt() (at float64, more bool) {
 	if len(a.segments) == 0 {
 		return 0, false
@@ -176,7 +176,7 @@ func (a *arrivalQueue) next() arrival {
 // learnHistory finds out what became of a model's requests: those on ranks or in the pool when the window begins, and those that come
 // later.
 func (w *Window) learnHistory(model string) *history {
-	arrivals := 0 // of all models: enough memory for the answers of one
+	arrivals := 0 // arrivals of all models; an upper bound on the answers of this model
 	for _, s := range w.Segments {
 		arrivals += len(s.arrivals)
 	}
@@ -192,7 +192,7 @@ func (w *Window) learnHistory(model string) *history {
 		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBefore: int32(e.Age)})
 	}
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
-	for _, c := range w.End.Charges(model) { // these have not ended, so they get at least so many tokens
+	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
 		if a := l.of(c.ID); a != nil {
 			a.lastTokens = c.Age + c.Generated
 		}
@@ -201,12 +201,13 @@ func (w *Window) learnHistory(model string) *history {
 	l.stepsToFirstToken = cmp.Or(w.StepsToFirstToken, usualStepsToFirstToken)
 	if len(l.knownSteps) > 0 {
 		slices.Sort(l.knownSteps)
-		l.stepsToFirstToken = l.knownSteps[len(l.knownSteps)/2] // the median
+		l.stepsToFirstToken = l.knownSteps[len(l.knownSteps)/2] // the median of the observed steps
 	}
 	return l.history
 }
 
-// observations yields from which length to which length each answer was observed. It leaves out requests that left before they had a slot.
+// observations yields, for each answer, its length when it was first and last seen, in tokens. It leaves out requests that left before they
+// had a slot.
 func (l *historyLearner) observations(yield func(observation) bool) {
 	for i := range l.answers {
 		a := &l.answers[i]
@@ -219,15 +220,16 @@ func (l *historyLearner) observations(yield func(observation) bool) {
 	}
 }
 
-// Span is the longest window that is replayed.
+// Span is the longest window that is replayed. It is also how much traffic the twin keeps.
 const Span = 5 * time.Minute
 
-// Checkpoint is the state of a replay under another policy at the time at. The replay of a later window begins with this state, as if the
-// other policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than a window
-// lasts: it would have requests that only pile up under the policy in force, or lack requests that only pile up under the other policy.
+// Checkpoint is the state, at one time, of a replay under a policy that is not in force. The replay of a later window begins with this
+// state, as if the policy had been in force all the time. A replay that began with the real boards would give wrong results for longer than
+// a window lasts: it would have requests that pile up only under the policy in force, or lack requests that pile up only under the replayed
+// policy.
 type Checkpoint struct {
-	spec      string // the other policy
+	spec      string // the replayed policy, as configured
 	at        time.Time
 	boards    *board.Boards
-	remaining map[uint64]int32 // by request ID: tokens that the request still gets
+	remaining map[uint64]int32 // by request ID: tokens that the request will still generate
 }
