@@ -3,21 +3,21 @@ package step
 import "slices"
 
 // Form says how many rows the ranks compute in a step. A row is a token that a rank processes in the step. Attention and dense layers
-// compute the rank's own rows, and expert layers compute the rows of all ranks. An engine that runs CUDA graphs pads rows to the size of a
-// graph, which changes both numbers.
+// compute the rank's own rows, and expert layers compute the rows of all ranks. An engine that runs CUDA graphs pads the rows to the size
+// of a captured graph, so the layers may compute more rows than there are tokens.
 type Form uint8
 
 // The forms. In vLLM, all ranks run the same graph or none (v1/worker/dp_utils.py, 0.32; v1/worker/gpu/dp_utils.py, 0.33). In SGLang 0.5.23
 // with deepep, moe_dense_tp_size 1 and enable_dp_lm_head, each rank runs a graph of its own.
 const (
-	Eager      Form = iota // without graphs: no rank is padded
+	Eager      Form = iota // without CUDA graphs: no rank is padded
 	Unmasked               // with graphs: each rank computes as many rows as the rank with most rows, and experts compute the padding, too
-	Masked                 // with graphs, as Unmasked, but experts skip the padding
+	Masked                 // with graphs: ranks compute as many rows as with Unmasked, but experts skip the padding
 	OwnBuckets             // with graphs: each rank is padded to a size of its own, and experts skip the padding
 )
 
-// Bottleneck returns which ranks' requests make a step of this form longer, if padding is left out. If all ranks are padded to the rank
-// with most rows, the requests of that rank make each rank slower.
+// Bottleneck returns which ranks' requests make a step of this form longer, apart from rounding up to graph sizes. If all ranks are padded
+// to the rank with most rows, the requests of that rank make each rank slower.
 func (f Form) Bottleneck() Bottleneck {
 	if f == Eager || f == OwnBuckets { // a rank is slower only by its own requests
 		return OneRank
@@ -25,20 +25,20 @@ func (f Form) Bottleneck() Bottleneck {
 	return TwoRanks
 }
 
-// Forms has the names of the forms.
+// Forms has the names of the forms, by Form, as reports print them.
 var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "graphs, masked", OwnBuckets: "own buckets"}
 
-// String returns the name of the form.
+// String returns the name of the form; it panics for an unknown form.
 func (f Form) String() string { return Forms[f] }
 
 // Law computes how long a step takes. The simulated engines follow it. Its Model.RequestMs is the time that each row takes on its own rank.
-// A step takes C0Ms, the own work of the slowest rank, MostRowsMs for each row of the rank with most rows, and MeanRowsMs for each row that
-// a rank has on average.
+// A step takes C0Ms, plus the own work of the slowest rank, plus MostRowsMs per row of the rank with most rows, plus MeanRowsMs per row
+// that a rank has on average.
 type Law struct {
 	Model
 	Form       Form
-	MostRowsMs float64 // ms for each row of the rank with most rows, for the communication between ranks
-	MeanRowsMs float64 // ms for each row that a rank has on average, for the expert layers
+	MostRowsMs float64 // ms per row of the rank with most rows, for the communication between ranks
+	MeanRowsMs float64 // ms per row that a rank has on average, for the expert layers
 	Sizes      []int   // numbers of rows for which graphs are captured, ascending; a step with more rows than the last runs without a graph
 }
 
@@ -61,8 +61,8 @@ func Captured(largest int) (sizes []int) {
 	return sizes
 }
 
-// padded returns the number of rows of the smallest graph that has room for so many rows. If no graph is large enough, fits is false, and
-// the number is rows itself, because the step runs without a graph.
+// padded returns the size of the smallest graph that has room for so many rows. If no graph is large enough, it returns rows itself and
+// fits is false, because the step runs without a graph.
 func (l *Law) padded(rows float64) (size float64, fits bool) {
 	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int {
 		switch {
@@ -79,10 +79,10 @@ func (l *Law) padded(rows float64) (size float64, fits bool) {
 	return float64(l.Sizes[at]), true
 }
 
-// Plain says whether the Model alone gives the length of a step: no rows are padded, and the rows of a rank cost nothing on other ranks.
+// Plain says whether the Model alone gives the length of a step: no rows are padded, and a rank's rows cost no time on other ranks.
 func (l *Law) Plain() bool { return l.Form == Eager && l.MostRowsMs == 0 && l.MeanRowsMs == 0 }
 
-// Ms returns how long a step of these ranks takes, in ms.
+// Ms returns how long a step takes in which the ranks do this work, in ms; C0Ms if there are no ranks.
 func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
@@ -91,11 +91,11 @@ func (l *Law) Ms(ranks []Rank) float64 {
 		return l.Model.Ms(ranks)
 	}
 	form, mostRows, meanRows := l.stepForm(ranks)
-	slowest := 0.0 // ms of the rank whose own work takes longest
+	slowest := 0.0 // largest own work of a rank, in ms
 	for i := range ranks {
 		slowest = max(slowest, l.ownMs(&ranks[i], form, mostRows))
 	}
-	if form == Eager { // also for a form with graphs if no graph has room for the rows
+	if form == Eager { // no graphs, or no graph has room for the rows
 		return l.C0Ms + slowest + l.sharedEagerMs(ranks)
 	}
 	if form == Unmasked { // experts compute the padding of all ranks
@@ -104,7 +104,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	return l.C0Ms + slowest + l.MostRowsMs*mostRows + l.MeanRowsMs*meanRows
 }
 
-// AppendWaits appends how many ms each rank of a step waits for the rank whose own work takes longest.
+// AppendWaits appends, for each rank, how many ms it waits in a step for the rank whose own work takes longest; 0 for that rank.
 func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	if len(ranks) == 0 {
 		return dst
@@ -121,8 +121,8 @@ func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
 	return dst
 }
 
-// stepForm returns the form in which these ranks run the step, the rows of the rank with most rows, padded to the size of a graph
-// (mostRows), and the mean number of rows of a rank, which is not padded.
+// stepForm returns the form in which these ranks run the step, which is Eager if no graph has room. mostRows are the rows of the rank with
+// most rows, padded to the size of a graph. meanRows is the mean number of rows of a rank, without padding.
 func (l *Law) stepForm(ranks []Rank) (form Form, mostRows, meanRows float64) {
 	most, sum := 0.0, 0.0
 	for i := range ranks {
@@ -131,7 +131,7 @@ func (l *Law) stepForm(ranks []Rank) (form Form, mostRows, meanRows float64) {
 	}
 	mostRows, fits := l.padded(most)
 	if form = l.Form; !fits {
-		form = Eager // if one rank has too many rows for a graph, no rank runs a graph
+		form = Eager // one rank has too many rows for any graph, so no rank runs a graph
 	}
 	return form, mostRows, sum / float64(len(ranks))
 }
@@ -144,7 +144,7 @@ func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
 // rows returns how many rows the rank has: one for each request that decodes, and one for each prompt token.
 func (r *Rank) rows() float64 { return r.Requests + r.Prompt }
 
-// rowsMs returns how many ms the attention and dense layers of a rank take for its rows, with padding, in a step of this form.
+// rowsMs returns how many ms the attention and dense layers of a rank take for its rows and its padding, in a step of this form.
 func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	switch form {
 	case Unmasked, Masked: // each rank is padded to the rank with most rows
@@ -152,7 +152,7 @@ func (l *Law) rowsMs(r *Rank, form Form, mostRows float64) float64 {
 	case OwnBuckets: // the rank is padded to a graph of its own
 		rows, _ := l.padded(r.rows())
 		return l.RequestMs * rows
-	case Eager: // the return below
+	case Eager: // handled after the switch
 	}
 	return l.RequestMs*r.Requests + l.OwnPromptMs*r.Prompt // without graphs, a prompt token has a cost of its own
 }
@@ -172,18 +172,18 @@ func (l *Law) sharedEagerMs(ranks []Rank) (ms float64) {
 }
 
 // Assumed returns the law in the form in which policies use it: a model of the ranks' own loads, and how many KV tokens a request counts
-// for. With graphs, a request makes a step longer only on the rank with most requests. But half of its weight is counted on its own rank,
+// for. With graphs, a request makes a step longer only on the rank with most requests, but half of its weight is counted on its own rank,
 // see SplitWeight. The sizes of graphs are left out, because a rank that is just below a size now is above it a few steps later.
 func (l *Law) Assumed() (load Model, weights RequestCost) {
 	load = l.Model
-	if l.C1Ms <= 0 { // if KV tokens cost nothing, no number of them costs as much as a request
+	if l.C1Ms <= 0 { // if KV tokens cost no time, a request's cost cannot be expressed in KV tokens
 		return load, weights
 	}
 	switch l.Form {
 	case Unmasked: // experts compute the padding, so the rank with most requests determines both costs
 		load.RequestMs += l.MostRowsMs + l.MeanRowsMs
 		weights = SplitWeight(load.Weight())
-	case Masked: // MeanRowsMs is left out: it is the same wherever a request runs
+	case Masked: // MeanRowsMs is left out: its cost is the same on whichever rank a request runs
 		load.RequestMs += l.MostRowsMs
 		weights = SplitWeight(load.Weight())
 	case Eager, OwnBuckets: // a request costs time on its own rank, and communication for the rank with most requests
@@ -192,8 +192,8 @@ func (l *Law) Assumed() (load Model, weights RequestCost) {
 	return load, weights
 }
 
-// Level returns the law as a Model for ranks with equal loads. For such ranks, a step takes the same time in all forms if padding is left
-// out.
+// Level returns the law as a Model for ranks with equal loads. For such ranks, a step takes the same time in all forms, apart from rounding
+// up to graph sizes.
 func (l *Law) Level() Model {
 	m := l.Model
 	m.RequestMs += l.MostRowsMs + l.MeanRowsMs

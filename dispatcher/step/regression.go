@@ -6,21 +6,21 @@ import (
 	"slices"
 )
 
-// halfLife is the number of steps after which a step counts for half of a new step in a regression.
+// halfLife is the number of later steps after which a step counts only half as much as a new one in a regression.
 const halfLife = 500
 
-var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the weight of the steps before it
+var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the weight of all earlier steps
 
-// regression fits a line to step times in ms by the largest load in KV tokens, by least squares: time = C0Ms + C1Ms * load. Older steps
-// count for less and less.
+// regression fits a line to step times (ms) over the largest load of a rank (KV tokens), by least squares: time = C0Ms + C1Ms * load. Older
+// steps count less and less.
 type regression struct {
 	requestWeight        // how requests count in a load
-	n             uint64 // number of steps
-	// Weighted sums over the steps: of the weights (w), the loads (x), the times (y), and their products.
+	n             uint64 // number of steps that were added
+	// Sums over the steps, each with its weight: of the weights (w), the loads (x), the times (y), and the products of loads and times.
 	w, x, y, xx, xy, yy float64
 }
 
-// add adds a step that took ms, and whose largest load is x KV tokens.
+// add adds a step that took ms. x is the largest load of a rank in it, in KV tokens.
 func (r *regression) add(x, ms float64) {
 	r.n++
 	r.w = r.w*fade + 1
@@ -28,7 +28,7 @@ func (r *regression) add(x, ms float64) {
 	r.xx, r.xy, r.yy = r.xx*fade+x*x, r.xy*fade+x*ms, r.yy*fade+ms*ms
 }
 
-// fit returns the line as a model, and the share of the variance of the times that it explains (r2). It returns zeros as long as all
+// fit returns the line as a model, and the share of the variance of the times that the line explains (r2). It returns zeros as long as all
 // loads or all times are the same.
 func (r *regression) fit() (m Model, r2 float64) {
 	if r.w == 0 {
@@ -36,7 +36,7 @@ func (r *regression) fit() (m Model, r2 float64) {
 	}
 	meanX, meanY := r.x/r.w, r.y/r.w
 	varX, varY, covariance := r.xx/r.w-meanX*meanX, r.yy/r.w-meanY*meanY, r.xy/r.w-meanX*meanY
-	if varX <= 1e-12*meanX*meanX || varY <= 1e-12*meanY*meanY { // there are only rounding errors
+	if varX <= 1e-12*meanX*meanX || varY <= 1e-12*meanY*meanY { // any difference is a rounding error
 		return Model{}, 0
 	}
 	m.C1Ms = covariance / varX
@@ -45,20 +45,21 @@ func (r *regression) fit() (m Model, r2 float64) {
 	return m, covariance * covariance / (varX * varY)
 }
 
-// slopeFrom fits a line that has the time c0, in ms, at no load. It returns the slope in ms per token of load, and the share of the
-// sum of squares of the times above c0 that the line explains (r2).
+// slopeFrom fits a line whose time at no load is fixed to c0, in ms. It returns the slope in ms per token of load, and the share of the sum
+// of squares of the times above c0 that the line explains (r2).
 func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
 }
 
-// sureSlope: a slope is trusted if it is larger than so many times its standard error.
+// sureSlope is how many times its standard error a slope must exceed before it is trusted.
 const sureSlope = 4
 
-// sure says whether the slope of a line is larger than sureSlope standard errors. r2 is the share of the variance that the line explains.
+// sure says whether the slope of a line is larger than sureSlope times its standard error. r2 is the share of the variance that the line
+// explains.
 func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
 
-// median is the median of the last 33 values.
+// median computes the median of the last 33 values. Before the 33rd value, it is the median of all values.
 type median[T cmp.Ordered] struct {
 	recent [33]T
 	next   int

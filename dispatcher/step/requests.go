@@ -6,32 +6,32 @@ import "math"
 //
 // A simple regression cannot find the weight: only the slowest rank determines the time of a step, and which rank is the slowest depends on
 // the weight. Therefore a number of weights are tried side by side. Each weight has its own slowest rank in each step, and its own line
-// through the times of the steps by the loads of these ranks. The most likely weight is the one whose line has the smallest error. Each
+// through the times of the steps over the loads of these ranks. The most likely weight is the one whose line has the smallest error. Each
 // weight is tried with both bottlenecks (see Bottleneck), because an engine may pad all ranks to the rank with most requests, and this rank
-// need not be the one with most KV. A weight with a bottleneck is a candidate.
+// need not be the one with most KV. Each pair of a weight and a bottleneck is a candidate.
 //
 // All sums are of differences within short blocks of steps. Otherwise slow changes, such as those of a GPU's clock rate or of the length of
 // prompts, would seem to depend on the number of requests.
 type weightSearch struct {
-	assumed        float64       // weight in use until one is found
+	assumed        float64       // weight in use until the steps have shown one, in KV tokens
 	found          requestWeight // weight and bottleneck that the steps have shown; weight 0: a request surely costs nothing
-	isFound        bool          // found is set
-	bottleneckSure bool          // not only the weight of found is certain, but also its bottleneck
-	lastFound      trial         // result of the last window
+	isFound        bool          // found has been set; false: assumed is in use
+	bottleneckSure bool          // the bottleneck in found is certain, too; false: only its weight is
+	lastFound      trial         // result of the last window, which the next window confirms or not
 
 	window, block sums
-	candidates    [2 * weightCount]candidate // one for each weight with the bottleneck OneRank, then one for each with TwoRanks
+	candidates    [2 * weightCount]candidate // first each weight with the bottleneck OneRank, then each weight with TwoRanks
 }
 
 const (
-	windowSteps        = 2000 // a weight is looked for after so many steps
-	blockSteps         = 100  // steps of a block; only differences within a block count
+	windowSteps        = 2000 // number of steps of a window; the best weight is looked for at its end
+	blockSteps         = 100  // number of steps of a block; only differences within a block count
 	weightCount        = 30   // number of weights that are tried
-	weightsPerDoubling = 2    // a weight is twice as large as the one so many places before it
-	smallestWeight     = 64   // KV tokens of the smallest weight above 0; the largest is about a million, as for models with sparse attention
-	sureDrop           = 3    // the mean drop of the blocks' errors must be larger than so many times its standard error
-	leastChange        = 0.05 // a found weight replaces the weight in use only if it differs by more than about this share
-	resolutionMs       = 0.1  // smaller errors of a step's time, in ms, show nothing
+	weightsPerDoubling = 2    // tried weights per doubling: neighbours differ by a factor of the square root of 2
+	smallestWeight     = 64   // smallest weight above 0, in KV tokens; the largest is about a million, as for models with sparse attention
+	sureDrop           = 3    // a weight is confirmed if it lowers the squared error per block by more than so many standard errors
+	leastChange        = 0.05 // a new weight replaces the weight in use only if it differs by more than about this share
+	resolutionMs       = 0.1  // errors of a step's time below so many ms show nothing
 )
 
 // triedWeights are the weights that are tried, in KV tokens. The first is 0, for the case that requests cost nothing.
@@ -42,31 +42,32 @@ var triedWeights = func() (all [weightCount]float64) {
 	return all
 }()
 
-// sums has the number of steps (n), and the sums of their times in ms (y) and of their squared times (yy). In the window, yy has only the
+// sums has the number of steps (n), and the sums of their times in ms (y) and of their squared times (yy). For a window, yy has only the
 // variation of the times within blocks.
 type sums struct{ n, y, yy float64 }
 
 // candidate has the sums for one weight and one of the two bottlenecks. In the names, x is a load and y a time: xx is the sum of the
-// squared loads, and xy that of the products.
+// squared loads, and xy the sum of the loads times the times.
 type candidate struct {
-	blockX, blockXX, blockXY float64 // of the current block; after centre, blockXX and blockXY have only the variation within the block
-	x, xx, xy                float64 // of the blocks of the window: xx and xy add up the variation within each block
+	blockX, blockXX, blockXY float64 // sums over the current block; after centre, blockXX and blockXY have only the variation within the block
+	x, xx, xy                float64 // sums over the blocks of the window: xx and xy add up the variation within each block
 }
 
-// trial is the result of a window, and a test of the result by the steps of the next window.
+// trial is the result of a window. The steps of the next window test it, because they were not used to find it.
 type trial struct {
-	candidate        int           // index in weightSearch.candidates of the best one; 0: no weight explains the times surely better than 0
-	best             requestWeight // its weight and bottleneck
-	bottleneckSure   bool          // the other bottleneck surely explains the times less well
-	slope, zeroSlope float64       // slopes of the lines of this candidate, and of candidate 0, whose weight is 0
+	candidate        int           // index of the best candidate; 0: no weight explains the times surely better than the weight 0
+	best             requestWeight // weight and bottleneck of the best candidate
+	bottleneckSure   bool          // the other bottleneck explains the times surely less well
+	slope, zeroSlope float64       // slopes of the lines of this candidate and of candidate 0 (weight 0), in ms per KV token
 
-	blocks         float64 // number of blocks of the next window
-	drops, squares float64 // sums over these blocks: how much best lowers the squared error (the drop), and the squares of the drops
+	blocks float64 // number of blocks of the next window so far
+	// sums over these blocks: how much the found weight lowers the squared error (the drop), and the squares of the drops
+	drops, squares float64
 }
 
-// add adds a step that took ms to each candidate, with the load of the slowest rank by its weight and bottleneck. A block ends after
-// blockSteps steps, and a window after windowSteps steps. If the end of a window changes the weight in use, changed is true, and line is
-// the regression of the window's steps with the new weight, which must replace the one with the old weight.
+// add adds a step that took ms to each candidate, with the load of the slowest rank under the candidate's weight and bottleneck. A block
+// ends after blockSteps steps, and a window after windowSteps steps. If the end of a window changes the weight in use, changed is true, and
+// line is the regression of the window's steps with the new weight. It must replace the regression with the old weight.
 func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed bool) {
 	loads := loadsByCandidate(ranks)
 	for k := range s.candidates {
@@ -89,7 +90,7 @@ func (s *weightSearch) add(ranks []Rank, ms float64) (line regression, changed b
 	return line, changed
 }
 
-// loadsByCandidate returns the load of the slowest rank by the weight and the bottleneck of each candidate, in their order.
+// loadsByCandidate returns for each candidate the load of the slowest rank, under the weight and the bottleneck of the candidate.
 func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	mostKV, mostRequests := 0.0, 0.0
 	for i := range ranks {
@@ -106,7 +107,7 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 }
 
 // endBlock adds the variation within the current block to the window, and begins the next block. It also adds up by how much the weight
-// that the last window found lowers the error of the block.
+// that the last window found lowers the squared error of the block.
 func (s *weightSearch) endBlock() {
 	b := s.block
 	for k := range s.candidates {
@@ -142,8 +143,8 @@ func (s *weightSearch) inUse() requestWeight {
 }
 
 // endWindow finds the best weight of the window, and says whether the weight in use has changed. The weight that the last window found
-// comes into use if the steps of the present window surely fit it better than the weight 0. If they do not, and surely fit the weight 0
-// better than the weight in use, the weight in use is replaced by the one that the present window has found, which may be 0.
+// comes into use if the steps of the present window surely fit it better than the weight 0. If they do not, but surely fit the weight 0
+// better than the weight in use, the best weight of the present window comes into use, which may be 0.
 func (s *weightSearch) endWindow() (changed bool) {
 	inUseBefore, lastTrial := s.inUse(), s.lastFound
 	s.lastFound = s.bestOfWindow()
@@ -155,9 +156,9 @@ func (s *weightSearch) endWindow() (changed bool) {
 	return s.inUse() != inUseBefore
 }
 
-// adopt brings the weight of lastTrial, the result of the window before this one, into use. If the present window has found the same
-// bottleneck, it uses the geometric mean of both weights instead. If the bottleneck stays, and the new weight differs by no more than
-// leastChange, the old weight stays.
+// adopt brings the weight of lastTrial (the result of the previous window) into use. If the present window has found the same bottleneck,
+// the geometric mean of both windows' weights is used. The old weight stays if it differs by at most leastChange and has the same
+// bottleneck.
 func (s *weightSearch) adopt(lastTrial *trial) {
 	found := lastTrial.best
 	if s.lastFound.candidate > 0 && s.lastFound.best.oneRank == found.oneRank {
@@ -171,7 +172,7 @@ func (s *weightSearch) adopt(lastTrial *trial) {
 	s.bottleneckSure = lastTrial.bottleneckSure && s.lastFound.bottleneckSure && s.lastFound.best.oneRank == s.found.oneRank
 }
 
-// bestOfWindow returns the best weight of the window, or the zero trial if no weight explains the times surely better than the weight 0.
+// bestOfWindow returns the candidate with the smallest error in the window; the zero trial if none is surely better than the weight 0.
 func (s *weightSearch) bestOfWindow() trial {
 	best, zeroError := 0, s.candidates[0].minSquaredError(&s.window) // the error with the weight 0
 	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
@@ -195,7 +196,7 @@ func (s *weightSearch) bestOfWindow() trial {
 	}
 	t := trial{candidate: best, best: weightOf(best), slope: s.candidates[best].slope(), zeroSlope: s.candidates[0].slope()}
 	t.bottleneckSure = math.Abs(leastOneRank-leastTwoRanks) > s.sureDifference(least)
-	t.best.tokens *= s.refinement(best, least) // between the weights that were tried
+	t.best.tokens *= s.refinement(best, least) // the best weight usually lies between two tried weights
 	return t
 }
 
@@ -220,7 +221,7 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 }
 
 // zeroFitsBetter says whether the weight 0 explains the times of the window surely better than the weight in use does with either
-// bottleneck. If all ranks had equal numbers of requests in all steps of the window, it returns false, because this shows nothing about the
+// bottleneck. It returns false if all ranks had equal numbers of requests in all steps, because such a window shows nothing about the
 // weight.
 func (s *weightSearch) zeroFitsBetter() bool {
 	k, zeroError := nearest(s.inUse().tokens), s.candidates[0].minSquaredError(&s.window)
@@ -228,7 +229,7 @@ func (s *weightSearch) zeroFitsBetter() bool {
 	return weightError-zeroError > s.sureDifference(zeroError)
 }
 
-// sureDifference returns by how much the squared error of another line must be larger than least before chance does not explain the
+// sureDifference returns how much larger than least the squared error of another line must be before chance does not explain the
 // difference. The estimated variance of a step's time is least divided by the degrees of freedom, but at least the square of resolutionMs.
 // Each block costs one degree of freedom for its mean, and the line costs two.
 func (s *weightSearch) sureDifference(least float64) float64 {
@@ -243,14 +244,14 @@ func (c *candidate) errorDrop(slope float64) float64 {
 }
 
 // confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean drop is larger than sureDrop times its
-// standard error. It counts blocks and not steps, because the errors of successive steps may depend on each other.
+// standard error. The error is taken over blocks and not over steps, because the errors of successive steps may depend on each other.
 func (t *trial) confirmed() bool {
 	spread := t.squares - t.drops*t.drops/t.blocks // sum of the squared distances of the drops from their mean
-	// The squares of the mean and of its standard error are compared, both times the square of blocks.
+	// Compare the squares of the mean drop and of its standard error, both multiplied by the square of the number of blocks.
 	return t.drops > 0 && t.drops*t.drops > sureDrop*sureDrop*spread*t.blocks/(t.blocks-1)
 }
 
-// minSquaredError returns the squared error of the window with the best slope.
+// minSquaredError returns the sum of the squared errors of the window's step times, with the slope that makes it smallest.
 func (c *candidate) minSquaredError(w *sums) float64 {
 	if c.xx <= 0 {
 		return w.yy
@@ -258,7 +259,7 @@ func (c *candidate) minSquaredError(w *sums) float64 {
 	return w.yy - c.xy*c.xy/c.xx
 }
 
-// slope returns the best slope of the window, in ms per KV token.
+// slope returns the slope with the smallest error in the window, in ms per KV token; 0: all loads were equal.
 func (c *candidate) slope() float64 {
 	if c.xx <= 0 {
 		return 0
@@ -266,7 +267,7 @@ func (c *candidate) slope() float64 {
 	return c.xy / c.xx
 }
 
-// nearest returns the index of the weight in triedWeights that is nearest to the given one by its logarithm; 0 only for the weight 0.
+// nearest returns the index in triedWeights of the weight nearest to the given one (by ratio). Only the weight 0 has index 0.
 func nearest(weight float64) int {
 	if weight == 0 {
 		return 0
@@ -278,11 +279,11 @@ func nearest(weight float64) int {
 func (s *weightSearch) windowRegression() regression {
 	inUse, w := s.inUse(), &s.window
 	k := nearest(inUse.tokens)
-	if !inUse.oneRank { // the candidates with TwoRanks come last
+	if !inUse.oneRank { // candidates with TwoRanks are stored after those with OneRank
 		k += weightCount
 	}
 	c := &s.candidates[k]
-	// The sums of products in the window have only the variation within blocks. The part of the means is added to them.
+	// The window's sums of products only have the variation within blocks, so add the part of the means.
 	r := regression{
 		requestWeight: inUse, n: uint64(w.n), w: w.n, x: c.x, y: w.y, xx: c.xx + c.x*c.x/w.n, xy: c.xy + c.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}

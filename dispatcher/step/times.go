@@ -10,53 +10,54 @@ import (
 	"evenkeel/internal/stats"
 )
 
-// A learned model is used only if both of these hold. A model from fewer steps, or of times that hardly depend on the load, would be worse
-// than none.
+// A learned model is used only if it passes both of these limits. A model from fewer steps, or of times that hardly depend on the load,
+// would be worse than none.
 const (
-	fitSteps = 200 // it was learned from at least so many steps
-	fitR2    = 0.3 // it explains at least this share of the variance of step times
+	fitSteps = 200 // least number of steps that the model was learned from
+	fitR2    = 0.3 // least share of the variance of step times that the model explains, 0 to 1
 )
 
-// UsualWeight is the weight of a request, in KV tokens, that is assumed until the steps show it: about the middle of the laws of engines
-// with accelerators (bench/lab/laws). On randomly drawn loads, imbalance cost up to a third more if the weight was 0 at first.
+// UsualWeight is how many KV tokens a request is assumed to count for until the measured steps show its weight: about the middle of the
+// measured engines with accelerators (bench/lab/laws). On randomly drawn loads, imbalance cost up to a third more if the weight was 0 at
+// first.
 const UsualWeight = 20_000
 
-// Times has what was learned from the steps of a group.
+// Times holds what was learned from the steps of one barrier group: their lengths, and how these depend on the ranks' loads.
 type Times struct {
 	regression
-	Configured Model // see Configure; zero: none
-	GivenModel Model // the model that an event of the board has set, as in replays, in place of a learned model; zero: there was none
+	Configured Model // model from the config, used until one is learned; zero: none
+	GivenModel Model // model that an event of the board has set, as in replays; it replaces a learned model; zero: none
 
-	lengths       median[time.Duration] // lengths of all steps
-	plainLengths  median[time.Duration] // lengths of steps without a prefill, since the first step with a prefill
+	lengths       median[time.Duration] // median length of the last steps
+	plainLengths  median[time.Duration] // median length of the last steps without a prefill, counted since the first step with a prefill
 	typicalPlain  time.Duration         // assumed length of steps without a prefill, see shortenTypicalPlain; 0: not known
 	weights       weightSearch
 	prefills      prefillFit
-	meanMs        float32 // mean of the lengths, in which a step counts half after 32 steps
-	meanDeviation float64 // mean distance, in ms, of the lengths of steps without a prefill from the line; older steps count less
+	meanMs        float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
+	meanDeviation float64 // mean distance of the lengths of steps without a prefill from the line, in ms; older steps count less
 	tokensPerStep float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
 	learned       LearnedSteps
 	buckets       [len(bounds)]uint64
 	sumMs         float64
 }
 
-// bounds are the upper bounds of the buckets of the metric evenkeel_step_seconds, in s.
+// bounds are the upper bounds of the buckets of the metric evenkeel_step_seconds, in s. Longer steps are in no bucket but in the count.
 var bounds = [...]float64{.005, .01, .015, .02, .03, .04, .05, .06, .08, .1, .15, .2, .3, .5, 1, 2}
 
 const (
-	// The model does not learn from a step that is shorter than tooShort times the typical length, or longer than tooLong times: an engine
-	// stood still, or the report of a step was missed.
+	// The model does not learn from a step that is shorter than tooShort times the typical length, or longer than tooLong times. Such lengths
+	// come from an engine that stood still, or from a step whose report was missed.
 	tooShort = 0.4
 	tooLong  = 2.5
-	// If a step brings more than severalStepsFrom times the usual tokens, several steps were reported as one.
+	// If a reported step brings more than severalStepsFrom times the usual tokens, the report covers several steps.
 	severalStepsFrom = 1.3
-	// A step counts as at most maxDeviations times as far from the line as steps are on average.
+	// In the search for the weight of a request, a step's distance from the line counts as at most maxDeviations times the mean distance.
 	maxDeviations = 4
-	// A step that brings less than lateTokensBelow times the usual tokens is no step: the tokens of a few requests came late.
+	// A reported step that brings less than lateTokensBelow times the usual tokens is no step: the tokens of a few requests came late.
 	lateTokensBelow = 0.4
-	// A step without a prefill is assumed to take at least the median length of all steps, divided by maxMedianToPlain.
+	// A step without a prefill is assumed to take at least the median length of all steps divided by maxMedianToPlain.
 	maxMedianToPlain = 50
-	// Each step moves a mean by 1/meanSteps of its difference from the mean. This is about 1 - 2^(-1/32), for a half-life of 32 steps.
+	// Each step moves a mean by 1/meanSteps of the step's distance from it. This is about 1 - 2^(-1/32), for a half-life of 32 steps.
 	meanSteps = 46
 )
 
@@ -76,7 +77,7 @@ func (s *Times) Add(length time.Duration) {
 		return
 	}
 	ms := seconds * 1000
-	if s.meanMs == 0 { // the first length is the first mean
+	if s.meanMs == 0 { // the first length becomes the mean
 		s.meanMs = float32(ms)
 	}
 	s.meanMs += (float32(ms) - s.meanMs) / meanSteps
@@ -84,16 +85,16 @@ func (s *Times) Add(length time.Duration) {
 
 // Sample is a measured step with what each rank did in it.
 type Sample struct {
-	Ranks []Rank // all ranks of the group that are not down
-	// Tokens is how many tokens each request got. If tokens come late, several steps are reported as one, with the sum of their lengths and
-	// tokens.
+	Ranks []Rank // work of all ranks of the group that are not down
+	// Tokens is how many tokens each request got, usually 1. If tokens come late, several steps are reported as one, with the sum of their
+	// lengths and tokens.
 	Tokens float64
 	Length time.Duration
 }
 
 // Learn learns from a sample. From a step without prompts it learns the model of decodes, and from a step with prompts how much longer
-// prompts make a step. A sample with far more tokens than usual covers several steps, and with far fewer it is no step; neither changes a
-// model. Learn keeps no reference to the sample.
+// prompts make a step. A sample with far more tokens than usual covers several steps, and a sample with far fewer is no step, so neither
+// changes a model. Learn keeps no reference to the sample.
 func (s *Times) Learn(t Sample) {
 	weight := s.fittedWeight()
 	slowest := weight.slowestOf(t.Ranks)
@@ -109,7 +110,7 @@ func (s *Times) Learn(t Sample) {
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps // one report of very many steps hardly moves the mean
 	ms := t.Length.Seconds() * 1000
 	switch {
-	case isNoStep: // there is nothing to learn from it
+	case isNoStep: // only late tokens: the length is not that of a step
 	case several: // the length of one step is not known
 		s.shortenTypicalPlain()
 	case !hasPrefill:
@@ -122,8 +123,8 @@ func (s *Times) Learn(t Sample) {
 	}
 }
 
-// shortenTypicalPlain makes the assumed length of a step without a prefill a little shorter, because no such step was measured. If it is
-// far too long, so is Least, and then the step detector does not find short steps.
+// shortenTypicalPlain makes the assumed length of a step without a prefill a little shorter. It is called when such a step was not
+// measured. If the assumed length stayed far too long, Least would be too long as well, and the step detector would not find short steps.
 func (s *Times) shortenTypicalPlain() {
 	if s.typicalPlain == 0 {
 		s.typicalPlain = s.lengths.value
@@ -133,32 +134,32 @@ func (s *Times) shortenTypicalPlain() {
 
 // learnPlainLength learns the length of a step without a prefill, and says whether it is usual for such steps.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
-	if !s.prefills.hasSteps() { // so all lengths are of steps without a prefill
+	if !s.prefills.hasSteps() { // no step had a prefill so far, so the median of all lengths fits
 		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: the value falls at once if such steps have become shorter
+	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: one short step is enough to lower the value at once
 	return isUsual(length, s.plainLengths.value)
 }
 
-// learnDecode adds a step without a prefill to the models. slowest is what the rank with the largest load by the given weight did in it. If
+// learnDecode adds a step without a prefill to the models. slowest is the work of the rank with the largest load under the given weight. If
 // the step changes the weight of a request, the regression with the new weight replaces the one with the old weight.
 func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, ms float64) {
 	if weight != s.regression.requestWeight { // Configure has changed the weight
 		s.regression = regression{requestWeight: weight}
 	}
 	load := slowest.load(weight.tokens)
-	clippedMs := s.clipOutlier(load, ms) // by the line from before this step
+	clippedMs := s.clipOutlier(load, ms) // compared with the line from before this step
 	s.regression.add(load, ms)
 	s.learned.add(slowest, ms)
-	if line, changed := s.weights.add(ranks, clippedMs); changed { // the loads of the old line were computed with the old weight
+	if line, changed := s.weights.add(ranks, clippedMs); changed { // loads in the old regression used the old weight, so replace it
 		s.regression = line
 	}
 }
 
-// clipOutlier returns the length (ms) of a step with the given load, in KV tokens, for the search of the weight of a request. If the length
-// is much farther from the line of the present model than usual, clipOutlier moves it nearer to the line. Otherwise a few steps in which a
-// rank had an unusual load could lead to a wrong weight.
+// clipOutlier returns the length (ms) of a step with the given load (KV tokens), for the search of the weight of a request. A length that
+// is much farther from the present line than usual is moved nearer to the line. Otherwise a few steps in which a rank had an unusual load
+// could lead to a wrong weight.
 func (s *Times) clipOutlier(load, ms float64) float64 {
 	expected := s.y / max(1, s.w) // without a line, the mean length
 	if m, _ := s.fit(); m.C1Ms > 0 {
@@ -172,8 +173,8 @@ func (s *Times) clipOutlier(load, ms float64) float64 {
 	return expected + deviation
 }
 
-// Configure sets the model that is used until a better one is learned. If it has no RequestMs, the weight of a request is UsualWeight at
-// first.
+// Configure sets the model that is used until a better one is learned. If the model has no RequestMs, the weight of a request is
+// UsualWeight until it is learned.
 func (s *Times) Configure(m Model) {
 	s.Configured = m
 	s.prefills.setShare(s.ownShare())
@@ -183,7 +184,7 @@ func (s *Times) Configure(m Model) {
 	}
 }
 
-// Weight returns for how many KV tokens each request counts in a load; 0: the steps surely show that it costs nothing.
+// Weight returns for how many KV tokens each request counts in a load; 0: measured steps have shown that a request itself costs no time.
 func (s *Times) Weight() float64 {
 	if s.GivenModel.C1Ms > 0 { // a given model may also have only the cost of prompts, and then it has no weight
 		return s.GivenModel.Weight()
@@ -194,7 +195,8 @@ func (s *Times) Weight() float64 {
 // KnownWeight returns the same as Weight if the weight was learned or configured, and 0 if it is only assumed (UsualWeight).
 func (s *Times) KnownWeight() float64 { return s.fittedWeight().tokens }
 
-// Bottleneck returns which ranks' requests make steps longer, if two windows of steps have shown it. A given model does not show it.
+// Bottleneck returns which ranks' requests make steps longer, if two windows of steps have shown it, else UnknownBottleneck. A given model
+// does not show it.
 func (s *Times) Bottleneck() Bottleneck {
 	search := &s.weights
 	sure := search.isFound && search.bottleneckSure && search.found.tokens != 0
@@ -207,8 +209,8 @@ func (s *Times) Bottleneck() Bottleneck {
 	return TwoRanks
 }
 
-// fittedWeight returns how much requests count in the loads to which the times of steps are fitted: the weight of the given model, or the
-// learned weight or, without both, the configured weight.
+// fittedWeight returns the weight of a request in the loads to which step times are fitted: that of the given model, else the learned
+// weight, else the configured weight (0: none is configured).
 func (s *Times) fittedWeight() requestWeight {
 	switch {
 	case s.GivenModel.C1Ms > 0:
@@ -219,8 +221,8 @@ func (s *Times) fittedWeight() requestWeight {
 	return requestWeight{tokens: s.Configured.Weight(), oneRank: true}
 }
 
-// decodeModel returns the best known model of steps without a prefill. It uses a line even if this is not good enough for policies and, if
-// there is none, the mean length of steps without a prefill.
+// decodeModel returns the best known model of steps without a prefill. It may use a line that is not good enough for policies. Without any
+// line, it uses the mean length of steps without a prefill.
 func (s *Times) decodeModel() (m Model) {
 	learned, r2 := s.fit()
 	switch {
@@ -237,14 +239,15 @@ func (s *Times) decodeModel() (m Model) {
 	return m
 }
 
-// modelWithPrefills returns the model of decodes together with the learned cost of a prefill; ok is false if this cost is not known.
+// modelWithPrefills returns the model of steps without prefills, with the learned cost of a prefill added; ok is false if this cost is not
+// known.
 func (s *Times) modelWithPrefills() (m Model, ok bool) {
 	m = s.decodeModel()
 	ok = s.prefills.setCosts(&m)
 	return m, ok
 }
 
-// ownShare returns the share of a prompt token's cost that falls on its own rank.
+// ownShare returns which share of a prompt token's cost falls on the rank that computes it, 0 to 1; the rest makes all ranks slower.
 func (s *Times) ownShare() float64 {
 	if c := &s.Configured; c.OwnPromptMs > 0 && c.SharedPromptMs > 0 { // one of the two alone does not give the share
 		return c.OwnPromptMs / (c.OwnPromptMs + c.SharedPromptMs)
@@ -252,15 +255,16 @@ func (s *Times) ownShare() float64 {
 	return UsualOwnShare
 }
 
-// LearnedSteps has sums over all steps from which the model was learned.
+// LearnedSteps has sums over all steps from which the model was learned. The difference of two such values describes the steps between
+// them.
 type LearnedSteps struct {
 	Steps    float64
-	Tokens   float64 // sum of the KV tokens of the rank with the largest load
-	Requests float64 // sum of the requests of this rank
-	Ms       float64 // sum of the lengths
+	Tokens   float64 // sum of the KV tokens of each step's rank with the largest load
+	Requests float64 // sum of the requests of each step's rank with the largest load
+	Ms       float64 // sum of the lengths of the steps
 }
 
-// add adds a step that took ms. slowest is what the rank with the largest load did in it.
+// add adds a step that took ms. slowest is the work of the rank with the largest load in this step.
 func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 	t.Steps++
 	t.Tokens += slowest.KV
@@ -268,15 +272,15 @@ func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 	t.Ms += ms
 }
 
-// Line is the learned model of steps, with what a replay of steps needs in addition.
+// Line is the learned model of step times, with what a replay of these steps needs in addition.
 type Line struct {
 	Model            // C1Ms is 0 if the lengths of steps do not depend on the load
-	InForce     bool // false: the model is not good enough for policies
+	InForce     bool // policies may use the model; false: it is good enough for replays at most
 	Learned     LearnedSteps
 	PrefillC0Ms float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
 }
 
-// Line returns the line that was learned so far.
+// Line returns the model that was learned so far. Its C1Ms may be set even if the model is not good enough for policies.
 func (s *Times) Line() Line {
 	l := Line{Learned: s.learned}
 	l.Model, _, _ = s.Model()
@@ -294,15 +298,15 @@ func (s *Times) Line() Line {
 	return l
 }
 
-// Known says whether anything was learned about the length of steps.
+// Known says whether anything was learned about the length of steps. Without that, steps cannot be replayed.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
-// ThroughStepsSince returns the line as a model whose C0Ms is shifted: the line then goes through the mean of the steps that were learned
-// since the sums of learned steps were as in before. Steps with a prefill keep their learned length. If there are few steps without a
-// prefill, C0Ms is at most the fixed part of a step with a prefill, because some of these steps may have had an unnoticed prefill.
+// ThroughStepsSince returns the line as a model, shifted (by its C0Ms) so that it goes through the mean of the steps that were learned
+// since the sums were as in before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at
+// most the fixed part of a step with a prefill, because some of these few steps may have had an unnoticed prefill.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned
-	if all.Steps == before.Steps && m.C0Ms == 0 { // there were no steps since then, so use all steps, however old
+	if all.Steps == before.Steps && m.C0Ms == 0 { // no steps were learned since before, so use all steps, however old
 		before = LearnedSteps{}
 	}
 	n := all.Steps - before.Steps // steps whose mean the line goes through
@@ -311,7 +315,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	}
 	if l.PrefillC0Ms > 0 {
 		unknown := n == 0 && m.C0Ms == 0                   // no step without a prefill was learned
-		doubtful := n < fitSteps && m.C0Ms > l.PrefillC0Ms // a step with a prefill cannot have the smaller fixed part
+		doubtful := n < fitSteps && m.C0Ms > l.PrefillC0Ms // the fixed part of a step grows with a prefill, never shrinks
 		if unknown || doubtful {
 			m.C0Ms = l.PrefillC0Ms
 		}
@@ -326,21 +330,21 @@ func isUsual(length, typical time.Duration) bool {
 	return ratio >= tooShort && ratio <= tooLong
 }
 
-// The sources of a step model.
+// The sources of a step model: learned from steps, from the config, or set by an event of the board.
 const (
 	Learned    = "learned"
 	Configured = "configured"
 	Given      = "told"
 )
 
-// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (GivenModel), Learned or Configured;
-// empty: they are not known, and m only has the cost of prefills, which is the configured cost until it is learned. r2 is the share of the
-// variance that the learned model explains, even if it is not in force.
+// Model returns the model in force. source says where C0Ms, C1Ms and RequestMs come from: Given (GivenModel), Learned or Configured. If
+// source is empty, these are not known, and m only has the cost of prefills. This cost is the configured one until it is learned. r2 is the
+// share of the variance that the learned model explains, even if that model is not in force.
 func (s *Times) Model() (m Model, source string, r2 float64) {
 	learned, r2 := s.fit()
 	switch {
 	case s.GivenModel != (Model{}):
-		return s.GivenModel, Given, r2 // it also has the cost of prefills
+		return s.GivenModel, Given, r2 // a given model brings its own cost of prefills
 	case s.n >= fitSteps && learned.C1Ms > 0 && r2 >= fitR2:
 		learned.C0Ms = max(0, learned.C0Ms) // a step takes no negative time
 		m, source = learned, Learned
@@ -355,7 +359,7 @@ func (s *Times) Model() (m Model, source string, r2 float64) {
 	return m, source, r2
 }
 
-// WhyNoModel says why no model is in force. r2 is the share of the variance that the learned model explains.
+// WhyNoModel says in words, for operators, why no model is in force. r2 is the share of the variance that the learned model explains.
 func (s *Times) WhyNoModel(r2 float64) string {
 	if s.n < fitSteps {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
@@ -367,8 +371,8 @@ func (s *Times) WhyNoModel(r2 float64) string {
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
 }
 
-// Ms returns the mean length of a step in ms or, if none was measured, the length by the model m at the given load in KV tokens; 0:
-// unknown.
+// Ms returns the mean length of a step in ms. If no step was measured, it returns the length by the model m at the given load in KV tokens;
+// 0: unknown.
 func (s *Times) Ms(m Model, load int64) float32 {
 	if s.meanMs > 0 || m.C1Ms == 0 {
 		return s.meanMs
@@ -376,16 +380,16 @@ func (s *Times) Ms(m Model, load int64) float32 {
 	return float32(m.C0Ms + m.C1Ms*float64(load))
 }
 
-// Samples returns from how many steps the model was learned, even if it is not in force.
+// Samples returns from how many steps the model was learned. They are counted even while the model is not in force.
 func (s *Times) Samples() uint64 { return s.n }
 
 // fewSteps is how many steps must be known before Least has a value. With fewer steps, one long step, in which an engine stood still, could
 // make Least so large that the next steps count as parts of one step.
 const fewSteps = 8
 
-// Least returns the shortest usual length of a step; 0: not known yet. After the first steps with a prefill, it is computed from the steps
-// without one. If most steps have a prefill, the others are far shorter than the median of all steps, and the step detector would never
-// find them by this median.
+// Least returns the shortest usual length of a step; 0: not known yet. Once steps with a prefill were seen, it is computed from the steps
+// without a prefill: if most steps have a prefill, the others are far shorter than the median, and a limit that follows the median would
+// make the step detector miss them.
 func (s *Times) Least() time.Duration {
 	if s.lengths.count < fewSteps {
 		return 0
@@ -400,7 +404,7 @@ func (s *Times) Least() time.Duration {
 type Histogram struct {
 	Count   uint64
 	Seconds float64
-	Buckets map[float64]uint64 // cumulative
+	Buckets map[float64]uint64 // by upper bound in s: number of steps that took at most so long
 }
 
 // Histogram returns the histogram of all steps so far.
