@@ -3,28 +3,28 @@ package policy
 import "math"
 
 // candidates are the entries that a round chooses from: the overdue ones first, then the oldest of the others. If enough entries wait,
-// there are more candidates than free slots.
+// there are more candidates than free slots, so that the search has a choice.
 type candidates struct {
 	all          []candidate
-	overdueCount int    // how many of all are overdue; these come first
+	overdueCount int    // number of overdue candidates, which come first in all
 	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
 	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
 
-	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt
-	tokensPerWaitMs float64 // KV tokens by which each ms that an entry has waited lowers the cost of placing it
+	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt, because it grows
+	tokensPerWaitMs float64 // KV tokens by which each ms of waiting lowers the cost of placing an entry
 }
 
 // candidate is an entry with the values that the search compares.
 type candidate struct {
 	entry      int32 // index in the pool
-	overdue    bool  // the starvation guard takes it: once placed, it is never replaced by another candidate
+	overdue    bool  // overdue: once placed, it is never replaced by another candidate
 	placed     bool
-	tokens     int64 // KV tokens, not scaled by a rank's cost
-	load       int64 // by how much it raises the load of a rank where a KV token costs 1, in units of 2^-fixedBits tokens
-	waitCredit int64 // by how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
+	tokens     int64 // prompt tokens, not scaled by a rank's cost
+	load       int64 // load that it adds to a rank where a KV token costs 1, in units of 2^-fixedBits tokens
+	waitCredit int64 // how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list. ageWeight is by how many KV tokens each step of its wait lowers the cost of placing an entry. With stepMs 0
+// reset empties the list. ageWeight is how many KV tokens each step of waiting takes off the cost of placing an entry. With stepMs 0
 // (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
@@ -37,19 +37,20 @@ func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64)
 	}
 }
 
-// add adds the entry with this index in the pool to the candidates. Its load includes the growth that is expected of it, and its wait
-// credit grows with the time that it has waited. Both are whole numbers of 2^-fixedBits tokens.
+// add makes the entry with this index in the pool a candidate. Its load includes its expected growth, and its wait credit grows with the
+// time that it has waited. Both are whole numbers of 2^-fixedBits tokens.
 func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	e := &s.Pool[entry]
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
 		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
-		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)), // limited, to fit an int64 in these units
+		// limited to 2^30 tokens, so that it fits an int64 in these units
+		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)),
 	})
 }
 
-// chooseEntries adds the overdue entries, at most as many as wanted, even if no rank has room for them. Then it adds the oldest entries
-// that any rank has room for, up to wanted+extra candidates in all.
+// chooseEntries adds the overdue entries, at most wanted of them, even if no rank has room for them. Then it adds the oldest entries that
+// any rank has room for, until there are wanted+extra candidates.
 func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted, extra int) {
 	for _, w := range overdue[:min(len(overdue), wanted)] {
 		k.add(s, int(w.entry), true)
@@ -75,10 +76,10 @@ func (k *candidates) addFromPool(s *Snapshot, room int64) int {
 	return none
 }
 
-// loadOn returns by how much a candidate (who is its index) raises the load of rank g, in units of 2^-fixedBits tokens.
+// loadOn returns how much load a candidate adds to rank g, in units of 2^-fixedBits tokens. who is the candidate's index.
 func (k *candidates) loadOn(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
 
-// largestRoom returns the largest KV room, in tokens, of any rank with a free slot; MinInt64 if no rank has one.
+// largestRoom returns the largest KV room, in tokens, of the ranks with a free slot; MinInt64: no rank has a free slot.
 func (r *ranks) largestRoom() int64 {
 	largest := int64(math.MinInt64)
 	for _, g := range r.withSlots {

@@ -6,22 +6,22 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// envelope has the projected load of every rank at each step from 0 to the horizon H, and the largest of these loads at each step (peaks).
-// The margin of a rank at a step is the peak of the step less the rank's own load. Loads are KV tokens, scaled by what a token costs on the
-// rank.
+// envelope has the projected load of every rank at each step from 0 (now) to the horizon H, and the largest of these loads at each step
+// (the peaks). The margin of a rank at a step is the peak of the step less the rank's own load. Loads are KV tokens, scaled by the rank's
+// cost per token.
 type envelope struct {
 	steps      int     // H + 1
 	load       []int64 // projected load of rank g at step h, at the index g*steps+h; P_g(h) in the paper
 	peaks      []int64 // largest load at step h; E(h) in the paper
-	heldTokens []int64 // by rank: KV tokens that it holds now, neither scaled nor projected
+	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
 
-	// The smallest margin of each rank over all steps when it was last measured, and the step at which it was found; none: it must be
-	// measured anew. See minMargin.
+	// The smallest margin of each rank over all steps when it was last measured, and the step of that margin. none: it must be measured anew.
+	// See minMargin.
 	leastMargin   []int64
 	leastMarginAt []int32
 }
 
-// build projects the loads at the start of a round, and sets heldTokens. No margin is measured yet.
+// build projects the loads at the start of a round, and sets heldTokens. It measures no margin; minMargin does so when asked.
 func (e *envelope) build(s *Snapshot, horizon int) {
 	n := len(s.Workers)
 	e.steps = horizon + 1
@@ -33,11 +33,11 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 		loads := e.loadsOf(g)
 		held := w.KVTokens()
 		e.heldTokens[g] = held
-		if horizon == 0 { // the only step is the present
+		if horizon == 0 { // no projection: only the present step counts
 			loads[0] = held
 		} else {
 			Project(loads, w.Running)
-			if w.Others > 0 { // Project leaves them out
+			if w.Others > 0 { // Project does not count Others
 				for h := range loads {
 					loads[h] += w.Others
 				}
@@ -52,7 +52,7 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 	}
 }
 
-// scale multiplies the loads of a rank by what a KV token costs there; a cost of 0 means 1.
+// scale multiplies the loads of a rank by its cost per KV token; a cost of 0 means 1.
 func scale(loads []int64, cost float32) {
 	if cost == 0 || cost == 1 {
 		return
@@ -65,8 +65,8 @@ func scale(loads []int64, cost float32) {
 // loadsOf returns the projected load of rank g at each step.
 func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] }
 
-// minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks can only rise, and
-// with them the margins. Therefore the measured margin is still the smallest if it has not changed at the step at which it was found.
+// minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
+// only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
 	if at := int(e.leastMarginAt[g]); at >= 0 && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
@@ -120,18 +120,18 @@ func (w *Worker) KVTokens() int64 {
 }
 
 // Project writes to dst[h] how many KV tokens the running requests will have h steps from now. Each request grows by one token per step,
-// and is gone after Rhat steps, its predicted end. If Rhat reaches the last step or is unknown, the request does not end within the steps.
+// and is gone after Rhat steps, its predicted end. If its Rhat is unknown or reaches the last step, the request lasts through all steps.
 func Project(dst []int64, running []Request) {
-	const one = 1 << 40 // one request: the bits of a sum from 40 on count requests, and the lower 40 bits count their tokens
+	const one = 1 << 40 // a sum counts requests in its bits from 40 on, and their tokens in its lower 40 bits
 	last := len(dst) - 1
 	clear(dst)
 	horizon := float32(last)
 	for i := range running {
 		r := &running[i]
-		lastStep := last // the last step at which the request is there
+		lastStep := last // last step at which the request still runs
 		if r.Rhat < horizon && r.Rhat > 0 {
 			lastStep = int(r.Rhat)
-			if float32(lastStep) == r.Rhat { // it ends exactly then, so it is not there any more
+			if float32(lastStep) == r.Rhat { // the request ends exactly at this step, so it no longer counts there
 				lastStep--
 			}
 		}
@@ -139,7 +139,7 @@ func Project(dst []int64, running []Request) {
 	}
 	var sum int64
 	for h := last; h >= 0; h-- {
-		sum += dst[h] // now the sum of the requests that are there at step h
+		sum += dst[h] // now dst[h] covers all requests that still run at step h
 		tokens, requests := sum&(one-1), sum>>40
 		dst[h] = tokens + int64(h)*requests
 	}

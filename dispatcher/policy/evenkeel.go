@@ -3,7 +3,7 @@ package policy
 import "math"
 
 // evenkeel is the default policy. It places all entries of a round together, so as to minimize the cost: the sum over the ranks of the KV
-// tokens by which each rank is below the fullest rank.
+// tokens by which each rank is below the fullest rank. Below the fullest rank, a rank waits in each step.
 type evenkeel struct {
 	name string
 	set  settings
@@ -17,14 +17,14 @@ type evenkeel struct {
 	overdueEntries []wait
 
 	wanted   int         // number of placements to make: the number of free slots or of entries, whichever is less
-	placed   []placement // in the order of placement
-	unplaced []int32     // candidates that are not placed: the overdue ones, then the others, oldest first
+	placed   []placement // placements of this round, in the order in which they were made
+	unplaced []int32     // indices of candidates that are not placed: overdue ones first, then the others, oldest first
 
 	rows         rows      // used if the rank with most requests makes steps longer, see Snapshot.RowTokens
 	tight        tight     // used if KV room is short
 	gather       gather    // used if the ranks prefill
 	heldBack     heldBack  // used if the ranks only decode
-	placementsOn residents // used by preferPrefixRanks
+	placementsOn residents // placements by rank, used by preferPrefixRanks
 }
 
 // placement puts a candidate on a rank. Both are indices: in candidates.all, and in Snapshot.Workers.
@@ -36,13 +36,14 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-// requirements returns what the policy reads of a snapshot. It reads hits only if it may move entries for them (preferPrefixRanks).
+// requirements returns what the policy reads of a snapshot. It reads prefix hits only if the setting near allows it to move entries for
+// them.
 func (p *evenkeel) requirements(float64) Requirements {
 	return Requirements{MeanOutput: true, Hits: p.set.prefixAffinity > 0}
 }
 
-// limits returns which slots and how much KV room the policy fills, the rank that its last round reserved, and the entries that it held
-// back: gather has them on ranks that prefill, heldBack on ranks that only decode.
+// limits returns which slots and how much KV room the policy may fill, the rank that its last round reserved, and the entries that it held
+// back: in gather on ranks that prefill, in heldBack on ranks that only decode.
 func (p *evenkeel) limits() limits {
 	return limits{
 		watermark: p.set.watermark, sendsAhead: p.set.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor,
@@ -61,7 +62,8 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // the ranks also prefill
 		return p.decideAggregated(s, dst)
 	}
-	if meanPrompt, scarce := p.roomIsScarce(s); scarce { // no search: present loads do not show which rank will be the slowest, see tight
+	// no search: when room is short, present loads do not show which rank will be the slowest, see tight
+	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		p.loads.build(s, p.requestTokens(s, true))
 		p.placeByRoom(s, meanPrompt)
 		return p.appendAssignments(s, dst)
@@ -72,8 +74,8 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.appendAssignments(s, dst)
 }
 
-// beginRound forgets the placements and the reservation of the last round, and computes the loads, slots and room of the ranks. It computes
-// nothing and returns false if no rank has a free slot or no entry waits.
+// beginRound drops the placements and the reservation of the last round, and computes the loads, slots and room of the ranks. If no rank
+// has a free slot or no entry waits, it computes nothing and returns false.
 func (p *evenkeel) beginRound(s *Snapshot) bool {
 	p.placed = p.placed[:0]
 	p.ranks.reserved, p.ranks.reservedFor = none, none
@@ -89,8 +91,8 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	return true
 }
 
-// requestTokens returns how many KV tokens each request counts for in a load, beside its own. withRows adds Snapshot.RowTokens: rounds that
-// do not treat the rank with most requests separately count them on every rank.
+// requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds. withRows adds
+// Snapshot.RowTokens. It is set in rounds that do not treat the rank with most requests separately.
 func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
 	switch {
 	case !p.set.requests:
@@ -101,7 +103,7 @@ func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
 	return s.RequestTokens
 }
 
-// budget returns how many changes of placements the search of this round may try: the setting, or less if the snapshot says so.
+// budget returns how many changes of placements the search may try in this round: the setting, or Snapshot.Budget if that is less.
 func (p *evenkeel) budget(s *Snapshot) int {
 	if s.Budget > 0 {
 		return min(int(s.Budget), p.set.budget)
@@ -109,7 +111,7 @@ func (p *evenkeel) budget(s *Snapshot) int {
 	return p.set.budget
 }
 
-// stepMs returns the mean step time in ms, by the step model if none was measured; 0: neither is known.
+// stepMs returns the mean step time in ms. If none was measured, it follows from the step model; 0: neither is known.
 func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	if noModel := s.C1Ms <= 0; s.StepMs > 0 || noModel {
 		return float64(s.StepMs)
@@ -117,7 +119,7 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
-// placeOn places a candidate (who is its index) on rank g.
+// placeOn places a candidate on rank g, and takes a slot and KV room for it. who is the candidate's index.
 func (p *evenkeel) placeOn(who int32, g int) {
 	c := &p.candidates.all[who]
 	p.ranks.charge(g, c.tokens)
@@ -127,7 +129,7 @@ func (p *evenkeel) placeOn(who int32, g int) {
 }
 
 // appendAssignments appends the placements to dst as assignments. The score of an assignment is the number of KV tokens by which the
-// placement lowers the cost (see Cost): its load, less the number of ranks times the rise of the largest load. Its load brings its rank
+// placement lowers the cost (see Cost): its load, less the number of ranks times the rise of the largest load. The load brings its rank
 // closer to the fullest rank, but each rise of the largest load leaves every rank farther below it.
 func (p *evenkeel) appendAssignments(s *Snapshot, dst []Assignment) []Assignment {
 	rankCount := int64(len(s.Workers))

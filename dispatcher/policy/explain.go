@@ -5,31 +5,33 @@ import (
 	"math"
 )
 
-// Unplaced is an entry that a round did not place, with the reason.
+// Unplaced is an entry that the round left without a rank, with the reason in words.
 type Unplaced struct {
 	Entry uint64 `json:"entry"`
 	Why   string `json:"why"`
 }
 
-// limits say which slots and how much KV room a policy fills, and for which entry its last round reserved a rank.
+// limits are the slots and the KV room that a policy may fill, and what its last round kept free or held back.
 type limits struct {
 	watermark             float64   // share of a rank's KV capacity that is kept empty
-	extraSlots            int32     // entries that a rank may get in addition to its free slots
-	sendsAhead            bool      // the policy may fill slots that are not free yet, but soon will be
-	reserved, reservedFor int       // indices of the reserved rank, and of the overdue entry in the pool that it waits for; or none
-	gather                *gather   // entries that the policy holds back, to send them together; nil: it holds none
-	heldBack              *heldBack // entries that it holds back because they would make each step much longer; nil: it holds none
+	extraSlots            int32     // entries that a rank may get beyond its free slots
+	sendsAhead            bool      // the policy may fill slots that are not free yet, but probably will be when the KV has been copied
+	reserved, reservedFor int       // indices of the reserved rank, and of the overdue entry for which it is kept free; or none
+	gather                *gather   // entries held back to be sent together; nil: the policy never does this
+	heldBack              *heldBack // entries held back because they would make each step much longer; nil: the policy never does this
 }
 
-// limited is implemented by policies that have limits.
+// limited is implemented by policies that fill slots and KV room up to limits.
 type limited interface{ limits() limits }
 
-// limits returns which slots and how much KV room the policy fills, and the rank that its last round reserved. It holds nothing back.
+// limits returns which slots and how much KV room the policy may fill, and the rank that its last round reserved. The policy holds no entry
+// back.
 func (p *greedy) limits() limits {
 	return limits{watermark: p.watermark, sendsAhead: p.sendsAhead, reserved: p.ranks.reserved, reservedFor: p.ranks.reservedFor}
 }
 
-// limits is like greedy.limits. With extraSlots, an entry also goes to a rank whose slots are all taken, where the engine queues it.
+// limits returns the same as greedy.limits. With extraSlots, an entry also goes to a rank whose slots are all taken, where the engine
+// queues it.
 func (p *firstCome) limits() limits {
 	return limits{
 		watermark: p.watermark, sendsAhead: p.sendsAhead, extraSlots: p.extraSlots,
@@ -37,8 +39,8 @@ func (p *firstCome) limits() limits {
 	}
 }
 
-// Watermark returns the share of a rank's KV capacity that the policy keeps empty. The policy can never place an entry that is larger than
-// the rest of the capacity of every rank.
+// Watermark returns the share of a rank's KV capacity that the policy keeps empty, 0 to 1. An entry that is larger than the rest of the
+// capacity of every rank is never placed.
 func Watermark(p Policy) float64 {
 	if l, ok := p.(limited); ok {
 		return l.limits().watermark
@@ -53,8 +55,8 @@ func SendsAhead(p Policy) bool {
 	return ok && l.limits().sendsAhead
 }
 
-// Explain runs one round, and gives the reason for every entry that the policy did not place. It finds the reasons in the snapshot and the
-// result, so that Decide spends no time on them.
+// Explain runs one round, and gives the reason for every entry that the policy did not place. It derives the reasons from the snapshot and
+// the result, so that Decide spends no time on them.
 func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	assigned := p.Decide(s, nil)
 	if len(assigned) == len(s.Pool) {
@@ -78,7 +80,7 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	return assigned, left
 }
 
-// rankLoad is a rank's free slots and KV tokens at the end of a round.
+// rankLoad is a rank's number of free slots and its KV tokens at the end of a round.
 type rankLoad struct {
 	free int32
 	held int64
@@ -102,8 +104,8 @@ func (s *Snapshot) ranksAfter(assigned []Assignment) map[int32]rankLoad {
 	return ranks
 }
 
-// reasonFor returns the first reason that applies to an entry that was not placed. entry is its index in the pool, and after has the ranks
-// at the end of the round.
+// reasonFor returns why an entry was not placed: the first reason that applies. entry is its index in the pool, and after has the ranks at
+// the end of the round.
 func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) string {
 	tokens := int64(s.Pool[entry].Prompt)
 	if l.gather != nil && l.gather.isHeld(int32(entry)) {
@@ -133,13 +135,13 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 	}
 }
 
-// leftover is what a round has left for one entry on the ranks that are up. A slot counts as free on a rank that may get extraSlots.
+// leftover is what a round has left for one entry on the ranks that are up. A rank that may get extraSlots counts as having free slots.
 type leftover struct {
-	anyUp        bool  // a rank is up
-	fitsIdleRank bool  // the entry fits the KV budget of a rank, which it could use if the rank were idle
-	hadSlot      bool  // a rank had a slot before the round
-	hasSlot      bool  // a rank that is not reserved has a slot after the round
-	largestRoom  int64 // KV tokens: the largest room of a rank with hasSlot
+	anyUp        bool  // at least one rank is up
+	fitsIdleRank bool  // the entry would fit the KV budget of some rank if that rank were idle
+	hadSlot      bool  // some rank had a slot before the round
+	hasSlot      bool  // some rank that is not reserved has a slot after the round
+	largestRoom  int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
 	fitsReserved bool  // the reserved rank has a slot and room for the entry
 }
 
@@ -161,7 +163,7 @@ func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) 
 			continue
 		}
 		room := budget
-		if w.Capacity != 0 { // otherwise the budget is unlimited
+		if w.Capacity != 0 { // with capacity 0, the budget is unlimited
 			room -= r.held
 		}
 		if g == l.reserved {

@@ -11,37 +11,37 @@ type rule uint8
 
 const (
 	ruleRandom rule = iota
-	ruleRR          // the next rank in turn
-	ruleP2C         // of two random ranks the one with fewer requests
-	ruleJSQ         // fewest requests; ties take turns
-	ruleJSQKV       // fewest KV tokens; ties to the lower id
-	ruleLeastF      // largest score F of BR-0; ties to the larger margin, then the lower id
+	ruleRR          // ranks take turns (round robin)
+	ruleP2C         // two random ranks are compared; the one with fewer requests wins
+	ruleJSQ         // fewest requests; in a tie, ranks take turns
+	ruleJSQKV       // fewest KV tokens; in a tie, the lower ID
+	ruleLeastF      // largest score F of BR-0 (see largestF); in a tie, the larger margin, then the lower ID
 )
 
 // firstCome takes the entries one by one, oldest first, and chooses a rank for each by its rule. The immediate form sends every entry to a
-// rank at once, and the engine queues it. In the pooled form an entry waits until a rank has a free slot and KV room. The policy
-// br0:bypass is immediate, but a rank gets at most `extra` entries more than it has free slots.
+// rank at once, where the engine queues it. In the pooled form, an entry waits until a rank has a free slot and KV room. The policy
+// br0:bypass is immediate, but sends a rank at most extraSlots more entries than it has free slots.
 type firstCome struct {
 	name         string
 	rule         rule
 	immediate    bool
-	engineQueues bool // free slots and KV room do not count, because the engine queues
+	engineQueues bool // free slots and KV room are ignored, because the engine queues what it cannot run yet
 	extraSlots   int32
 	maxAgeMs     float32
 	watermark    float64
 	sendsAhead   bool
 	dice         *rand.PCG // random numbers of the rules random and p2c; nil for br0:bypass
 
-	lastRank int32 // ID of the rank that got the last entry: rr, and jsq in a tie, take the first suitable rank after it
+	lastRank int32 // ID of the rank that got the last entry; the rules rr, and jsq in a tie, take the first suitable rank after it
 
 	ranks    ranks
 	envelope envelope // ruleJSQKV reads its heldTokens, and ruleLeastF its margins
-	requests []int32  // by rank: requests on it
+	requests []int32  // by rank: number of its requests
 	eligible []int32
 }
 
 // Resume copies into p the state with which the policy `from` would begin its next round. Both must have been built from the same spec.
-// Only first-come policies have such a state: the rank that got the last entry, and the state of the random numbers.
+// Only first-come policies have such a state: which rank got the last entry, and the state of the random numbers.
 func Resume(p, from Policy) {
 	old, ok := from.(*firstCome)
 	if !ok {
@@ -58,8 +58,8 @@ func (p *firstCome) Name() string      { return p.name }
 func (p *firstCome) Immediate() bool   { return p.immediate }
 func (p *firstCome) MaxAgeMs() float32 { return p.maxAgeMs }
 
-// Decide serves the pool in arrival order. An entry that fits no rank with a free slot is skipped. If it is overdue, a rank is reserved for
-// it. If the engine queues entries, each rank that is up takes all that fit its whole capacity.
+// Decide places the pool in arrival order. An entry that fits no rank with a free slot is skipped; if it is overdue, a rank is reserved for
+// it. If the engine queues entries, each rank that is up takes all entries that fit its whole capacity.
 func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.envelope.build(s, 0)
 	if p.engineQueues {
@@ -79,12 +79,13 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			if !p.engineQueues && isOverdue(s, e) { // with engineQueues, its room is a rank's whole capacity, and none comes free
+			// with engineQueues, an entry that does not fit is larger than any rank, so a reservation would not help
+			if !p.engineQueues && isOverdue(s, e) {
 				p.ranks.reserve(s, i)
 			}
 			continue
 		}
-		if !p.engineQueues { // the engine's queue takes any number of entries
+		if !p.engineQueues { // an engine's queue takes any number of entries
 			p.ranks.charge(g, tokens)
 		}
 		p.envelope.heldTokens[g] += tokens
@@ -96,8 +97,8 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// choose returns the rank for an entry, or none, and the value by which the rule chose the rank: its requests or its KV tokens without the
-// entry, or the score F. The value is 0 if the rule compares nothing.
+// choose returns the rank for an entry (none: no rank) and the value by which the rule chose it, without the entry: the rank's number of
+// requests, its KV tokens, or the score F. The value is 0 if the rule compares nothing.
 func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	switch p.rule {
 	case ruleRandom:
@@ -129,8 +130,8 @@ func (p *firstCome) ranksWithRoom(tokens int64) []int32 {
 	return p.eligible
 }
 
-// nextInTurn returns the first rank after the one that got the last entry that has a slot and room for so many tokens; none: no rank
-// has.
+// nextInTurn returns the first rank, after the rank that got the last entry, that has a slot and room for so many tokens; none: there is no
+// such rank.
 func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
 	n, start := len(s.Workers), p.nextRank(s)
 	for k := range n {
@@ -141,7 +142,7 @@ func (p *firstCome) nextInTurn(s *Snapshot, tokens int64) int {
 	return none
 }
 
-// nextRank returns the index of the first rank after the one that got the last entry; after the last rank, the first is next.
+// nextRank returns the index of the first rank after the rank that got the last entry; after the last rank, it is 0.
 func (p *firstCome) nextRank(s *Snapshot) int {
 	for g := range s.Workers {
 		if s.Workers[g].ID > p.lastRank {
@@ -162,7 +163,7 @@ func (p *firstCome) betterOfTwo(tokens int64) (int, float64) {
 	g := eligible[i]
 	if len(eligible) > 1 {
 		j := rand.New(p.dice).IntN(len(eligible) - 1)
-		if j >= i { // leave out i
+		if j >= i { // skip i, so that both ranks differ
 			j++
 		}
 		if other := eligible[j]; p.requests[other] < p.requests[g] {
@@ -172,9 +173,9 @@ func (p *firstCome) betterOfTwo(tokens int64) (int, float64) {
 	return int(g), float64(p.requests[g])
 }
 
-// fewest returns the rank with the smallest value among the ranks that have a slot and room for so many tokens, and its value; none: no
-// rank has. values has one value for each rank. In a tie, the first rank from index `from` on wins; after the last rank, the search goes on
-// with the first.
+// fewest returns the rank with the smallest value among the ranks that have a slot and room for so many tokens, and this value; none: there
+// is no such rank. values has one value for each rank. In a tie, the first rank from index `from` on wins; after the last rank, the search
+// goes on with the first.
 func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int, float64) {
 	best := none
 	for k := range values {
@@ -193,8 +194,8 @@ func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int,
 }
 
 // largestF returns the rank with the largest score F of BR-0 for an entry of so many tokens, and this score; none: no rank has a slot and
-// room. F is the tokens, less the number of ranks for each token by which the rank would exceed the fullest one. In a tie, the rank with
-// the larger margin (the tokens by which it is below the fullest) wins.
+// room. F is the number of tokens, less the number of ranks times the tokens by which the rank would exceed the fullest one. In a tie, the
+// rank with the larger margin (the tokens by which it is below the fullest) wins.
 func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 	best, bestF := none, int64(0)
 	for g := range p.ranks.free {

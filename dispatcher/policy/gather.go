@@ -8,28 +8,28 @@ import (
 )
 
 // gather is the part of the evenkeel policy for ranks that prefill and decode. When one rank of a group computes a prompt, the decodes of
-// all its ranks wait. Therefore the policy holds requests back for a moment and sends them together: the ranks then compute their prompts
-// in the same steps, and fewer steps are slow.
+// all its ranks wait. Therefore the policy holds requests back for a short time and sends several together: the ranks then compute their
+// prompts in the same steps, and fewer steps are slow.
 type gather struct {
 	planner        rounds.Planner
 	group          rounds.Group
 	waiting        []rounds.Candidate
-	poolIndex      []int32 // for each element of waiting, its index in the pool
+	poolIndex      []int32 // index in the pool of each element of waiting
 	hits           []rounds.Hit
-	firstSendable  []uint64 // see HoldReport.First
-	nextDecisionMs float64  // see HoldReport.NextMs
+	firstSendable  []uint64 // IDs of entries, see HoldReport.First
+	nextDecisionMs float64  // ms, see HoldReport.NextMs
 }
 
-// HoldReport is the report of a policy about the entries that its last round held back. For ranks that only decode, it has NextMs only.
+// HoldReport is a policy's report about the entries that its last round held back. For ranks that only decode, only NextMs is set.
 type HoldReport struct {
-	NextMs   float64  // time after which the policy wants to decide again even if nothing happens, in ms; +Inf: only when something happens
-	First    []uint64 // entries that could have been sent in this round for the first time
-	Released bool     // held requests were sent together; false: none or only urgent ones, which are sent alone, were sent
+	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: only when something happens
+	First    []uint64 // IDs of entries that could have been sent in this round for the first time
+	Released bool     // held requests were sent together; false: no requests were sent, or only urgent ones
 	HeldS    float64  // seconds since the first of the held entries could have been sent
-	MaxHoldS float64  // no entry is held for more seconds than this; 0: no entry is ever held
+	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
 }
 
-// HoldReportOf returns what p reports of its last round.
+// HoldReportOf returns what p reports of its last round. A policy that never holds entries back reports NextMs +Inf.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
 	if !ok {
@@ -41,7 +41,7 @@ func HoldReportOf(p Policy) HoldReport {
 	}
 }
 
-// reset clears the report of the last round.
+// reset clears the report of the last round, and tells the planner that it holds nothing.
 func (r *gather) reset() {
 	r.firstSendable, r.nextDecisionMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()
@@ -51,22 +51,22 @@ func (r *gather) reset() {
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // not for NaN: no slot was free for it yet
+	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // false for NaN, which means that no slot was free for it yet
 }
 
-// decideAggregated decides a round for ranks that prefill and decode, by the planner of package rounds. The planner's times are in seconds,
-// and 0 is the time of the snapshot. The score of an assignment is the backlog of its rank before the round.
+// decideAggregated decides a round for ranks that prefill and decode, with the planner of package rounds. The planner's times are in
+// seconds, and 0 is the time of the snapshot. The score of an assignment is the number of prompt tokens that its rank had yet to compute.
 func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment {
 	r := &p.gather
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
-	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // half as many again as slots, so that the planner can choose
+	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // 1.5 times the free slots, so that the planner can choose
 	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
 	r.nextDecisionMs = next * 1000
 	for i := range r.waiting {
 		at := r.poolIndex[i]
 		sendableBefore := s.Waits[at].HeldMs >= 0
-		if sendableNow := r.waiting[i].Since == 0; sendableNow && !sendableBefore { // the planner has set Since to its present time, 0
+		if sendableNow := r.waiting[i].Since == 0; sendableNow && !sendableBefore { // the planner sets Since to its present time, 0
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
@@ -82,7 +82,7 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	return dst
 }
 
-// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for. The planner then finds no slots on this rank.
+// reserveForOverdue reserves a rank for the first overdue entry that no rank has room for. It shows the planner no slots on this rank.
 func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	for i := range s.Pool {
 		if !isOverdue(s, &s.Pool[i]) {
@@ -102,8 +102,8 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 	}
 }
 
-// fillGroup fills in what the planner knows about the ranks: their slots, KV room, prompts yet to be computed (Backlog) and loads at the
-// start of the round. p.ranks must have the free slots and rooms already.
+// fillGroup fills in what the planner knows about the ranks: their slots, KV room, prompt tokens yet to be computed (Backlog) and loads at
+// the start of the round. p.ranks must have the free slots and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{
@@ -114,7 +114,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 		w := &s.Workers[i]
 		decoding := w.decoding()
 		rank := rounds.Rank{Slots: int(p.ranks.free[i]), Room: p.ranks.room[i], Backlog: w.Backlog, Load: float64(p.loads.initialLoad[i])}
-		if decoding > 0 { // the running answers need room to grow until one of them ends
+		if decoding > 0 { // keep room for one mean answer, because running answers grow until one of them ends
 			rank.Room -= int64(s.MeanOutput)
 		}
 		group.Ranks[i] = rank
@@ -123,8 +123,8 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 	}
 }
 
-// fillCandidates fills in the planner's candidates: the oldest requests, at most so many (limit), and all urgent requests, which the
-// planner does not hold back.
+// fillCandidates fills in the entries that the planner chooses from: the oldest requests, at most so many (limit), and all urgent requests,
+// which the planner does not hold back.
 func (r *gather) fillCandidates(s *Snapshot, limit int) {
 	r.waiting, r.poolIndex, r.hits = r.waiting[:0], r.poolIndex[:0], r.hits[:0]
 	room := int64(math.MinInt64) // largest KV room of a rank with a free slot
@@ -135,7 +135,7 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 	}
 	for i := range s.Pool {
 		e, d := &s.Pool[i], &s.Waits[i]
-		if int64(e.Prompt) > room { // no rank has room for it; as a candidate it could keep a slot free that a younger request can use
+		if int64(e.Prompt) > room { // no rank has room for the entry; as a candidate it could keep a slot free that a younger request can use
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}

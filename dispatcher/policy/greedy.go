@@ -13,23 +13,23 @@ const (
 	stageSubset              // several entries chosen together
 )
 
-// thetaIsRankCount as the value of theta stands for the number of workers in the snapshot.
+// thetaIsRankCount is the value of theta that stands for the number of workers in the snapshot.
 const thetaIsRankCount = -1
 
-// greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: one rank after the other takes the entries that have the best score F
-// on it. BR-0 scores the present step only. BR-H looks ahead: its score counts the margin of each step up to a horizon.
+// greedy is the policy of BR-0 and BR-H from the BalanceRoute paper: the rank farthest below the fullest rank takes the entries with the
+// best score F on it, then the next such rank. BR-0 scores the present step only. BR-H scores each step up to a horizon.
 type greedy struct {
 	name         string
-	window       int   // how many candidates the subset stage looks at
-	theta        int64 // the subset stage begins when at most so many slots are free; or thetaIsRankCount
-	slotsFirst   bool  // queue=capacity: the rank with the most free slots is next, in a tie the one farthest below the fullest rank
+	window       int   // how many entries the subset stage chooses from
+	theta        int64 // number of free slots at or below which the subset stage begins; or thetaIsRankCount
+	slotsFirst   bool  // queue=capacity: the rank with the most free slots is next; in a tie, the rank farthest below the fullest
 	longestFirst bool  // order=desc: the longest prompts come first
 	overdueFirst bool  // overdue entries are served first (starvation guard); false in the paper's form
 	maxAgeMs     float32
 	watermark    float64
 	sendsAhead   bool
 
-	lookahead *lookahead // what only BR-H has; nil: the policy is BR-0
+	lookahead *lookahead // settings that only BR-H has; nil: the policy is BR-0
 
 	ranks     ranks
 	envelope  envelope
@@ -38,7 +38,7 @@ type greedy struct {
 	solver    subset.Solver
 
 	overdueEntries []wait
-	candidates     [subset.MaxItems]int32 // candidates of the subset stage: their positions in line
+	candidates     [subset.MaxItems]int32 // positions in line of the candidates of the subset stage
 	tokens         [subset.MaxItems]int64 // prompt tokens of the candidates
 }
 
@@ -46,7 +46,7 @@ func (p *greedy) Name() string      { return p.name }
 func (p *greedy) Immediate() bool   { return false }
 func (p *greedy) MaxAgeMs() float32 { return p.maxAgeMs }
 
-// Decide runs three stages: overdue entries, then one entry at a time while many slots are free, then subsets for the last slots.
+// Decide runs three stages: it places overdue entries, then one entry at a time while many slots are free, then several entries together.
 func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if !p.beginRound(s) {
 		return dst
@@ -57,7 +57,8 @@ func (p *greedy) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	return p.placeSubsets(s, p.placeSingles(s, dst))
 }
 
-// beginRound computes the loads and puts the entries in line. It returns false if no slot is free or no entry waits.
+// beginRound computes the loads, slots and KV room of the ranks, and sorts the entries. It returns false if no slot is free or no entry
+// waits.
 func (p *greedy) beginRound(s *Snapshot) bool {
 	horizon := 0
 	if p.lookahead != nil {
@@ -72,8 +73,8 @@ func (p *greedy) beginRound(s *Snapshot) bool {
 	return true
 }
 
-// placeSingles is stage 1, while more than theta slots are free: each rank takes one entry at a time. theta is a number of slots, or stands
-// for the number of ranks. The stage looks for entries by the length of their prompts, so it first sorts the line by it.
+// placeSingles is stage 1: while more than theta slots are free, each rank takes one entry at a time. theta is a number of slots, or
+// thetaIsRankCount. The stage looks entries up by prompt length, so it first sorts them by length.
 func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	theta := p.theta
 	if theta == thetaIsRankCount {
@@ -116,7 +117,7 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 				best, bestF = g, f
 			}
 		}
-		if best == none { // it fits no rank, so the later stages need not look at it
+		if best == none { // the entry fits no rank, so the later stages need not look at it
 			p.line.remove(p.line.pos[entry])
 			p.ranks.reserve(s, entry)
 			continue
@@ -126,8 +127,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// placeSingle is one step of stage 1: the first rank in the queue of ranks takes the
-// entry with the best score for it. If no entry fits, the rank is closed for the round.
+// placeSingle is one step of stage 1: the next rank (see firstRank) takes the entry with the best score on it. If no entry fits, the rank
+// gets no entries in this round.
 func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	p.setScore(s, g)
@@ -140,15 +141,17 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 }
 
 // bestSingle finds the position in line of the entry that fits rank g and has the best score; in a tie, the earliest. The score F rises
-// with the length of the prompt up to a knee, but not beyond it. Therefore the best prompt is the longest up to the knee or the shortest
-// beyond it.
+// with the length of the prompt up to a limit (the knee), and does not rise beyond it. Therefore the best prompt is the longest up to the
+// knee or the shortest beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
-	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room }) // how many prompts fit the rank
+	// number of prompts that fit the rank; they come first in sorted
+	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room })
 	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
 	score := func(r int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(r), cost)) }
 
-	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee) // the longest prompt up to the knee, the shortest beyond it
+	// places of the longest prompt up to the knee, and of the shortest beyond it
+	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = score(low), true
 	}
@@ -160,7 +163,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	if !ok {
 		return 0, 0, false
 	}
-	// Several prompts around the knee may have the best score. Look for the earliest in line among them. Of prompts of one length, only the
+	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
 	// earliest can win.
 	at = p.line.head()
 	for low >= 0 && p.rankScore.Equal(score(low), best) {
@@ -176,9 +179,8 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	return at, best, true
 }
 
-// placeSubset is one step of stage 2: the first rank in the queue of ranks takes the best subset of the first entries that fit it, of which
-// it looks at as many as window says. If no subset has a positive score, the rank takes the best single entry nevertheless: no slot stays
-// empty while an entry waits that fits.
+// placeSubset is one step of stage 2: the next rank (see firstRank) takes the best subset of the first entries that fit it, at most window
+// of them. If no subset has a positive score, the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
 	n := 0 // number of candidates
@@ -210,7 +212,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// bestOne returns the set of one candidate with the best score; in a tie, the earliest candidate.
+// bestOne returns a set that has only the candidate with the best score; in a tie, the earliest candidate.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.rankScore.F(p.scaled(s, g, p.tokens[i]))
@@ -221,9 +223,9 @@ func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	return best
 }
 
-// firstRank returns the head of the queue of ranks with free slots: the rank with the largest margin, in a tie the rank with the most free
-// slots, then the rank with the lower ID; none: no rank has a free slot. With slotsFirst, free slots are compared before margins. The
-// queue is searched anew each time, because one admission can change the margins of all ranks.
+// firstRank returns the next rank with free slots: the rank with the largest margin (tokens below the fullest rank), in a tie the rank with
+// the most free slots, then the lower ID; none: no rank has a free slot. With slotsFirst, free slots are compared before margins. All ranks
+// are compared each time, because one admission can change the margins of all ranks.
 func (p *greedy) firstRank() int {
 	slotsFirst := p.slotsFirst
 	best, bestMargin, bestFree := none, int64(0), int32(0)
@@ -242,7 +244,7 @@ func (p *greedy) firstRank() int {
 	return best
 }
 
-// setScore prepares p.rankScore for many entries on rank g.
+// setScore prepares p.rankScore to score entries on rank g. It pays off only if many entries are scored.
 func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.lookahead; a != nil {
 		a.margins = p.envelope.margins(g, a.margins)
@@ -252,9 +254,9 @@ func (p *greedy) setScore(s *Snapshot, g int) {
 	p.rankScore.SetBR0(p.envelope.minMargin(g), len(s.Workers))
 }
 
-// scoreOf returns the score F of one entry of so many tokens on rank g: how much its placement there is worth. F rises with its tokens, and
-// falls with each token by which the rank would exceed the fullest one, for BR-H at each step up to the horizon. Unlike setScore, scoreOf
-// prepares nothing for further entries, which would take longer than the one score.
+// scoreOf returns the score F of one entry of so many tokens on rank g. F rises with the tokens, and falls with each token by which the
+// rank would exceed the fullest one; for BR-H, it sums this over each step up to the horizon. Unlike setScore, scoreOf prepares nothing for
+// further entries, which would take longer than the one score.
 func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	scaled := p.scaled(s, g, tokens)
 	if p.lookahead != nil {
@@ -263,7 +265,7 @@ func (p *greedy) scoreOf(s *Snapshot, g int, tokens int64) float64 {
 	return float64(subset.F0(scaled, p.envelope.minMargin(g), len(s.Workers)))
 }
 
-// equal says whether two scores count as equal.
+// equal says whether two scores count as equal: for BR-H apart from rounding errors, for BR-0 exactly.
 func (p *greedy) equal(x, y float64) bool {
 	if p.lookahead != nil {
 		return subset.Equal(x, y)
@@ -274,12 +276,12 @@ func (p *greedy) equal(x, y float64) bool {
 // better says whether score x is larger than y by more than a rounding error.
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
-// scaled returns what an entry of so many tokens adds to the load of rank g.
+// scaled returns what an entry of so many tokens adds to the load of rank g: the tokens times the rank's cost per token.
 func (p *greedy) scaled(s *Snapshot, g int, tokens int64) int64 {
 	return subset.Scaled(tokens, float64(s.Workers[g].Cost))
 }
 
-// admit places the entry at a position of the line on rank g.
+// admit places an entry on rank g and takes it out of the line. position is the entry's position in the line.
 func (p *greedy) admit(s *Snapshot, dst []Assignment, g int, position int32, score float64, stage uint8) []Assignment {
 	e := &s.Pool[p.line.entry[position]]
 	p.line.remove(position)

@@ -5,30 +5,31 @@ import (
 	"slices"
 )
 
-// heldBack is the part of the evenkeel policy that holds back entries on ranks that only decode. A long prompt may make one rank much
-// fuller than the others, and then every step is longer for every request. Requests end all the time, so that some steps later a rank may
-// be empty enough to take the prompt without becoming the fullest.
+// heldBack holds entries back on ranks that only decode. A long prompt may make one rank much fuller than the others, and then every step
+// is longer for every request. But requests end all the time, so a few steps later a rank may be empty enough to take the prompt without
+// becoming the fullest.
 type heldBack struct {
-	isHeld []bool    // by index in the pool: whether the last round held the entry back; empty: it held none
-	count  int       // how many entries it held back
-	addsMs []float32 // by index in the pool: by how many ms the entry would have made each step longer
+	isHeld []bool    // by index in the pool: true if the last round held the entry back; empty: it held no entry back
+	count  int       // number of entries that the last round held back
+	addsMs []float32 // by index in the pool: how many ms longer the entry would have made each step
 
-	// Values of holdBack, which tries how the ranks would take the entries that it does not hold back. Held entries count on no rank.
-	order []int32 // indices in the pool, the longest prompt first
-	loads []int64 // by rank: its load in KV tokens, with the entries that it would take
-	slots []int32 // by rank: the slots that these entries would leave free
+	// Used while holdBack tries which ranks take the entries. Entries that are held back count on no rank.
+	order []int32 // indices of entries in the pool, the longest prompt first
+	loads []int64 // by rank: load in KV tokens, including the entries that it would take
+	slots []int32 // by rank: slots that are free when it has taken these entries
 }
 
-// maxWaitingToHold bounds the work of holdBack. If more entries wait, it holds none.
+// maxWaitingToHold bounds the work of holdBack. If more entries wait, it holds no entry back.
 const maxWaitingToHold = 256
 
-// holdCheckSteps is the number of steps after which held entries are looked at again although no step was reported.
+// holdCheckSteps is the number of step times after which held entries are looked at again if no step was reported.
 const holdCheckSteps = 1.5
 
-// reset forgets the last round.
+// reset drops what the last round held back.
 func (h *heldBack) reset() { h.isHeld, h.count = h.isHeld[:0], 0 }
 
-// reason returns by how many ms each step would have become longer if the last round had not held an entry (an index in the pool) back.
+// reason returns how many ms longer each step would have become without holding this entry (an index in the pool) back. held is false if
+// the last round did not hold it back.
 func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 	if entry >= len(h.isHeld) || !h.isHeld[entry] {
 		return 0, false
@@ -36,20 +37,20 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 	return float64(h.addsMs[entry]), true
 }
 
-// holdBack decides which entries wait for a better moment. It tries the entries on the least loaded ranks, the longest prompt first. If an
-// entry would then make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited
-// for p.set.maxHoldS. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
+// holdBack decides which entries wait for a later round. It tries the entries on the least loaded ranks, the longest prompt first. If an
+// entry would make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited for
+// p.set.maxHoldS. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
 //
-// The costs of longer steps and of the wait are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the
-// n running requests waits x ms longer in each step, as long as the rank stays the fullest: this is counted for p.set.holdSteps steps. If
-// the entry waits for one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for
-// about as many again, so its wait is counted as 1+w steps. So the longer it waits, the longer a step it may cause.
+// Both costs are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the n running requests waits x ms
+// longer in each step, as long as the rank stays the fullest, which is assumed to last for p.set.holdSteps steps. If the entry is held back
+// for one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many
+// again, so its wait is counted as 1+w steps. Therefore, the longer an entry has waited, the longer a step it may cause.
 //
 // If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are yet to be prefilled
+	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are not prefilled yet
 		return
 	}
 	h := &p.heldBack
@@ -62,7 +63,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	for _, entry := range h.order {
 		e := &s.Pool[entry]
 		g := p.leastLoadedForHold(int64(e.Prompt))
-		if g == none { // it finds no slot or no room, so it waits in any case
+		if g == none { // the entry finds no slot or no room, so it waits in any case
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
@@ -89,7 +90,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 }
 
-// begin sorts the entries, none of which is held yet, and takes the loads and slots of the ranks from before the round.
+// begin sorts the entries by prompt length, marks none as held back, and copies the loads and slots that the ranks had before the round.
 func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
 	h.isHeld, h.addsMs = sized(h.isHeld, len(s.Pool)), sized(h.addsMs, len(s.Pool))
 	clear(h.isHeld)
@@ -104,8 +105,8 @@ func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
 	h.slots = append(h.slots[:0], p.ranks.free...)
 }
 
-// leastLoadedForHold returns the rank with the smallest load in p.heldBack that has a free slot there and room for so many tokens; none: no
-// rank has.
+// leastLoadedForHold returns the rank with the smallest load in p.heldBack that still has a free slot in p.heldBack and room for so many
+// tokens; none: there is no such rank.
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none
 	for _, rank := range p.ranks.withSlots {

@@ -2,25 +2,24 @@ package policy
 
 import "evenkeel/dispatcher/subset"
 
-// search is the memory of the search: the loads without the placement that the search is about to change.
+// search is the memory of the search for better placements: the loads without the placement that is about to be changed.
 type search struct {
-	evaluationsLeft int        // changes that the search may still try
-	rank            int        // the rank of the placement
-	ownLoad         int64      // what the placement adds to that rank's load
-	baseLoad        int64      // the rank's load without the placement
+	evaluationsLeft int        // changes that the search may still try in this round
+	rank            int        // rank of the placement that is about to be changed
+	ownLoad         int64      // load that the placement adds to its rank
+	baseLoad        int64      // load of the rank without the placement
 	others          otherLoads // the largest loads of the other ranks
 }
 
-// minImprovement is the smallest fall of the cost for which the search makes a change: about 2e-6 KV tokens. The unit is 2^-fixedBits of
-// one.
+// minImprovement is the least fall of the cost for which the search makes a change, in units of 2^-fixedBits KV tokens: 2e-6 KV tokens.
 const minImprovement = 2
 
-// improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries to place
-// another candidate instead, to swap the ranks with a later placement, and to move to a free slot of another rank.
+// improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries three
+// changes: place another candidate instead, swap the ranks with a later placement, or move to a free slot of another rank.
 func (p *evenkeel) improve(budget int) {
 	p.search.evaluationsLeft = budget
 	p.loads.startSmoothing(p.set.kappa)
-	unchanged := 0 // placements in a row that could not be improved: the search ends when these are all
+	unchanged := 0 // placements in a row that could not be improved; the search ends when no placement can be
 	for a := 0; unchanged < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
 		if a == len(p.placed) {
 			a = 0
@@ -37,7 +36,7 @@ func (p *evenkeel) improve(budget int) {
 	}
 }
 
-// liftPlacement sets p.search to the loads as if placement a (an index in p.placed) were not there.
+// liftPlacement sets p.search to the loads without placement a (an index in p.placed). It changes no placement.
 func (p *evenkeel) liftPlacement(a int) {
 	m := &p.search
 	m.rank = int(p.placed[a].rank)
@@ -47,20 +46,21 @@ func (p *evenkeel) liftPlacement(a int) {
 }
 
 // evaluateChange says whether a change of placements lowers the cost by enough, and spends one evaluation. peakAfter is the smoothed peak
-// after the change. gain is by how much the load and the wait credit of the placed candidates rise together: both lower the cost.
+// after the change. gain is by how much the sum of load and wait credit of the placed candidates rises: both lower the cost.
 func (p *evenkeel) evaluateChange(peakAfter, gain int64) bool {
 	p.search.evaluationsLeft--
 	l := &p.loads
-	rise := peakAfter - l.smoothed.value(l.peak(), l.smoothed.rootTerm) // it counts once for each rank
+	// a rise leaves every rank farther below the fullest, so it counts once per rank
+	rise := peakAfter - l.smoothed.value(l.peak(), l.smoothed.rootTerm)
 	return int64(len(l.load))*rise-gain <= -minImprovement
 }
 
-// tryReplacements tries each unplaced candidate in turn in place of the candidate of placement a. If that lowers the cost, the two change
-// places, and the next unplaced candidate is compared with the new one. A candidate that is overdue is never replaced. changed says whether
-// placement a has another candidate in the end.
+// tryReplacements tries each unplaced candidate in place of the candidate of placement a. If that lowers the cost, the two are exchanged,
+// and the next unplaced candidate is compared with the new one. An overdue candidate is never replaced. changed says whether any exchange
+// was made.
 func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	l, m := &p.loads, &p.search
-	who := p.placed[a].candidate // the candidate that the placement has now
+	who := p.placed[a].candidate // present candidate of placement a
 	present := &p.candidates.all[who]
 	if present.overdue {
 		return false
@@ -83,13 +83,13 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
 		who, present = p.placed[a].candidate, rival
 		changed = true
-		p.liftPlacement(a) // placement a has another candidate now
+		p.liftPlacement(a) // p.search must reflect the new candidate
 	}
 	return changed
 }
 
-// smoothedPeakAfter returns the smoothed peak for the case that the load of the rank in p.search becomes its baseLoad plus added, and the
-// load of rank b changes by change.
+// smoothedPeakAfter returns what the smoothed peak would be if the load of the rank in p.search became its baseLoad plus added, and the
+// load of rank b changed by change.
 func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
 	l, m := &p.loads, &p.search
 	loadA, loadB := m.baseLoad+added, l.load[b]+change
@@ -97,8 +97,8 @@ func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
 		l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], loadA)+l.smoothed.rootRise(l.load[b], loadB))
 }
 
-// trySwaps tries to exchange the ranks of placement a and of every later placement on another rank. changed says whether that lowered the
-// cost at least once.
+// trySwaps tries to exchange the rank of placement a with that of each later placement on another rank. changed says whether any exchange
+// lowered the cost.
 func (p *evenkeel) trySwaps(a int) (changed bool) {
 	l, m := &p.loads, &p.search
 	for b := a + 1; b < len(p.placed) && m.evaluationsLeft > 0; b++ {
@@ -136,7 +136,7 @@ func (p *evenkeel) exchange(a, b int) {
 	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
 }
 
-// tryMoves tries to move placement a to a free slot of every other rank. changed says whether that lowered the cost at least once.
+// tryMoves tries to move placement a to a free slot of each other rank. changed says whether any move lowered the cost.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
 	l, m := &p.loads, &p.search
 	if p.ranks.openSlots == 0 {
@@ -162,7 +162,7 @@ func (p *evenkeel) tryMoves(a int) (changed bool) {
 	return changed
 }
 
-// relocate moves placement a to a free slot of rank g. p.liftPlacement(a) must have been called.
+// relocate moves placement a to a free slot of rank g, and updates loads, slots and room. p.liftPlacement(a) must have been called before.
 func (p *evenkeel) relocate(a, g int) {
 	c := &p.candidates.all[p.placed[a].candidate]
 	p.loads.changeLoad(p.search.rank, -p.search.ownLoad)
@@ -179,7 +179,7 @@ func (r *ranks) changeRoom(g int, out, in int64) {
 	}
 }
 
-// uncharge gives back the slot and the room of an entry on rank g.
+// uncharge frees the slot and the KV room of an entry on rank g.
 func (r *ranks) uncharge(g int, tokens int64) {
 	r.free[g]++
 	r.openSlots++

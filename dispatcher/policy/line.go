@@ -3,22 +3,22 @@ package policy
 import "slices"
 
 // line has the entries that wait in this round, in the order in which they are served. A position is an index in this order, and does not
-// change when entries leave the line.
+// change when entries are removed.
 type line struct {
 	entry   []int32  // by position: the entry's index in the pool
 	pos     []int32  // by index in the pool: the entry's position
-	next    []int32  // by position: the position of the next entry; position n, the head, is before the first and after the last entry
-	prev    []int32  // by position: the position of the entry before it in line
-	waiting int      // how many entries are still in line
+	next    []int32  // by position: position of the next entry; position n, the head, comes before the first and after the last entry
+	prev    []int32  // by position: position of the entry before it
+	waiting int      // number of entries still in line
 	keys    []uint64 // memory for sorting
 
-	// The order by prompt length, after index was called. A place is an index in this order: 0 is the shortest prompt.
+	// Entries by prompt length, after sortByLength was called. A place is an index in this order: 0 is the shortest prompt.
 	sorted     []uint64 // by place: prompt<<32 | position, ascending
-	placeOf    []int32  // by position: the place
+	placeOf    []int32  // by position: the entry's place
 	firstEqual []int32  // by place: the lowest place with a prompt of the same length
-	after      []int32  // by place: the place itself while its entry is in line, else a higher place where the search goes on; n at the end
-	before     []int32  // by place+1: the same for the search towards lower places; each value is a place plus 1, and 0 at the end
-	indexed    bool     // whether index was called
+	after      []int32  // by place: the place itself while its entry is in line, else a higher place where to look on; n at the end
+	before     []int32  // by place+1: like after, but towards lower places; values are a place plus 1, and 0 at the end
+	indexed    bool     // true if sortByLength was called in this round
 }
 
 // build puts all entries of the pool in line: by arrival or, if longestFirst, the longest prompts first.
@@ -30,7 +30,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	if longestFirst {
 		l.keys = sized(l.keys, n)
 		for i := range pool {
-			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i) // inverted, so that the longest prompt has the smallest key
+			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i) // inverted, because the longest prompt must have the smallest key
 		}
 		slices.Sort(l.keys)
 		for p, k := range l.keys {
@@ -53,7 +53,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
-// head returns the position before the first entry: l.next[l.head()] is the position of the first entry.
+// head returns the position before the first entry, where a walk along next begins and ends.
 func (l *line) head() int32 { return int32(len(l.entry)) }
 
 // remove takes the entry at a position out of the line.
@@ -95,8 +95,8 @@ func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 // position returns the position of the entry with this place.
 func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
-// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. On its way, it
-// shortens the paths in after by half, so that later calls are faster.
+// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. It also halves the
+// paths in after that it walks, so that later calls are faster.
 func (l *line) atOrAfter(from int) int {
 	place := int32(from)
 	for l.after[place] != place {
@@ -108,7 +108,7 @@ func (l *line) atOrAfter(from int) int {
 
 // atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none.
 func (l *line) atOrBefore(from int) int {
-	next := int32(from) + 1 // the place plus 1, as in before
+	next := int32(from) + 1 // place plus 1, the form of the values in before
 	for l.before[next] != next {
 		l.before[next] = l.before[l.before[next]]
 		next = l.before[next]

@@ -6,8 +6,8 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// fixedBits is the number of binary places of loads: they are whole numbers of 2^-20 KV tokens. Whole numbers add up and compare exactly,
-// in whatever order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
+// fixedBits is the number of binary places of loads: they are whole numbers of 2^-20 KV tokens. Sums of whole numbers are exact in whatever
+// order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
 const fixedBits = 20
 
 // Cost returns the cost of the loads of a group (J in the paper): the sum over the ranks of the KV tokens by which each is below the
@@ -21,33 +21,33 @@ func Cost(loads []float64) float64 {
 	return float64(len(loads))*most - sum
 }
 
-// growthShare is the share of the mean answer by which a request is expected to grow.
+// growthShare is how far a running request is expected to grow, as a share of the mean answer length.
 const growthShare = 0.25
 
 // loads has the loads of all ranks in a round. It keeps the three largest loads at hand, because the search often asks for the largest load
 // of all ranks but two.
 type loads struct {
-	load        []int64    // load of each rank with the growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
+	load        []int64    // by rank: load with the expected growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
 	top         [3]topLoad // the three largest loads, the largest first
-	cost        []float32  // step time per KV token on each rank, as a multiple of the group's mean
-	heldTokens  []int64    // KV tokens of each rank when the round began, unscaled
-	initialLoad []int64    // load of each rank when the round began, in KV tokens, without growth: tokens and requests, scaled by its cost
+	cost        []float32  // by rank: step time per KV token, as a multiple of the group's mean
+	heldTokens  []int64    // by rank: KV tokens when the round began, not scaled by cost
+	initialLoad []int64    // by rank: load when the round began, in KV tokens scaled by cost: KV and requests, without growth
 
-	// expectedGrowth is how many KV tokens each request counts for in addition to those that it holds, because a rank with many short requests
-	// grows faster than a rank with a few long ones.
+	// expectedGrowth is how many KV tokens each request counts for in addition to those that it holds. It is counted because a rank with many
+	// short requests grows faster than a rank with a few long ones.
 	expectedGrowth int64
-	requestWeight  int64 // the part of growth that lengthens steps already now; the rest is KV that the request is expected to add
+	requestWeight  int64 // part of expectedGrowth that lengthens steps now already; the rest is KV that the request will add
 
 	smoothed smoothedPeak
 }
 
-// topLoad is one of the largest loads, with its rank.
+// topLoad is one of the largest loads, with the rank that has it.
 type topLoad struct {
 	load int64
 	rank int32
 }
 
-// build computes the loads from a snapshot. requestWeight is how many KV tokens each request counts for beside its own.
+// build computes the loads from a snapshot. requestWeight is how many KV tokens each request counts for in addition to those that it holds.
 func (l *loads) build(s *Snapshot, requestWeight int64) {
 	n := len(s.Workers)
 	l.load, l.cost, l.heldTokens, l.initialLoad = sized(l.load, n), sized(l.cost, n), sized(l.heldTokens, n), sized(l.initialLoad, n)
@@ -66,7 +66,7 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 	l.rescan()
 }
 
-// scaled returns the load of so many KV tokens on rank g, by what a token costs there.
+// scaled returns the load of so many KV tokens on rank g: the tokens times the rank's cost per token.
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
 // rescan finds the three largest loads anew.
@@ -77,7 +77,7 @@ func (l *loads) rescan() {
 	}
 }
 
-// offerToTop puts the load of a rank that is not in top into top if the load is large enough.
+// offerToTop puts a load into top if it is one of the three largest. The rank must not be in top already.
 func (l *loads) offerToTop(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
@@ -96,17 +96,17 @@ func (l *loads) changeLoad(g int, change int64) {
 		if l.top[i].rank != e.rank {
 			continue
 		}
-		if change < 0 { // the load may now be smaller than one that is not in top
+		if change < 0 { // the load may now be smaller than a load that is not in top, so look at all ranks
 			l.rescan()
 			return
 		}
-		copy(l.top[i:], l.top[i+1:]) // take the rank out of top, for offerToTop to put it in at its new place
+		copy(l.top[i:], l.top[i+1:]) // remove the rank from top, so that offerToTop can insert it at its new position
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.offerToTop(e)
 }
 
-// peak is the largest load now, with the growth of requests.
+// peak is the largest present load of a rank, with the expected growth of its requests.
 func (l *loads) peak() int64 { return l.top[0].load }
 
 // fullest returns the largest load when the round began, without expected growth. It determines the present length of a step.
@@ -117,8 +117,8 @@ func (l *loads) fullest() (largest int64) {
 	return largest
 }
 
-// otherLoads has the two largest loads of all ranks except one, and the rank that has the largest. If the load of the excepted rank
-// changes, and perhaps that of a second rank, they show the new largest load of the group without a look at all ranks.
+// otherLoads has the two largest loads of all ranks except one, and which rank has the largest. With it, the largest load of the group
+// after a change of the excepted rank, and perhaps of a second one, is found without a look at all ranks.
 type otherLoads struct {
 	largest, second int64
 	largestRank     int32
@@ -136,7 +136,7 @@ func (l *loads) without(g int) otherLoads {
 	return otherLoads{first.load, second.load, first.rank}
 }
 
-// largestWithout returns the largest of these loads, except the load of rank b.
+// largestWithout returns the largest of these loads, leaving out rank b.
 func (r *otherLoads) largestWithout(b int) int64 {
 	if r.largestRank == int32(b) {
 		return r.second
@@ -144,17 +144,18 @@ func (r *otherLoads) largestWithout(b int) int64 {
 	return r.largest
 }
 
-// smoothedPeak computes what the search lowers in place of the largest load: a weighted mean of the largest load and, with the weight
-// kappa, of the eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but a change among the other ranks
-// also changes it. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a move is
-// a sum over the ranks whose loads it changes.
+// smoothedPeak computes the value that the search lowers in place of the largest load: a weighted mean of the largest load and, with the
+// weight kappa, of the eighth root of the mean eighth power of all loads. The fullest ranks dominate this root, but it also changes if only
+// the other ranks change. The root is replaced by its tangent at the loads with which the search begins: with the tangent, the effect of a
+// move is a sum over the ranks whose loads it changes.
 type smoothedPeak struct {
 	kappa    float64
 	slope    float64 // by how much rootTerm rises when the eighth power of a load rises by 1
-	rootTerm float64 // kappa times the root, by its tangent
+	rootTerm float64 // kappa times the root, computed by its tangent
 }
 
-// startSmoothing computes the tangent at the present loads: the root, and by how much it rises with the eighth power of any load.
+// startSmoothing computes the tangent at the present loads: the root times kappa, and by how much this rises with the eighth power of a
+// load.
 func (l *loads) startSmoothing(kappa float64) {
 	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
@@ -167,13 +168,13 @@ func (l *loads) startSmoothing(kappa float64) {
 	}
 }
 
-// value returns the weighted mean for the largest load (peak) and a value of rootTerm. If the search begins with loads of a few tokens, the
-// tangent makes rootTerm huge for large loads. Therefore the result is at most 2^52: its product with 1024 ranks still fits an int64.
+// value returns the weighted mean of peak and the root. rootTerm is kappa times the root. If the search begins with loads of a few tokens,
+// the tangent makes rootTerm huge for large loads, so the result is at most 2^52: its product with 1024 ranks still fits an int64.
 func (m *smoothedPeak) value(peak int64, rootTerm float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+rootTerm, 1<<52)))
 }
 
-// rootRise returns by how much rootTerm rises when the load of a rank changes.
+// rootRise returns by how much rootTerm rises when the load of one rank changes; below 0: it falls.
 func (m *smoothedPeak) rootRise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
 // eighth returns the eighth power of a load.

@@ -1,12 +1,12 @@
 package policy
 
-// Balance measures how equal the loads of the ranks of a group are.
+// Balance measures how equal the loads of the ranks of a group are: the fuller the fullest rank, the longer all ranks wait for it.
 type Balance struct {
 	Ranks         int
-	Max, Min, Sum int64 // KV tokens
+	Max, Min, Sum int64 // KV tokens of the fullest rank, of the emptiest rank, and of all ranks together
 }
 
-// Measure returns the balance of the loads of one group.
+// Measure returns the balance of the loads of one group. loads has the KV tokens of each rank.
 func Measure(loads []int64) Balance {
 	var b Balance
 	for _, l := range loads {
@@ -33,14 +33,14 @@ func (b Balance) Mean() float64 {
 	return float64(b.Sum) / float64(b.Ranks)
 }
 
-// Imbalance returns the sum over the ranks of the KV tokens by which each is below the fullest rank.
+// Imbalance returns by how many KV tokens the ranks are below the fullest rank, summed over all ranks.
 func (b Balance) Imbalance() int64 { return int64(b.Ranks)*b.Max - b.Sum }
 
-// MaxMinusMin returns the difference between the fullest and the emptiest rank, in KV tokens: the paper's second measure.
+// MaxMinusMin returns how many KV tokens the emptiest rank is below the fullest: the second measure of the BalanceRoute paper.
 func (b Balance) MaxMinusMin() int64 { return b.Max - b.Min }
 
-// IdleShare returns the imbalance as a share of the KV tokens that the group would hold if every rank had
-// the load of the fullest; 0 if the group holds nothing.
+// IdleShare returns the imbalance as a share, 0 to 1, of the KV tokens that the group would hold if every rank had the load of the fullest;
+// 0 if the group holds nothing.
 func (b Balance) IdleShare() float64 {
 	if b.Max == 0 {
 		return 0
@@ -56,7 +56,7 @@ func (b Balance) IdealStepMs(c0, c1 float64) float64 {
 	return c0 + c1*b.Mean()
 }
 
-// LostShare returns the share of a step that is lost to imbalance; 0 if the step has no length.
+// LostShare returns which share of a step, 0 to 1, is lost because the loads are not equal; 0 if the step has no length.
 func (b Balance) LostShare(c0, c1 float64) float64 {
 	step := b.StepMs(c0, c1)
 	if step <= 0 {

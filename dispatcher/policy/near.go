@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// residents has the placements on each rank, as linked lists.
+// residents lists the placements on each rank, as linked lists.
 type residents struct {
-	first []int32 // by rank: its first placement, or none
+	first []int32 // by rank: the first placement on it, or none
 	next  []int32 // by placement: the next placement on the same rank, or none
 }
 
-// list makes the lists of all placements.
+// list makes the lists from all placements of the round.
 func (r *residents) list(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
@@ -25,9 +25,9 @@ func (r *residents) list(placed []placement, ranks int) {
 // push puts placement i at the front of the list of a rank.
 func (r *residents) push(i, rank int32) { r.first[rank], r.next[i] = i, r.first[rank] }
 
-// move takes placement i from one rank's list to another's.
+// move moves placement i from the list of one rank to that of another.
 func (r *residents) move(i, from, to int32) {
-	link := &r.first[from] // the link that leads to i
+	link := &r.first[from] // points to the link that leads to i
 	for *link != i {
 		link = &r.next[*link]
 	}
@@ -35,14 +35,14 @@ func (r *residents) move(i, from, to int32) {
 	r.push(i, to)
 }
 
-// maxNearLooks bounds the work of preferPrefixRanks in a round: the number of hits and placements that it looks at.
+// maxNearLooks bounds the work of preferPrefixRanks in a round: the number of hits and placements that it may look at.
 const maxNearLooks = 1024
 
 // preferPrefixRanks moves placements to ranks whose prefix caches hold more of their prompts, so that less KV must be copied to the ranks.
-// The fullest rank never becomes fuller, but the loads of the other ranks may become less equal. With the setting near=0.01, a move that
+// The load of the fullest rank never rises, but the loads of the other ranks may become less equal. With the setting near=0.01, a move that
 // saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a step, and a move that saves half of it by 0.5 %.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
-	anyHits := len(s.Waits) > 0 // ranks that only decode have no details of entries if no prompt has hits
+	anyHits := len(s.Waits) > 0 // on ranks that only decode, Waits is empty if no prompt has hits
 	// Placements move only while the round leaves a slot free.
 	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
@@ -63,19 +63,19 @@ func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	}
 }
 
-// nearSearch is the state of preferPrefixRanks: the loads that the search has reached, and how much worse a move may make them.
+// nearSearch is the state of preferPrefixRanks: the largest load so far, and how far a move may raise the smoothed peak.
 type nearSearch struct {
 	*evenkeel
 	s            *Snapshot
 	peak         int64   // largest load
 	smoothedPeak float64 // see the type smoothedPeak
-	allowance    float64 // by how much the smoothed peak may rise for a move that saves the copy of a whole prompt
+	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 
-// hits returns which ranks hold how much of a candidate's prompt.
+// hits returns the ranks that have a part of a candidate's prompt in their prefix cache. who is the candidate's index.
 func (p *nearSearch) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
 
-// tokensHeld returns how many tokens of a candidate's prompt rank g holds.
+// tokensHeld returns how many tokens of a candidate's prompt are in the prefix cache of rank g.
 func (p *nearSearch) tokensHeld(who int32, g int) int {
 	hits := p.hits(who)
 	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
@@ -84,12 +84,12 @@ func (p *nearSearch) tokensHeld(who int32, g int) int {
 	return 0
 }
 
-// moveNearHits moves placement a to the rank where the most tokens of its prompt need not be copied (are spared): to a free slot, or else
-// in exchange with another placement.
+// moveNearHits moves placement a to the rank where the most tokens of its prompt need not be copied (are spared). It takes a free slot
+// there or, if there is none, exchanges the ranks of a and another placement.
 func (p *nearSearch) moveNearHits(a int) {
 	who := p.placed[a].candidate
 	heldHere := p.tokensHeld(who, int(p.placed[a].rank))
-	mostSpared, rank, swapWith := 0, none, none // the best move so far
+	mostSpared, rank, swapWith := 0, none, none // best move so far: tokens that it spares, its rank, and the placement to exchange with
 	p.liftPlacement(a)
 	for _, h := range p.hits(who) {
 		if p.search.evaluationsLeft--; p.search.evaluationsLeft < 0 {
@@ -97,7 +97,7 @@ func (p *nearSearch) moveNearHits(a int) {
 		}
 		g, ok := p.s.index(h.Worker)
 		spared := h.Tokens - heldHere
-		isOther := ok && g != p.search.rank && g != p.ranks.reserved // not ok: the rank is not in the snapshot
+		isOther := ok && g != p.search.rank && g != p.ranks.reserved // not ok: the hit is on a rank that is not in the snapshot
 		if !isOther || spared <= mostSpared {
 			continue
 		}
@@ -117,8 +117,8 @@ func (p *nearSearch) moveNearHits(a int) {
 	}
 }
 
-// bestSwap looks for the placement on rank g whose exchange with placement a spares the most tokens, and more than least. The move of a
-// itself spares so many tokens. swapWith is the placement, or none.
+// bestSwap looks for the placement on rank g whose exchange with placement a spares the most tokens in sum, and more than least. spared is
+// what the move of placement a alone spares. swapWith is the placement found, or none.
 func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int) {
 	mostSpared, swapWith = least, none
 	for b := p.placementsOn.first[g]; b != none && p.search.evaluationsLeft > 0; b = p.placementsOn.next[b] {
@@ -130,8 +130,8 @@ func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int
 	return mostSpared, swapWith
 }
 
-// affords says whether it is worth a change of loads that so many prompt tokens of a candidate (who is its index) need not be copied. The
-// load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change.
+// affords says whether a change of loads is acceptable, given that it spares the copy of so many prompt tokens of a candidate (who is its
+// index). In the change, the load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change.
 func (p *nearSearch) affords(added int64, g int, change int64, spared int, who int32) bool {
 	l, m := &p.loads, &p.search
 	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
@@ -141,13 +141,14 @@ func (p *nearSearch) affords(added int64, g int, change int64, spared int, who i
 	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
 }
 
-// sparesFor returns how many tokens fewer must be copied for placement b if it moves from rank g to the rank in p.search; below 0: more.
+// sparesFor returns how many fewer tokens must be copied for placement b if it moves from rank g to the rank in p.search; below 0: more.
 func (p *nearSearch) sparesFor(b, g int) int {
 	who := p.placed[b].candidate
 	return p.tokensHeld(who, p.search.rank) - p.tokensHeld(who, g)
 }
 
-// canSwap says whether placements a and b may exchange their ranks, so that so many prompt tokens need not be copied. The rank of b is g.
+// canSwap says whether placements a and b may exchange their ranks: both must find room, and the loads must not become too unequal for the
+// number of prompt tokens that need not be copied (spared). g is the rank of b.
 func (p *nearSearch) canSwap(a, b, g, spared int) bool {
 	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
 	candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]

@@ -2,27 +2,28 @@ package policy
 
 import "math"
 
-// Requirements says what a policy reads in its Snapshot in addition to loads, slots and the pool. The board or the simulator provides it. A
-// policy that does not get what it needs still works, but decides worse.
+// Requirements says which optional parts of a Snapshot a policy reads. The board or the simulator fills them in. A policy that does not get
+// them still works, but decides worse.
 type Requirements struct {
-	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the policy
-	// does not read Rhat, and the next four fields have no meaning.
+	// Predictor is the kind of predictor that sets Request.Rhat: none, survival, exact or, only in simulations, oracle. Empty: the policy does
+	// not read Rhat, and the next four fields have no meaning.
 	Predictor       string
-	Horizon         int     // horizon H of Rhat, in steps; when it changes, every running request is predicted anew
-	Tau             float64 // if the probability that a request ends within the horizon is smaller, Rhat is H (see predictor.Rules)
-	Every           int     // tokens that a request gets between two predictions for it
-	DecrementAnchor bool    // an Rhat that is H because of Tau counts down, too, as in the paper; see predictor.Rules
+	Horizon         int     // horizon H of Rhat, in decode steps; when it changes, every running request is predicted anew
+	Tau             float64 // least probability of an end within the horizon; below it, Rhat is H (see predictor.Rules)
+	Every           int     // number of tokens after which a running request is predicted anew
+	DecrementAnchor bool    // Rhat counts down with each token even if it is H because of Tau, as in the paper; see predictor.Rules
 
 	MeanOutput bool // the policy reads Snapshot.MeanOutput
-	Hits       bool // the policy reads EntryDetails.Hits: which ranks hold a part of a prompt
+	Hits       bool // the policy reads EntryDetails.Hits: which ranks have a part of a prompt in their cache
 }
 
-// hasRequirements is implemented by policies that have Requirements.
+// hasRequirements is implemented by policies that read optional parts of a Snapshot.
 type hasRequirements interface {
 	requirements(meanOutput float64) Requirements
 }
 
-// NeedsOf returns what p needs. meanOutput is the value in the next Snapshot, 0 if it is not known: a horizon of auto depends on it.
+// RequirementsOf returns what p reads. meanOutput is Snapshot.MeanOutput of the next round (0: unknown), from which a policy with horizon
+// auto computes its horizon.
 func RequirementsOf(p Policy, meanOutput float64) Requirements {
 	if n, ok := p.(hasRequirements); ok {
 		return n.requirements(meanOutput)
@@ -30,8 +31,8 @@ func RequirementsOf(p Policy, meanOutput float64) Requirements {
 	return Requirements{}
 }
 
-// Held returns how many entries p's last decision held back although a slot was free for them: on ranks that prefill, to send them
-// together, and on others, because they would have made each step much longer.
+// Held returns how many entries p's last decision held back although a slot was free for them. Ranks that prefill get such entries later
+// and together; other ranks get them later because they would make each step much longer now.
 func Held(p Policy) int {
 	if e, ok := p.(*evenkeel); ok {
 		return e.gather.planner.Held() + e.heldBack.count
@@ -39,11 +40,11 @@ func Held(p Policy) int {
 	return 0
 }
 
-// auto as the value of a setting means that the policy computes it: horizon and gamma from the mean output, age_weight from the loads.
+// auto is the value of a setting that the policy computes itself: horizon and gamma from the mean output, age_weight from the loads.
 const auto = -1
 
-// ageWeightFor returns by how many KV tokens each step that an entry waits lowers the cost of placing it. For auto it is a share of the KV
-// tokens that a request holds on average. A fixed weight would count the wait too much if prompts are short, and too little if they are
+// ageWeightFor returns how many KV tokens each step of waiting takes off the cost of placing an entry. For auto, this is a share of the KV
+// tokens that a request holds on average: a fixed weight would count the wait too much if prompts are short, and too little if they are
 // long.
 func ageWeightFor(weight float64, s *Snapshot) float64 {
 	if weight != auto {
@@ -54,7 +55,7 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 		tokens += s.Workers[i].KVTokens()
 		requests += len(s.Workers[i].Running)
 	}
-	if requests == 0 { // no rank has a request: take the mean of those that wait
+	if requests == 0 { // no rank has a request, so take the mean of the waiting entries
 		for i := range s.Pool {
 			tokens += int64(s.Pool[i].Prompt)
 		}
@@ -63,16 +64,16 @@ func ageWeightFor(weight float64, s *Snapshot) float64 {
 	return float64(tokens) / float64(max(1, requests)) / ageShare
 }
 
-// ageShare is the divisor of the mean KV tokens of a request that gives the weight of one step of waiting: about 15 tokens in Azure's trace
-// of conversations, and 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time there by a few tenths of a
-// percentage point.
+// ageShare is by what the mean KV tokens of a request are divided to get the weight of one step of waiting: about 15 tokens in Azure's
+// trace of conversations, and 160 in Mooncake's. A weight that is a third larger or smaller changed the idle time in these traces by a few
+// tenths of a percentage point.
 const ageShare = 80
 
-// maxHorizon bounds the horizon that a user may set, in steps: the memory of a policy grows with it.
+// maxHorizon is the longest horizon that a user may set, in decode steps. It bounds the memory of a policy.
 const maxHorizon = 512
 
-// horizonFor returns the horizon in steps. For auto, it computes a shorter horizon for shorter answers, because beyond it the requests that
-// run now will have ended.
+// horizonFor returns the horizon in decode steps. For auto, shorter answers give a shorter horizon, because most running requests will have
+// ended before a long one.
 func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
@@ -83,10 +84,10 @@ func horizonFor(horizon int, meanOutput float64) int {
 	return int(min(longestAuto, max(1, math.Round(meanOutput/4))))
 }
 
-const longestAuto = 80 // steps: the longest horizon that auto gives, and the one for an unknown mean output
+const longestAuto = 80 // longest horizon of auto, in decode steps; also used if the mean output is unknown
 
-// gammaFor returns the factor by which a step counts less than the step before. With a factor of 1-1/n, the weights of all steps add up to
-// n. For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
+// gammaFor returns by what factor a step counts less than the step before it. With a factor of 1-1/n, the weights of all steps add up to n.
+// For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

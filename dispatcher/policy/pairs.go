@@ -1,16 +1,16 @@
 package policy
 
-// pair says by how much it changes the cost to place one candidate on one rank.
+// pair is by how much the cost changes if one candidate is placed on one rank.
 type pair struct {
 	change   int64
-	peakRise int64 // rise of the largest load since bestPair began, when change was computed; notComputed: change has no value yet
+	peakRise int64 // rise of the largest load, from the begin of bestPair until change was computed; notComputed: change is not valid
 }
 
 const notComputed = -1
 
-// bestPair places the candidates with the indices from `from` to `to`-1. Each time, it takes the candidate and the rank that change the
-// cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon grow to be the
-// fullest. It has the signature of workerFirst and longestFirst, because place calls one of the three.
+// bestPair places the candidates with the indices from `from` to `to`-1. Again and again, it takes the candidate and the rank that change
+// the cost least. In a tie, it takes the rank with the smallest load: a rank that is filled while others are empty would soon become the
+// fullest. The unused parameters give it the signature of workerFirst and longestFirst, because place calls one of the three.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
 	pairs := sized(p.start.pairs, (to-from)*ranks)
@@ -18,7 +18,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	for i := range pairs {
 		pairs[i].peakRise = notComputed
 	}
-	var peakRise int64 // rise of the largest load since bestPair began
+	var peakRise int64 // rise of the largest load since this call began
 	for len(p.placed) < p.wanted {
 		who, rank, least := none, none, int64(0)
 		for i := from; i < to; i++ {
@@ -36,7 +36,7 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 		before := p.loads.peak()
 		p.placeOn(int32(who), rank)
 		peakRise += p.loads.peak() - before
-		for i := rank; i < len(pairs); i += ranks { // all pairs with this rank
+		for i := rank; i < len(pairs); i += ranks { // pairs of all candidates with this rank
 			pairs[i].peakRise = notComputed
 		}
 	}

@@ -8,26 +8,26 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// none as an index means that there is no such rank or entry.
+// none is the index that stands for no rank or no entry.
 const none = -1
 
-// ranks has the slots and the KV room that the workers of a snapshot still have in this round. Its lists have the order of
+// ranks has the slots and the KV room that the workers of a snapshot still have in this round. Its lists are by rank, in the order of
 // Snapshot.Workers.
 type ranks struct {
-	free      []int32 // slots left; 0 once a rank is closed for the round
-	room      []int64 // KV tokens that still fit under the rank's budget (KVBudget); negative: it holds more than its budget
-	openSlots int64   // sum of free
+	free      []int32 // slots left; 0 also if the rank gets no more entries in this round
+	room      []int64 // KV tokens that still fit under the rank's budget (KVBudget); below 0: the rank holds more than its budget
+	openSlots int64   // sum of free over all ranks
 	withSlots []int32 // ranks that had slots when the round began, ascending; often few, so searches look only at these
 
-	watermark     float64 // share of a rank's capacity that is kept empty
-	mostRoomOfAll bool    // reserve takes the rank with the most room, even if this rank could not hold the entry when it is idle
+	watermark     float64 // share of a rank's KV capacity that is kept empty
+	mostRoomOfAll bool    // reserve takes the rank with the most room even if the entry would not fit it when idle
 
-	reserved    int // the one rank that gets no more entries, so that room for an overdue entry comes free there; or none
-	reservedFor int // index of the overdue entry in the pool
+	reserved    int // rank that gets no more entries, so that it empties for an overdue entry; or none
+	reservedFor int // index in the pool of the overdue entry; or none
 }
 
-// load sets the free slots of each rank, plus extra ones, and its KV room, from the snapshot. A rank that is down has no slots. tokens are
-// the KV tokens that the workers hold.
+// load sets the free slots of each rank, plus extra, and its KV room, from the snapshot. A rank that is down has no slots. tokens are the
+// KV tokens that each rank holds.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	r.watermark = watermark
@@ -47,7 +47,7 @@ func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32
 	}
 }
 
-// loadForEngineQueues takes the place of load in policies that let the engine queue: a rank that is up takes any number of entries, and any
+// loadForEngineQueues is used instead of load by policies that let the engine queue: a rank that is up takes any number of entries, and any
 // entry that fits its whole capacity, whatever it holds now. withSlots stays empty, because these policies look at all ranks.
 func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	r.reset(len(s.Workers))
@@ -61,7 +61,7 @@ func (r *ranks) loadForEngineQueues(s *Snapshot) {
 	}
 }
 
-// reset empties the lists for n ranks.
+// reset empties the lists, sizes them for n ranks, and drops the reservation of the last round.
 func (r *ranks) reset(n int) {
 	r.free, r.room = sized(r.free, n), sized(r.room, n)
 	r.withSlots = r.withSlots[:0]
@@ -90,29 +90,28 @@ func (r *ranks) charge(g int, tokens int64) {
 	}
 }
 
-// closeRank makes rank g get no more entries in this round.
+// closeRank keeps rank g from getting more entries in this round.
 func (r *ranks) closeRank(g int) {
 	r.openSlots -= int64(r.free[g])
 	r.free[g] = 0
 }
 
-// reserve closes a rank, with or without a free slot, for an overdue entry that fits no rank. Requests end there and none begins, so its
-// room grows from round to round until the entry fits. Among the ranks that could hold the entry if they were idle, it takes the rank with
-// the most room. If no rank could, or with mostRoomOfAll, it takes the rank with the most room of all. It reserves at most one rank in a
-// round.
+// reserve keeps a rank free for an overdue entry that fits no rank. Requests end on the reserved rank and none begins, so its room grows
+// from round to round until the entry fits. Among the ranks that could hold the entry when idle, it takes the rank with the most room. If
+// no rank could, or with mostRoomOfAll, it takes the rank with the most room of all. It reserves at most one rank per round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
 	if r.reserved != none {
 		return
 	}
 	tokens := int64(s.Pool[entry].Prompt)
-	reservedCouldHold := false // the reserved rank could hold the entry if it were idle
+	reservedCouldHold := false // the rank chosen so far could hold the entry when idle
 	for g := range r.room {
 		if !s.Workers[g].Up {
 			continue
 		}
 		couldHold := !r.mostRoomOfAll && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
 		onlyThisCould := couldHold && !reservedCouldHold
-		alike := couldHold == reservedCouldHold // so the room decides
+		alike := couldHold == reservedCouldHold // both ranks could hold the entry, or neither could, so the room decides
 		if r.reserved == none || onlyThisCould || alike && r.room[g] > r.room[r.reserved] {
 			r.reserved, r.reservedFor = g, entry
 			reservedCouldHold = couldHold
@@ -123,13 +122,13 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 	}
 }
 
-// wait is an overdue entry, with how long it has waited in ms.
+// wait is an overdue entry and its wait.
 type wait struct {
 	ms    float32
 	entry int32 // index in the pool
 }
 
-// overdue appends the entries that the starvation guard takes to dst, the longest wait first; in a tie, by arrival.
+// overdue appends to dst the entries that the starvation guard takes, the longest wait first; in a tie, in order of arrival.
 func overdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
 		if e := &s.Pool[i]; isOverdue(s, e) {
@@ -142,7 +141,7 @@ func overdue(s *Snapshot, dst []wait) []wait {
 	return dst
 }
 
-// isOverdue says whether the starvation guard takes an entry: it is urgent, or has waited for MaxAgeMs.
+// isOverdue says whether the starvation guard takes an entry: the entry is Urgent, or has waited for at least MaxAgeMs.
 func isOverdue(s *Snapshot, e *Entry) bool {
 	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }

@@ -6,27 +6,27 @@ import (
 )
 
 // rows is the memory of rounds in which each request of the rank with most requests makes a step longer (Snapshot.RowTokens). The length of
-// such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. A request is one
-// row of the matrices that an engine multiplies in a step.
+// such a step depends on two ranks, which may differ: the rank with the largest load and the rank with most requests. In a step, a decoding
+// request is one row of the matrices that the engine multiplies.
 type rows struct {
-	requests    []int32 // by rank: its requests
-	closedSlots []int32 // by rank: free slots that may not be used, because of a limit of requests
+	requests    []int32 // by rank: number of its requests
+	closedSlots []int32 // by rank: free slots that may not be used, because the search limits the requests per rank
 }
 
-// searchCount is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and the
-// best of these three once more.
+// searchCount is how many searches share the evaluations of a round: one without a limit of requests per rank, two with a limit, and a
+// repeat of the best of these three.
 const searchCount = 4
 
 // searchResult is the result of one search.
 type searchResult struct {
 	placed        int     // entries that were placed
-	overduePlaced int     // the overdue ones among them
+	overduePlaced int     // overdue entries that were placed; placed counts them, too
 	load          float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
 }
 
-// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of the requests per
-// rank. It takes the result with the shortest step that places no fewer entries and no fewer overdue entries than the search without a
-// limit.
+// arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of requests per rank.
+// It keeps the result with the shortest step, among those that place at least as many entries, and as many overdue entries, as the search
+// without a limit.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
@@ -34,16 +34,16 @@ func arrange(p *evenkeel, s *Snapshot) {
 		p.fillUp(s)
 		return
 	}
-	budget = max(1, budget/searchCount) // the searches share the evaluations
+	budget = max(1, budget/searchCount) // all searches of the round share the evaluations
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
 	best, bestLimit := resultOf(p, s), int32(0) // 0: no limit
-	presentLimit := bestLimit                   // the limit with which p has its placements now
+	presentLimit := bestLimit                   // limit under which the present placements were made
 	for _, limit := range requestLimits(p, s) {
 		if limit == presentLimit {
-			continue // p has the placements of this limit already
+			continue // the present placements were made under this limit already
 		}
-		arrangeWithLimit(p, s, limit, budget) // it replaces the placements
+		arrangeWithLimit(p, s, limit, budget) // this replaces the placements
 		presentLimit = limit
 		result := resultOf(p, s)
 		if placesNoFewer := result.placed >= best.placed && result.overduePlaced >= best.overduePlaced; placesNoFewer && result.load < best.load {
@@ -51,23 +51,23 @@ func arrange(p *evenkeel, s *Snapshot) {
 		}
 	}
 	if presentLimit != bestLimit {
-		arrangeWithLimit(p, s, bestLimit, budget) // make the best placements again
+		arrangeWithLimit(p, s, bestLimit, budget) // make the best placements again, because a later search has replaced them
 	}
 }
 
-// placeAndImprove makes the first placements of the round, and improves them with so many evaluations.
+// placeAndImprove makes the first placements of the round, and improves them with at most budget evaluations.
 func placeAndImprove(p *evenkeel, s *Snapshot, budget int) {
 	p.place(s)
 	p.improve(budget)
 }
 
 // arrangeWithLimit begins the round anew, with at most limit requests on each rank; 0: no limit. A rank that already runs more gets no
-// entry. In the end, entries that could not be placed under the limit may be placed without it.
+// entry under the limit. Slots that are still free in the end may be filled beyond the limit.
 func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.placed = p.placed[:0]
 	p.loads.build(s, p.loads.requestWeight)
 	p.ranks.load(s, p.loads.heldTokens, p.set.watermark, 0)
-	wanted := p.placeable(s) // with the slots that are closed below, which place does not count
+	wanted := p.placeable(s) // counts the slots that are closed below; place does not count them
 	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
 	clear(p.rows.closedSlots)
 	if limit > 0 {
@@ -89,9 +89,9 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.fillUp(s)
 }
 
-// requestLimits returns the two limits of requests per rank that arrange tries. The first is the number that gives all ranks equally many
-// requests or, if a rank already runs more, the number of that rank. The second is the middle between the first and the largest number
-// of requests on a rank when entries are placed without a limit.
+// requestLimits returns the two limits of requests per rank that arrange tries. The first gives all ranks equally many requests or, if a
+// rank already runs more, is the number of that rank. The second is halfway between the first and the largest number of requests on a rank
+// when entries are placed without a limit.
 func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	sum, most := 0, 0
 	for g := range s.Workers {
@@ -107,7 +107,7 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	return [2]int32{int32(level), int32((level + mostWithPlaced) / 2)}
 }
 
-// requestsByRank returns the number of requests on each rank, with those that are placed in this round.
+// requestsByRank returns the number of requests on each rank, including those placed in this round.
 func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 	p.rows.requests = sized(p.rows.requests, len(s.Workers))
 	for g := range s.Workers {
@@ -119,7 +119,7 @@ func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 	return p.rows.requests
 }
 
-// resultOf returns how good the present placements are.
+// resultOf rates the present placements: how many entries they place, and how long they make a step.
 func resultOf(p *evenkeel, s *Snapshot) (a searchResult) {
 	a.placed = len(p.placed)
 	for _, placement := range p.placed {

@@ -10,12 +10,12 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// settings has the values of all keys that a user may set for some policy. Each policy reads only those of its own keys.
+// settings has the values of all keys that a user may set for any policy. Each policy reads only its own keys.
 type settings struct {
 	window     int
-	theta      int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: as many slots as there are ranks
-	capacity   bool  // queue=capacity
-	longest    bool  // order=desc
+	theta      int64 // while more slots than this are free, requests are placed one by one; thetaIsRankCount: the number of ranks
+	capacity   bool  // true for queue=capacity: ranks with more free slots come first
+	longest    bool  // true for order=desc: the longest prompts come first
 	maxAgeMs   float64
 	watermark  float64
 	sendsAhead bool
@@ -23,7 +23,7 @@ type settings struct {
 	seed       uint64
 
 	// Settings of policies that look ahead, and of evenkeel.
-	horizon         int     // or auto
+	horizon         int     // number of decode steps, or auto
 	gamma           float64 // or auto
 	alpha           float64
 	beta            float64
@@ -46,7 +46,7 @@ type settings struct {
 
 type key = namedargs.Key[settings]
 
-// allSettings has all keys, in the order in which the canonical name of a policy shows them.
+// allSettings has all keys that any policy accepts, in the order in which the canonical name of a policy shows them.
 var allSettings = []key{
 	namedargs.Whole("window", 1, subset.MaxItems, func(v *settings) *int { return &v.window }),
 	namedargs.Or(namedargs.Whole("theta", 0, math.MaxInt32, func(v *settings) *int64 { return &v.theta }),
@@ -92,15 +92,15 @@ var allSettings = []key{
 		func(v *settings) *float64 { return &v.watermark }).Meaning("the share of KV capacity kept empty, from 0 to 0.9"),
 }
 
-// predictors are the kinds that a policy may ask for; oracle works in simulations only.
+// predictors are the kinds of predictors that a policy may ask for; oracle works in simulations only.
 var predictors = []string{"none", "survival", "exact", "oracle"}
 
-// orAuto returns a key whose value is a number from 0 to most, or auto. field returns the field that has the value.
+// orAuto returns a key whose value is a number from 0 to most, or auto. field returns the address of the value in the settings.
 func orAuto(name string, most float64, field func(*settings) *float64) key {
 	return namedargs.Or(namedargs.Number(name, 0, most, field), "auto", auto, field)
 }
 
-// keysNamed returns the keys with these names.
+// keysNamed returns the keys with these names, in the order of allSettings. It ignores unknown names.
 func keysNamed(names ...string) (keys []key) {
 	for _, k := range allSettings {
 		if slices.Contains(names, k.Name) {

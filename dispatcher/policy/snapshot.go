@@ -5,48 +5,48 @@
 // `evenkeel decide` call the same code.
 package policy
 
-// Snapshot shows the ranks of one barrier group, or all ranks of a model without a barrier, and the entries that wait for a rank. The board
-// reuses one Snapshot for all rounds, so a policy keeps no reference to it. A policy changes nothing in it.
+// Snapshot shows the ranks of one barrier group, or all ranks of a model without a barrier, and the requests (entries) that wait for a
+// rank. The board reuses one Snapshot for all rounds, so a policy must keep no reference to it, and must not change it.
 type Snapshot struct {
 	Workers  []Worker // ascending ID
-	Pool     []Entry  // arrival order, oldest first
-	MaxAgeMs float32  // wait in ms from which the starvation guard takes an entry; 0 = off, but Urgent entries are still overdue
-	StepMs   float32  // mean step time of the group, 0 = unknown
-	C0Ms     float32  // step model of the group: the part of a step's time that does not depend on the load, in ms
-	C1Ms     float32  // step model: ms per KV token of the fullest rank, 0 = unknown
-	Budget   int32    // changes of placements that a policy that searches may try in this round, 0 = the policy's own budget
-	// RequestTokens is how many KV tokens would lengthen a step as much as one request of the fullest rank does, beside its own KV tokens.
-	// 0: a request costs nothing beside its KV tokens.
+	Pool     []Entry  // entries that wait for a rank, oldest first
+	MaxAgeMs float32  // wait in ms from which the starvation guard takes an entry; 0: it takes only Urgent entries
+	StepMs   float32  // mean step time of the group in ms; 0: unknown
+	C0Ms     float32  // step model of the group: ms of a step that do not depend on the load
+	C1Ms     float32  // step model: ms per KV token of the fullest rank; 0: unknown
+	Budget   int32    // most changes of placements that a searching policy may try in this round; 0: the policy's own limit
+	// RequestTokens is the cost of a request in KV tokens: so many more KV tokens would lengthen a step as much as one more request on the
+	// fullest rank does, apart from the request's own KV tokens. 0: a request costs nothing apart from its KV tokens.
 	RequestTokens int64
-	// RowTokens is how many KV tokens would lengthen a step as much as one request of the rank with most requests does, whatever KV this
-	// rank has; 0: such a request adds nothing.
+	// RowTokens is the cost, in KV tokens, of one more request on the rank with most requests, whatever KV this rank has. Some engines pad the
+	// batches of all ranks to the largest batch. 0: the largest batch costs nothing extra.
 	RowTokens  int64
-	MeanOutput float64 // mean number of tokens of a finished answer; 0: too few answers were seen
+	MeanOutput float64 // mean number of tokens of a finished answer; 0: unknown, too few answers were seen
 
-	Early       bool    // entries are bound before their prefill begins, so their KV comes later
-	Aggregated  bool    // the ranks prefill and decode: entries come without KV
-	OwnPromptMs float32 // if Aggregated: ms that a prompt token adds to a step on its own rank, 0 = unknown
-	// NotStarted is the mean number of requests that waited for their first token over about the last minute of steps, on ranks that also
-	// prefill or in the pool, without requests that the policy held back. PromptRate is how many prompt tokens all ranks together computed per
-	// second of these steps. Below 0: not known.
+	Early       bool    // entries are bound to ranks before their prefill begins, so their KV arrives later
+	Aggregated  bool    // the ranks prefill and decode, so entries come without KV
+	OwnPromptMs float32 // if Aggregated: ms that a prompt token adds to a step on the rank that computes it; 0: unknown
+	// NotStarted is the mean number of requests that waited for their first token, over about the last minute of steps, on ranks that also
+	// prefill or in the pool. Requests that the policy held back do not count. Below 0: not known.
 	NotStarted float32
+	// PromptRate is how many prompt tokens all ranks together computed per second of these steps of the last minute. Below 0: not known.
 	PromptRate float32
-	Waits      []EntryDetails // one for each entry of Pool; empty unless Aggregated, or a policy that reads Hits has a prompt with some
+	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated, or unless the policy reads Hits and some prompt has hits
 }
 
 // Worker is one DP rank of the group.
 type Worker struct {
 	ID       int32
-	Free     int32   // slots that may be filled now; negative while an immediate policy has sent more requests than there are slots
+	Free     int32   // slots that may be filled now; below 0: an immediate policy has sent more requests than there are slots
 	Up       bool    // false: the rank takes no requests, but its group's steps still wait for it
-	Capacity int64   // KV tokens, 0 = unlimited
+	Capacity int64   // KV tokens that fit on the rank; 0: unlimited
 	Cost     float32 // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
-	Others   int64   // KV tokens of requests that are not in Running, such as those of other proxies: policies assume that they stay
+	Others   int64   // KV tokens of requests that are not in Running, such as those of other proxies; policies assume that they stay
 	Running  []Request
-	Backlog  int64 // prompt tokens of Running that an aggregated rank has yet to compute
+	Backlog  int64 // prompt tokens of Running that the rank, if it also prefills, has yet to compute
 }
 
-// decoding returns how many of the worker's requests have a token already, and so wait for the tokens of each step.
+// decoding returns how many of the worker's requests have a token already. A longer step delays the next token of each of them.
 func (w *Worker) decoding() (n int) {
 	for i := range w.Running {
 		if w.Running[i].Generated > 0 {
@@ -56,42 +56,42 @@ func (w *Worker) decoding() (n int) {
 	return n
 }
 
-// Request is a request that holds a slot: it decodes, or it has no token yet (Generated 0) because its KV is in flight
-// or its prefill has not ended. Lengths are in tokens.
+// Request is a request that holds a slot. It decodes, or it has no token yet (Generated 0), because its KV is being pulled or its prefill
+// has not ended. Lengths are in tokens.
 type Request struct {
-	Prompt    int32   // for a resumed request, it includes the tokens that were generated before it was resumed
+	Prompt    int32   // prompt tokens; for a resumed request, with the tokens generated before it was resumed
 	Generated int32   // tokens generated on this rank
-	Age       int32   // tokens generated for the client's request, also on other ranks before it was resumed
-	Rhat      float32 // predicted steps left, from 1 to the horizon H; 0 = unknown, which counts as H
-	Key       uint64  // identifies equal prompts for the predictor exact, 0 = none
+	Age       int32   // tokens of the answer so far, also those from earlier ranks if the request was resumed
+	Rhat      float32 // predicted steps left, from 1 to the horizon H; 0: unknown, counts as H
+	Key       uint64  // same for equal prompts, read by the predictor exact; 0: none
 	ID        uint64
-	Slot      int32 // index in the board's slot table, the same while the request runs
-	// KVElsewhere is the part of its KV tokens that is in the Others of other ranks, because the engine may run it on any of its ranks.
-	// Policies assume that the request grows only on this worker.
+	Slot      int32 // index in the board's slot table; it stays the same while the request runs
+	// KVElsewhere is how many of the request's KV tokens are counted in Others of other ranks, because the engine may run the request on any
+	// of its ranks. Policies assume that the request grows only on this worker.
 	KVElsewhere int32
 }
 
-// Tokens returns the KV tokens that the request holds on its worker.
+// Tokens returns the KV tokens that the request holds on its worker, without those that are counted on other ranks (KVElsewhere).
 func (r *Request) Tokens() int64 { return int64(r.Prompt) + int64(r.Generated) - int64(r.KVElsewhere) }
 
-// Entry is a request that waits for a rank. Usually its prefill is finished. It has not begun if the rank must be known before the prefill,
-// or computes the prefill itself: then it can begin at once when the rank is chosen.
+// Entry is a request that waits for a rank. Usually its prefill is finished. Its prefill has not begun if the rank must be known first, or
+// if the rank computes the prefill itself: then the prefill can begin at once when the rank is chosen.
 type Entry struct {
 	ID      uint64
 	Prompt  int32
-	Age     int32 // tokens that were generated before the request was resumed on another rank; 0: it was not resumed
+	Age     int32 // tokens generated before the request was resumed on another rank; 0: it was not resumed
 	WaitMs  float32
-	Urgent  bool // three quarters of the time it may wait have passed
-	Express bool // a policy does not hold it back while it has a slot for it
+	Urgent  bool // three quarters of the time that the request may wait have passed
+	Express bool // a policy never holds the entry back while a slot is free for it
 	Key     uint64
 }
 
-// EntryDetails has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. It is not a part of
+// EntryDetails has what policies read of an entry only if ranks prefill, or if a rank holds a part of its prompt. These fields are not in
 // Entry, because a tick copies many entries, and most need no EntryDetails.
 type EntryDetails struct {
-	Hits       []Hit   // which workers hold a part of its prompt, sorted by worker; the slice never changes
-	HeldMs     float64 // time since a slot was first free for it and the policy held it back; below 0: none was free yet
-	UrgentInMs float64 // time until it is Urgent; 0 = it never will be, or is now
+	Hits       []Hit   // workers that have a part of the prompt in their prefix cache, sorted by ID; the slice never changes
+	HeldMs     float64 // ms since a slot was first free for the entry and the policy held it back; below 0: no slot was free for it yet
+	UrgentInMs float64 // ms until the entry becomes Urgent; 0: it never will, or it is Urgent now
 }
 
 // Hit says how many tokens of a prompt, from its start, a worker has in its prefix cache.
@@ -105,20 +105,21 @@ type Assignment struct {
 	Entry  uint64  `json:"entry"`
 	Worker int32   `json:"worker"`
 	Score  float64 `json:"score"`
-	Stage  uint8   `json:"stage"` // the part of the policy that chose: 0 the starvation guard, 1 one at a time, 2 several together
+	// How the policy chose the rank: 0 by the starvation guard, 1 for this entry alone, 2 for several entries together.
+	Stage uint8 `json:"stage"`
 }
 
-// Policy decides which waiting entry goes to which rank, in rounds.
+// Policy decides which waiting entry goes to which rank. The board calls it in rounds.
 type Policy interface {
 	// Name is the canonical form of what Parse was given, e.g. "br0:window=8".
 	Name() string
-	// Immediate says that the policy sends every entry on at once, even to a rank without a free slot, where the engine queues it. Other
-	// policies are pooled: they only fill free slots.
+	// Immediate says that the policy binds every entry at once, even to a rank without a free slot, where the engine queues it. Other policies
+	// are pooled: entries wait in the pool until a slot is free.
 	Immediate() bool
-	// MaxAgeMs is the configured wait in ms after which the policy's starvation guard takes an entry, 0 if it has no guard. The board
-	// computes Snapshot.MaxAgeMs from it.
+	// MaxAgeMs is the configured wait in ms after which the policy's starvation guard takes an entry; 0: it has no guard. The board computes
+	// Snapshot.MaxAgeMs from it.
 	MaxAgeMs() float32
-	// Decide appends the assignments of the round to dst. It reuses the memory of earlier rounds, so it allocates next to nothing, and only
-	// one goroutine at a time may call it.
+	// Decide appends the assignments of the round to dst. It reuses the memory of earlier rounds, so it hardly allocates, and only one
+	// goroutine at a time may call it.
 	Decide(s *Snapshot, dst []Assignment) []Assignment
 }

@@ -8,10 +8,10 @@ import (
 	"evenkeel/internal/namedargs"
 )
 
-// namedPolicy is a policy, or a preset of one, that a user can name: its name, the keys that may be set, and their defaults.
+// namedPolicy is a policy that a user can name, or a preset of one: its name, the keys that may be set, and their defaults.
 type namedPolicy struct {
 	name     string
-	presets  []string // keys that the preset sets and a user cannot
+	presets  []string // keys that the preset fixes, so that a user cannot set them
 	keys     []key    // keys that a user may set
 	defaults settings
 	build    func(name string, v *settings) Policy
@@ -31,7 +31,7 @@ var evenkeelDefaults = withChange(commonDefaults, func(v *settings) {
 	v.patience, v.maxHoldS = rounds.Default.Patience, rounds.Default.MaxHold
 })
 
-// namedPolicies are all policies and presets, in the order in which a user sees them.
+// namedPolicies are all policies and presets, in the order in which lists show them.
 var namedPolicies = slices.Concat([]namedPolicy{
 	{
 		name: "br0", keys: keysNamed("window", "theta", "queue", "order", "max_age_ms", "ahead", "watermark"),
@@ -74,23 +74,23 @@ var namedPolicies = slices.Concat([]namedPolicy{
 }, ruleForms("random", ruleRandom, "seed"), ruleForms("rr", ruleRR), ruleForms("p2c", ruleP2C, "seed"),
 	ruleForms("jsq", ruleJSQ), ruleForms("jsq-kv", ruleJSQKV))
 
-// withChange returns a copy of v with a change.
+// withChange returns a copy of v to which the function change was applied.
 func withChange(v settings, change func(*settings)) settings {
 	change(&v)
 	return v
 }
 
-// newBR0 makes the policy BR-0 of the BalanceRoute paper, with a starvation guard, which the paper does not have.
+// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard, which the paper does not have.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longestFirst: v.longest,
 		overdueFirst: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
-		ranks: ranks{mostRoomOfAll: true}, // as the golden vectors of BR-0 have it
+		ranks: ranks{mostRoomOfAll: true}, // the golden vectors of BR-0 need this
 	}
 }
 
-// newBRH makes the policy BR-H of the BalanceRoute paper: it is BR-0 with a score over all steps up to a horizon, where BR-0 looks only at
-// the present step.
+// newBRH makes the policy BR-H of the BalanceRoute paper: BR-0 with a score over all steps up to a horizon instead of only the present
+// step.
 func newBRH(name string, v *settings) Policy {
 	p := newBR0(name, v).(*greedy)
 	p.lookahead = &lookahead{
@@ -107,7 +107,7 @@ func newPaper(name string, v *settings) Policy {
 	return p
 }
 
-// newBypass makes br0:bypass: it sends each entry at once to the rank with the best score of BR-0, and leaves a short queue to the engine.
+// newBypass makes br0:bypass: it sends each entry at once to the rank with the best score of BR-0, and lets engines queue a few entries.
 func newBypass(name string, v *settings) Policy {
 	return &firstCome{
 		name: name, rule: ruleLeastF, immediate: true, extraSlots: v.margin,
@@ -115,7 +115,7 @@ func newBypass(name string, v *settings) Policy {
 	}
 }
 
-// ruleForms returns the immediate and the pooled form of a rule.
+// ruleForms returns both forms of a first-come rule: the immediate form, and the pooled form, whose name begins with p.
 func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []namedPolicy{
@@ -137,7 +137,7 @@ func ruleForms(name string, r rule, keys ...string) []namedPolicy {
 	}
 }
 
-// Names lists every policy and preset.
+// Names lists every policy and preset, in the order in which users see them.
 func Names() []string {
 	names := make([]string, len(namedPolicies))
 	for i := range namedPolicies {
@@ -146,11 +146,11 @@ func Names() []string {
 	return names
 }
 
-// Spec is a policy that a user has written as text, parsed and checked.
+// Spec is a policy that a user has named in text, parsed and checked.
 type Spec struct {
 	form   *namedPolicy
 	values settings
-	set    []string // keys that were set
+	set    []string // keys that the text sets
 }
 
 // ParseSpec parses the text of one policy, in the syntax of package namedargs.
@@ -169,7 +169,7 @@ func ParseSpec(text string) (Spec, error) {
 	return sp, nil
 }
 
-// Accepts reports whether the policy has the key.
+// Accepts reports whether a user may set this key for the policy.
 func (sp Spec) Accepts(key string) bool { return namedargs.Has(sp.form.keys, key) }
 
 // Sets reports whether the text or the preset sets the key.
@@ -193,12 +193,12 @@ func (sp Spec) String() string {
 	return namedargs.Text(sp.form.name, sp.form.keys, &sp.values, &sp.form.defaults)
 }
 
-// Build makes a fresh policy.
+// Build makes a new policy with these settings. It shares no state with policies built before.
 func (sp Spec) Build() Policy {
 	return sp.form.build(sp.String(), &sp.values)
 }
 
-// Parse builds the policy that the text names.
+// Parse builds the policy that the text names; the error says which name, key or value is wrong.
 func Parse(text string) (Policy, error) {
 	sp, err := ParseSpec(text)
 	if err != nil {

@@ -5,48 +5,48 @@ import (
 	"slices"
 )
 
-// starts is the memory of the three ways to make the first placements: longestFirst, workerFirst and bestPair.
+// starts is the memory of the first placements of a round, which are made in one of three ways: longestFirst, workerFirst or bestPair.
 type starts struct {
 	order    []ranked
-	noneFits []bool  // by rank: no candidate fits it
-	pairs    []pair  // for bestPair: for each candidate, its pair with every rank
-	heap     []int32 // for longestFirst: heap of the ranks with a free slot, the smallest load on top
+	noneFits []bool  // by rank: true if no candidate fits the rank
+	pairs    []pair  // used by bestPair: for each candidate, one pair with every rank
+	heap     []int32 // used by longestFirst: heap of the ranks with a free slot, the smallest load on top
 }
 
-// ranked is a candidate with a value by which candidates are sorted. In workerFirst, gain is by how much the candidate lowers the cost if
-// the largest load does not rise. In longestFirst, gain is the length of its prompt.
+// ranked is a candidate with its sort value, gain. In workerFirst, gain is by how much the candidate lowers the cost if the largest load
+// does not rise. In longestFirst, gain is the length of its prompt.
 type ranked struct {
 	gain int64
 	who  int32
 }
 
-// startEvaluations bounds the work of the first placements: candidates times placements.
+// startEvaluations bounds the work of the first placements: the number of candidates times the number of placements.
 const startEvaluations = 4096
 
-// extraCandidates returns how many candidates the search gets in addition to the n that will be placed. For small n, the usual case, it is
-// the number in the settings.
+// extraCandidates returns how many candidates the search gets in addition to the n that will be placed. For small n, the usual case, this
+// is the number in the settings. For large n it is smaller, to bound the work.
 func (p *evenkeel) extraCandidates(n int) int {
 	return min(p.set.extraCandidates, max(leastExtra, startEvaluations/max(1, n)))
 }
 
 const leastExtra = 32
 
-// place makes the first placements of the round, which improve then improves: the overdue entries, then as many other entries as there are
-// slots, without those that are held back. For an overdue entry that fits no rank, it reserves a rank.
+// place makes the first placements of the round: the overdue entries, then other entries while slots are free, except those that are held
+// back. improve makes them better later. For an overdue entry that fits no rank, place reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
-	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // there is an entry for each slot; otherwise there is a slot for each entry
+	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
 	p.overdueEntries = overdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
-	copy(p.candidates.taken, p.heldBack.isHeld) // what is held back is no candidate
+	copy(p.candidates.taken, p.heldBack.isHeld) // entries that are held back must not become candidates
 	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
 
-	placeRange := p.longestFirst // the quickest of the three ways, for many placements
+	placeRange := p.longestFirst // fastest of the three ways, for many placements
 	switch {
 	case slotsAreScarce && p.wanted <= p.set.workerFirstMax:
-		placeRange = p.workerFirst // it chooses which entries are placed
+		placeRange = p.workerFirst // more entries than slots: the choice is which entries are placed
 	case !slotsAreScarce && p.wanted <= p.set.bestPairMax:
-		placeRange = p.bestPair // all entries are placed: it chooses where
+		placeRange = p.bestPair // all entries are placed: the choice is on which ranks
 	}
 	if p.candidates.overdueCount > 0 {
 		p.reserve(s, true)
@@ -69,7 +69,7 @@ func (p *evenkeel) placeable(s *Snapshot) int {
 	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.heldBack.count)))
 }
 
-// fillUp places entries for which improve has made room, so that no slot stays free while an entry waits that fits.
+// fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
 		p.workerFirst(s, 0, len(p.candidates.all), true)
@@ -77,8 +77,7 @@ func (p *evenkeel) fillUp(s *Snapshot) {
 }
 
 // reserve reserves a rank for the first overdue entry that fits no rank with a free slot. beforePlacing says that no entry is placed yet.
-// Once entries are placed, an overdue entry without a rank gets a reservation as well if slots are still free: the placed entries have
-// left it no KV room.
+// After placing, an overdue entry without a rank also gets a reservation if slots are still free, because then it lacks only KV room.
 func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	room := p.ranks.largestRoom()
 	slotsButNoRoom := !beforePlacing && p.ranks.openSlots > 0
@@ -91,9 +90,9 @@ func (p *evenkeel) reserve(s *Snapshot, beforePlacing bool) {
 	}
 }
 
-// workerFirst takes the rank with the smallest load, and places the candidate there that changes the cost least, again and again until
-// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With fromPool, a rank that none of them
-// fits gets a later entry of the pool.
+// workerFirst takes the rank with the smallest load, places the candidate there that changes the cost least, and repeats this until
+// p.wanted entries are placed. The candidates are those with the indices from `from` to `to`-1. With fromPool, a rank that no such
+// candidate fits gets a later entry of the pool.
 func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.sortByGain(from, to)
 	p.start.noneFits = sized(p.start.noneFits, len(p.loads.load))
@@ -120,7 +119,7 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	}
 }
 
-// leastLoaded returns the rank with the smallest load that has a free slot and is not set aside; none: there is no such rank.
+// leastLoaded returns the rank with the smallest load that has a free slot and that some candidate may fit; none: there is no such rank.
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.withSlots {
@@ -132,7 +131,7 @@ func (p *evenkeel) leastLoaded() int {
 }
 
 // sortByGain returns the unplaced candidates of a range, the largest gain first; in a tie, the earlier candidate. A candidate lowers the
-// cost by its load, because its rank comes closer to the fullest, and by the credit for its wait.
+// cost by its load (it brings its rank closer to the fullest rank) and by the credit for its wait.
 func (p *evenkeel) sortByGain(from, to int) []ranked {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -148,8 +147,8 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 // byGain orders candidates by gain, the largest first; in a tie, by index.
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
-// bestFor returns the index in order of the candidate that changes the cost least on rank g; in a tie, that of the earlier candidate;
-// none: no candidate fits. order has the largest gain first.
+// bestFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. In a tie, the
+// earlier candidate wins. order must have the largest gain first.
 func (p *evenkeel) bestFor(g int, order []ranked) int {
 	l := &p.loads
 	peak, rankCount := l.peak(), int64(len(l.load))
@@ -158,7 +157,7 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 	for i := range order {
 		o := &order[i]
 		if best != none && -o.gain > least {
-			break // even if the peak did not rise, neither this candidate nor a later one would change the cost less
+			break // even without a rise of the peak, this and all later candidates would change the cost by more
 		}
 		if p.candidates.all[o.who].tokens > room {
 			continue
@@ -176,8 +175,8 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 // that has room for it. The candidates are those with the indices from `from` to `to`-1.
 //
 // Without fromPool, these are the overdue entries, which it takes in the order of their waits. With fromPool, it first takes the oldest
-// candidates, as many as are still wanted, the longest prompt first. Then it takes the other candidates, and then later entries of the
-// pool, while slots are free.
+// candidates, as many as are still wanted, sorted by prompt length, the longest first. Then it takes the other candidates, and then later
+// entries of the pool, while slots are free.
 func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 	order := p.start.order[:0]
 	for i := from; i < to; i++ {
@@ -205,19 +204,19 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 		if who == none {
 			return
 		}
-		g := p.leastLoadedFor(p.candidates.all[who].tokens) // never none, because it fits the largest room
+		g := p.leastLoadedFor(p.candidates.all[who].tokens) // never none: the entry fits the rank with the largest room
 		p.placeOn(int32(who), g)
 		p.heapUpdate(g)
 	}
 }
 
-// leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: no rank has.
+// leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
 func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	h := p.start.heap
 	if len(h) == 0 {
 		return none
 	}
-	if tokens <= p.ranks.room[h[0]] { // the rank with the smallest load of all
+	if tokens <= p.ranks.room[h[0]] { // the rank with the smallest load has room
 		return int(h[0])
 	}
 	best := none
@@ -249,9 +248,9 @@ func (p *evenkeel) buildHeap() {
 	}
 }
 
-// heapUpdate restores the order of the heap after rank g took an entry: g moves down or, if it has no free slot left, out of the heap.
+// heapUpdate restores the order of the heap after rank g got an entry. If g has no free slot left, it leaves the heap.
 func (p *evenkeel) heapUpdate(g int) {
-	i := 0 // index of g in the heap, most often the top
+	i := 0 // index of g in the heap, usually 0
 	if p.start.heap[0] != int32(g) {
 		i = slices.Index(p.start.heap, int32(g))
 	}

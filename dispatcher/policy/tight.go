@@ -8,20 +8,20 @@ import (
 
 // tight is the memory of rounds in which KV room, and not the number of slots, limits how many entries can be placed. All ranks will soon
 // hold as much KV as they may, and then the rank with most requests will be the slowest. By its present load, this rank would get the
-// shortest prompts, which add least to its load, and so even more requests. Therefore these rounds compare the loads that the ranks will
-// have when their room is full.
+// shortest prompts, because these add least to its load, and so even more requests. Therefore such rounds compare the loads that the ranks
+// will have when their room is full.
 type tight struct {
-	loadWhenFull []float64 // by rank: its load when its room is full, in KV tokens, scaled by what a token costs there
-	meanPrompt   float64   // mean KV tokens of an entry in the pool
+	loadWhenFull []float64 // by rank: load when its room is full, in KV tokens scaled by its cost per token
+	meanPrompt   float64   // mean prompt tokens of an entry in the pool
 }
 
-// maxTightWork bounds the work of a round that is short of room: the number of placed entries times the number of ranks, because
+// maxTightWork bounds the work of a round in which room is short: the number of placed entries times the number of ranks, because
 // placeByRoom looks at each rank for each entry.
 const maxTightWork = 1 << 16
 
 // roomIsScarce says whether the waiting entries would fill the KV room of the ranks before they fill the slots. It also returns false if a
 // rank's room is unlimited, or if so many entries find room that placeByRoom would take too long (maxTightWork). meanPrompt is the mean
-// number of KV tokens of an entry.
+// prompt length of an entry, in tokens.
 func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	room, slots, waitingTokens := 0.0, 0.0, 0.0
 	for _, g := range p.ranks.withSlots {
@@ -41,8 +41,8 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	return meanPrompt, roomGoesFirst && work <= maxTightWork
 }
 
-// placeByRoom places the overdue entries and then the oldest of the others, as far as they find room. For the first overdue entry that
-// finds no room, it reserves a rank. It places at most maxTightWork/ranks entries, and leaves the rest to the next round.
+// placeByRoom places the overdue entries and then the oldest of the others, while they find room. For the first overdue entry that finds no
+// room, it reserves a rank. It places at most maxTightWork entries divided by the number of ranks, and leaves the rest to the next round.
 func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	p.overdueEntries = overdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, 0, 0)
@@ -53,7 +53,7 @@ func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	roomAtFirst := room
 	for _, w := range p.overdueEntries {
 		tokens := int64(s.Pool[w.entry].Prompt)
-		// Without open slots, an entry that would have fitted at first waits only for a slot.
+		// If no slot is open any more, an entry that would have fitted before waits only for a slot.
 		waitsForRoom := tokens > room && (tokens > roomAtFirst || p.ranks.openSlots > 0)
 		switch {
 		case tokens <= room && len(p.placed) < most:
@@ -72,7 +72,7 @@ func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
 	}
 }
 
-// projectFull computes the loads that the ranks will have when entries of mean length have filled their room.
+// projectFull computes the load that each rank will have when entries of mean length have filled its room.
 func (p *evenkeel) projectFull(s *Snapshot) {
 	t := &p.tight
 	t.loadWhenFull = sized(t.loadWhenFull, len(s.Workers))
@@ -82,10 +82,10 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 	}
 }
 
-// placeLevel places an entry that finds room on the rank where it makes the later loads of full ranks most equal. The shorter the prompts
-// of a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
+// placeLevel places an entry that finds room on the rank where it makes the loads of the full ranks most equal. The shorter the prompts on
+// a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
 // rank whose load will be the smallest, and a longer one to the rank whose load will be the largest. isOverdue says that the starvation
-// guard takes it.
+// guard takes the entry.
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
@@ -102,6 +102,6 @@ func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 	}
 	p.candidates.add(s, entry, isOverdue)
 	p.placeOn(int32(len(p.candidates.all)-1), best)
-	// It takes the room of tokens/mean entries of mean length, whose growth was counted, and grows itself like one entry.
+	// The entry takes the room of tokens/mean entries of mean length, whose growth was counted before, and grows itself like one entry.
 	t.loadWhenFull[best] += float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) * float64(p.loads.cost[best])
 }

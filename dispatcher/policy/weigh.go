@@ -17,20 +17,20 @@ type Weigher interface {
 }
 
 // Weigh writes, for each rank, by how many KV tokens the cost falls if the entry is bound there: the load of the entry, less the number of
-// ranks times the rise of the largest load (see appendAssignments). A larger value is better, so lowerIsBetter is false. ok is false if
-// there is no i-th placement.
+// ranks times the rise of the largest load (see appendAssignments). A larger value is better, so lowerIsBetter is false. ok is false if the
+// last round made no i-th placement.
 func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	if i >= len(p.placed) {
 		return false, false
 	}
 	fillNaN(dst)
-	p.liftPlacement(i) // p.search then has the loads as if the entry were not placed
+	p.liftPlacement(i) // sets p.search to the loads without the entry
 	l, m, who := &p.loads, &p.search, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
 	peakWithout := max(m.others.largest, m.baseLoad)
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
-		peak := l.peak() // the largest load with the entry where the policy placed it
+		peak := l.peak() // largest load with the entry on the rank that the policy chose
 		if g != m.rank {
 			if !p.ranks.fits(g, tokens) {
 				continue
@@ -60,8 +60,9 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	return false, true
 }
 
-// Weigh writes the values that the rule compares: the requests or the KV tokens of each rank without the entry, for which smaller is
-// better, or the score F of BR-0 (see largestF), for which larger is better. The rules random and rr compare nothing.
+// Weigh writes for each rank the value that the rule compares: its requests or its KV tokens without the entry, for which smaller is
+// better, or the score F of BR-0 (see largestF), for which larger is better. For the rules random and rr, which compare nothing, ok is
+// false.
 func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok || p.rule == ruleRandom || p.rule == ruleRR {
@@ -93,20 +94,20 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 	return p.rule != ruleLeastF, true
 }
 
-// fillNaN sets all scores to NaN, which means that the rank could not take the entry.
+// fillNaN sets all scores to NaN, which stands for a rank that could not take the entry.
 func fillNaN(dst []float64) {
 	for g := range dst {
 		dst[g] = math.NaN()
 	}
 }
 
-// index returns the index of the worker with an ID; ok is false if there is none.
+// index returns the index of the worker with this ID; ok is false if the snapshot has no such worker.
 func (s *Snapshot) index(worker int32) (g int, ok bool) {
 	return slices.BinarySearchFunc(s.Workers, worker, func(w Worker, id int32) int { return int(w.ID) - int(id) })
 }
 
-// removeLoad subtracts a scaled number of tokens from the load of rank g at every step, and computes the peaks anew. To restore the
-// envelope, the caller must call addLoad with the same number.
+// removeLoad subtracts a scaled number of tokens from the load of rank g at every step, and computes the peaks anew. The caller restores
+// the envelope by a call of addLoad with the same number.
 func (e *envelope) removeLoad(g int, size int64) {
 	loads := e.loadsOf(g)
 	for h := range loads {
