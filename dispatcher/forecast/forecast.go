@@ -1,5 +1,5 @@
-// Package forecast keeps a prediction for each running request: how many tokens the request will still get within the horizon. The
-// prediction is called r̂, and Rhat in a Snapshot.
+// Package forecast keeps a prediction for each running request: how many more tokens the request will get within the horizon, a number of
+// decode steps. The prediction is called r̂, and Rhat in a Snapshot.
 package forecast
 
 import (
@@ -9,40 +9,41 @@ import (
 	"evenkeel/predictor"
 )
 
-// A policy that reads only the mean output needs no predictions. To score the predictor nevertheless, one of scoreEvery slots gets
-// predictions that only serve this purpose. Their horizon is the one that `evenkeel fit` uses, so that the scores can be compared with
+// A policy that reads only the mean output needs no predictions. To score the predictor nevertheless, requests in one of scoreEvery slots
+// get predictions that only serve this purpose. Their horizon is the one that `evenkeel fit` uses, so that the scores can be compared with
 // those of the fit file.
 const (
-	scoreHorizon = 80   // steps
-	scoreEvery   = 8    // slots
-	scoreRows    = 4096 // predictions with outcomes that are kept
+	scoreHorizon = 80   // decode steps that a scored prediction looks ahead
+	scoreEvery   = 8    // slots per slot with scored predictions
+	scoreRows    = 4096 // how many of the latest predictions with known outcomes are kept
 )
 
-// Running keeps r̂ of the running requests of one group. In each round, it updates r̂ by the tokens that were generated since the last
-// round, and asks the predictor once for all requests that need a new prediction. Only the goroutine that decides may use it.
+// Running keeps the predictions r̂ of the running requests of one group. In each round of decisions, it updates r̂ by the tokens that were
+// generated since the last round, and asks the predictor once for all requests that need a new prediction. Only the goroutine that decides
+// may use it.
 type Running struct {
 	rules        predictor.Rules
 	policyReads  bool       // the policy reads r̂; false: a sample of the requests is predicted, only to be scored
-	rulesVersion uint32     // it grows when rules or policyReads change; a request whose r̂ is of another version is predicted anew
-	estimates    []estimate // by slot
+	rulesVersion uint32     // grows when rules or policyReads change; a request whose estimate has an older version is predicted anew
+	estimates    []estimate // estimates of the running requests, by slot number
 
-	scored        *predictor.Live // sample of predictions and their outcomes; nil: none is kept, before KeepScores is called and in a clone
-	scoredHorizon int             // horizon of these predictions, in steps
+	scored        *predictor.Live // sample of predictions and their outcomes; nil: none, before KeepScores is called and in a clone
+	scoredHorizon int             // horizon of the scored predictions, in steps
 
 	needPrediction []*policy.Request // requests that must be predicted anew in this round
 	queries        []predictor.Query
 	answers        []predictor.Prediction
 }
 
-// estimate is r̂ of the request in a slot.
+// estimate is the prediction r̂ for the request in one slot.
 type estimate struct {
 	predictor.State
 	id           uint64
-	updatedAtAge int32  // tokens that the request had when r̂ was last updated
-	rulesVersion uint32 // Running.rulesVersion under which r̂ last began anew
+	updatedAtAge int32  // age of the request, in generated tokens, when r̂ was last updated
+	rulesVersion uint32 // Running.rulesVersion when r̂ was last predicted anew
 }
 
-// SetNeeds sets what the policy needs. If this has changed, every request will be predicted anew.
+// SetNeeds sets which predictions the policy needs. If this has changed, every request will be predicted anew in the next round.
 func (f *Running) SetNeeds(n policy.Requirements) {
 	reads := n.Predictor != ""
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
@@ -56,7 +57,7 @@ func (f *Running) SetNeeds(n policy.Requirements) {
 }
 
 // KeepScores makes Running score its predictions from now on. If the horizon has changed by more than a tenth, the sample of predictions
-// starts anew. Smaller changes do not count: a horizon that follows the mean output often moves by a step, so the sample would never be
+// starts anew. Smaller changes are ignored: a horizon that follows the mean output often moves by a step, and the sample would never be
 // complete.
 func (f *Running) KeepScores() {
 	horizon := f.rules.H
@@ -66,7 +67,7 @@ func (f *Running) KeepScores() {
 	}
 }
 
-// Update updates r̂ of the running requests, whose Age must be up to date, and sets their Rhat. If the policy does not read r̂, Update sets
+// Update updates r̂ of the running requests and sets their Rhat. Their Age must be up to date. If the policy does not read r̂, Update sets
 // Rhat to 0 and updates only the sample that is scored.
 func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 	f.needPrediction = f.needPrediction[:0]
@@ -74,7 +75,7 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 		running := workers[g].Running
 		for i := range running {
 			request := &running[i]
-			if f.policyReads || request.Slot%scoreEvery == 0 { // or it is in the sample whose predictions are scored
+			if f.policyReads || request.Slot%scoreEvery == 0 { // in the sample, the predictions are scored
 				f.advance(request)
 			} else {
 				request.Rhat = 0
@@ -84,8 +85,7 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 	f.predictAll(p)
 }
 
-// advance updates r̂ of one request to its age and sets its Rhat. If the
-// request must be predicted anew, advance adds it to needPrediction.
+// advance updates r̂ of one request to its age and sets its Rhat. A request that must be predicted anew is added to needPrediction.
 func (f *Running) advance(request *policy.Request) {
 	if missing := int(request.Slot) + 1 - len(f.estimates); missing > 0 {
 		f.estimates = append(f.estimates, make([]estimate, missing)...)
@@ -112,18 +112,18 @@ func (f *Running) visibleRhat(e *estimate) float32 {
 	return e.Rhat
 }
 
-// predictAll asks the predictor, in one call, about all requests in needPrediction. The answers start their r̂ anew and set their Rhat.
-// They also go to the sample that is scored.
+// predictAll asks the predictor, in one call, about all requests in needPrediction. Each answer becomes the request's new r̂ and Rhat, and
+// is recorded in the sample that is scored.
 func (f *Running) predictAll(p predictor.Predictor) {
 	if len(f.needPrediction) == 0 {
 		return
 	}
 	f.queries = f.queries[:0]
 	for _, request := range f.needPrediction {
-		generatedBefore := request.Age - request.Generated // on earlier ranks: these tokens are a part of Prompt
+		generatedBefore := request.Age - request.Generated // tokens from earlier ranks are part of Prompt
 		f.queries = append(f.queries, predictor.Query{Prompt: request.Prompt - generatedBefore, Age: request.Age, Key: request.Key})
 	}
-	if n := len(f.queries); n > cap(f.answers) { // the memory is kept for later rounds
+	if n := len(f.queries); n > cap(f.answers) { // grow once, and reuse the memory in later rounds
 		f.answers = make([]predictor.Prediction, n, cap(f.queries))
 	}
 	answers := f.answers[:len(f.queries)]
@@ -138,11 +138,11 @@ func (f *Running) predictAll(p predictor.Predictor) {
 	}
 }
 
-// RecordEnd gives the outcome of a request that has left its rank to the sample that is scored: how many tokens its answer has (output).
-// finished is false if the answer was cut off and would have become longer.
+// RecordEnd records in the scored sample that a request has left its rank, and how many tokens its answer has (output). finished is false
+// if the answer was cut off and would have become longer.
 func (f *Running) RecordEnd(slot int32, id uint64, finished bool, output int32) {
 	switch {
-	case f.scored == nil: // no prediction waits for its outcome
+	case f.scored == nil: // nothing is scored
 	case finished:
 		f.scored.Finished(slot, id, output)
 	default:
@@ -150,7 +150,7 @@ func (f *Running) RecordEnd(slot int32, id uint64, finished bool, output int32) 
 	}
 }
 
-// Rows returns the predictions whose outcomes are known, with these outcomes.
+// Rows returns the scored predictions whose outcomes are known, with these outcomes; nil: nothing is scored.
 func (f *Running) Rows() []predictor.Row {
 	if f.scored == nil {
 		return nil

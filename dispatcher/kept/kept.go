@@ -1,5 +1,5 @@
 // Package kept counts the KV that an engine keeps after answers have ended, for the next turns of their chats. No running request reads
-// this KV, so it is no load. But it takes room: vLLM does not evict it before its time is over, and preempts requests instead.
+// this KV, so it adds no time to a step. But it takes room: vLLM does not evict it before its time is over, and preempts requests instead.
 package kept
 
 import (
@@ -8,42 +8,41 @@ import (
 )
 
 const (
-	// timeParts is into how many parts the time for which KV is kept is divided. The KV of all answers that end within one part is one entry,
-	// which counts until the time of the latest answer is over.
+	// timeParts is the number of parts into which the keep time is divided. The KV of all answers that end within one part shares one entry,
+	// which counts until the keep time of the latest of these answers is over.
 	timeParts = 64
-	// mostEntries is the largest number of entries at one time: one for each part, and two for the parts that are just ending and
-	// beginning.
+	// mostEntries is the largest number of entries at a time: one for each part, and two for the parts that are just ending and beginning.
 	mostEntries = timeParts + 2
 )
 
 // KV counts the KV tokens that the engine of one rank keeps.
 type KV struct {
 	tokens  int64
-	entries []entry // in the order in which their time is over
+	entries []entry // entries by time of expiry, the next first
 }
 
-// entry is the KV of answers that ended at about the same time.
+// entry counts the KV of answers that ended at about the same time.
 type entry struct {
 	tokens                  int64
-	lastAdded               time.Time // when KV was last added
+	lastAdded               time.Time // when tokens were last added to this entry
 	firstExpiry, lastExpiry time.Time // when the engine frees the first KV of the entry, and the last
 }
 
 // Reserve allocates the memory for all entries, so that Add allocates nothing.
 func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, mostEntries-len(k.entries)) }
 
-// Add counts tokens that the engine keeps for the time keepFor from now on. It calls Expire first, and returns its result.
+// Add counts tokens that the engine keeps for the time keepFor from now on. It drops expired KV first, and returns how many tokens expired.
 //
-// The tokens become an entry, or are added to the last entry if their time ends less than keepFor/timeParts after that of the first KV in
-// this entry. The number of entries is bounded by this. If it is reached nevertheless, because keepFor has changed, all tokens are added to
-// the last entry.
+// The tokens are added to the last entry if they expire less than keepFor/timeParts after the first KV in this entry, and become a new
+// entry otherwise. So there are at most mostEntries entries. If a change of keepFor nevertheless leads to more, the tokens are added to the
+// last entry.
 func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired int64) {
 	expired = k.Expire(now)
 	k.tokens += tokens
 	expiry, count := now.Add(keepFor), len(k.entries)
 	if count > 0 {
 		last := &k.entries[count-1]
-		if expiry.Before(last.lastExpiry) { // keepFor has become shorter, but the entries must stay in the order of their ends
+		if expiry.Before(last.lastExpiry) { // keepFor has become shorter, but entries must stay in the order of their expiry
 			expiry = last.lastExpiry
 		}
 		if count == mostEntries || expiry.Sub(last.firstExpiry) < keepFor/timeParts {
@@ -66,10 +65,10 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 	return expired
 }
 
-// DropSurplus corrects the account by the gauge of the engine. At the time at, the board counted so many tokens (surplus) more than the
-// engine had in use. DropSurplus drops so many kept tokens, and returns how many it dropped. It begins with the tokens whose time ends
-// first: if several answers share KV, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over.
-// DropSurplus does not change entries to which KV was added at or after the time at.
+// DropSurplus corrects the count by the engine's own KV gauge. At the time at, the board counted surplus tokens more than the engine had in
+// use. DropSurplus drops so many kept tokens, and returns how many it dropped. It begins with the tokens that expire first: if several
+// answers share KV, such as a prefix of a chat, the engine keeps one copy until the time of the last answer is over. It does not change
+// entries to which KV was added at or after the time at, because the gauge may not include them.
 func (k *KV) DropSurplus(surplus int64, at time.Time) (dropped int64) {
 	for i := range k.entries {
 		e := &k.entries[i]
@@ -85,16 +84,16 @@ func (k *KV) DropSurplus(surplus int64, at time.Time) (dropped int64) {
 	return dropped
 }
 
-// Clear drops all KV, and returns the number of dropped tokens.
+// Clear drops all KV, as when the engine restarts, and returns the number of dropped tokens.
 func (k *KV) Clear() (dropped int64) {
 	dropped, k.tokens, k.entries = k.tokens, 0, k.entries[:0]
 	return dropped
 }
 
-// Tokens returns how many tokens are kept.
+// Tokens returns how many KV tokens the engine keeps of ended answers; they take room, but are no load.
 func (k *KV) Tokens() int64 { return k.tokens }
 
-// SumOfEntries adds up the tokens of all entries. The result must be the same as that of Tokens, which the board checks.
+// SumOfEntries adds up the tokens of all entries. The board checks that the result equals that of Tokens.
 func (k *KV) SumOfEntries() (tokens int64) {
 	for i := range k.entries {
 		tokens += k.entries[i].tokens
@@ -102,7 +101,7 @@ func (k *KV) SumOfEntries() (tokens int64) {
 	return tokens
 }
 
-// AddedBefore returns how many tokens are in entries to which no KV was added at or after the given time.
+// AddedBefore returns how many tokens are in entries to which nothing was added at or after the given time.
 func (k *KV) AddedBefore(at time.Time) (tokens int64) {
 	for i := range k.entries {
 		if k.entries[i].lastAdded.Before(at) {
@@ -112,7 +111,7 @@ func (k *KV) AddedBefore(at time.Time) (tokens int64) {
 	return tokens
 }
 
-// Next returns when Expire will drop the next entry; zero: no KV is kept.
+// Next returns when Expire will next drop KV; the zero time: no KV is kept.
 func (k *KV) Next() time.Time {
 	if len(k.entries) == 0 {
 		return time.Time{}
@@ -120,7 +119,8 @@ func (k *KV) Next() time.Time {
 	return k.entries[0].lastExpiry
 }
 
-// Clone returns a copy with as much reserved memory.
+// Clone returns a copy that shares no memory with the original. It reserves the same memory, so that Add allocates nothing in the copy
+// either.
 func (k *KV) Clone() KV {
 	c := *k
 	c.entries = append(make([]entry, 0, cap(k.entries)), k.entries...)

@@ -1,5 +1,5 @@
-// Package virtual has simulated decode engines in virtual time, with the same boards in front of them as in the server. The simulator and
-// the twin share it.
+// Package virtual has simulated decode engines in virtual time. The boards in front of them are the same code as in the server. The
+// simulator and the twin both use it.
 package virtual
 
 import (
@@ -9,28 +9,28 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Driver owns boards in virtual time, as the dispatcher's scheduler does in real time: it applies events of one model, and carries out
-// their effects. Rounds take no virtual time, so a policy never loses a part of its budget of evaluations. Times are ms since Began.
+// Driver runs boards in virtual time, as the dispatcher's scheduler does in real time: it applies events of one model, and carries out
+// their effects. Decisions take no virtual time, so a policy can always use its whole budget of evaluations. Times are ms since Began.
 type Driver struct {
 	Boards *board.Boards
 	Began  time.Time
 	Now    float64 // present time, in ms since Began
 	Model  string
-	Counts board.Counts // progress of the requests on the ranks, which Count applies
+	Counts board.Counts // tokens and first steps of the requests on the ranks; the boards see them when Count is called
 
 	OnBind        func(e *board.Effect) // gets each EffectBind
 	OnRefuse      func(e *board.Effect) // gets each EffectRefuse
 	OnOtherEffect func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
-	OnDecided     func(ms float64)      // called after an event was applied and its rounds were decided
-	Timed         func(round func())    // must call round, and may measure its time; nil: rounds are not measured
+	OnDecided     func(ms float64)      // called after an event was applied and all decisions were made; ms is the time of the event
+	Timed         func(round func())    // if set, called in place of round to measure it, and must call round; nil: nothing is measured
 
-	// Functions for recorders; nil: nothing is recorded.
+	// Functions for recorders such as the twin's tape; nil: nothing is recorded.
 	OnEvent  func(e board.Event, now time.Time)   // called before an event is applied to the boards
 	OnEffect func(e *board.Effect, now time.Time) // called before an effect is carried out
 
 	tick       board.Tick
 	decided    board.Decided
-	idleGroups map[string]bool // names of groups in which no request decodes any more, so that the length of their next step is not known
+	idleGroups map[string]bool // names of groups in which no request decodes any more; the next step of such a group has no known length
 }
 
 // NewDriver returns a driver of the boards for one model.
@@ -46,7 +46,7 @@ func (d *Driver) Instant(ms float64) time.Time {
 	return d.Began.Add(time.Duration(math.Round(ms * float64(time.Millisecond))))
 }
 
-// Apply gives the boards an event at the time ms, and runs the rounds of decisions that the event causes.
+// Apply gives the boards an event at the time ms, and lets the boards decide until they have nothing more to decide.
 func (d *Driver) Apply(e board.Event, ms float64) {
 	now := d.Instant(ms)
 	if d.OnEvent != nil {
@@ -67,7 +67,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 	d.OnDecided(ms)
 }
 
-// Tick applies a board.Tick and, if the tick needs them, Counts before it.
+// Tick applies a board.Tick, on which the boards decide. If they need current token counts for that, it applies Counts first.
 func (d *Driver) Tick(ms float64) {
 	if d.Boards.NeedsCounts(d.Model, d.Instant(ms)) {
 		d.Count(ms)
@@ -75,7 +75,7 @@ func (d *Driver) Tick(ms float64) {
 	d.Apply(&d.tick, ms)
 }
 
-// Next returns the time at which the boards need a Tick even if nothing happens, in ms; Never: there is none.
+// Next returns the time at which the boards need a Tick even if nothing happens before, in ms; Never: they need none.
 func (d *Driver) Next() float64 {
 	if at := d.Boards.Next(); !at.IsZero() {
 		return float64(at.Sub(d.Began)) / float64(time.Millisecond)
@@ -86,11 +86,11 @@ func (d *Driver) Next() float64 {
 // Never is a time that never comes, in ms.
 var Never = math.Inf(1)
 
-// Count applies the Counts at the time ms, so that the boards decide with them in the next event.
+// Count gives the boards the token counts of all requests at the time ms, so that they decide with them at the next event.
 func (d *Driver) Count(ms float64) { d.Boards.Apply(&d.Counts, d.Instant(ms)) }
 
-// carryOut passes each effect to OnEffect, if it is set. Then it passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the others to
-// OnOtherEffect, except EffectGroupIdle, which only marks the group as idle. The counts of a slot begin anew with each EffectBind.
+// carryOut passes each effect to OnEffect, if that is set. Then it passes EffectBind to OnBind, EffectRefuse to OnRefuse, and the others to
+// OnOtherEffect, except EffectGroupIdle, which only marks the group as idle. EffectBind also sets the token count of the slot to zero.
 func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	for i := range effects {
 		if d.OnEffect != nil {
@@ -110,11 +110,11 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 	}
 }
 
-// StepCounter counts the steps of a group as its streams would report them.
+// StepCounter counts the steps of a group as the proxy would detect them from the token streams.
 type StepCounter struct {
 	Key    board.GroupKey
 	Number uint32  // number of the present step
-	Since  float64 // when the last step was reported, in ms; NaN: no step was reported since the group was idle
+	Since  float64 // when the last step was reported, in ms; NaN: none was reported since the group was last idle
 	steps  board.Steps
 }
 
@@ -123,8 +123,8 @@ func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }
 
-// reportStep gives the boards the present step of a group, as a step detector does. now is the time of the report, in ms. The first step
-// that is reported after the group was idle has no length.
+// reportStep gives the boards the present step of a group, as the server's step detector does. now is the time of the report, in ms. The
+// first step after the group was idle is reported without a length.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	if d.idleGroups[counter.Key.Name] {
 		delete(d.idleGroups, counter.Key.Name)
@@ -140,7 +140,7 @@ func (d *Driver) reportStep(counter *StepCounter, now float64) {
 	d.Apply(&counter.steps, now)
 }
 
-// resetCounts sets the Counts of a slot to zero for a new request, and makes the lists of Counts long enough.
+// resetCounts sets the counts of a slot to zero for a new request, and makes the lists of Counts long enough for the slot.
 func (d *Driver) resetCounts(slot int32) {
 	counts := &d.Counts
 	for int(slot) >= len(counts.Tokens) {
@@ -149,7 +149,7 @@ func (d *Driver) resetCounts(slot int32) {
 	counts.Tokens[slot], counts.Started[slot], counts.FirstStep[slot] = 0, false, 0
 }
 
-// setCounts sets the Counts of a slot: how many tokens its stream has brought, and the number of the step that brought the first tokens.
+// setCounts sets the counts of a slot: how many tokens its request has got, and the number of the step that brought the first token.
 func (d *Driver) setCounts(slot, tokens int32, firstStep uint32) {
 	d.Counts.Tokens[slot], d.Counts.Started[slot], d.Counts.FirstStep[slot] = tokens, true, firstStep
 }

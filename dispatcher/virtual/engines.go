@@ -7,21 +7,21 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Engines are the simulated ranks of one model that decode, in groups. The simulator or the twin provides the requests.
+// Engines simulates the ranks of one model that only decode, in groups. The simulator or the twin provides the requests.
 type Engines struct {
 	*Driver
 	Groups           []*Group
-	ReportDelaySteps int // number of steps by which the boards see the tokens of a request too late
+	ReportDelaySteps int // number of steps by which the token counts that the boards see lag behind; 0: they are exact
 
-	Length func(g *Group) (ms float64) // returns how long the step takes that the group begins now
-	// Prefill starts the prefill of a request that has KV room on its rank now. The results are Request.Ready and Request.Prefill. nil:
-	// requests are prefilled before they are bound.
+	Length func(g *Group) (ms float64) // returns how long the step takes that the group begins now, in ms
+	// Prefill starts the prefill of a request for which its rank has just reserved KV room. Its results become Request.Ready and
+	// Request.Prefill. If Prefill is nil, requests come to the ranks with their prefill finished.
 	Prefill   func(prompt int32) (ready, took float64)
-	Token     func(q *Request)           // called when a request got a token
-	Seated    func(q *Request)           // called when a request got its slot in the engine, so that it is active
+	Token     func(q *Request)           // called for each token that a request gets
+	Seated    func(q *Request)           // called when a request got a slot in the engine, so that it takes part in steps
 	Finished  func(g *Group, q Request)  // called when a request got its last token, and has left
-	Preempted func(r *Rank, q Request)   // called when a request has left because KV room is short
-	Stepped   func(g *Group, tokens int) // called when a step has ended
+	Preempted func(r *Rank, q Request)   // called when a request was taken off its rank because KV room is short
+	Stepped   func(g *Group, tokens int) // called when a step has ended, with the number of tokens that it brought
 
 	release board.Release // reused, so that releases allocate nothing
 }
@@ -38,8 +38,8 @@ func (e *Engines) Turn(deliver func()) {
 	e.Tick(e.Now)
 }
 
-// Begin begins a step in each group that has none in progress. It returns true if it preempted a request before, so that the boards have
-// something to decide again.
+// Begin begins a step in each group that has none in progress. It returns true if it preempted a request, because the boards must then find
+// a rank for this request.
 func (e *Engines) Begin() (preempted bool) {
 	for _, g := range e.Groups {
 		if g.Ends == Never {
@@ -63,8 +63,8 @@ func (e *Engines) Due() (next float64, busy bool) {
 	return next, busy
 }
 
-// nextEndedKVExpiry returns the time at which a rank of the group next frees KV that it keeps of ended answers. It counts only ranks on
-// which a request waits for KV room; Never: there is none. It is needed only if no step is in progress, because ranks otherwise free such
+// nextEndedKVExpiry returns when a rank of the group next frees KV that it keeps of ended answers, in ms. Only ranks on which a request
+// waits for KV room count; Never: there is no such rank. It is needed only while no step is in progress, because ranks otherwise free such
 // KV at each step.
 func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 	waitsForRoom := func(q Request) bool { return !q.Reserved }
@@ -77,18 +77,19 @@ func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 	return next
 }
 
-// Place gives a request to the rank to which the boards have bound it, and begins to pull its KV if the rank may do this now.
+// Place gives a request to the rank to which the boards have bound it, and begins to pull its KV, unless the rank pulls KV only when a step
+// begins (MaxRunning).
 func (e *Engines) Place(r *Rank, q Request) {
 	q.DecodesFrom, q.EarliestStep = KVNotReady, r.Group.earliestStep()
 	r.Requests = append(r.Requests, q)
-	if r.MaxRunning == 0 { // no limit, so the rank pulls KV at any time; with a limit, it pulls KV only when a step begins
+	if r.MaxRunning == 0 { // without MaxRunning, the rank pulls KV at any time; with it, only when a step begins
 		r.EndedKV.Expire(e.Instant(e.Now))
 		e.reserveKV(r, q.EarliestStep)
 		e.assignSlots(r)
 	}
 }
 
-// Put puts a request on a rank that is there when the simulation begins, with the tokens that it has got already.
+// Put puts a request on a rank when the simulation begins, with the tokens that the request has got already.
 func (e *Engines) Put(r *Rank, q Request) {
 	e.Driver.resetCounts(q.Slot)
 	if q.Reserved {
@@ -100,24 +101,24 @@ func (e *Engines) Put(r *Rank, q Request) {
 	r.Requests = append(r.Requests, q)
 }
 
-// assignSlots gives the free slots of a rank to the requests that wait in the engine and whose KV is ready, in order. On a rank with
-// MaxRunning, it makes all such requests active, and limitRunning then decides which of them take part in a step.
+// assignSlots gives the free slots of a rank to the requests that wait in the engine and whose KV is ready, in order of arrival. On a rank
+// with MaxRunning, it makes all such requests active, and limitRunning then decides which of them take part in a step.
 func (e *Engines) assignSlots(r *Rank) {
 	for i := r.Active; i < len(r.Requests) && (r.Active < r.Slots || r.MaxRunning > 0); i++ {
 		q := r.Requests[i]
 		if q.DecodesFrom == KVNotReady {
 			continue
 		}
-		copy(r.Requests[r.Active+1:i+1], r.Requests[r.Active:i]) // moves those that wait longer, but are not ready, behind it
+		copy(r.Requests[r.Active+1:i+1], r.Requests[r.Active:i]) // moves requests that came earlier, but whose KV is not ready, behind q
 		r.Requests[r.Active] = q
 		e.Seated(&r.Requests[r.Active])
 		r.Active++
 	}
 }
 
-// reserveKV reserves KV room for the waiting requests that have none, in order. It stops at the first request that does not fit, or that
-// came too late for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill.
-// Otherwise the KV is ready at once. A request whose KV is ready gets its DecodesFrom.
+// reserveKV reserves KV room for waiting requests, in order of arrival. It stops at the first request that does not fit, or that came too
+// late for this step. If requests are bound before their prefill (Prefill is set), the reservation also starts the prefill. Otherwise the
+// KV is ready at once. When the KV of a request is ready, reserveKV sets its DecodesFrom.
 func (e *Engines) reserveKV(r *Rank, step int64) {
 	for i := range r.Requests {
 		q := &r.Requests[i]
@@ -138,7 +139,7 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 	}
 }
 
-// startStep begins a step of a group if any request is active. Before, each rank pulls KV of waiting requests, gives them slots, and
+// startStep begins a step of a group if any request is active. First, each rank pulls KV of waiting requests, gives them slots, and
 // preempts requests while its KV exceeds its capacity. preempted says whether a request was preempted.
 func (e *Engines) startStep(g *Group) (preempted bool) {
 	anyActive := false
@@ -164,7 +165,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	return preempted
 }
 
-// Preempt takes the i-th request off a rank, and gives its slot back with the outcome Failed.
+// Preempt takes the i-th request off a rank. The boards get its slot back with the outcome Failed, so the request must get another rank.
 func (e *Engines) Preempt(r *Rank, i int) {
 	q := r.Requests[i]
 	r.Remove(i)
@@ -177,24 +178,24 @@ func (e *Engines) Preempt(r *Rank, i int) {
 func (e *Engines) finishStep(g *Group) {
 	step := g.Step
 	tokens, reported := 0, false
-	g.nextStepBegun = g.hasWorkAfterStep() // the engines begin their next step before the proxy reads the tokens of this one
+	g.nextStepBegun = g.hasWorkAfterStep() // the engines begin the next step before the proxy reads the tokens of this one
 	g.Step, g.Ends = step+1, Never
 	for _, r := range g.Ranks {
 		for i := range r.Active {
 			q := &r.Requests[i]
-			if q.DecodesFrom > step { // its first token comes in a later step
+			if q.DecodesFrom > step { // the request's first token comes in a later step
 				continue
 			}
-			reports := q.FirstStep != 0 && !reported // the first stream that gets a further token reports the step
+			reports := q.FirstStep != 0 && !reported // the first stream that gets a token after its first one reports the step
 			if reports {
 				g.Number++
 			}
 			q.Gen++
 			q.Left--
-			if q.FirstStep == 0 { // this is its first token
+			if q.FirstStep == 0 { // this is the request's first token
 				q.FirstStep = g.Number
 			}
-			e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep) // so the boards may see the tokens of an earlier step
+			e.setCounts(q.Slot, max(0, q.Gen-int32(e.ReportDelaySteps)), q.FirstStep) // the boards may see the token count of an earlier step
 			e.Token(q)
 			r.KV++
 			tokens++
@@ -227,8 +228,8 @@ func (e *Engines) releaseFinished(g *Group) {
 	}
 }
 
-// Release gives the slot of a request back to the boards, with the outcome kind and the request's tokens. It does not take the request off
-// its rank.
+// Release gives the slot of a request back to the boards, with the outcome kind and the request's token count. The request stays on its
+// rank; the caller must remove it.
 func (e *Engines) Release(g *Group, q *Request, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(q.Gen), Kept: kind == board.Finished}, Generated: q.Gen,

@@ -7,54 +7,54 @@ import (
 )
 
 // Mixed simulates a group of ranks that prefill and decode, and whose steps wait for the slowest rank. In each step, a rank computes at
-// most Budget tokens: first for the requests that run, in the order of their admission, and then for the requests that wait. Engines do the
-// same.
+// most Budget tokens: first for running requests, in the order of their admission, and then for waiting requests, as real engines do.
 type Mixed struct {
 	Law          step.Law
 	Budget       int32 // largest number of tokens that a rank computes in a step
 	Slots        int   // largest number of requests that run on a rank
 	KVCapacity   int64 // KV tokens of a rank; 0: unlimited
-	Block        int64 // tokens of a KV block: a request holds whole blocks; 0 and 1: single tokens
-	Interval     int64 // prompts are computed only in steps whose number is a multiple of this; 0 and 1: in each step
+	Block        int64 // prompt tokens
+	Interval     int64 // prompts are computed only in every Interval-th step; 0 and 1: in each step
 	PrefillFirst bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
-	Delay        int   // steps for which prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
+	Delay        int   // number of steps for which new prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
 	Ranks    []MixedRank
-	RankWork []step.Rank // what each rank does in the step that began last
+	RankWork []step.Rank // work of each rank in the step that began last
 	Step     int64       // number of the step in progress or, if there is none, of the next step
 	Ends     float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	VaryStepMs func(ms float64) float64              // returns how long a step takes that takes so many ms by the Law; nil: the same
-	Cached     func(rank int, q *MixedRequest) int32 // returns how many prompt tokens the rank has in its cache when it admits the request
-	Token      func(rank int, q *MixedRequest)       // called when a request got a token
-	Finished   func(rank int, q *MixedRequest)       // called when a request got its last token, and has left
-	Computed   func(rank int, q *MixedRequest)       // called when a step has computed a part of a prompt; nil: nothing is called
+	VaryStepMs func(ms float64) float64 // changes the length that the Law gives for a step, in ms; nil: no change
+	// returns how many prompt tokens are in the rank's prefix cache when it admits the request
+	Cached   func(rank int, q *MixedRequest) int32
+	Token    func(rank int, q *MixedRequest) // called for each token that a request gets
+	Finished func(rank int, q *MixedRequest) // called when a request got its last token, and has left
+	Computed func(rank int, q *MixedRequest) // called when a step has computed a part of a prompt; may be nil
 
-	Prefilling  int // number of ranks that compute prompts in this step
+	Prefilling  int // number of ranks that compute prompts in the step that began last
 	Preemptions int // number of preemptions so far
-	heldSteps   int // number of steps in a row for which prompts have waited because of Delay
+	heldSteps   int // number of steps in a row for which new prompts have waited because of Delay
 }
 
 // MixedRank is one rank of a Mixed group.
 type MixedRank struct {
-	Waiting     []MixedRequest // first come, first served
-	Running     []MixedRequest // in the order of admission
+	Waiting     []MixedRequest // requests in the engine's queue, first come, first served
+	Running     []MixedRequest // running requests in the order of admission
 	KV          int64          // KV tokens of the running requests, in whole blocks
-	leftWaiting bool           // requests still waited after the last step in which the rank could compute prompts
+	leftWaiting bool           // in its last step with prompts, the rank could not admit all waiting requests
 }
 
 // MixedRequest is a request on a mixed rank.
 type MixedRequest struct {
 	Job       int32 // identifies the request for the caller
-	Slot      int32 // its slot on the board
+	Slot      int32 // index of its slot on the board, as in board.Counts
 	Prompt    int32 // tokens
-	Left      int32 // tokens that it will still get
-	Gen       int32 // tokens that it has got
-	computed  int32 // so many of the tokens toCompute are computed or were cached
-	toCompute int32 // tokens to be computed before it gets its next token: the prompt and, after a preemption, the tokens that it has got
-	scheduled int32 // tokens that the present step computes for it
+	Left      int32 // tokens that the request will still generate
+	Gen       int32 // tokens generated so far
+	computed  int32 // how many of the toCompute tokens are computed or were cached
+	toCompute int32 // tokens to compute before the next token: the prompt and, after a preemption, the answer so far
+	scheduled int32 // tokens that the step in progress computes for the request
 
-	firstStep uint32 // as its group reported it (StepCounter.Number), the step of its first token; 0: it has no token
+	firstStep uint32 // number of the step of its first token, as the group reported it (StepCounter.Number); 0: no token yet
 }
 
 // isPrefilling says whether the request still has tokens to compute before it decodes.
@@ -63,16 +63,16 @@ func (q *MixedRequest) isPrefilling() bool { return q.computed < q.toCompute }
 // Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
 func (q *MixedRequest) Done() int { return int(q.computed) }
 
-// kvTokens returns the KV tokens of the request.
+// kvTokens returns how many KV tokens the request has when its prompt is computed.
 func (q *MixedRequest) kvTokens() int64 { return int64(q.Prompt) + int64(q.Gen) }
 
-// Add gives a request to a rank.
+// Add puts a request at the end of a rank's queue.
 func (g *Mixed) Add(rank int, q MixedRequest) {
 	q.toCompute = q.Prompt
 	g.Ranks[rank].Waiting = append(g.Ranks[rank].Waiting, q)
 }
 
-// Drop takes a request away from a rank, whether it waits or runs.
+// Drop takes a request away from a rank, whether it waits or runs, and frees its KV. It does nothing if the rank does not have the request.
 func (g *Mixed) Drop(rank int, job int32) {
 	r := &g.Ranks[rank]
 	isJob := func(q MixedRequest) bool { return q.Job == job }
@@ -108,8 +108,8 @@ func (g *Mixed) Begin(now float64) {
 	}
 }
 
-// mayCompute says whether the Interval lets a rank compute prompts in this step. Engines ignore the Interval on a rank that decodes no
-// request, and as long as requests wait that did not fit into the last step with prompts.
+// mayCompute says whether a rank computes prompts in this step, by the Interval. Engines ignore the Interval on a rank that decodes no
+// request, and as long as requests wait that did not fit into the rank's last step with prompts.
 func (g *Mixed) mayCompute(r *MixedRank) bool {
 	inInterval := g.Interval <= 1 || g.Step%g.Interval == 0
 	return inInterval || r.leftWaiting || !r.hasDecoding()
@@ -163,7 +163,7 @@ func (g *Mixed) canAdmit(r *MixedRank) bool {
 }
 
 // hasRoomFor says whether a rank has KV room for a request and its next token, in addition to the next tokens of the running requests. A
-// rank without running requests takes any request, because one that is too large would otherwise wait forever.
+// rank without running requests takes any request, because a request that is too large would otherwise wait forever.
 func (g *Mixed) hasRoomFor(r *MixedRank, q *MixedRequest) bool {
 	unlimited, empty := g.KVCapacity == 0, len(r.Running) == 0
 	return unlimited || empty || r.KV+g.kvGrowth(r)+g.wholeBlocks(q.kvTokens()+1) <= g.KVCapacity
@@ -183,16 +183,16 @@ func (g *Mixed) kvGrowth(r *MixedRank) (kv int64) {
 		return int64(len(r.Running))
 	}
 	for i := range r.Running {
-		if r.Running[i].kvTokens()%g.Block == 0 { // its last block is full, so the next token needs a new one
+		if r.Running[i].kvTokens()%g.Block == 0 { // the request's last block is full, so its next token needs a new block
 			kv += g.Block
 		}
 	}
 	return kv
 }
 
-// schedule decides what the i-th rank does in the step that begins, and returns it. It first preempts requests for which KV room is short.
-// The token budget goes first to the running requests, in the order of their admission. If newPrompts is true, the rest goes to requests
-// that the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for it.
+// schedule decides the work of the i-th rank in the step that begins, and returns it. It first preempts requests if KV room is short. The
+// token budget goes first to the running requests, in the order of their admission. If newPrompts is true, the rest goes to requests that
+// the rank admits now. For each request, schedule sets scheduled, the number of tokens that the step computes for the request.
 func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	r := &g.Ranks[i]
 	mayCompute := g.mayCompute(r)
@@ -201,7 +201,7 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	for k := range r.Running {
 		r.Running[k].scheduled = 0
 	}
-	// With PrefillFirst, a rank that computes a prompt does not decode in the same step.
+	// With PrefillFirst, a rank that computes a prompt decodes nothing in the same step.
 	prefillOnly := g.PrefillFirst && mayCompute && (r.hasUncomputedPrompt() || mayAdmit && g.canAdmit(r))
 	budget := g.Budget
 	for k := range r.Running {
@@ -228,8 +228,8 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	return work
 }
 
-// admit makes waiting requests of the i-th rank run, as long as the rank has slots, KV room, and a part of the token budget of the step for
-// them. It returns how many tokens of their prompts the step computes.
+// admit lets waiting requests of the i-th rank run, as long as the rank has slots, KV room and token budget (budget) left. It returns how
+// many tokens of their prompts the step computes.
 func (g *Mixed) admit(i int, budget int32) (tokens float64) {
 	r := &g.Ranks[i]
 	for budget > 0 && g.canAdmit(r) {
@@ -246,8 +246,8 @@ func (g *Mixed) admit(i int, budget int32) (tokens float64) {
 }
 
 // preempt puts running requests back into the queue, the last admitted first, while the rank has no KV room for the next tokens of all
-// running requests. One request always stays, so that the rank can go on. All tokens of the preempted requests will be computed again.
-// preempted says whether there were such requests.
+// running requests. One request always stays, so that the rank can go on. The KV of preempted requests is lost and will be computed again.
+// preempted says whether any request was preempted.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 	for g.KVCapacity > 0 && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
 		q := r.Running[len(r.Running)-1]
@@ -285,8 +285,8 @@ func (g *Mixed) Finish() {
 	g.Ends = Never
 }
 
-// advance updates a request by the tokens that the step has computed for it. If all tokens that were due are computed, the request gets its
-// next token.
+// advance updates a request by the tokens that the step has computed for it. If nothing is left to compute, the request gets its next
+// token.
 func (g *Mixed) advance(rank int, q *MixedRequest) {
 	if q.isPrefilling() {
 		q.computed += q.scheduled
@@ -294,7 +294,7 @@ func (g *Mixed) advance(rank int, q *MixedRequest) {
 			g.Computed(rank, q)
 		}
 	}
-	if q.scheduled == 0 || q.isPrefilling() { // it had no part in the step, or its prompt is not computed yet
+	if q.scheduled == 0 || q.isPrefilling() { // the request had no part in the step, or its prompt is not fully computed yet
 		return
 	}
 	q.scheduled = 0

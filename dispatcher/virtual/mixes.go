@@ -6,37 +6,37 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// MixedEngines are all simulated groups of mixed ranks of one model, with boards in front of them. The caller provides the requests.
+// MixedEngines simulates all groups of mixed ranks (ranks that prefill and decode) of one model. The caller provides the requests.
 type MixedEngines struct {
 	*Driver
 	Groups []*MixedGroup
 
-	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got a token, after its counts for the boards were set
+	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got a token, after the boards' counts were updated
 	Finished func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got its last token, and has left
 
-	inFlight []inTransit   // requests on their way to an engine's queue, the next to arrive first
+	inFlight []inTransit   // requests on their way to an engine's queue, ordered by time of arrival
 	release  board.Release // reused, so that releases allocate nothing
 }
 
-// inTransit is a request that was bound to a rank, and is on its way to its engine's queue.
+// inTransit is a request that was bound to a rank, but has not reached its engine's queue yet.
 type inTransit struct {
-	at      float64 // when it will be in the queue, in ms
+	at      float64 // time at which it will be in the queue, in ms
 	group   *MixedGroup
 	rank    int
 	request MixedRequest
 }
 
-// MixedGroup is a Mixed group with what connects it to the boards.
+// MixedGroup is a Mixed group with what its boards need: a step counter and the IDs of its ranks.
 type MixedGroup struct {
 	Mixed
 	StepCounter
 	IDs []int32 // IDs of its ranks, ascending
 
-	reported bool // the step that ends now was reported to the boards
+	reported bool // the step that ends now was already reported to the boards, so no further token reports it
 }
 
-// Add adds a group in which no step has begun. cached returns how many tokens of a prompt a rank has in its cache when it admits the
-// request.
+// Add adds a group in which no step has begun. cached returns how many tokens of a request's prompt are in a rank's prefix cache when the
+// rank admits the request.
 func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, q *MixedRequest) int32) *MixedGroup {
 	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
@@ -46,7 +46,8 @@ func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cache
 	return g
 }
 
-// Send gives a request to a rank. It is in the queue of the rank's engine after delay ms, because connections and tokenizers take time.
+// Send gives a request to a rank. The request reaches the queue of the rank's engine after delay ms, the time that connections and
+// tokenizers take.
 func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float64) {
 	q.toCompute = q.Prompt
 	t := inTransit{at: m.Now + delay, group: g, rank: rank, request: q}
@@ -92,10 +93,10 @@ func (m *MixedEngines) Due() float64 {
 	return next
 }
 
-// token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a further token also
-// reports the step.
+// token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a token after its first
+// one also reports the step.
 func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
-	reports := q.firstStep != 0 && !g.reported // a stream shows a new step only by a token after its first one
+	reports := q.firstStep != 0 && !g.reported // a request's first token does not show a new step, because requests may begin at any time
 	if reports {
 		g.Number++
 	}
@@ -110,7 +111,7 @@ func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
 	}
 }
 
-// finished gives back the slot of a request that has all its tokens.
+// finished gives the slot of a request that has all its tokens back to the boards.
 func (m *MixedEngines) finished(g *MixedGroup, rank int, q *MixedRequest) {
 	m.release = board.Release{
 		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,

@@ -10,22 +10,22 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// Request is a request on a rank, with its true state, which the boards do not see. A request that loses its rank and is resumed on another
-// rank is another Request there, with the same Job.
+// Request is a request on a rank, with its true state, which the boards do not see. When a request loses its rank and is resumed elsewhere,
+// it is a new Request there, with the same Job.
 type Request struct {
 	Job               int32 // identifies the request for the caller
-	Slot              int32 // its slot on the board
-	Prompt            int32 // tokens
-	Gen               int32 // tokens that it got on this rank
-	Left              int32 // tokens that it will still get
-	StepsToFirstToken int64 // steps for which it waits once its KV is ready, before the step of its first token
+	Slot              int32 // index of its slot on the board, as in board.Counts
+	Prompt            int32 // prompt tokens
+	Gen               int32 // tokens generated on this rank so far
+	Left              int32 // tokens that the request will still generate
+	StepsToFirstToken int64 // steps between the moment when its KV is ready and the step of its first token
 
-	EarliestStep int64  // number of the first step that it could take part in, set by Engines.Place
-	Reserved     bool   // its KV is on the rank, or on its way there
-	DecodesFrom  int64  // step of its first token, if it has a slot by then; KVNotReady: its KV is not on the rank yet
-	FirstStep    uint32 // as the group reported it (StepCounter.Number), the step of its first token; 0: it has no token
+	EarliestStep int64  // number of the first step that the request can take part in, set by Engines.Place
+	Reserved     bool   // KV room is reserved on the rank: the request's KV is there or on its way
+	DecodesFrom  int64  // step of the first token, if the request has a slot by then; KVNotReady: its KV is not on the rank yet
+	FirstStep    uint32 // number of the step of its first token, as the group reported it (StepCounter.Number); 0: no token yet
 
-	Ready, Prefill float64 // when its prefill ends, and how long the prefill takes without the wait before it, in ms
+	Ready, Prefill float64 // time at which the prefill ends, and duration of the prefill without the wait before it, in ms
 }
 
 // KVNotReady is the value of Request.DecodesFrom for a request whose KV is not ready yet.
@@ -37,23 +37,23 @@ type Rank struct {
 	ID          int32
 	Slots       int
 	MaxRunning  int     // most requests in a step; the rank pulls KV only while fewer run, as vLLM does; 0: Slots, and it pulls KV at any time
-	Capacity    int64   // KV tokens, 0 = unlimited
+	Capacity    int64   // KV tokens that fit on the rank; 0: unlimited
 	Cost        float64 // step time per KV token on this rank, as a multiple of the group's mean
-	OtherTokens int64   // KV tokens of requests that are not simulated and stay on the rank
+	OtherTokens int64   // KV tokens of other requests, which are not simulated and stay on the rank
 
-	KeepsKVFor time.Duration // how long it keeps the KV of an answer that has ended; 0: it keeps none
-	EndedKV    kept.KV       // KV that it keeps of ended answers
+	KeepsKVFor time.Duration // how long the rank keeps the KV of an answer that has ended; 0: it keeps none
+	EndedKV    kept.KV       // KV of ended answers that the rank still keeps
 
 	Group    *Group
-	Active   int       // so many of Requests, the first ones, have slots
+	Active   int       // number of requests with a slot, the first in Requests
 	KV       int64     // KV tokens of all requests that are Reserved
-	Requests []Request // in the order of admission
+	Requests []Request // requests on the rank; those with a slot first, else in the order of admission
 }
 
 // Group is a group of ranks that step together: each step takes as long as the slowest rank needs.
 type Group struct {
 	StepCounter
-	Law   step.Law // how long a step takes; the slowest rank is the one with the largest product of Cost and load
+	Law   step.Law // how long a step takes; the slowest rank has the largest product of Cost and load
 	Ranks []*Rank  // ascending ID
 	Step  int64    // number of the step in progress or, if there is none, of the next step
 	Ends  float64  // when the step in progress ends, in ms of virtual time; Never: no step is in progress
@@ -61,12 +61,12 @@ type Group struct {
 	nextStepBegun bool // a step has just ended, and the engines have already begun the next one, see StepInProgress
 }
 
-// NewGroup returns a group in which no step has begun.
+// NewGroup returns a group without ranks, in which no step has begun. law gives the length of its steps.
 func NewGroup(key board.GroupKey, law board.StepModel) *Group {
 	return &Group{StepCounter: newStepCounter(key), Law: step.Law{Model: law}, Ends: Never}
 }
 
-// Load returns what the rank does in a step: the KV tokens that it reads, with OtherTokens, and how many requests decode.
+// Load returns the work of the rank in a step: the KV tokens that it reads, with OtherTokens, and how many requests decode.
 func (r *Rank) Load(step int64) (tokens int64, running int) {
 	tokens = r.OtherTokens
 	for i := range r.Active {
@@ -98,7 +98,7 @@ func (r *Rank) limitRunning(step int64) (running int) {
 	return running
 }
 
-// StepLoad returns the load that determines how long a step takes on the rank, in KV tokens: the tokens plus the weight of each running
+// StepLoad returns the load that determines how long a step takes on the rank, in KV tokens: its KV tokens plus the weight of each running
 // request, times the rank's Cost.
 func (r *Rank) StepLoad(tokens int64, running int) float64 {
 	return (float64(tokens) + r.Group.Law.Weight()*float64(running)) * r.Cost
@@ -112,8 +112,8 @@ func (r *Rank) hasRoomFor(tokens int64) bool {
 	return unlimited || empty || r.OtherTokens+held+tokens <= r.Capacity
 }
 
-// toPreempt returns the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV, but never
-// the first in the list, so that one request can always go on. ok is false if no request needs to be preempted, or none can be.
+// toPreempt returns the index of the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV,
+// but never the first in the list, so that one request can always go on. ok is false if no request needs to be preempted, or none can be.
 func (r *Rank) toPreempt() (i int, ok bool) {
 	if r.Capacity == 0 || r.OtherTokens+r.KV+r.EndedKV.Tokens() <= r.Capacity {
 		return 0, false
@@ -126,7 +126,7 @@ func (r *Rank) toPreempt() (i int, ok bool) {
 	return 0, false
 }
 
-// Remove takes the i-th request off the rank.
+// Remove takes the i-th request off the rank, and frees its KV. It does not tell the boards.
 func (r *Rank) Remove(i int) {
 	if q := &r.Requests[i]; q.Reserved {
 		r.KV -= int64(q.Prompt) + int64(q.Gen)
@@ -137,7 +137,7 @@ func (r *Rank) Remove(i int) {
 	r.Requests = slices.Delete(r.Requests, i, i+1)
 }
 
-// FirstReady returns the time at which the first of the group's running prefills ends, in ms; Never: there is none.
+// FirstReady returns the time at which the first of the prefills that run for this group ends, in ms; Never: no prefill runs.
 func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
@@ -150,12 +150,12 @@ func (g *Group) FirstReady() float64 {
 	return next
 }
 
-// StepInProgress says whether a step is in progress. If answers go on, engines begin the next step before they send the tokens of the last
-// one, so a step is in progress then, too.
+// StepInProgress says whether a step is in progress. While answers go on, an engine begins its next step before it sends the tokens of the
+// last one, so StepInProgress is true between such steps, too.
 func (g *Group) StepInProgress() bool { return g.nextStepBegun || g.Ends < Never }
 
-// earliestStep returns the number of the first step that a request can take part in if it is admitted now. The step in progress has begun
-// without it.
+// earliestStep returns the number of the first step that a request can take part in if it is admitted now: it cannot join a step in
+// progress.
 func (g *Group) earliestStep() int64 {
 	if g.StepInProgress() {
 		return g.Step + 1
@@ -163,12 +163,12 @@ func (g *Group) earliestStep() int64 {
 	return g.Step
 }
 
-// hasWorkAfterStep says whether the group has work left after the step that ends now: a request will get more tokens, or has not begun yet.
+// hasWorkAfterStep says whether work is left after the step that ends now: a request will get more tokens, or does not decode yet.
 func (g *Group) hasWorkAfterStep() bool {
 	for _, r := range g.Ranks {
 		for i := range r.Requests {
 			q := &r.Requests[i]
-			waits := i >= r.Active || q.DecodesFrom > g.Step // it gets no token in this step
+			waits := i >= r.Active || q.DecodesFrom > g.Step // the request gets no token in this step
 			if waits || q.Left > 1 {
 				return true
 			}
