@@ -23,14 +23,14 @@ const (
 // may use it.
 type Running struct {
 	rules        predictor.Rules
-	policyReads  bool       // the policy reads r̂; false: a sample of the requests is predicted, only to be scored
+	policyReads  bool       // the policy reads r̂; false: only a sample of the requests is predicted, to score the predictor
 	rulesVersion uint32     // grows when rules or policyReads change; a request whose estimate has an older version is predicted anew
 	estimates    []estimate // estimates of the running requests, by slot number
 
 	scored        *predictor.Live // sample of predictions and their outcomes; nil: none, before KeepScores is called and in a clone
 	scoredHorizon int             // horizon of the scored predictions, in steps
 
-	needPrediction []*policy.Request // requests that must be predicted anew in this round
+	needPrediction []*policy.Request // requests that must be predicted anew in this round; reused
 	queries        []predictor.Query
 	answers        []predictor.Prediction
 }
@@ -61,7 +61,7 @@ func (f *Running) SetNeeds(n policy.Requirements) {
 // complete.
 func (f *Running) KeepScores() {
 	horizon := f.rules.H
-	changed := 10*max(horizon, f.scoredHorizon) > 11*min(horizon, f.scoredHorizon) // by more than a tenth
+	changed := 10*max(horizon, f.scoredHorizon) > 11*min(horizon, f.scoredHorizon) // the larger horizon is more than 1.1 times the smaller
 	if f.scored == nil || changed {
 		f.scored, f.scoredHorizon = predictor.NewLive(horizon, scoreRows), horizon
 	}
@@ -94,7 +94,7 @@ func (f *Running) advance(request *policy.Request) {
 	predictAnew := true
 	if e.id == request.ID && e.rulesVersion == f.rulesVersion {
 		predictAnew = f.rules.Advance(&e.State, e.updatedAtAge, request.Age)
-	} else { // the request is new in this slot, or the rules have changed
+	} else { // the request is new in this slot, or the prediction rules have changed
 		*e = estimate{id: request.ID, rulesVersion: f.rulesVersion}
 	}
 	e.updatedAtAge = request.Age
@@ -104,7 +104,7 @@ func (f *Running) advance(request *policy.Request) {
 	request.Rhat = f.visibleRhat(e)
 }
 
-// visibleRhat returns r̂ of a request as the policy sees it: 0 (unknown) if the policy does not read predictions.
+// visibleRhat returns r̂ of a request as the policy sees it; 0, unknown, if the policy does not read predictions.
 func (f *Running) visibleRhat(e *estimate) float32 {
 	if !f.policyReads {
 		return 0
@@ -158,7 +158,7 @@ func (f *Running) Rows() []predictor.Row {
 	return f.scored.Rows()
 }
 
-// Clone returns a copy without the scores, because the status reads only those of the original.
+// Clone returns a copy that keeps no scores: they are only reported from the original.
 func (f *Running) Clone() Running {
 	return Running{rules: f.rules, policyReads: f.policyReads, rulesVersion: f.rulesVersion, estimates: slices.Clone(f.estimates)}
 }

@@ -15,7 +15,7 @@ const (
 	mostEntries = timeParts + 2
 )
 
-// KV counts the KV tokens that the engine of one rank keeps.
+// KV counts the KV tokens that the engine of one rank keeps of ended answers.
 type KV struct {
 	tokens  int64
 	entries []entry // entries by time of expiry, the next first
@@ -25,10 +25,10 @@ type KV struct {
 type entry struct {
 	tokens                  int64
 	lastAdded               time.Time // when tokens were last added to this entry
-	firstExpiry, lastExpiry time.Time // when the engine frees the first KV of the entry, and the last
+	firstExpiry, lastExpiry time.Time // when the engine frees the first tokens of the entry, and the last ones
 }
 
-// Reserve allocates the memory for all entries, so that Add allocates nothing.
+// Reserve allocates memory for the largest number of entries, so that Add allocates nothing.
 func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, mostEntries-len(k.entries)) }
 
 // Add counts tokens that the engine keeps for the time keepFor from now on. It drops expired KV first, and returns how many tokens expired.
@@ -54,7 +54,7 @@ func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired in
 	return expired
 }
 
-// Expire drops the KV whose time is over, and returns the number of dropped tokens.
+// Expire drops the KV whose keep time is over at the time now, and returns the number of dropped tokens.
 func (k *KV) Expire(now time.Time) (expired int64) {
 	n := 0
 	for ; n < len(k.entries) && !now.Before(k.entries[n].lastExpiry); n++ {

@@ -8,11 +8,11 @@ type lookahead struct {
 	gamma      float64      // factor by which each step counts less than the one before, or auto
 	fixedNeeds Requirements // requirements without Horizon and MeanOutput, which the method requirements fills in
 
-	// Values of the current round.
-	discounts      []float64 // gamma^h for each step h from 0 to the horizon
+	// Computed for the current round.
+	discounts      []float64 // by step h from 0 to the horizon: gamma^h, the weight of the step in a score
 	discountsGamma float64   // gamma from which the discounts were computed
-	discountSum    float64   // sum of the discounts
-	margins        []int64   // reused by greedy.setScore: margins of one rank
+	discountSum    float64
+	margins        []int64 // reused by greedy.setScore: margins of one rank
 }
 
 // requirements returns what BR-H reads of a snapshot; nothing for BR-0. BR-H reads the mean output only if horizon or gamma is computed

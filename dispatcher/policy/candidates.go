@@ -7,14 +7,14 @@ import "math"
 type candidates struct {
 	all          []candidate
 	overdueCount int    // number of overdue candidates, which come first in all
-	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
+	nextInPool   int    // index of the entry in the pool
 	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
 
 	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt, because it grows
 	tokensPerWaitMs float64 // KV tokens by which each ms of waiting lowers the cost of placing an entry
 }
 
-// candidate is an entry with the values that the search compares.
+// candidate is an entry that the round may place, with the values that the search compares.
 type candidate struct {
 	entry      int32 // index in the pool
 	overdue    bool  // overdue: once placed, it is never replaced by another candidate

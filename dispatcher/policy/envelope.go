@@ -10,7 +10,7 @@ import (
 // (the peaks). The margin of a rank at a step is the peak of the step less the rank's own load. Loads are KV tokens, scaled by the rank's
 // cost per token.
 type envelope struct {
-	steps      int     // H + 1
+	steps      int     // number of projected steps: the horizon H and the present step
 	load       []int64 // projected load of rank g at step h, at the index g*steps+h; P_g(h) in the paper
 	peaks      []int64 // largest load at step h; E(h) in the paper
 	heldTokens []int64 // by rank: KV tokens that it holds now, not scaled by cost
@@ -62,7 +62,7 @@ func scale(loads []int64, cost float32) {
 	}
 }
 
-// loadsOf returns the projected load of rank g at each step.
+// loadsOf returns the projected load of rank g at each step, as a part of e.load that may be changed.
 func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] }
 
 // minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
@@ -74,7 +74,7 @@ func (e *envelope) minMargin(g int) int64 {
 	return e.measureMargin(g)
 }
 
-// measureMargin computes the smallest margin of rank g anew.
+// measureMargin computes the smallest margin of rank g over all steps, and remembers the step at which it was found.
 func (e *envelope) measureMargin(g int) int64 {
 	loads := e.loadsOf(g)
 	least, at, peaks := int64(math.MaxInt64), 0, e.peaks[:len(loads)]
@@ -97,8 +97,8 @@ func (e *envelope) margins(g int, dst []int64) []int64 {
 	return dst
 }
 
-// addLoad adds a scaled number of tokens to the load of rank g at every step, and raises the peaks that the rank
-// exceeds now.
+// addLoad adds tokens (size, scaled by the rank's cost) to the load of rank g at every step, and raises the peaks that the rank exceeds
+// now.
 func (e *envelope) addLoad(g int, size int64) {
 	loads := e.loadsOf(g)
 	peaks := e.peaks[:len(loads)]
@@ -110,7 +110,7 @@ func (e *envelope) addLoad(g int, size int64) {
 	e.leastMarginAt[g] = none
 }
 
-// KVTokens returns the KV tokens that the worker holds: Others and those of all its requests, even if they do not decode yet.
+// KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.
 func (w *Worker) KVTokens() int64 {
 	tokens := w.Others
 	for i := range w.Running {

@@ -8,7 +8,7 @@ type evenkeel struct {
 	name string
 	set  settings
 
-	// Values of the current round.
+	// Computed for the current round.
 	loads          loads
 	ranks          ranks
 	candidates     candidates
@@ -52,14 +52,14 @@ func (p *evenkeel) limits() limits {
 }
 
 // Decide holds back entries that would make steps longer by more than they gain. It places the others, and improves the placements by a
-// search. Then it moves entries to ranks that already hold a part of their prompts, if these moves hardly raise the cost.
+// search. Then it moves entries to ranks whose prefix caches hold a part of their prompts, if these moves hardly raise the cost.
 func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	p.gather.reset()
 	p.heldBack.reset()
 	if !p.beginRound(s) {
 		return dst
 	}
-	if s.Aggregated { // the ranks also prefill
+	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
 	// no search: when room is short, present loads do not show which rank will be the slowest, see tight

@@ -142,11 +142,11 @@ type leftover struct {
 	hadSlot      bool  // some rank had a slot before the round
 	hasSlot      bool  // some rank that is not reserved has a slot after the round
 	largestRoom  int64 // largest KV room, in tokens, of the ranks that are not reserved and have a slot
-	fitsReserved bool  // the reserved rank has a slot and room for the entry
+	fitsReserved bool  // the reserved rank has a slot and room for the entry, but is kept free for another entry
 }
 
 // afterRound returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
-// kept for another entry.
+// kept free for another entry.
 func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
 	left := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {

@@ -6,7 +6,7 @@ import (
 	"evenkeel/dispatcher/subset"
 )
 
-// rule is how a first-come policy chooses the rank of one entry.
+// rule says by what a first-come policy chooses the rank of an entry.
 type rule uint8
 
 const (
@@ -35,7 +35,7 @@ type firstCome struct {
 	lastRank int32 // ID of the rank that got the last entry; the rules rr, and jsq in a tie, take the first suitable rank after it
 
 	ranks    ranks
-	envelope envelope // ruleJSQKV reads its heldTokens, and ruleLeastF its margins
+	envelope envelope // loads of the ranks: ruleJSQKV reads its heldTokens, and ruleLeastF its margins
 	requests []int32  // by rank: number of its requests
 	eligible []int32
 }
@@ -119,7 +119,7 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	}
 }
 
-// ranksWithRoom lists the ranks that have a slot and room for so many tokens.
+// ranksWithRoom returns the indices of the ranks that have a slot and room for so many tokens.
 func (p *firstCome) ranksWithRoom(tokens int64) []int32 {
 	p.eligible = p.eligible[:0]
 	for g := range p.ranks.free {

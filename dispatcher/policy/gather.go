@@ -25,7 +25,7 @@ type HoldReport struct {
 	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: only when something happens
 	First    []uint64 // IDs of entries that could have been sent in this round for the first time
 	Released bool     // held requests were sent together; false: no requests were sent, or only urgent ones
-	HeldS    float64  // seconds since the first of the held entries could have been sent
+	HeldS    float64  // seconds since the first of the entries that are held now could have been sent
 	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
 }
 

@@ -8,9 +8,9 @@ import (
 
 // The values of Assignment.Stage: the part of the policy that placed the entry.
 const (
-	stageGuard  uint8 = iota // the starvation guard
-	stageSingle              // one entry at a time
-	stageSubset              // several entries chosen together
+	stageGuard  uint8 = iota // the starvation guard chose the rank
+	stageSingle              // the policy chose for this entry alone
+	stageSubset              // the policy chose for several entries together
 )
 
 // thetaIsRankCount is the value of theta that stands for the number of workers in the snapshot.
@@ -39,7 +39,7 @@ type greedy struct {
 
 	overdueEntries []wait
 	candidates     [subset.MaxItems]int32 // positions in line of the candidates of the subset stage
-	tokens         [subset.MaxItems]int64 // prompt tokens of the candidates
+	tokens         [subset.MaxItems]int64 // prompt tokens of these candidates, in the same order
 }
 
 func (p *greedy) Name() string      { return p.name }
@@ -89,7 +89,7 @@ func (p *greedy) placeSingles(s *Snapshot, dst []Assignment) []Assignment {
 	return dst
 }
 
-// placeSubsets is stage 2, for the last slots: a rank takes several entries together.
+// placeSubsets is stage 2: while slots are free, one rank after the other takes several entries together.
 func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 	for p.ranks.openSlots > 0 && p.line.waiting > 0 {
 		dst = p.placeSubset(s, dst)
@@ -183,7 +183,7 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 // of them. If no subset has a positive score, the rank takes the best single entry anyway, so that no slot stays empty while an entry fits.
 func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 	g := p.firstRank()
-	n := 0 // number of candidates
+	n := 0 // number of entries found so far that fit the rank
 	for pos := p.line.next[p.line.head()]; pos != p.line.head() && n < p.window; pos = p.line.next[pos] {
 		if tokens := int64(s.Pool[p.line.entry[pos]].Prompt); tokens <= p.ranks.room[g] {
 			p.candidates[n], p.tokens[n] = pos, tokens
@@ -273,7 +273,7 @@ func (p *greedy) equal(x, y float64) bool {
 	return x == y
 }
 
-// better says whether score x is larger than y by more than a rounding error.
+// better says whether score x is larger than y by more than a rounding error, so that rounding never decides.
 func (p *greedy) better(x, y float64) bool { return x > y && !p.equal(x, y) }
 
 // scaled returns what an entry of so many tokens adds to the load of rank g: the tokens times the rank's cost per token.

@@ -8,7 +8,7 @@ type search struct {
 	rank            int        // rank of the placement that is about to be changed
 	ownLoad         int64      // load that the placement adds to its rank
 	baseLoad        int64      // load of the rank without the placement
-	others          otherLoads // the largest loads of the other ranks
+	others          otherLoads // largest loads of the other ranks
 }
 
 // minImprovement is the least fall of the cost for which the search makes a change, in units of 2^-fixedBits KV tokens: 2e-6 KV tokens.
@@ -172,7 +172,7 @@ func (p *evenkeel) relocate(a, g int) {
 	p.placed[a].rank = int32(g)
 }
 
-// changeRoom updates the KV room of rank g when an entry of `in` tokens replaces an entry of `out` tokens.
+// changeRoom updates the KV room of rank g when an entry of `in` tokens replaces an entry of `out` tokens. Unlimited room stays unlimited.
 func (r *ranks) changeRoom(g int, out, in int64) {
 	if r.room[g] != subset.Unlimited {
 		r.room[g] += out - in

@@ -10,18 +10,18 @@ type line struct {
 	next    []int32  // by position: position of the next entry; position n, the head, comes before the first and after the last entry
 	prev    []int32  // by position: position of the entry before it
 	waiting int      // number of entries still in line
-	keys    []uint64 // memory for sorting
+	keys    []uint64 // reused for sorting, so that build allocates nothing
 
 	// Entries by prompt length, after sortByLength was called. A place is an index in this order: 0 is the shortest prompt.
-	sorted     []uint64 // by place: prompt<<32 | position, ascending
+	sorted     []uint64 // by place: prompt tokens<<32 | position, ascending
 	placeOf    []int32  // by position: the entry's place
-	firstEqual []int32  // by place: the lowest place with a prompt of the same length
+	firstEqual []int32  // by place: lowest place with a prompt of the same length
 	after      []int32  // by place: the place itself while its entry is in line, else a higher place where to look on; n at the end
 	before     []int32  // by place+1: like after, but towards lower places; values are a place plus 1, and 0 at the end
 	indexed    bool     // true if sortByLength was called in this round
 }
 
-// build puts all entries of the pool in line: by arrival or, if longestFirst, the longest prompts first.
+// build puts all entries of the pool in line: in order of arrival or, if longestFirst, the longest prompts first.
 func (l *line) build(pool []Entry, longestFirst bool) {
 	n := len(pool)
 	l.entry, l.pos = sized(l.entry, n), sized(l.pos, n)
@@ -56,7 +56,7 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 // head returns the position before the first entry, where a walk along next begins and ends.
 func (l *line) head() int32 { return int32(len(l.entry)) }
 
-// remove takes the entry at a position out of the line.
+// remove takes the entry at position p out of the line; all other positions stay the same.
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
@@ -89,10 +89,10 @@ func (l *line) sortByLength(pool []Entry) {
 	l.indexed = true
 }
 
-// prompt returns the length of the prompt with this place, in tokens.
+// prompt returns how many prompt tokens the entry at this place has.
 func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 
-// position returns the position of the entry with this place.
+// position returns the position in line of the entry at this place.
 func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
 // atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. It also halves the

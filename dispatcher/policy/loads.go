@@ -10,8 +10,8 @@ import (
 // order they are added. An int64 has room for 2^31 tokens on each rank of a group of 1024 ranks.
 const fixedBits = 20
 
-// Cost returns the cost of the loads of a group (J in the paper): the sum over the ranks of the KV tokens by which each is below the
-// fullest rank.
+// Cost returns the cost of the loads of a group (J in the BalanceRoute paper): by how many KV tokens the ranks are below the fullest rank,
+// summed over all ranks.
 func Cost(loads []float64) float64 {
 	var most, sum float64
 	for _, x := range loads {
@@ -24,7 +24,7 @@ func Cost(loads []float64) float64 {
 // growthShare is how far a running request is expected to grow, as a share of the mean answer length.
 const growthShare = 0.25
 
-// loads has the loads of all ranks in a round. It keeps the three largest loads at hand, because the search often asks for the largest load
+// loads has the loads of all ranks in a round. It keeps the three largest loads ready, because the search often asks for the largest load
 // of all ranks but two.
 type loads struct {
 	load        []int64    // by rank: load with the expected growth of its requests, scaled by its cost, in units of 2^-fixedBits tokens
@@ -69,7 +69,7 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 // scaled returns the load of so many KV tokens on rank g: the tokens times the rank's cost per token.
 func (l *loads) scaled(g int, tokens int64) int64 { return subset.Scaled(tokens, float64(l.cost[g])) }
 
-// rescan finds the three largest loads anew.
+// rescan finds the three largest loads anew, with a look at all ranks.
 func (l *loads) rescan() {
 	l.top = [3]topLoad{{0, none}, {0, none}, {0, none}}
 	for g, load := range l.load {
@@ -86,7 +86,7 @@ func (l *loads) offerToTop(e topLoad) {
 	}
 }
 
-// changeLoad changes the load of rank g by the given change.
+// changeLoad adds change to the load of rank g, and updates the three largest loads and the smoothed peak.
 func (l *loads) changeLoad(g int, change int64) {
 	before := l.load[g]
 	l.load[g] += change
@@ -109,7 +109,7 @@ func (l *loads) changeLoad(g int, change int64) {
 // peak is the largest present load of a rank, with the expected growth of its requests.
 func (l *loads) peak() int64 { return l.top[0].load }
 
-// fullest returns the largest load when the round began, without expected growth. It determines the present length of a step.
+// fullest returns the largest load when the round began, in KV tokens, without expected growth. It determines how long a step takes now.
 func (l *loads) fullest() (largest int64) {
 	for _, load := range l.initialLoad {
 		largest = max(largest, load)
@@ -150,7 +150,7 @@ func (r *otherLoads) largestWithout(b int) int64 {
 // move is a sum over the ranks whose loads it changes.
 type smoothedPeak struct {
 	kappa    float64
-	slope    float64 // by how much rootTerm rises when the eighth power of a load rises by 1
+	slope    float64 // rise of rootTerm when the eighth power of a load rises by 1
 	rootTerm float64 // kappa times the root, computed by its tangent
 }
 
@@ -177,7 +177,7 @@ func (m *smoothedPeak) value(peak int64, rootTerm float64) int64 {
 // rootRise returns by how much rootTerm rises when the load of one rank changes; below 0: it falls.
 func (m *smoothedPeak) rootRise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
 
-// eighth returns the eighth power of a load.
+// eighth returns the eighth power of x.
 func eighth(x int64) float64 {
 	f := float64(x)
 	f *= f

@@ -15,7 +15,7 @@ func Measure(loads []int64) Balance {
 	return b
 }
 
-// Add adds the load of one more rank, in KV tokens.
+// Add includes the load of one more rank, in KV tokens, in the balance.
 func (b *Balance) Add(load int64) {
 	if b.Ranks == 0 {
 		b.Max, b.Min = load, load
@@ -48,7 +48,8 @@ func (b Balance) IdleShare() float64 {
 	return float64(b.Imbalance()) / (float64(b.Ranks) * float64(b.Max))
 }
 
-// StepMs returns how long a step takes, in ms: c0 plus c1 for each KV token of the fullest rank, for which the other ranks wait.
+// StepMs returns how long a step takes, in ms. c0 is the time of a step without load, and c1 the time per KV token of the fullest rank, for
+// which the other ranks wait.
 func (b Balance) StepMs(c0, c1 float64) float64 { return c0 + c1*float64(b.Max) }
 
 // IdealStepMs returns how long a step would take, in ms, if all ranks had the mean load.

@@ -22,7 +22,7 @@ func (r *residents) list(placed []placement, ranks int) {
 	}
 }
 
-// push puts placement i at the front of the list of a rank.
+// push puts placement i at the front of the list of a rank. The placement must be in no list.
 func (r *residents) push(i, rank int32) { r.first[rank], r.next[i] = i, r.first[rank] }
 
 // move moves placement i from the list of one rank to that of another.
@@ -43,15 +43,15 @@ const maxNearLooks = 1024
 // saves the copy of a whole prompt may raise the smoothed peak of the loads by 1 % of a step, and a move that saves half of it by 0.5 %.
 func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	anyHits := len(s.Waits) > 0 // on ranks that only decode, Waits is empty if no prompt has hits
-	// Placements move only while the round leaves a slot free.
+	// If no slot is free after the round, leave the placements as they are.
 	if p.set.prefixAffinity == 0 || !anyHits || p.ranks.openSlots == 0 {
 		return
 	}
 	l := &p.loads
 	near := nearSearch{evenkeel: p, s: s, peak: l.peak(), smoothedPeak: float64(l.smoothed.value(l.peak(), l.smoothed.rootTerm))}
-	step := near.smoothedPeak // length of a step, in the units of loads
+	step := near.smoothedPeak // length of a step, expressed in the units of loads
 	if s.C1Ms > 0 {
-		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // the part of a step that does not depend on the load
+		step += math.Ldexp(float64(s.C0Ms)/float64(s.C1Ms), fixedBits) // plus the part of a step that does not depend on the load
 	}
 	near.allowance = step * p.set.prefixAffinity
 	p.search.evaluationsLeft = maxNearLooks
@@ -67,8 +67,8 @@ func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 type nearSearch struct {
 	*evenkeel
 	s            *Snapshot
-	peak         int64   // largest load
-	smoothedPeak float64 // see the type smoothedPeak
+	peak         int64   // largest load of a rank, which no move may exceed
+	smoothedPeak float64 // smoothed peak of the loads when the moves begin, see the type smoothedPeak
 	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 

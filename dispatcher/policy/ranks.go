@@ -23,7 +23,7 @@ type ranks struct {
 	mostRoomOfAll bool    // reserve takes the rank with the most room even if the entry would not fit it when idle
 
 	reserved    int // rank that gets no more entries, so that it empties for an overdue entry; or none
-	reservedFor int // index in the pool of the overdue entry; or none
+	reservedFor int // index of the entry in the pool
 }
 
 // load sets the free slots of each rank, plus extra, and its KV room, from the snapshot. A rank that is down has no slots. tokens are the
@@ -69,8 +69,8 @@ func (r *ranks) reset(n int) {
 	r.openSlots, r.reserved, r.reservedFor = 0, none, none
 }
 
-// KVBudget returns how many KV tokens a rank may hold under a policy that keeps the watermark's share of its
-// capacity empty; a capacity of 0 is unlimited.
+// KVBudget returns how many KV tokens a rank may hold under a policy that keeps a share of its capacity empty (watermark, 0 to 1). A
+// capacity of 0 means unlimited.
 func KVBudget(capacity int64, watermark float64) int64 {
 	if capacity == 0 {
 		return subset.Unlimited
@@ -81,7 +81,7 @@ func KVBudget(capacity int64, watermark float64) int64 {
 // fits says whether rank g has a free slot and room for so many KV tokens.
 func (r *ranks) fits(g int, tokens int64) bool { return r.free[g] > 0 && tokens <= r.room[g] }
 
-// charge takes a slot and room of rank g for one entry.
+// charge takes a slot and KV room of rank g for an entry of so many tokens.
 func (r *ranks) charge(g int, tokens int64) {
 	r.free[g]--
 	r.openSlots--
@@ -146,7 +146,8 @@ func isOverdue(s *Snapshot, e *Entry) bool {
 	return e.Urgent || s.MaxAgeMs > 0 && e.WaitMs >= s.MaxAgeMs
 }
 
-// sized returns a slice of length n. It reuses the memory of old if that is large enough, and does not clear it.
+// sized returns a slice of length n with undefined contents. It reuses the memory of old if that is large enough, so that rounds need not
+// allocate.
 func sized[T any](old []T, n int) []T {
 	if cap(old) < n {
 		return make([]T, n, n+n/4)

@@ -17,11 +17,11 @@ type rows struct {
 // repeat of the best of these three.
 const searchCount = 4
 
-// searchResult is the result of one search.
+// searchResult says how good the placements of one search are.
 type searchResult struct {
-	placed        int     // entries that were placed
+	placed        int     // number of entries that were placed
 	overduePlaced int     // overdue entries that were placed; placed counts them, too
-	load          float64 // the largest load plus RowTokens for each request of the rank with most requests, in KV tokens
+	load          float64 // step length in KV tokens: the largest load, plus RowTokens per request of the rank with most requests
 }
 
 // arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of requests per rank.
@@ -37,7 +37,7 @@ func arrange(p *evenkeel, s *Snapshot) {
 	budget = max(1, budget/searchCount) // all searches of the round share the evaluations
 	placeAndImprove(p, s, budget)
 	p.fillUp(s)
-	best, bestLimit := resultOf(p, s), int32(0) // 0: no limit
+	best, bestLimit := resultOf(p, s), int32(0) // a limit of 0 means no limit
 	presentLimit := bestLimit                   // limit under which the present placements were made
 	for _, limit := range requestLimits(p, s) {
 		if limit == presentLimit {
@@ -80,7 +80,7 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	}
 	placeAndImprove(p, s, budget)
 	for g, closed := range p.rows.closedSlots {
-		if g != p.ranks.reserved { // the reserved rank stays closed
+		if g != p.ranks.reserved { // a reserved rank gets no entries
 			p.ranks.free[g] += closed
 			p.ranks.openSlots += int64(closed)
 		}
@@ -99,7 +99,8 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 		sum, most = sum+running, max(most, running)
 	}
 	sum += len(p.placed)
-	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers)) // the mean of requests per rank, rounded up
+	// mean number of requests per rank, rounded up, but at least what the rank with most requests already runs
+	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
 	mostWithPlaced := most
 	for _, n := range requestsByRank(p, s) {
 		mostWithPlaced = max(mostWithPlaced, int(n))

@@ -22,21 +22,21 @@ type settings struct {
 	margin     int32
 	seed       uint64
 
-	// Settings of policies that look ahead, and of evenkeel.
+	// Settings of policies that look ahead (brh), and of evenkeel.
 	horizon         int     // number of decode steps, or auto
-	gamma           float64 // or auto
+	gamma           float64 // or auto (-1), computed from the snapshot
 	alpha           float64
 	beta            float64
 	predictor       string
 	tau             float64
 	every           int
-	decrement       bool // value of the key decrement_anchor
+	decrement       bool // value of the key decrement_anchor, see predictor.Rules
 	extraCandidates int
 	budget          int
 	bestPairMax     int
 	workerFirstMax  int
 	kappa           float64
-	ageWeight       float64 // or auto
+	ageWeight       float64 // or auto (-1), computed from the snapshot
 	holdSteps       float64
 	patience        float64
 	maxHoldS        float64

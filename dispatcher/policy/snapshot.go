@@ -8,7 +8,7 @@ package policy
 // Snapshot shows the ranks of one barrier group, or all ranks of a model without a barrier, and the requests (entries) that wait for a
 // rank. The board reuses one Snapshot for all rounds, so a policy must keep no reference to it, and must not change it.
 type Snapshot struct {
-	Workers  []Worker // ascending ID
+	Workers  []Worker // ranks, by ascending ID
 	Pool     []Entry  // entries that wait for a rank, oldest first
 	MaxAgeMs float32  // wait in ms from which the starvation guard takes an entry; 0: it takes only Urgent entries
 	StepMs   float32  // mean step time of the group in ms; 0: unknown
@@ -34,11 +34,11 @@ type Snapshot struct {
 	Waits      []EntryDetails // one per entry of Pool; empty unless Aggregated, or unless the policy reads Hits and some prompt has hits
 }
 
-// Worker is one DP rank of the group.
+// Worker is one DP rank of the group, as it is at the beginning of the round.
 type Worker struct {
 	ID       int32
 	Free     int32   // slots that may be filled now; below 0: an immediate policy has sent more requests than there are slots
-	Up       bool    // false: the rank takes no requests, but its group's steps still wait for it
+	Up       bool    // the rank takes requests; false: it takes none, but its group's steps still wait for it
 	Capacity int64   // KV tokens that fit on the rank; 0: unlimited
 	Cost     float32 // step time per KV token on this rank, as a multiple of the group's mean; 0 means 1
 	Others   int64   // KV tokens of requests that are not in Running, such as those of other proxies; policies assume that they stay
@@ -60,7 +60,7 @@ func (w *Worker) decoding() (n int) {
 // has not ended. Lengths are in tokens.
 type Request struct {
 	Prompt    int32   // prompt tokens; for a resumed request, with the tokens generated before it was resumed
-	Generated int32   // tokens generated on this rank
+	Generated int32   // tokens generated on this rank so far
 	Age       int32   // tokens of the answer so far, also those from earlier ranks if the request was resumed
 	Rhat      float32 // predicted steps left, from 1 to the horizon H; 0: unknown, counts as H
 	Key       uint64  // same for equal prompts, read by the predictor exact; 0: none
@@ -100,7 +100,7 @@ type Hit struct {
 	Tokens int
 }
 
-// Assignment binds an entry to a worker.
+// Assignment is a decision of the policy: the entry goes to the worker.
 type Assignment struct {
 	Entry  uint64  `json:"entry"`
 	Worker int32   `json:"worker"`
@@ -111,7 +111,7 @@ type Assignment struct {
 
 // Policy decides which waiting entry goes to which rank. The board calls it in rounds.
 type Policy interface {
-	// Name is the canonical form of what Parse was given, e.g. "br0:window=8".
+	// Name is the canonical form of the text that Parse was given, e.g. "br0:window=8".
 	Name() string
 	// Immediate says that the policy binds every entry at once, even to a rank without a free slot, where the engine queues it. Other policies
 	// are pooled: entries wait in the pool until a slot is free.

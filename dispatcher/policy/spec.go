@@ -12,7 +12,7 @@ import (
 type namedPolicy struct {
 	name     string
 	presets  []string // keys that the preset fixes, so that a user cannot set them
-	keys     []key    // keys that a user may set
+	keys     []key    // keys that a user may set for this policy
 	defaults settings
 	build    func(name string, v *settings) Policy
 }
@@ -153,7 +153,7 @@ type Spec struct {
 	set    []string // keys that the text sets
 }
 
-// ParseSpec parses the text of one policy, in the syntax of package namedargs.
+// ParseSpec parses the text of one policy, name or name:key=value,... (see package namedargs), and checks its keys and values.
 func ParseSpec(text string) (Spec, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {
@@ -177,7 +177,7 @@ func (sp Spec) Sets(key string) bool {
 	return slices.Contains(sp.set, key) || slices.Contains(sp.form.presets, key)
 }
 
-// With returns the spec with a key set to a value, which replaces any earlier value.
+// With returns a copy of the spec with a key set to a value, in place of any earlier value.
 func (sp Spec) With(key, value string) (Spec, error) {
 	if err := namedargs.Apply(sp.form.name, sp.form.keys, &sp.values, namedargs.Setting{Key: key, Value: value}); err != nil {
 		return Spec{}, err
@@ -188,7 +188,7 @@ func (sp Spec) With(key, value string) (Spec, error) {
 	return sp, nil
 }
 
-// String returns the canonical form: the name, and the keys whose values differ from the defaults.
+// String returns the canonical form: the name, and only the keys whose values differ from the defaults.
 func (sp Spec) String() string {
 	return namedargs.Text(sp.form.name, sp.form.keys, &sp.values, &sp.form.defaults)
 }

@@ -63,7 +63,7 @@ func (p *evenkeel) place(s *Snapshot) {
 	}
 }
 
-// placeable returns how many entries the round can place at most: the number of free slots, or of entries that are not held back, whichever
+// placeable returns how many entries the round can place at most: the number of free slots or of entries that are not held back, whichever
 // is less.
 func (p *evenkeel) placeable(s *Snapshot) int {
 	return int(min(p.ranks.openSlots, int64(len(s.Pool)-p.heldBack.count)))
@@ -144,7 +144,7 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 	return order
 }
 
-// byGain orders candidates by gain, the largest first; in a tie, by index.
+// byGain sorts candidates by gain, the largest first; in a tie, by index.
 func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
 
 // bestFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. In a tie, the
@@ -228,7 +228,7 @@ func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	return best
 }
 
-// lessLoaded says whether rank a has a smaller load than rank b or, in a tie, the lower index.
+// lessLoaded says whether rank a has a smaller load than rank b. In a tie, the lower index counts as less loaded.
 func (p *evenkeel) lessLoaded(a, b int) bool {
 	x, y := p.loads.load[a], p.loads.load[b]
 	return x < y || x == y && a < b

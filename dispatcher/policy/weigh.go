@@ -10,9 +10,10 @@ import (
 // A Weigher is a policy that can also score the ranks that it did not choose. Only decision traces show these scores, so they are not
 // computed in Decide but afterwards, and only for traces.
 type Weigher interface {
-	// Weigh writes one score for each rank into dst: the score that the i-th assignment of the last Decide (a) would have on that rank if all
-	// other assignments stayed as they are; NaN for a rank that could not take the entry. tokens are the KV tokens of the entry, and s is the
-	// snapshot of that Decide. lowerIsBetter says that smaller scores are better; ok is false if the policy compares nothing.
+	// Weigh writes one score for each rank into dst: the score of the entry if it were bound there, while all other assignments of the round
+	// stay as they are; NaN for a rank that could not take the entry. The entry is that of a, the i-th assignment of the last Decide; tokens
+	// are its KV tokens, and s is the snapshot of that Decide. lowerIsBetter says that smaller scores are better; ok is false if the policy
+	// compares nothing.
 	Weigh(s *Snapshot, i int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool)
 }
 
@@ -42,7 +43,8 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	return false, true
 }
 
-// Weigh writes the score F that the entry alone has on each rank. A larger score is better.
+// Weigh writes for each rank the score F (see scoreOf) that the entry alone would have there. A larger score is better. ok is false if the
+// assigned rank is not in the snapshot.
 func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []float64) (lowerIsBetter, ok bool) {
 	chosen, ok := s.index(a.Worker)
 	if !ok {

@@ -13,13 +13,13 @@ const (
 	Eager      Form = iota // without CUDA graphs: no rank is padded
 	Unmasked               // with graphs: each rank computes as many rows as the rank with most rows, and experts compute the padding, too
 	Masked                 // with graphs: ranks compute as many rows as with Unmasked, but experts skip the padding
-	OwnBuckets             // with graphs: each rank is padded to a size of its own, and experts skip the padding
+	OwnBuckets             // with graphs: each rank is padded to a graph size of its own, and experts skip the padding
 )
 
 // Bottleneck returns which ranks' requests make a step of this form longer, apart from rounding up to graph sizes. If all ranks are padded
 // to the rank with most rows, the requests of that rank make each rank slower.
 func (f Form) Bottleneck() Bottleneck {
-	if f == Eager || f == OwnBuckets { // a rank is slower only by its own requests
+	if f == Eager || f == OwnBuckets { // a rank is slowed only by its own requests
 		return OneRank
 	}
 	return TwoRanks
@@ -136,7 +136,7 @@ func (l *Law) stepForm(ranks []Rank) (form Form, mostRows, meanRows float64) {
 	return form, mostRows, sum / float64(len(ranks))
 }
 
-// ownMs returns how many ms the rank's own work takes in a step of this form. mostRows are the padded rows of the rank with most rows.
+// ownMs returns how many ms the rank's own work takes in a step of this form. mostRows is the largest number of rows of any rank, padded.
 func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
 	return l.C1Ms*r.KV + l.rowsMs(r, form, mostRows)
 }

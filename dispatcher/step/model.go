@@ -71,7 +71,7 @@ func (m *Model) slowest(ranks []Rank) (slowest int) {
 	return slowest
 }
 
-// meanPrompt returns how many prompt tokens a rank computed on average.
+// meanPrompt returns the mean number of prompt tokens per rank.
 func meanPrompt(ranks []Rank) (mean float64) {
 	for i := range ranks {
 		mean += ranks[i].Prompt
@@ -89,7 +89,7 @@ const (
 	TwoRanks          Bottleneck = "two ranks"    // the step depends on the most KV of any rank and on the most requests of any rank
 )
 
-// requestWeight says how much requests count in the length of a step, and on which ranks.
+// requestWeight says how many KV tokens a request counts for in the length of a step, and on which ranks.
 type requestWeight struct {
 	tokens  float64 // how many KV tokens a request counts for
 	oneRank bool    // the bottleneck is OneRank; false: TwoRanks

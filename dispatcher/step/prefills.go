@@ -31,7 +31,7 @@ const (
 // as far as it is known. ownShare is the share of a prompt token's cost that falls on the rank that computes it.
 func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	f.setShare(ownShare)
-	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // by the config or by an event of the board
+	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // the config or an event of the board gives the cost of prompts
 	costLearned := f.setCosts(&m)
 	if !costLearned && !costGiven { // nothing is known about the cost of prompts, so guess it
 		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), ownShare*guessTokenMs, (1-ownShare)*guessTokenMs
@@ -53,7 +53,7 @@ func (f *prefillFit) hasSteps() bool { return f.timeRatio.count > 0 }
 
 // setShare sets which share of a prompt token's cost falls on the rank that computes it. If the share changes, the line is learned anew.
 func (f *prefillFit) setShare(ownShare float64) {
-	if ownShare != f.ownShare { // the loads of the old line were computed with the old share
+	if ownShare != f.ownShare { // the old line was learned with loads of the old share
 		f.line, f.ownShare = regression{}, ownShare
 	}
 }
@@ -67,7 +67,7 @@ func (f *prefillFit) setCosts(m *Model) bool {
 	line, r2 := f.line.fit()
 	tokenMs, fixedMs := line.C1Ms, line.C0Ms-m.C0Ms // ms per prompt token, and ms that a step takes longer with any prompt
 	if tokenMs <= 0 || fixedMs < 0 || !f.line.sure(r2) {
-		// The steps had about equal loads, or steps with a prefill have no fixed cost: use the line through C0Ms.
+		// The slope is unknown because steps had about equal loads, or prefills have no fixed cost: use a line through C0Ms.
 		tokenMs, r2 = f.line.slopeFrom(m.C0Ms)
 		fixedMs = 0
 		c0Unknown := m.C0Ms == 0

@@ -14,7 +14,7 @@ var fade = math.Exp2(-1. / halfLife) // factor by which each new step lowers the
 // regression fits a line to step times (ms) over the largest load of a rank (KV tokens), by least squares: time = C0Ms + C1Ms * load. Older
 // steps count less and less.
 type regression struct {
-	requestWeight        // how requests count in a load
+	requestWeight        // how many KV tokens each request adds to a load
 	n             uint64 // number of steps that were added
 	// Sums over the steps, each with its weight: of the weights (w), the loads (x), the times (y), and the products of loads and times.
 	w, x, y, xx, xy, yy float64
@@ -67,12 +67,11 @@ type median[T cmp.Ordered] struct {
 	value  T
 }
 
-// add adds a value, and computes the median anew.
 func (m *median[T]) add(v T) {
 	m.recent[m.next] = v
 	m.next = (m.next + 1) % len(m.recent)
 	m.count++
-	copied := m.recent // an array, so this copies the values, and recent keeps its order
+	copied := m.recent // assigning an array copies it, so recent keeps its order
 	sorted := copied[:min(m.count, uint64(len(copied)))]
 	slices.Sort(sorted)
 	m.value = sorted[len(sorted)/2]

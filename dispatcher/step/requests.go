@@ -14,7 +14,7 @@ import "math"
 // prompts, would seem to depend on the number of requests.
 type weightSearch struct {
 	assumed        float64       // weight in use until the steps have shown one, in KV tokens
-	found          requestWeight // weight and bottleneck that the steps have shown; weight 0: a request surely costs nothing
+	found          requestWeight // weight and bottleneck shown by the steps; weight 0: a request itself surely costs no time
 	isFound        bool          // found has been set; false: assumed is in use
 	bottleneckSure bool          // the bottleneck in found is certain, too; false: only its weight is
 	lastFound      trial         // result of the last window, which the next window confirms or not
@@ -26,7 +26,7 @@ type weightSearch struct {
 const (
 	windowSteps        = 2000 // number of steps of a window; the best weight is looked for at its end
 	blockSteps         = 100  // number of steps of a block; only differences within a block count
-	weightCount        = 30   // number of weights that are tried
+	weightCount        = 30   // number of weights that are tried, including 0
 	weightsPerDoubling = 2    // tried weights per doubling: neighbours differ by a factor of the square root of 2
 	smallestWeight     = 64   // smallest weight above 0, in KV tokens; the largest is about a million, as for models with sparse attention
 	sureDrop           = 3    // a weight is confirmed if it lowers the squared error per block by more than so many standard errors
@@ -34,7 +34,7 @@ const (
 	resolutionMs       = 0.1  // errors of a step's time below so many ms show nothing
 )
 
-// triedWeights are the weights that are tried, in KV tokens. The first is 0, for the case that requests cost nothing.
+// triedWeights are the weights that are tried, in KV tokens, ascending. The first is 0: requests cost nothing beside their KV.
 var triedWeights = func() (all [weightCount]float64) {
 	for k := 1; k < weightCount; k++ {
 		all[k] = smallestWeight * math.Exp2(float64(k-1)/weightsPerDoubling)
@@ -96,11 +96,11 @@ func loadsByCandidate(ranks []Rank) (loads [2 * weightCount]float64) {
 	for i := range ranks {
 		kv, requests := ranks[i].KV, ranks[i].Requests
 		mostKV, mostRequests = max(mostKV, kv), max(mostRequests, requests)
-		for k := range triedWeights { // OneRank
+		for k := range triedWeights { // OneRank: the rank with the largest sum of KV and requests
 			loads[k] = max(loads[k], kv+triedWeights[k]*requests)
 		}
 	}
-	for k := range triedWeights { // TwoRanks
+	for k := range triedWeights { // TwoRanks: most KV and most requests, of any ranks
 		loads[weightCount+k] = mostKV + triedWeights[k]*mostRequests
 	}
 	return loads
@@ -134,7 +134,7 @@ func (c *candidate) centre(b *sums) {
 	c.blockXX, c.blockXY = c.blockXX-c.blockX*c.blockX/b.n, c.blockXY-c.blockX*b.y/b.n
 }
 
-// inUse returns the weight and the bottleneck that are in use now.
+// inUse returns the weight and bottleneck with which loads are computed now: those that were found, else the assumed weight.
 func (s *weightSearch) inUse() requestWeight {
 	if s.isFound {
 		return s.found
@@ -174,7 +174,7 @@ func (s *weightSearch) adopt(lastTrial *trial) {
 
 // bestOfWindow returns the candidate with the smallest error in the window; the zero trial if none is surely better than the weight 0.
 func (s *weightSearch) bestOfWindow() trial {
-	best, zeroError := 0, s.candidates[0].minSquaredError(&s.window) // the error with the weight 0
+	best, zeroError := 0, s.candidates[0].minSquaredError(&s.window) // squared error with the weight 0
 	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
 	for k := range s.candidates {
 		weight, squaredError := weightOf(k), s.candidates[k].minSquaredError(&s.window)
@@ -200,13 +200,13 @@ func (s *weightSearch) bestOfWindow() trial {
 	return t
 }
 
-// weightOf returns the weight and the bottleneck of the k-th candidate.
 func weightOf(k int) requestWeight {
 	return requestWeight{triedWeights[k%weightCount], k < weightCount}
 }
 
-// refinement returns the factor from the weight of the best candidate to the weight at the lowest point of the parabola through the errors
-// of this candidate (least) and its two neighbours. It is 1 if the candidate does not have two neighbours with weights above 0.
+// refinement returns by what factor to change the weight of the best candidate, because the best weight lies between tried weights: it fits
+// a parabola to the errors of this candidate (least) and its two neighbours. It is 1 if one of the neighbours is missing or has the weight
+// 0.
 func (s *weightSearch) refinement(best int, least float64) float64 {
 	if k := best % weightCount; k <= 1 || k == weightCount-1 {
 		return 1
@@ -214,7 +214,7 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 	below := max(least, s.candidates[best-1].minSquaredError(&s.window))
 	above := max(least, s.candidates[best+1].minSquaredError(&s.window))
 	bend := below - 2*least + above
-	if bend <= 0 { // the three errors are equal, so there is no lowest point
+	if bend <= 0 { // the three errors are equal, so the parabola has no lowest point
 		return 1
 	}
 	return math.Exp2((below - above) / (2 * bend) / weightsPerDoubling)
@@ -275,7 +275,7 @@ func nearest(weight float64) int {
 	return 1 + int(max(0, min(weightCount-2, math.Round(math.Log2(weight/smallestWeight)*weightsPerDoubling))))
 }
 
-// windowRegression returns the regression that would result from adding the steps of the window with the weight in use.
+// windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now.
 func (s *weightSearch) windowRegression() regression {
 	inUse, w := s.inUse(), &s.window
 	k := nearest(inUse.tokens)
@@ -287,7 +287,7 @@ func (s *weightSearch) windowRegression() regression {
 	r := regression{
 		requestWeight: inUse, n: uint64(w.n), w: w.n, x: c.x, y: w.y, xx: c.xx + c.x*c.x/w.n, xy: c.xy + c.x*w.y/w.n, yy: w.yy + w.y*w.y/w.n,
 	}
-	// The weights in the sums of a regression add up to at most 1/(1-fade) steps, because older steps count for less.
+	// In a regression, older steps count less, so the weights of all its steps add up to at most 1/(1-fade). Scale the sums down to that.
 	if scale := 1 / (1 - fade) / w.n; scale < 1 {
 		r.w, r.x, r.y, r.xx, r.xy, r.yy = scale*r.w, scale*r.x, scale*r.y, scale*r.xx, scale*r.xy, scale*r.yy
 	}

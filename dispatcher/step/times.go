@@ -35,7 +35,7 @@ type Times struct {
 	prefills      prefillFit
 	meanMs        float32 // mean length of a step in ms, in which a step counts half after 32 further steps; 0: no step yet
 	meanDeviation float64 // mean distance of the lengths of steps without a prefill from the line, in ms; older steps count less
-	tokensPerStep float64 // mean of the tokens that a request gets in a step, older steps count less; 0: not known
+	tokensPerStep float64 // mean number of tokens that a request gets per step; older steps count less; 0: not known
 	learned       LearnedSteps
 	buckets       [len(bounds)]uint64
 	sumMs         float64
@@ -61,7 +61,7 @@ const (
 	meanSteps = 46
 )
 
-// Add adds the length of a step to the statistics of lengths; 0: the length is not known, and nothing is added. The mean leaves out lengths
+// Add adds the length of a step to the statistics of step lengths. A length of 0 means unknown, and is ignored. The mean leaves out lengths
 // that are far from the median.
 func (s *Times) Add(length time.Duration) {
 	if length <= 0 {
@@ -83,7 +83,7 @@ func (s *Times) Add(length time.Duration) {
 	s.meanMs += (float32(ms) - s.meanMs) / meanSteps
 }
 
-// Sample is a measured step with what each rank did in it.
+// Sample is one reported step: its length, and the work of each rank in it.
 type Sample struct {
 	Ranks []Rank // work of all ranks of the group that are not down
 	// Tokens is how many tokens each request got, usually 1. If tokens come late, several steps are reported as one, with the sum of their
@@ -107,11 +107,12 @@ func (s *Times) Learn(t Sample) {
 		s.tokensPerStep = t.Tokens
 	}
 	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
-	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps // one report of very many steps hardly moves the mean
+	// bounded, so that one report of very many steps hardly moves the mean
+	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
 	case isNoStep: // only late tokens: the length is not that of a step
-	case several: // the length of one step is not known
+	case several: // the report covers several steps, so the length of one is not known
 		s.shortenTypicalPlain()
 	case !hasPrefill:
 		if usualLength := s.learnPlainLength(t.Length); usualLength {
@@ -132,7 +133,7 @@ func (s *Times) shortenTypicalPlain() {
 	s.typicalPlain -= s.typicalPlain / 32
 }
 
-// learnPlainLength learns the length of a step without a prefill, and says whether it is usual for such steps.
+// learnPlainLength learns the length of a step without a prefill, and says whether the length is usual for such steps.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
 	if !s.prefills.hasSteps() { // no step had a prefill so far, so the median of all lengths fits
 		return isUsual(length, s.lengths.value)
@@ -161,12 +162,12 @@ func (s *Times) learnDecode(ranks []Rank, slowest *Rank, weight requestWeight, m
 // is much farther from the present line than usual is moved nearer to the line. Otherwise a few steps in which a rank had an unusual load
 // could lead to a wrong weight.
 func (s *Times) clipOutlier(load, ms float64) float64 {
-	expected := s.y / max(1, s.w) // without a line, the mean length
+	expected := s.y / max(1, s.w) // mean length of the steps, in case there is no line
 	if m, _ := s.fit(); m.C1Ms > 0 {
 		expected = m.C0Ms + m.C1Ms*load
 	}
 	deviation := ms - expected
-	if s.meanDeviation > 0 { // this is not the first step
+	if s.meanDeviation > 0 { // false for the first step
 		deviation = min(maxDeviations*s.meanDeviation, max(-maxDeviations*s.meanDeviation, deviation))
 	}
 	s.meanDeviation += (math.Abs(deviation) - s.meanDeviation) / meanSteps
@@ -186,7 +187,7 @@ func (s *Times) Configure(m Model) {
 
 // Weight returns for how many KV tokens each request counts in a load; 0: measured steps have shown that a request itself costs no time.
 func (s *Times) Weight() float64 {
-	if s.GivenModel.C1Ms > 0 { // a given model may also have only the cost of prompts, and then it has no weight
+	if s.GivenModel.C1Ms > 0 { // a given model may have only the cost of prompts, and then gives no weight
 		return s.GivenModel.Weight()
 	}
 	return s.weights.inUse().tokens
@@ -232,7 +233,7 @@ func (s *Times) decodeModel() (m Model) {
 		m = learned
 	case s.Configured.C1Ms > 0:
 		m = s.Configured
-	case s.n >= fitSteps: // the times do not show how they depend on the load
+	case s.n >= fitSteps: // no line: use the mean length
 		m.C0Ms = s.y / s.w
 	}
 	m.C0Ms = max(0, m.C0Ms)
@@ -249,7 +250,7 @@ func (s *Times) modelWithPrefills() (m Model, ok bool) {
 
 // ownShare returns which share of a prompt token's cost falls on the rank that computes it, 0 to 1; the rest makes all ranks slower.
 func (s *Times) ownShare() float64 {
-	if c := &s.Configured; c.OwnPromptMs > 0 && c.SharedPromptMs > 0 { // one of the two alone does not give the share
+	if c := &s.Configured; c.OwnPromptMs > 0 && c.SharedPromptMs > 0 { // the share needs both costs
 		return c.OwnPromptMs / (c.OwnPromptMs + c.SharedPromptMs)
 	}
 	return UsualOwnShare
@@ -274,10 +275,10 @@ func (t *LearnedSteps) add(slowest *Rank, ms float64) {
 
 // Line is the learned model of step times, with what a replay of these steps needs in addition.
 type Line struct {
-	Model            // C1Ms is 0 if the lengths of steps do not depend on the load
+	Model            // C1Ms is 0 if step lengths do not depend on the load
 	InForce     bool // policies may use the model; false: it is good enough for replays at most
 	Learned     LearnedSteps
-	PrefillC0Ms float64 // the part of the length of a step with a prefill that does not depend on its load, in ms; 0: not known
+	PrefillC0Ms float64 // ms of a step with a prefill that do not depend on its load; 0: not known
 }
 
 // Line returns the model that was learned so far. Its C1Ms may be set even if the model is not good enough for policies.
@@ -309,7 +310,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	if all.Steps == before.Steps && m.C0Ms == 0 { // no steps were learned since before, so use all steps, however old
 		before = LearnedSteps{}
 	}
-	n := all.Steps - before.Steps // steps whose mean the line goes through
+	n := all.Steps - before.Steps // number of steps whose mean the line goes through
 	if n > 0 {
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
@@ -324,7 +325,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	return m
 }
 
-// isUsual says whether the length of a step is near enough to the typical length to learn from it.
+// isUsual says whether a step is neither too short nor too long, compared with the typical length, to learn from it.
 func isUsual(length, typical time.Duration) bool {
 	ratio := length.Seconds() / typical.Seconds()
 	return ratio >= tooShort && ratio <= tooLong
@@ -383,8 +384,8 @@ func (s *Times) Ms(m Model, load int64) float32 {
 // Samples returns from how many steps the model was learned. They are counted even while the model is not in force.
 func (s *Times) Samples() uint64 { return s.n }
 
-// fewSteps is how many steps must be known before Least has a value. With fewer steps, one long step, in which an engine stood still, could
-// make Least so large that the next steps count as parts of one step.
+// fewSteps is how many steps must be known before Least has a value. With fewer steps, a single long step, in which an engine stood still,
+// could make Least so large that normal steps would be taken for parts of one step.
 const fewSteps = 8
 
 // Least returns the shortest usual length of a step; 0: not known yet. Once steps with a prefill were seen, it is computed from the steps
@@ -400,14 +401,14 @@ func (s *Times) Least() time.Duration {
 	return max(time.Duration(tooShort*float64(s.typicalPlain)), s.lengths.value/maxMedianToPlain)
 }
 
-// Histogram has the values of the metric evenkeel_step_seconds.
+// Histogram has the values of the metric evenkeel_step_seconds: number of steps, sum of their lengths, and steps per bucket.
 type Histogram struct {
 	Count   uint64
 	Seconds float64
 	Buckets map[float64]uint64 // by upper bound in s: number of steps that took at most so long
 }
 
-// Histogram returns the histogram of all steps so far.
+// Histogram returns the number and the lengths of all steps so far, in the form of the metric evenkeel_step_seconds.
 func (s *Times) Histogram() Histogram {
 	h := Histogram{Count: s.lengths.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
 	var cumulative uint64

@@ -22,7 +22,7 @@ type account struct {
 // ewma is an exponentially weighted moving average: older values count less and less. Before the first value, the mean is 0.
 type ewma struct {
 	mean float64
-	n    float64 // number of values
+	n    float64 // number of values added so far
 }
 
 // ewmaWeight is the weight of each new value from the eighth on: the mean moves by this share of the value's distance from it.
@@ -115,10 +115,9 @@ func (b *bias) errorBound(deviation float64) float64 {
 	return 2 * math.Hypot(deviation, max(minBias, b.hourError, b.lastError))
 }
 
-// steps are a number of steps and their total length in ms.
+// steps counts steps and adds up their lengths in ms.
 type steps struct{ n, ms float64 }
 
-// add adds a step that took ms.
 func (s *steps) add(ms float64) { s.n, s.ms = s.n+1, s.ms+ms }
 
 // mean returns the mean length of a step in ms; 0: there are no steps.
@@ -131,12 +130,12 @@ func (s *steps) fade(keep float64, others *steps, share float64) {
 
 // tally adds up the results of several replays of one window. The replays differ in their random numbers only.
 type tally struct {
-	n       float64 // number of results
+	n       float64 // number of replays added
 	sum     float64
-	squares float64 // sum of the squared results
+	squares float64
 }
 
-// add adds the result of a replay.
+// add adds x, the mean step length of one more replay in ms.
 func (t *tally) add(x float64) { t.n, t.sum, t.squares = t.n+1, t.sum+x, t.squares+x*x }
 
 // mean returns the mean of the results; 0: there are no results.
@@ -201,16 +200,17 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviation float64)
 	// share of the other policy's step time in the hour that comes from this window
 	newShare := other.newSteps.ms / other.stepMs.n / h.steps.ms
 	newDeviation := other.stepMs.deviationOfMean(deviation) / math.Sqrt(newSeconds)
-	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation // the variance of a weighted mean
+	// variance of a weighted mean of old and new traffic
+	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
 
-// Hour says how long steps would have taken under another policy, as a mean over about an hour.
+// Hour says how long steps would have taken under another policy, as a mean over about an hour of traffic.
 type Hour struct {
 	Seconds float64   // seconds of traffic that were replayed; 0: too few for a result
-	To      time.Time // end of this traffic
-	StepMs  float64   // mean length of a step
-	SavedMs float64   // how many ms shorter steps are under the policy in force
-	Error   float64   // share of a step by which StepMs may be wrong
+	To      time.Time // end of the traffic that was replayed
+	StepMs  float64   // mean length of a step under the other policy, in ms
+	SavedMs float64   // how many ms shorter steps are under the policy in force; below 0: longer
+	Error   float64   // largest likely error of StepMs, as share of a step
 }
 
 // result returns how the other policy did over the hour; the zero Hour if too little traffic was replayed. b is the error of the replays
@@ -223,13 +223,13 @@ func (h *hour) result(b *bias) Hour {
 		Error: 2 * math.Hypot(math.Sqrt(h.variance), max(minBias, b.hourError))}
 }
 
-// policyReplays is a policy that is replayed, with the results of its replays of the current window.
+// policyReplays is a policy that is replayed, and the results of its replays of the current window.
 type policyReplays struct {
 	spec      string // policy as configured; empty: the policy in force
 	name      string // canonical name; empty: not known before the first replay
 	failed    error  // why the policy cannot be replayed; nil: it can
 	duplicate bool   // another spec in the list has the same canonical name and was replayed already, so this one is skipped
 
-	stepMs   tally // mean steps of the replays, in ms
+	stepMs   tally // mean step length of each replay, in ms
 	newSteps steps // steps of all replays in the part of the window that no earlier verdict has counted
 }

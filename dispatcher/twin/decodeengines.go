@@ -56,7 +56,7 @@ func (d *decodeEngines) updateRank(w *board.Worker) {
 	r.Cost = float64(cmp.Or(w.Cost, 1))
 	r.up = !w.Down
 	r.KeepsKVFor = w.KeepsKVFor
-	r.EndedKV = d.Boards.Kept(d.Model, w.ID) // Kept is empty if the engine was restarted, because its KV is lost then
+	r.EndedKV = d.Boards.Kept(d.Model, w.ID) // empty if the engine was restarted, because the KV of ended answers is lost then
 	at, present := slices.BinarySearchFunc(g.Ranks, w.ID, func(o *virtual.Rank, id int32) int { return cmp.Compare(o.ID, id) })
 	switch {
 	case r.up && !present:

@@ -18,7 +18,7 @@ type history struct {
 // answer is all that is known about the answer to one request.
 type answer struct {
 	key               uint64
-	leftAt            time.Duration // when the request left, since the window began; hasNotLeft: it was still there at the end of the window
+	leftAt            time.Duration // when the request left, since the window began; hasNotLeft: it still ran at the end of the window
 	tokensAtStart     int32         // tokens that the answer had when the window began or, if later, when the request came
 	tokensBefore      int32         // tokens that the answer had before its first rank in the window
 	tokensBeforeRank  int32         // tokens that the answer had before its last rank
@@ -92,7 +92,7 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 	switch resumed := a.tokensBeforeRank > a.tokensBefore; {
 	case resumed: // d.stepsToFirstToken counts from the binding to the last rank, not to the first
 		a.stepsToFirstToken = -1
-	case d.generated < 0: // it never had a slot
+	case d.generated < 0: // the request never had a slot, so its answer has no length
 		a.lastTokens = -1
 	case d.stepsToFirstToken >= 0:
 		a.stepsToFirstToken = d.stepsToFirstToken
@@ -108,7 +108,7 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 // of the answer is not known, a random number from the lengths of the other answers.
 func (h *history) remainingTokens(id uint64, age int32) int32 {
 	switch a := h.of(id); {
-	case a == nil: // the window has no record of it
+	case a == nil: // the window has no record of the request
 		return h.lengths.draw(age, id) - age
 	case a.leftAt < 0 || a.lastTokens < 0: // the request had not left at the end of the window, or left before it had a slot
 		return h.lengths.draw(max(age, a.lastTokens), id) - age

@@ -12,7 +12,7 @@ import (
 // lengths is the distribution of the lengths of answers. It comes from the answers that ended in a window, and from those that were still
 // running at its end. Running answers must count, too, because most of them are long: without them, answers would seem too short.
 type lengths struct {
-	steps []survival // by tokens, ascending
+	steps []survival // sorted by tokens, ascending; only lengths at which an answer ended
 }
 
 // survival says that the given share of all answers is longer than so many tokens.
@@ -33,8 +33,8 @@ type observation struct {
 func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	type change struct { // change of the number of answers under observation, at one length
 		tokens   int32
-		observed int8 // 1: one more answer is observed from this length on; -1: one less
-		ended    int8 // 1: an answer ended at this length
+		observed int8 // 1: one more answer is observed from this length on; -1: one fewer
+		ended    int8 // 1: an answer ended at this length; 0: none did
 	}
 	changes := make([]change, 0, 2*n)
 	for s := range all {
@@ -65,7 +65,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	return l
 }
 
-// shareLongerThan returns the share of the answers that are longer than so many tokens; 1 below the shortest answer that ended.
+// shareLongerThan returns the share of the answers that are longer than so many tokens; below the shortest answer that ended, it is 1.
 func (l lengths) shareLongerThan(tokens int32) float64 {
 	at, exact := slices.BinarySearchFunc(l.steps, tokens, func(s survival, t int32) int { return cmp.Compare(s.tokens, t) })
 	switch {
@@ -89,7 +89,7 @@ func (l lengths) draw(least int32, id uint64) int32 {
 	return max(least+1, l.steps[at].tokens)
 }
 
-// endless is the length of an answer that runs on for as long as the replay lasts.
+// endless is the length, in tokens, of an answer that does not end within the replay.
 const endless = math.MaxInt32 / 2
 
 // ms returns d in milliseconds, the unit of all times in a replay.

@@ -249,7 +249,7 @@ func (r *Replay) nextTurn() float64 {
 	return next
 }
 
-// deliver gives the boards the changes of ranks, the arrivals and the departures of clients that are due by now.
+// deliver gives the boards all changes of ranks, arrivals and departures of clients that are due by now.
 func (r *Replay) deliver() {
 	for len(r.rankChanges) > 0 && ms(r.rankChanges[0].at) <= r.Now {
 		r.replaceRanks(r.rankChanges[0].workers)

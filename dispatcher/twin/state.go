@@ -14,12 +14,12 @@ type Replay struct {
 	engines         *decodeEngines
 	history         *history     // what really became of the requests
 	arrivals        arrivalQueue // requests that have yet to come
-	withdrawals     []withdrawal // requests whose clients leave at a fixed time, the next first
+	withdrawals     []withdrawal // requests whose clients leave while they wait, the next to leave first
 	rankChanges     []rankChange
 	jobs            []job
 	freeIndices     []int32          // unused indices of jobs, for new requests
-	waiting         map[uint64]int32 // by ID: indices of the jobs that wait for a rank
-	measuredFrom    float64          // in ms since the window began; steps before this time are not measured
+	waiting         map[uint64]int32 // by request ID: index of its job, for requests that wait for a rank
+	measuredFrom    float64          // ms since the window began; earlier steps are not measured
 	newBetween      [2]float64       // begin and end, in ms since the window began, of the steps that no earlier verdict has counted
 	endsAt          float64          // end of the window, in ms since it began
 	measured        steps            // number and length of the steps since measuredFrom
@@ -29,12 +29,12 @@ type Replay struct {
 	checkpointTimes []float64        // when to save checkpoints, in ms since the window began; the next first
 	Checkpoints     []*Checkpoint    // checkpoints saved so far, for replays of later windows
 	rng             *rand.Rand       // random changes of step lengths, see jittered
-	turnsAtInstant  int              // turns in a row in which no time passed
+	turnsAtInstant  int              // turns in a row in which no simulated time passed
 	over            bool             // the replay has reached the end of the window
 	failed          error            // why the replay cannot go on; nil: it can
 }
 
-// job is a request of a replay.
+// job is a request of a replay, from its arrival until it leaves the replay.
 type job struct {
 	id                uint64
 	prompt            int32 // prompt tokens; they include the tokens that were generated on earlier ranks
@@ -45,8 +45,8 @@ type job struct {
 	entry             *board.Entry // the request's entry in the pool; nil while it runs on a rank
 }
 
-// withdrawal is the time at which the client of a request leaves.
+// withdrawal says when the client of a waiting request leaves.
 type withdrawal struct {
-	at float64 // in ms since the window began
+	at float64 // ms since the window began
 	id uint64
 }

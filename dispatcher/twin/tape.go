@@ -10,7 +10,7 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// Tape records the events of boards in segments. Each segment begins with a copy of the boards.
+// Tape records what happens to the boards, in segments. Each segment begins with a copy of the boards, from which it can be replayed.
 type Tape struct {
 	segment         *Segment           // the segment that is being recorded; nil before the first NextSegment: nothing is recorded
 	workers         []board.Worker     // the workers of the last SetWorkers event, to see whether the next one changes anything
@@ -26,9 +26,9 @@ type bound struct {
 	mayQueue bool   // it may wait in the engine's queue first, so the steps until its first token do not show how fast it starts
 }
 
-// Segment has the arrivals, departures and changes of ranks from one copy of the boards to the next.
+// Segment is the traffic between two copies of the boards: arrivals, departures and changes of ranks.
 type Segment struct {
-	Boards   *board.Boards // copy of the boards at the time From
+	Boards   *board.Boards // boards when the segment began (From)
 	From, To time.Time
 	AfterGap bool // the segment does not begin where the last one ended, so no replay can span both
 
@@ -65,10 +65,10 @@ type rankChange struct {
 	workers []board.Worker
 }
 
-// maxSegmentRequests bounds the arrivals and the departures of a segment: a segment that reaches it ends early.
+// maxSegmentRequests bounds the memory of a segment: it ends early when it has so many arrivals or so many departures.
 const maxSegmentRequests = 50_000
 
-// maxRankChanges bounds how often the ranks change in a segment: a segment with so many changes ends early.
+// maxRankChanges bounds the memory of a segment: it ends early when the ranks have changed so often.
 const maxRankChanges = 16
 
 // Due says whether the present segment should end now: it is minLength old, it has too many events, or the settings have changed. It is
@@ -92,7 +92,7 @@ func (t *Tape) NextSegment(now time.Time, copied *board.Boards) (ended *Segment)
 	if t.settingsChanged { // no replay can use the segment: its events happened under two different settings
 		ended = nil
 	}
-	// Traffic changes slowly, so the next segment probably has about as many requests. A quarter more keeps most slices from growing.
+	// Traffic changes slowly, so expect about as many requests as in the last segment. A quarter more keeps most slices from growing.
 	room := min(maxSegmentRequests, t.lastCount+t.lastCount/4+16)
 	t.segment = &Segment{
 		Boards: copied, From: now, AfterGap: afterGap, arrivals: make([]arrival, 0, room), departures: make([]departure, 0, room),
@@ -101,7 +101,7 @@ func (t *Tape) NextSegment(now time.Time, copied *board.Boards) (ended *Segment)
 	return ended
 }
 
-// Record records an event. It must be called before the event is applied to the boards.
+// Record records an event for the replay. It must be called before the event is applied to the boards.
 func (t *Tape) Record(e board.Event, now time.Time) {
 	if t.segment == nil {
 		return

@@ -21,7 +21,7 @@ func MinSegmentLength(requests int) time.Duration {
 	return min(Span/3, 15*time.Second*time.Duration(1+requests/1500))
 }
 
-// Twin finds out by replays of the last minutes what other policies would have cost.
+// Twin finds out, by replays of the traffic of the last minutes, how long steps would have taken under other policies.
 type Twin struct {
 	specs    []string
 	segments []*Segment    // the latest segments, each beginning where the one before ended; the oldest first
@@ -37,19 +37,19 @@ type Twin struct {
 type Verdict struct {
 	Group    board.GroupKey
 	From, To time.Time
-	Policy   string  // policy in force
+	Policy   string  // canonical name of the policy in force
 	NewSteps uint64  // steps of the group that no earlier verdict has counted
 	Ranks    int     // number of ranks of the group
 	StepMs   float64 // mean length in ms of the real steps over all groups of the model; steps that were reported together do not count
 	TwinMs   float64 // mean length in ms of the steps in replays under the policy in force
 	Error    float64 // largest likely error of TwinMs, as share of a step
 	Sure     bool    // enough windows were judged to know the errors of replays; false: no difference is claimed yet
-	Replays  int     // number of replays of each policy; the results are their means
+	Replays  int     // number of replays of each policy; step lengths are means over them
 
 	Against []Against // one result for each policy that is not in force
 }
 
-// Against is the result for the model under another policy.
+// Against is the result for all groups of a model under another policy.
 type Against struct {
 	Policy  string  // canonical name; the spec as configured if the policy cannot be replayed
 	StepMs  float64 // mean length of a step in the replays, in ms
@@ -71,10 +71,10 @@ const (
 // judging is the state of the verdict on one window. Its replays are made one after the other.
 type judging struct {
 	latest      *Window         // all segments that the twin had when work on this verdict began
-	window      *Window         // the part of the window in which the model had all its groups
+	window      *Window         // part of latest that is replayed: the model had all its groups in it
 	models      []string        // models without a verdict on this window yet; the first is in progress
 	policies    []policyReplays // policies to replay for the first of models; policies[0] is the policy in force
-	current     int             // index in policies of the policy that is being replayed
+	current     int             // index in policies of the policy in progress
 	round       uint64          // number of the present round of replays, from 0; also the seed of its random numbers
 	replay      *Replay         // the replay in progress; nil: none
 	checkpoints []*Checkpoint   // states saved by the replays, from which replays of later windows can begin
@@ -120,7 +120,7 @@ func (t *Twin) AddSegment(s *Segment, end *board.Boards) {
 func (t *Twin) Work(turns int) (verdicts []Verdict, more bool) {
 	j := t.judging
 	if j == nil {
-		if t.upToDate || len(t.segments) == 0 { // there is no new window
+		if t.upToDate || len(t.segments) == 0 { // no segment was added since the last verdicts
 			return nil, false
 		}
 		latest := &Window{Segments: slices.Clone(t.segments), End: t.end}
@@ -161,13 +161,12 @@ func (j *judging) finishReplay(err error) {
 	j.current++
 }
 
-// beginModel prepares the window and the policies for the model that is judged next. It returns false if no part of the window can be
-// replayed.
+// beginModel prepares the window and the policies for the next model. It returns false if no part of the window can be replayed.
 func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.models[0]); j.window == nil {
 		return false
 	}
-	if a := t.models[j.models[0]]; a != nil { // an earlier window of the model was judged
+	if a := t.models[j.models[0]]; a != nil { // what earlier windows of the model have shown
 		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
@@ -345,7 +344,7 @@ func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	}
 }
 
-// account returns the account of a model, and creates it if it is missing.
+// account returns what the twin knows about a model; a new account if it knows nothing yet.
 func (t *Twin) account(model string) *account {
 	a := t.models[model]
 	if a == nil {

@@ -30,11 +30,11 @@ func (w *Window) history(model string) *history {
 	return w.histories[model]
 }
 
-// From returns when the window begins.
+// From returns the time at which the window begins.
 func (w *Window) From() time.Time { return w.Segments[0].From }
 
-// eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order in which
-// they happened. The time that onDeparture gets is since the window began.
+// eachEvent calls onArrival for each arrival of a model, and onDeparture for each request of any model that left, in the order of time.
+// onDeparture gets the time since the window began.
 func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture func(time.Duration, *departure)) {
 	for _, s := range w.Segments {
 		offset := s.From.Sub(w.From())
@@ -88,7 +88,7 @@ func (w *Window) groupsSince(judgedUntil, measuredFrom time.Time, model string) 
 	return nil
 }
 
-// viewOf returns the view of the group with a key; nil: the group is not there.
+// viewOf returns the group with this key; nil: the list does not have it.
 func viewOf(all []board.GroupView, key board.GroupKey) *board.GroupView {
 	if i := slices.IndexFunc(all, func(v board.GroupView) bool { return v.Key == key }); i >= 0 {
 		return &all[i]
@@ -107,8 +107,8 @@ func (w *Window) Measured() *Segment {
 	return w.Segments[0]
 }
 
-// lengthsKnown says whether a segment begins in the first 70 % of the window. Later in the window, many answers run whose lengths are not
-// known yet.
+// lengthsKnown says whether a segment begins in the first 70 % of the window. Later in the window, too many answers still run, so their
+// lengths are not known.
 func (w *Window) lengthsKnown(s *Segment) bool {
 	return 10*s.From.Sub(w.From()) <= 7*w.To().Sub(w.From())
 }
@@ -127,7 +127,7 @@ func (w *Window) newPart() (from, to time.Time) {
 	return from, to
 }
 
-// To returns when the window ends.
+// To returns the time at which the window ends.
 func (w *Window) To() time.Time { return w.Segments[len(w.Segments)-1].To }
 
 // arrivalQueue yields the requests of a model in the order in which they came, with times since the window began.
@@ -160,7 +160,7 @@ func (a *arrivalQueue) nextAt() (at float64, more bool) {
 	return ms(s.arrivals[a.index].at + s.From.Sub(a.from)), true
 }
 
-// next returns the next arrival, and moves on to the one after it.
+// next returns the next arrival, with times since the window began, and moves on to the arrival after it.
 func (a *arrivalQueue) next() arrival {
 	s := a.segments[0]
 	next, offset := s.arrivals[a.index], s.From.Sub(a.from)

@@ -18,9 +18,9 @@ type Driver struct {
 	Model  string
 	Counts board.Counts // tokens and first steps of the requests on the ranks; the boards see them when Count is called
 
-	OnBind        func(e *board.Effect) // gets each EffectBind
-	OnRefuse      func(e *board.Effect) // gets each EffectRefuse
-	OnOtherEffect func(e *board.Effect) // gets all effects but EffectBind, EffectRefuse and EffectGroupIdle
+	OnBind        func(e *board.Effect) // called for each EffectBind: the boards have bound a request to a rank
+	OnRefuse      func(e *board.Effect) // called for each EffectRefuse: the boards have refused a request
+	OnOtherEffect func(e *board.Effect) // called for all effects except EffectBind, EffectRefuse and EffectGroupIdle
 	OnDecided     func(ms float64)      // called after an event was applied and all decisions were made; ms is the time of the event
 	Timed         func(round func())    // if set, called in place of round to measure it, and must call round; nil: nothing is measured
 
@@ -33,7 +33,7 @@ type Driver struct {
 	idleGroups map[string]bool // names of groups in which no request decodes any more; the next step of such a group has no known length
 }
 
-// NewDriver returns a driver of the boards for one model.
+// NewDriver returns a driver that runs boards for one model. The caller must set OnBind and OnRefuse.
 func NewDriver(b *board.Boards, began time.Time, model string) *Driver {
 	return &Driver{
 		Boards: b, Began: began, Model: model, Counts: board.Counts{Model: model}, tick: board.Tick{Model: model}, idleGroups: map[string]bool{},
@@ -113,12 +113,11 @@ func (d *Driver) carryOut(effects []board.Effect, now time.Time) {
 // StepCounter counts the steps of a group as the proxy would detect them from the token streams.
 type StepCounter struct {
 	Key    board.GroupKey
-	Number uint32  // number of the present step
+	Number uint32  // number of the present step, from 1
 	Since  float64 // when the last step was reported, in ms; NaN: none was reported since the group was last idle
 	steps  board.Steps
 }
 
-// newStepCounter returns the counter of a group that has reported no step yet.
 func newStepCounter(key board.GroupKey) StepCounter {
 	return StepCounter{Key: key, Number: 1, Since: math.NaN(), steps: board.Steps{Group: key}}
 }

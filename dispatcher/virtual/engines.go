@@ -19,11 +19,11 @@ type Engines struct {
 	Prefill   func(prompt int32) (ready, took float64)
 	Token     func(q *Request)           // called for each token that a request gets
 	Seated    func(q *Request)           // called when a request got a slot in the engine, so that it takes part in steps
-	Finished  func(g *Group, q Request)  // called when a request got its last token, and has left
+	Finished  func(g *Group, q Request)  // called when a request has got its last token and has left its rank
 	Preempted func(r *Rank, q Request)   // called when a request was taken off its rank because KV room is short
 	Stepped   func(g *Group, tokens int) // called when a step has ended, with the number of tokens that it brought
 
-	release board.Release // reused, so that releases allocate nothing
+	release board.Release // reused for each release, so that releases allocate nothing
 }
 
 // Turn does all that happens at the present time: steps end, deliver gives the boards the requests, ranks and other events that are due,
@@ -49,7 +49,7 @@ func (e *Engines) Begin() (preempted bool) {
 	return preempted
 }
 
-// Due returns the time at which the engines or the boards next have something to do, and whether a step is in progress.
+// Due returns when the engines or the boards next have something to do, in ms since Began, and whether a step is in progress.
 func (e *Engines) Due() (next float64, busy bool) {
 	next = e.Driver.Next()
 	for _, g := range e.Groups {
@@ -123,7 +123,7 @@ func (e *Engines) reserveKV(r *Rank, step int64) {
 	for i := range r.Requests {
 		q := &r.Requests[i]
 		if !q.Reserved {
-			cameTooLate := r.MaxRunning > 0 && q.EarliestStep > step // a rank with MaxRunning takes only requests that came before this step
+			cameTooLate := r.MaxRunning > 0 && q.EarliestStep > step // a rank with MaxRunning runs only requests that came before this step began
 			if cameTooLate || !r.hasRoomFor(int64(q.Prompt)) {
 				return
 			}
@@ -173,8 +173,8 @@ func (e *Engines) Preempt(r *Rank, i int) {
 	e.Preempted(r, q)
 }
 
-// finishStep ends the step in progress: it gives every running request its token, reports the step to the boards as streams would, and
-// releases the requests that have all their tokens.
+// finishStep ends the step in progress: each running request gets its token, the boards are told of the step as by token streams, and
+// requests that have all their tokens are released.
 func (e *Engines) finishStep(g *Group) {
 	step := g.Step
 	tokens, reported := 0, false

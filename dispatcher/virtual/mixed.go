@@ -10,12 +10,12 @@ import (
 // most Budget tokens: first for running requests, in the order of their admission, and then for waiting requests, as real engines do.
 type Mixed struct {
 	Law          step.Law
-	Budget       int32 // largest number of tokens that a rank computes in a step
-	Slots        int   // largest number of requests that run on a rank
+	Budget       int32 // most tokens that a rank computes in a step
+	Slots        int   // most requests that run on a rank at a time
 	KVCapacity   int64 // KV tokens of a rank; 0: unlimited
 	Block        int64 // prompt tokens
 	Interval     int64 // prompts are computed only in every Interval-th step; 0 and 1: in each step
-	PrefillFirst bool  // a rank that can compute a prompt does not decode in the same step, as in SGLang
+	PrefillFirst bool  // a rank that computes a prompt decodes nothing in the same step, as in SGLang
 	Delay        int   // number of steps for which new prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
 
 	Ranks    []MixedRank
@@ -27,15 +27,15 @@ type Mixed struct {
 	// returns how many prompt tokens are in the rank's prefix cache when it admits the request
 	Cached   func(rank int, q *MixedRequest) int32
 	Token    func(rank int, q *MixedRequest) // called for each token that a request gets
-	Finished func(rank int, q *MixedRequest) // called when a request got its last token, and has left
+	Finished func(rank int, q *MixedRequest) // called when a request has got its last token and has left its rank
 	Computed func(rank int, q *MixedRequest) // called when a step has computed a part of a prompt; may be nil
 
 	Prefilling  int // number of ranks that compute prompts in the step that began last
-	Preemptions int // number of preemptions so far
+	Preemptions int // number of requests preempted so far
 	heldSteps   int // number of steps in a row for which new prompts have waited because of Delay
 }
 
-// MixedRank is one rank of a Mixed group.
+// MixedRank is a rank that prefills and decodes: the requests in its engine's queue, and those that run.
 type MixedRank struct {
 	Waiting     []MixedRequest // requests in the engine's queue, first come, first served
 	Running     []MixedRequest // running requests in the order of admission
@@ -43,11 +43,11 @@ type MixedRank struct {
 	leftWaiting bool           // in its last step with prompts, the rank could not admit all waiting requests
 }
 
-// MixedRequest is a request on a mixed rank.
+// MixedRequest is a request on a rank that prefills and decodes.
 type MixedRequest struct {
 	Job       int32 // identifies the request for the caller
 	Slot      int32 // index of its slot on the board, as in board.Counts
-	Prompt    int32 // tokens
+	Prompt    int32 // prompt tokens
 	Left      int32 // tokens that the request will still generate
 	Gen       int32 // tokens generated so far
 	computed  int32 // how many of the toCompute tokens are computed or were cached
@@ -57,7 +57,7 @@ type MixedRequest struct {
 	firstStep uint32 // number of the step of its first token, as the group reported it (StepCounter.Number); 0: no token yet
 }
 
-// isPrefilling says whether the request still has tokens to compute before it decodes.
+// isPrefilling says whether tokens of the request are left to compute, so that it does not decode yet.
 func (q *MixedRequest) isPrefilling() bool { return q.computed < q.toCompute }
 
 // Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
@@ -83,7 +83,7 @@ func (g *Mixed) Drop(rank int, job int32) {
 	}
 }
 
-// Begin begins a step if none is in progress and a rank has something to do. now is in ms.
+// Begin begins a step if none is in progress and a rank has work. now is the present time in ms.
 func (g *Mixed) Begin(now float64) {
 	if g.Ends < Never {
 		return
@@ -235,7 +235,7 @@ func (g *Mixed) admit(i int, budget int32) (tokens float64) {
 	for budget > 0 && g.canAdmit(r) {
 		q := r.Waiting[0]
 		r.Waiting = slices.Delete(r.Waiting, 0, 1)
-		q.computed = min(q.toCompute-1, g.Cached(i, &q)) // the last token is always computed
+		q.computed = min(q.toCompute-1, g.Cached(i, &q)) // the last token is always computed, because the next token follows from it
 		q.scheduled = min(budget, q.toCompute-q.computed)
 		tokens += float64(q.scheduled)
 		budget -= q.scheduled

@@ -12,10 +12,10 @@ type MixedEngines struct {
 	Groups []*MixedGroup
 
 	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got a token, after the boards' counts were updated
-	Finished func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got its last token, and has left
+	Finished func(g *MixedGroup, rank int, q *MixedRequest) // called when a request has got its last token and has left its rank
 
 	inFlight []inTransit   // requests on their way to an engine's queue, ordered by time of arrival
-	release  board.Release // reused, so that releases allocate nothing
+	release  board.Release // reused for each release, so that releases allocate nothing
 }
 
 // inTransit is a request that was bound to a rank, but has not reached its engine's queue yet.
@@ -52,7 +52,7 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 	q.toCompute = q.Prompt
 	t := inTransit{at: m.Now + delay, group: g, rank: rank, request: q}
 	i, _ := slices.BinarySearchFunc(m.inFlight, t.at, func(other inTransit, at float64) int {
-		if other.at <= at { // also for equal times, so that requests arrive in the order in which they were sent
+		if other.at <= at { // equal times: requests arrive in the order in which they were sent
 			return -1
 		}
 		return 1

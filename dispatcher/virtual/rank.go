@@ -36,7 +36,7 @@ const KVNotReady = math.MaxInt64
 type Rank struct {
 	ID          int32
 	Slots       int
-	MaxRunning  int     // most requests in a step; the rank pulls KV only while fewer run, as vLLM does; 0: Slots, and it pulls KV at any time
+	MaxRunning  int     // most requests per step; KV is pulled only while fewer run, as in vLLM; 0: Slots, and KV is pulled at any time
 	Capacity    int64   // KV tokens that fit on the rank; 0: unlimited
 	Cost        float64 // step time per KV token on this rank, as a multiple of the group's mean
 	OtherTokens int64   // KV tokens of other requests, which are not simulated and stay on the rank
@@ -46,11 +46,11 @@ type Rank struct {
 
 	Group    *Group
 	Active   int       // number of requests with a slot, the first in Requests
-	KV       int64     // KV tokens of all requests that are Reserved
+	KV       int64     // KV tokens of all requests with Reserved set
 	Requests []Request // requests on the rank; those with a slot first, else in the order of admission
 }
 
-// Group is a group of ranks that step together: each step takes as long as the slowest rank needs.
+// Group is a group of ranks that step together: each step takes as long as the slowest rank needs, and the others wait for it.
 type Group struct {
 	StepCounter
 	Law   step.Law // how long a step takes; the slowest rank has the largest product of Cost and load
@@ -58,7 +58,7 @@ type Group struct {
 	Step  int64    // number of the step in progress or, if there is none, of the next step
 	Ends  float64  // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
-	nextStepBegun bool // a step has just ended, and the engines have already begun the next one, see StepInProgress
+	nextStepBegun bool // a step has just ended, but the engines have begun the next one already, see StepInProgress
 }
 
 // NewGroup returns a group without ranks, in which no step has begun. law gives the length of its steps.
