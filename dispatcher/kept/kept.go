@@ -34,8 +34,8 @@ func (k *KV) Reserve() { k.entries = slices.Grow(k.entries, mostEntries-len(k.en
 // Add counts tokens that the engine keeps for the time keepFor from now on. It drops expired KV first, and returns how many tokens expired.
 //
 // The tokens are added to the last entry if they expire less than keepFor/timeParts after the first KV in this entry, and become a new
-// entry otherwise. So there are at most mostEntries entries. If a change of keepFor nevertheless leads to more, the tokens are added to the
-// last entry.
+// entry otherwise. This bounds the number of entries while keepFor stays the same. If the number reaches mostEntries because keepFor has
+// changed, tokens are always added to the last entry.
 func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired int64) {
 	expired = k.Expire(now)
 	k.tokens += tokens

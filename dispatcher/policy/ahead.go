@@ -8,7 +8,7 @@ type lookahead struct {
 	gamma      float64      // factor by which each step counts less than the one before, or auto
 	fixedNeeds Requirements // requirements without Horizon and MeanOutput, which the method requirements fills in
 
-	// Computed for the current round.
+	// The fields below are computed for the current round.
 	discounts      []float64 // by step h from 0 to the horizon: gamma^h, the weight of the step in a score
 	discountsGamma float64   // gamma from which the discounts were computed
 	discountSum    float64

@@ -7,7 +7,7 @@ import "math"
 type candidates struct {
 	all          []candidate
 	overdueCount int    // number of overdue candidates, which come first in all
-	nextInPool   int    // index of the entry in the pool
+	nextInPool   int    // index in the pool of the first entry that chooseEntries has not looked at
 	taken        []bool // by index in the pool: the entry is a candidate, or is held back and must not become one
 
 	expectedGrowth  int64   // KV tokens that each request counts for in addition to its prompt, because it grows
@@ -16,7 +16,7 @@ type candidates struct {
 
 // candidate is an entry that the round may place, with the values that the search compares.
 type candidate struct {
-	entry      int32 // index in the pool
+	entry      int32 // index of the entry in the pool
 	overdue    bool  // overdue: once placed, it is never replaced by another candidate
 	placed     bool
 	tokens     int64 // prompt tokens, not scaled by a rank's cost
@@ -44,7 +44,7 @@ func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 	k.taken[entry] = true
 	k.all = append(k.all, candidate{
 		entry: int32(entry), overdue: isOverdue, tokens: int64(e.Prompt), load: (int64(e.Prompt) + k.expectedGrowth) << fixedBits,
-		// limited to 2^30 tokens, so that it fits an int64 in these units
+		// The wait credit is at most 2^30 tokens, so that it fits an int64 in these units.
 		waitCredit: int64(math.Ldexp(min(k.tokensPerWaitMs*float64(e.WaitMs), 1<<30), fixedBits)),
 	})
 }

@@ -3,12 +3,12 @@ package policy
 import "math"
 
 // evenkeel is the default policy. It places all entries of a round together, so as to minimize the cost: the sum over the ranks of the KV
-// tokens by which each rank is below the fullest rank. Below the fullest rank, a rank waits in each step.
+// tokens by which each rank is below the fullest rank. In each step, these ranks wait for the fullest one.
 type evenkeel struct {
 	name string
 	set  settings
 
-	// Computed for the current round.
+	// The fields below hold the state of the current round.
 	loads          loads
 	ranks          ranks
 	candidates     candidates
@@ -62,7 +62,7 @@ func (p *evenkeel) Decide(s *Snapshot, dst []Assignment) []Assignment {
 	if s.Aggregated { // ranks that also prefill have their own algorithm
 		return p.decideAggregated(s, dst)
 	}
-	// no search: when room is short, present loads do not show which rank will be the slowest, see tight
+	// Do not search when room is short: present loads do not show which rank will be the slowest, see tight.
 	if meanPrompt, scarce := p.roomIsScarce(s); scarce {
 		p.loads.build(s, p.requestTokens(s, true))
 		p.placeByRoom(s, meanPrompt)

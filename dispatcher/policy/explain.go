@@ -48,8 +48,8 @@ func Watermark(p Policy) float64 {
 	return 0
 }
 
-// SendsAhead says whether the policy may fill slots that are not free yet, but probably will be when the KV of the request has been copied
-// to the rank.
+// SendsAhead says whether the policy may fill a slot that is not free yet, but probably will be when the request's KV has been copied to
+// the rank.
 func SendsAhead(p Policy) bool {
 	l, ok := p.(limited)
 	return ok && l.limits().sendsAhead

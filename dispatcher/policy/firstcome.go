@@ -79,7 +79,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		tokens := int64(e.Prompt)
 		g, score := p.choose(s, tokens)
 		if g == none {
-			// with engineQueues, an entry that does not fit is larger than any rank, so a reservation would not help
+			// With engineQueues, an entry that does not fit is larger than any rank, so a reservation would not help.
 			if !p.engineQueues && isOverdue(s, e) {
 				p.ranks.reserve(s, i)
 			}

@@ -145,12 +145,12 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 // knee or the shortest beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
-	// number of prompts that fit the rank; they come first in sorted
+	// fit is the number of prompts that fit the rank; they come first in sorted.
 	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room })
 	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
 	score := func(r int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(r), cost)) }
 
-	// places of the longest prompt up to the knee, and of the shortest beyond it
+	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it.
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = score(low), true

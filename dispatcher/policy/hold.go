@@ -13,13 +13,13 @@ type heldBack struct {
 	count  int       // number of entries that the last round held back
 	addsMs []float32 // by index in the pool: how many ms longer the entry would have made each step
 
-	// Used while holdBack tries which ranks take the entries. Entries that are held back count on no rank.
+	// The fields below are used while holdBack tries which ranks take the entries. Entries that are held back count on no rank.
 	order []int32 // indices of entries in the pool, the longest prompt first
 	loads []int64 // by rank: load in KV tokens, including the entries that it would take
 	slots []int32 // by rank: slots that are free when it has taken these entries
 }
 
-// maxWaitingToHold bounds the work of holdBack. If more entries wait, it holds no entry back.
+// maxWaitingToHold bounds the work of holdBack. If more entries wait, holdBack holds no entry back.
 const maxWaitingToHold = 256
 
 // holdCheckSteps is the number of step times after which held entries are looked at again if no step was reported.
@@ -37,14 +37,15 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 	return float64(h.addsMs[entry]), true
 }
 
-// holdBack decides which entries wait for a later round. It tries the entries on the least loaded ranks, the longest prompt first. If an
-// entry would make each step longer, and this costs more than its wait, it is held back, unless it is express or overdue or has waited for
-// p.set.maxHoldS. If any entry is held back, holdBack also sets the time after which the policy wants to decide again.
+// holdBack decides which entries wait for a later round. It tries the entries on the least loaded ranks, the longest prompt first. An entry
+// is held back if it would make each step longer, and this costs more than its wait. An entry that is express or overdue, or that has
+// waited for p.set.maxHoldS, is never held back. If any entry is held back, holdBack also sets the time after which the policy wants to
+// decide again.
 //
 // Both costs are counted in ms that requests wait for a token. If a step becomes longer by x ms, each of the n running requests waits x ms
-// longer in each step, as long as the rank stays the fullest, which is assumed to last for p.set.holdSteps steps. If the entry is held back
-// for one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many
-// again, so its wait is counted as 1+w steps. Therefore, the longer an entry has waited, the longer a step it may cause.
+// longer in each step. This lasts as long as the rank stays the fullest, assumed to be p.set.holdSteps steps. If the entry is held back for
+// one more step instead, only the entry waits. But an entry that has waited for w steps in vain will probably wait for about as many again,
+// so its wait is counted as 1+w steps. Therefore, the longer an entry has waited, the longer a step it may cause.
 //
 // If the other entries take all free slots, nothing is held back: the search then chooses among more entries than there are slots.
 func (p *evenkeel) holdBack(s *Snapshot) {

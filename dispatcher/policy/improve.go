@@ -50,7 +50,7 @@ func (p *evenkeel) liftPlacement(a int) {
 func (p *evenkeel) evaluateChange(peakAfter, gain int64) bool {
 	p.search.evaluationsLeft--
 	l := &p.loads
-	// a rise leaves every rank farther below the fullest, so it counts once per rank
+	// A rise leaves every rank farther below the fullest, so it counts once per rank.
 	rise := peakAfter - l.smoothed.value(l.peak(), l.smoothed.rootTerm)
 	return int64(len(l.load))*rise-gain <= -minImprovement
 }
@@ -88,8 +88,8 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 	return changed
 }
 
-// smoothedPeakAfter returns what the smoothed peak would be if the load of the rank in p.search became its baseLoad plus added, and the
-// load of rank b changed by change.
+// smoothedPeakAfter returns the smoothed peak after a change of two loads: that of the rank in p.search to its baseLoad plus added, and
+// that of rank b by change.
 func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
 	l, m := &p.loads, &p.search
 	loadA, loadB := m.baseLoad+added, l.load[b]+change

@@ -117,8 +117,8 @@ func (l *loads) fullest() (largest int64) {
 	return largest
 }
 
-// otherLoads has the two largest loads of all ranks except one, and which rank has the largest. With it, the largest load of the group
-// after a change of the excepted rank, and perhaps of a second one, is found without a look at all ranks.
+// otherLoads has the two largest loads of all ranks except one, and which rank has the largest. If the loads of the excepted rank and of
+// one more rank change, the new largest load of the group follows from these values, without a look at all ranks.
 type otherLoads struct {
 	largest, second int64
 	largestRank     int32

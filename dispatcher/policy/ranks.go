@@ -23,7 +23,7 @@ type ranks struct {
 	mostRoomOfAll bool    // reserve takes the rank with the most room even if the entry would not fit it when idle
 
 	reserved    int // rank that gets no more entries, so that it empties for an overdue entry; or none
-	reservedFor int // index of the entry in the pool
+	reservedFor int // index in the pool of the overdue entry for which the rank is reserved; or none
 }
 
 // load sets the free slots of each rank, plus extra, and its KV room, from the snapshot. A rank that is down has no slots. tokens are the
@@ -125,7 +125,7 @@ func (r *ranks) reserve(s *Snapshot, entry int) {
 // wait is an overdue entry and its wait.
 type wait struct {
 	ms    float32
-	entry int32 // index in the pool
+	entry int32 // index of the entry in the pool
 }
 
 // overdue appends to dst the entries that the starvation guard takes, the longest wait first; in a tie, in order of arrival.

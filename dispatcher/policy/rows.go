@@ -25,8 +25,8 @@ type searchResult struct {
 }
 
 // arrange places the entries of the round and improves the placements. If RowTokens is set, it also tries two limits of requests per rank.
-// It keeps the result with the shortest step, among those that place at least as many entries, and as many overdue entries, as the search
-// without a limit.
+// It keeps the result with the shortest step. A result with a limit counts only if it places no fewer entries, and no fewer overdue
+// entries, than the search without a limit.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
 	if s.RowTokens <= 0 || !p.set.requests {
@@ -99,7 +99,7 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 		sum, most = sum+running, max(most, running)
 	}
 	sum += len(p.placed)
-	// mean number of requests per rank, rounded up, but at least what the rank with most requests already runs
+	// level is the mean number of requests per rank, rounded up, but at least the number that the rank with most requests already runs.
 	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
 	mostWithPlaced := most
 	for _, n := range requestsByRank(p, s) {

@@ -24,7 +24,7 @@ type settings struct {
 
 	// Settings of policies that look ahead (brh), and of evenkeel.
 	horizon         int     // number of decode steps, or auto
-	gamma           float64 // or auto (-1), computed from the snapshot
+	gamma           float64 // factor per step, 0 to 1; auto (-1): from the mean output
 	alpha           float64
 	beta            float64
 	predictor       string
@@ -36,7 +36,7 @@ type settings struct {
 	bestPairMax     int
 	workerFirstMax  int
 	kappa           float64
-	ageWeight       float64 // or auto (-1), computed from the snapshot
+	ageWeight       float64 // KV tokens per step of waiting; auto (-1): from the present loads
 	holdSteps       float64
 	patience        float64
 	maxHoldS        float64

@@ -26,7 +26,7 @@ type Snapshot struct {
 	Early       bool    // entries are bound to ranks before their prefill begins, so their KV arrives later
 	Aggregated  bool    // the ranks prefill and decode, so entries come without KV
 	OwnPromptMs float32 // if Aggregated: ms that a prompt token adds to a step on the rank that computes it; 0: unknown
-	// NotStarted is the mean number of requests that waited for their first token, over about the last minute of steps, on ranks that also
+	// NotStarted is the mean number of requests that waited for their first token during about the last minute of steps, on ranks that also
 	// prefill or in the pool. Requests that the policy held back do not count. Below 0: not known.
 	NotStarted float32
 	// PromptRate is how many prompt tokens all ranks together computed per second of these steps of the last minute. Below 0: not known.

@@ -84,8 +84,8 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 
 // placeLevel places an entry that finds room on the rank where it makes the loads of the full ranks most equal. The shorter the prompts on
 // a full rank are, the more requests it holds, and the larger is its load. Therefore an entry that is shorter than the mean goes to the
-// rank whose load will be the smallest, and a longer one to the rank whose load will be the largest. isOverdue says that the starvation
-// guard takes the entry.
+// rank with the smallest future load, and a longer entry to the rank with the largest. isOverdue says that the starvation guard takes the
+// entry.
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)

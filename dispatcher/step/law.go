@@ -32,8 +32,8 @@ var Forms = [...]string{Eager: "eager", Unmasked: "graphs, unmasked", Masked: "g
 func (f Form) String() string { return Forms[f] }
 
 // Law computes how long a step takes. The simulated engines follow it. Its Model.RequestMs is the time that each row takes on its own rank.
-// A step takes C0Ms, plus the own work of the slowest rank, plus MostRowsMs per row of the rank with most rows, plus MeanRowsMs per row
-// that a rank has on average.
+// A step takes the sum of C0Ms, the own work of the slowest rank, MostRowsMs per row of the rank with most rows, and MeanRowsMs per row of
+// the mean over all ranks.
 type Law struct {
 	Model
 	Form       Form

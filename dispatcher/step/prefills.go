@@ -53,7 +53,7 @@ func (f *prefillFit) hasSteps() bool { return f.timeRatio.count > 0 }
 
 // setShare sets which share of a prompt token's cost falls on the rank that computes it. If the share changes, the line is learned anew.
 func (f *prefillFit) setShare(ownShare float64) {
-	if ownShare != f.ownShare { // the old line was learned with loads of the old share
+	if ownShare != f.ownShare { // the old line was learned from loads with the old share, so learn anew
 		f.line, f.ownShare = regression{}, ownShare
 	}
 }

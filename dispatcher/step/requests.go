@@ -61,7 +61,7 @@ type trial struct {
 	slope, zeroSlope float64       // slopes of the lines of this candidate and of candidate 0 (weight 0), in ms per KV token
 
 	blocks float64 // number of blocks of the next window so far
-	// sums over these blocks: how much the found weight lowers the squared error (the drop), and the squares of the drops
+	// Sums over these blocks of the drop (by how much the found weight lowers the squared error of a block), and of the squared drop.
 	drops, squares float64
 }
 

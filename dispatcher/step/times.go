@@ -107,7 +107,7 @@ func (s *Times) Learn(t Sample) {
 		s.tokensPerStep = t.Tokens
 	}
 	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
-	// bounded, so that one report of very many steps hardly moves the mean
+	// The change is bounded, so that one report of very many steps hardly moves the mean.
 	s.tokensPerStep += (min(t.Tokens, 2*s.tokensPerStep) - s.tokensPerStep) / meanSteps
 	ms := t.Length.Seconds() * 1000
 	switch {
@@ -302,8 +302,8 @@ func (s *Times) Line() Line {
 // Known says whether anything was learned about the length of steps. Without that, steps cannot be replayed.
 func (l *Line) Known() bool { return l.Learned.Steps > 0 || l.PrefillC0Ms > 0 }
 
-// ThroughStepsSince returns the line as a model, shifted (by its C0Ms) so that it goes through the mean of the steps that were learned
-// since the sums were as in before. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at
+// ThroughStepsSince returns the line as a model. It changes C0Ms so that the line goes through the mean of the steps since before, which
+// has earlier sums of the same steps. Steps with a prefill keep their learned length. If there are few steps without a prefill, C0Ms is at
 // most the fixed part of a step with a prefill, because some of these few steps may have had an unnoticed prefill.
 func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 	m, all := l.Model, &l.Learned

@@ -8,9 +8,9 @@ import (
 // account is what the twin keeps about one model from one verdict to the next, above all how large the errors of replays may be.
 type account struct {
 	judgedUntil   time.Time // steps before this time are already counted in a verdict
-	windowsJudged int       // windows of traffic judged so far; few of them: the errors of replays are not known yet
+	windowsJudged int       // number of windows judged so far; with fewer than minWindowsJudged, the errors of replays are not known
 	stepError     errorSpread
-	// by policy: random variance of the mean step length over one second of traffic, as share of the squared step length
+	// variances has, by policy, the random variance of the mean step length over one second of traffic, as share of the squared step length.
 	variances         map[string]*ewma
 	bias              bias
 	hoursUntil        time.Time        // traffic before this time is already counted in the field hours
@@ -49,9 +49,8 @@ func (s *errorSpread) add(relativeError, seconds float64) float64 {
 // errors of replays are not known well enough.
 const minWindowsJudged = 4
 
-// MinClaimWindow is the shortest window for which the twin claims that a policy is better or worse. In a shorter window, many requests on
-// the ranks were placed by the policy in force before the window began, so replays under other policies hardly differ from the real steps
-// yet.
+// MinClaimWindow is the shortest window for which the twin claims that a policy is better or worse. In a shorter window, many requests were
+// placed by the policy in force before the window began. Replays under other policies then hardly differ from the real steps.
 const MinClaimWindow = Span / 3
 
 // minBias is the error, as share of a step, that the result for another policy may have in addition to random error. The replay under the
@@ -98,7 +97,7 @@ type bias struct {
 func (b *bias) add(windowError, deviation, seconds, newSeconds float64) {
 	b.lastError, b.hourError = 0, 0
 	isError, isUnusual := math.Abs(windowError) > 2*deviation, math.Abs(windowError-b.meanError) > 2*deviation
-	if isError && isUnusual { // otherwise meanError is the better estimate
+	if isError && isUnusual { // else meanError is a better estimate than the error of this one window
 		b.lastError = math.Abs(windowError)
 	}
 	b.seconds = min(b.seconds+newSeconds, time.Hour.Seconds())
@@ -157,9 +156,9 @@ func (t *tally) deviationOfMean(ofOneReplay float64) float64 {
 	return ofOneReplay * math.Sqrt(1+1/max(1, t.n))
 }
 
-// hour adds up the replays under a policy that is not in force, over about an hour of traffic, because random errors are smaller over many
-// windows than in one. Windows overlap, so hour counts of each window only the part that is in no earlier window (newPart). It begins anew
-// if the policy in force or the settings change.
+// hour adds up the replays under a policy that is not in force, over about an hour of traffic. Over many windows, random errors are smaller
+// than in one. Windows overlap, so hour counts of each window only the part that is in no earlier window (newPart). It begins anew if the
+// policy in force or the settings change.
 type hour struct {
 	seconds  float64 // seconds of traffic in this hour; at most 3600, because older traffic fades
 	steps    steps   // steps of the replays under the other policy
@@ -192,15 +191,15 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviation float64)
 		return
 	}
 	const maxSeconds = float64(time.Hour / time.Second)
-	// lowers the weight of older traffic, so that old and new traffic together are at most an hour
+	// Lower the weight of older traffic, so that old and new traffic together are at most an hour.
 	keep := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
 	h.seconds = keep*h.seconds + newSeconds
 	h.inForce.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n)
 	h.steps.fade(keep, &other.newSteps, 1/other.stepMs.n)
-	// share of the other policy's step time in the hour that comes from this window
+	// newShare is the share of the other policy's step time in the hour that comes from this window.
 	newShare := other.newSteps.ms / other.stepMs.n / h.steps.ms
 	newDeviation := other.stepMs.deviationOfMean(deviation) / math.Sqrt(newSeconds)
-	// variance of a weighted mean of old and new traffic
+	// This is the variance of a weighted mean of old and new traffic.
 	h.variance = (1-newShare)*(1-newShare)*h.variance + newShare*newShare*newDeviation*newDeviation
 }
 
@@ -210,7 +209,7 @@ type Hour struct {
 	To      time.Time // end of the traffic that was replayed
 	StepMs  float64   // mean length of a step under the other policy, in ms
 	SavedMs float64   // how many ms shorter steps are under the policy in force; below 0: longer
-	Error   float64   // largest likely error of StepMs, as share of a step
+	Error   float64   // error of StepMs, as share of a step, that only one of twenty results exceeds
 }
 
 // result returns how the other policy did over the hour; the zero Hour if too little traffic was replayed. b is the error of the replays

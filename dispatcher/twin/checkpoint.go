@@ -4,9 +4,9 @@ import (
 	"evenkeel/dispatcher/board"
 )
 
-// A policy in a replay may be so bad that requests pile up from window to window. If they become more than maxPiledRatio times the requests
-// that were really there, and more than maxPiledRatio*minPiledRequests, the next replay begins with the real requests instead of a
-// checkpoint. This bounds the cost of replays.
+// A policy in a replay may be so bad that requests pile up from window to window. If there are more of them than maxPiledRatio times the
+// real requests, and more than maxPiledRatio*minPiledRequests, the next replay begins with the real requests instead of a checkpoint. This
+// bounds the cost of replays.
 const (
 	maxPiledRatio    = 2
 	minPiledRequests = 1000

@@ -90,8 +90,8 @@ func (d *decodeEngines) removeMissingRanks(groups map[int32]string) {
 }
 
 // placeRunning gives the simulated engines the requests that were on ranks when the replay begins. It returns the requests that the caller
-// must put into the pool instead (unplaced): those of ranks that are down and, if newPolicy is true (the replay's policy was not in force
-// so far), those in the queues of engines, because this policy might not have sent them there.
+// must put into the pool instead (unplaced). These are the requests on ranks that are down. If the replay begins with a new policy
+// (newPolicy), requests in the queues of engines are unplaced, too, because this policy might not have sent them there.
 func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
 	sent := map[int32]int{} // by worker: requests sent to its engine; those beyond its number of slots wait in the engine's queue
 	for _, c := range d.Boards.Charges(d.Model) {
@@ -167,7 +167,7 @@ func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
 	}
 	j := &d.jobs[index]
 	steps := j.stepsToFirstToken
-	// the wait of stepsToFirstToken counts the step in progress, but the simulated engine counts only later steps
+	// The wait of stepsToFirstToken counts the step in progress, but the simulated engine counts only later steps.
 	if r.Group.StepInProgress() {
 		steps--
 	}

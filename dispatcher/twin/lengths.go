@@ -57,7 +57,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 			ended += int(changes[i].ended)
 		}
 		if ended > 0 {
-			longer *= 1 - float64(ended)/float64(observed) // 1 less the share that ended here, of the answers that reach this length
+			longer *= 1 - float64(ended)/float64(observed) // multiply by the share of the answers of this length that go on
 			l.steps = append(l.steps, survival{tokens, longer})
 		}
 		observed += difference

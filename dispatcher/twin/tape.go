@@ -23,7 +23,7 @@ type Tape struct {
 type bound struct {
 	id       uint64
 	lastStep uint32 // number of the last step that the engine had reported when the request was bound; 0: none was reported
-	mayQueue bool   // it may wait in the engine's queue first, so the steps until its first token do not show how fast it starts
+	mayQueue bool   // the request may wait in the engine's queue, so the steps to its first token do not show how fast it starts
 }
 
 // Segment is the traffic between two copies of the boards: arrivals, departures and changes of ranks.
@@ -52,11 +52,11 @@ type arrival struct {
 
 // departure is a request that has left the boards.
 type departure struct {
-	at                time.Duration // time since the segment began
+	at                time.Duration // when the request left the boards, since the segment began
 	id                uint64
 	generated         int32 // tokens that were generated on its last rank; below 0: the request never had a slot
 	stepsToFirstToken int32 // steps between binding and first token, 0: the first token came in the next step; below 0: not known
-	failed            bool  // its engine failed, so the request may come back for another rank
+	failed            bool  // the request's engine failed, so the request may come back for another rank
 }
 
 // rankChange is the list of all workers after a change: a rank came, left, or changed its settings.
@@ -166,15 +166,15 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 		t.bound[e.Group.Model] = slots
 	case board.EffectRefuse:
 		if t.segment != nil {
-			// a refused request never had a slot
+			// A refused request never had a slot, so both numbers are below 0.
 			refused := departure{at: now.Sub(t.segment.From), id: e.Entry.ID, generated: -1, stepsToFirstToken: -1}
 			t.segment.departures = append(t.segment.departures, refused)
 		}
 	}
 }
 
-// recordDeparture records a request that gives its slot back. The steps to its first token stay unknown if it may have waited in the
-// engine's queue, because then they do not show how fast its KV was pulled.
+// recordDeparture records a request that gives its slot back. If the request may have waited in the engine's queue, the steps to its first
+// token count as unknown, because they do not show how fast its KV was pulled.
 func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 	slots := t.bound[e.Model]
 	if int(e.Slot) >= len(slots) { // only slots on decode ranks are recorded, so this slot is on a rank that also prefills

@@ -42,7 +42,7 @@ type Verdict struct {
 	Ranks    int     // number of ranks of the group
 	StepMs   float64 // mean length in ms of the real steps over all groups of the model; steps that were reported together do not count
 	TwinMs   float64 // mean length in ms of the steps in replays under the policy in force
-	Error    float64 // largest likely error of TwinMs, as share of a step
+	Error    float64 // error of TwinMs, as share of a step, that only one of twenty results exceeds
 	Sure     bool    // enough windows were judged to know the errors of replays; false: no difference is claimed yet
 	Replays  int     // number of replays of each policy; step lengths are means over them
 
@@ -54,7 +54,7 @@ type Against struct {
 	Policy  string  // canonical name; the spec as configured if the policy cannot be replayed
 	StepMs  float64 // mean length of a step in the replays, in ms
 	SavedMs float64 // how many ms shorter steps are under the policy in force; below 0: longer
-	Error   float64 // largest likely error of StepMs, as share of a step
+	Error   float64 // error of StepMs, as share of a step, that only one of twenty results exceeds
 	Claimed bool    // the difference exceeds Error and the replay error of the policy in force, so it may be reported
 	Hour    Hour    // result over about the last hour; the zero Hour: too little is known
 	Failed  error   // why the policy cannot be replayed; nil: it can
@@ -166,7 +166,7 @@ func (t *Twin) beginModel(j *judging) bool {
 	if j.window = j.latest.partWithAllGroups(j.models[0]); j.window == nil {
 		return false
 	}
-	if a := t.models[j.models[0]]; a != nil { // what earlier windows of the model have shown
+	if a := t.models[j.models[0]]; a != nil { // earlier windows of the model were judged, so use what they have shown
 		j.window.StepsToFirstToken, j.window.HoursUntil, j.window.Checkpoints = a.stepsToFirstToken, a.hoursUntil, a.checkpoints
 	}
 	j.policies = make([]policyReplays, 1, 1+len(t.specs)) // the first, without a spec, is the policy in force
@@ -222,7 +222,7 @@ func (t *Twin) enoughRounds(j *judging) bool {
 
 // finishModel returns the verdicts on the present model, and goes on to the next model.
 func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
-	// without replays of the policy in force, other policies have nothing to be compared with
+	// Without replays of the policy in force, other policies have nothing to be compared with.
 	if len(j.policies) > 0 && j.policies[0].failed == nil {
 		verdicts = t.judge(j)
 	}

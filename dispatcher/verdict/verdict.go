@@ -52,7 +52,7 @@ type Against struct {
 	SavedMs float64 `json:"saved_ms"` // how many ms shorter steps are under the policy in force, by the replays; below 0: longer
 	// share of a step by which step_ms may be wrong, by chance or because the replay of the policy in force was wrong
 	ErrorRatio float64 `json:"error_ratio"`
-	// the difference is certain: larger than its own error and the error of the policy in force; only such differences are added up
+	// the difference can be relied on: it exceeds its own error and the error of the policy in force; only such differences are added up
 	Claimed bool `json:"claimed"`
 	// seconds of step time that the policy in force has saved since the start; only claimed differences count
 	SavedSeconds float64 `json:"saved_seconds"`

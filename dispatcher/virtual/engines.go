@@ -77,8 +77,8 @@ func (e *Engines) nextEndedKVExpiry(g *Group) float64 {
 	return next
 }
 
-// Place gives a request to the rank to which the boards have bound it, and begins to pull its KV, unless the rank pulls KV only when a step
-// begins (MaxRunning).
+// Place gives a request to the rank to which the boards have bound it. The rank begins to pull its KV at once or, with MaxRunning, when a
+// step begins.
 func (e *Engines) Place(r *Rank, q Request) {
 	q.DecodesFrom, q.EarliestStep = KVNotReady, r.Group.earliestStep()
 	r.Requests = append(r.Requests, q)

@@ -13,7 +13,7 @@ type Mixed struct {
 	Budget       int32 // most tokens that a rank computes in a step
 	Slots        int   // most requests that run on a rank at a time
 	KVCapacity   int64 // KV tokens of a rank; 0: unlimited
-	Block        int64 // prompt tokens
+	Block        int64 // tokens per KV block, of which a request holds whole ones; 0 and 1: single tokens
 	Interval     int64 // prompts are computed only in every Interval-th step; 0 and 1: in each step
 	PrefillFirst bool  // a rank that computes a prompt decodes nothing in the same step, as in SGLang
 	Delay        int   // number of steps for which new prompts wait until each rank has one, as in SGLang 0.5.23; 0: they do not wait
@@ -24,7 +24,7 @@ type Mixed struct {
 	Ends     float64     // when the step in progress ends, in ms of virtual time; Never: no step is in progress
 
 	VaryStepMs func(ms float64) float64 // changes the length that the Law gives for a step, in ms; nil: no change
-	// returns how many prompt tokens are in the rank's prefix cache when it admits the request
+	// Cached returns how many prompt tokens are in the rank's prefix cache when it admits the request.
 	Cached   func(rank int, q *MixedRequest) int32
 	Token    func(rank int, q *MixedRequest) // called for each token that a request gets
 	Finished func(rank int, q *MixedRequest) // called when a request has got its last token and has left its rank
@@ -63,7 +63,7 @@ func (q *MixedRequest) isPrefilling() bool { return q.computed < q.toCompute }
 // Done returns how many tokens of the prompt are computed or were cached. After a preemption, it includes tokens of the answer.
 func (q *MixedRequest) Done() int { return int(q.computed) }
 
-// kvTokens returns how many KV tokens the request has when its prompt is computed.
+// kvTokens returns the KV tokens of the request's prompt and answer so far, even if not all are computed yet.
 func (q *MixedRequest) kvTokens() int64 { return int64(q.Prompt) + int64(q.Gen) }
 
 // Add puts a request at the end of a rank's queue.
