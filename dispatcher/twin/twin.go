@@ -233,13 +233,13 @@ func (t *Twin) finishModel(j *judging) (verdicts []Verdict) {
 }
 
 // realSteps returns the total length in ms, and the number, of a group's real steps between two views of the group. It counts only the
-// steps that the step model learned from: steps that were reported together have no known length.
+// steps that the step model learned from; steps that were reported together, for example, have no known length.
 func realSteps(from, to *board.GroupView) (took, n float64) {
 	return to.Line.Learned.Ms - from.Line.Learned.Ms, to.Line.Learned.Steps - from.Line.Learned.Steps
 }
 
-// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: the model made no step. atEnd
-// has the model's groups at the end of the window.
+// meanRealStep returns the mean length of a model's real steps in the measured part of the window, in ms; 0: no step has a known length.
+// atEnd has the model's groups at the end of the window.
 func (w *Window) meanRealStep(model string, atEnd []board.GroupView) float64 {
 	atBegin, _ := w.Measured().Boards.Groups(model)
 	ms, steps := 0.0, 0.0
