@@ -14,7 +14,7 @@ import (
 // those of the fit file.
 const (
 	scoreHorizon = 80   // decode steps that a scored prediction looks ahead
-	scoreEvery   = 8    // slots per slot with scored predictions
+	scoreEvery   = 8    // of so many slots, one gets predictions that are only scored
 	scoreRows    = 4096 // how many of the latest predictions with known outcomes are kept
 )
 

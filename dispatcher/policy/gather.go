@@ -24,7 +24,7 @@ type gather struct {
 type HoldReport struct {
 	NextMs   float64  // ms after which the policy wants to decide again even if nothing happens; +Inf: only when something happens
 	First    []uint64 // IDs of entries that could have been sent in this round for the first time
-	Released bool     // held requests were sent together; false: no requests were sent, or only urgent ones
+	Released bool     // held requests were sent together; false: at most requests that are urgent or lengthen no step were sent
 	HeldS    float64  // seconds since the first of the entries that are held now could have been sent
 	MaxHoldS float64  // longest time in seconds for which an entry is held; 0: no entry is ever held
 }
@@ -41,7 +41,7 @@ func HoldReportOf(p Policy) HoldReport {
 	}
 }
 
-// reset clears the report of the last round, and tells the planner that it holds nothing.
+// reset clears the report of the last round, here and in the planner.
 func (r *gather) reset() {
 	r.firstSendable, r.nextDecisionMs = r.firstSendable[:0], math.Inf(1)
 	r.planner.Forget()

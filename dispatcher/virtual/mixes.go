@@ -11,7 +11,7 @@ type MixedEngines struct {
 	*Driver
 	Groups []*MixedGroup
 
-	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called when a request got a token, after the boards' counts were updated
+	Token    func(g *MixedGroup, rank int, q *MixedRequest) // called for each token that a request gets, after Counts has the token
 	Finished func(g *MixedGroup, rank int, q *MixedRequest) // called when a request has got its last token and has left its rank
 
 	inFlight []inTransit   // requests on their way to an engine's queue, ordered by time of arrival
