@@ -134,8 +134,8 @@ func isAddressWord(w string) bool {
 	return false
 }
 
-// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says whether s is a
-// URL or an IP address.
+// splitHost returns the host in s, which may be a host, a host with a port, or a URL. looksLikeAddress says whether s
+// looks like a URL or an IP address.
 func splitHost(s string) (host string, looksLikeAddress bool) {
 	if !strings.ContainsAny(s, ".:") {
 		return s, false // a plain name, which needs no parser

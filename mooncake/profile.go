@@ -157,12 +157,14 @@ type Profile struct {
 	// engine's version.
 	RejectReleases *bool `yaml:"reject_releases"`
 	// ClampsMaxTokens says whether decode engines lower a max_tokens that exceeds the context. nil: by the engine's version.
-	ClampsMaxTokens *bool         `yaml:"clamps_max_tokens"`
-	BootstrapPort   int           `yaml:"bootstrap_port"` // port of the bootstrap server, for vllm-mooncake and sglang
-	NameRanks       *bool         `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
-	GivesBack       *bool         `yaml:"gives_back"`     // vllm-ascend: the decode engine may end answers early for lack of memory; nil: true
-	HandBack        string        `yaml:"hand_back"`
-	DecoderTTL      time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
+	ClampsMaxTokens *bool `yaml:"clamps_max_tokens"`
+	BootstrapPort   int   `yaml:"bootstrap_port"` // port of the bootstrap server, for vllm-mooncake and sglang
+	NameRanks       *bool `yaml:"name_ranks"`     // sglang: requests name their rank in the body; nil: true
+	// GivesBack says whether the recompute scheduler of vllm-ascend's decode engine may be on, which ends answers early for lack of memory.
+	// nil: true.
+	GivesBack  *bool         `yaml:"gives_back"`
+	HandBack   string        `yaml:"hand_back"`
+	DecoderTTL time.Duration `yaml:"decoder_kv_blocks_ttl"` // how long a decode engine keeps the KV of an ended answer, with HandBack
 }
 
 // MetricNames are the names of the engine's load gauges. If a name is empty, vLLM's new name is tried, then its old one.

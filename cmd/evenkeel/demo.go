@@ -284,7 +284,8 @@ func (c *demoCmd) printResult(r *report.Report, std streams) error {
 	return err
 }
 
-// writeWrapped writes text as an item of a list, in lines of about 100 characters. An empty text writes nothing.
+// writeWrapped writes text as an item of a list, in lines of about 100 characters, which fit into a terminal. An empty text writes
+// nothing.
 func writeWrapped(b *bytes.Buffer, text string) {
 	const width = 100
 	if text == "" { // empty: a note that does not apply

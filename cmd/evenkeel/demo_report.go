@@ -109,7 +109,8 @@ func describeTokens(s trace.Stats) string {
 	return fmt.Sprintf("mean %.0f, p50 %d, p90 %d, p99 %d, largest %d", s.Mean, s.P50, s.P90, s.P99, s.Max)
 }
 
-// describeMachine returns a text about this machine: the name of the processor, if /proc/cpuinfo has it, and the number of CPUs.
+// describeMachine returns a text about this machine: the name of the processor, if /proc/cpuinfo has it, the number of CPUs, and
+// the platform.
 func describeMachine() string {
 	name := ""
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {

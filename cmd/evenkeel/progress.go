@@ -46,7 +46,7 @@ func (p *progress) update(done, total int, line string) {
 		p.bar.ChangeMax(total)
 	}
 	p.total = total
-	_ = p.bar.Set(done) // an error of the terminal is ignored, because it must not end the run
+	_ = p.bar.Set(done) // an error of the terminal must not end the run
 }
 
 // showLoad shows how many requests of a load have ended, failed and are in flight.

@@ -163,8 +163,8 @@ func reloadOn(reloads <-chan os.Signal, ended <-chan struct{}, g *gateway.Gatewa
 const dropPagesEvery = 10 * time.Second
 
 // shutDown first waits for the time grace, so that load balancers notice the drain. Then running streams have the time limit to finish.
-// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has the time gateway.CutTime to end. A
-// third signal ends this wait, too.
+// A second signal ends both waits. Streams that have not finished are then cut, and the proxy has the time gateway.CutTime to end. One
+// more signal ends this wait, too.
 func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.Signal, log *zap.Logger) error {
 	ctx, cancel := context.WithTimeout(context.Background(), grace+limit)
 	defer cancel()
@@ -197,7 +197,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 }
 
 // loadConfig reads the config file or, without --config, makes a config from the flags, and validates it. With --config, it refuses the
-// flags of exampleProxyFlags, because their values belong into the file.
+// flags of exampleProxyFlags, because their values belong in the file.
 func (c *serveCmd) loadConfig() (*config.Config, error) {
 	if c.Config == "" {
 		cfg, err := c.asConfig()

@@ -75,7 +75,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 			show(regions.Lost, 1, 0), show(report.Failed, 1, 0), show(regions.Violations, 1, 0),
 		}, "\t")+"\t")
 	}
-	_ = w.Flush() // an error cannot happen, because w writes to a buffer
+	_ = w.Flush() // writing to a buffer cannot fail
 	for _, r := range runs {
 		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) {
 			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)

@@ -105,8 +105,8 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat completes the
-// words "ranks that", such as with "decode".
+// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat says what
+// the ranks do, such as "decode".
 func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string

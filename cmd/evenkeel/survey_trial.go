@@ -135,8 +135,8 @@ func (c *surveyCmd) planAndPlay(std streams, target *engine.Target, file io.Writ
 	return c.writeResults(std, r, file, stopProxy)
 }
 
-// writeResults writes the report to the file and then to the terminal, which may not exist any more, and at last calls stopProxy. Each of
-// its errors is a keepFileError.
+// writeResults writes the report to the file and to the terminal, and then calls stopProxy. The file comes first, because the terminal may
+// not exist any more. Each error of writeResults is a keepFileError.
 func (c *surveyCmd) writeResults(std streams, r *trials.Report, file io.Writer, stopProxy func() error) error {
 	err := r.JSON(file)
 	r.Text(std.out)
@@ -165,7 +165,7 @@ func (c *surveyCmd) blockPairs() (most, least int) {
 	return trialPairs, leastTrialPairs
 }
 
-// timePerWay returns how long each load is sent in total straight to the engine, and as long again through evenkeel.
+// timePerWay returns how long each load is sent straight to the engine, and as long again through evenkeel.
 func (c *surveyCmd) timePerWay() time.Duration {
 	if c.Short {
 		return shortEach
@@ -252,7 +252,7 @@ func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.En
 }
 
 // sendLoads sends all loads, straight to the engine and through evenkeel, and writes the results into r. While it does so, it reads the
-// engine's metrics once per second, or five times with --short.
+// engine's metrics once per second, or five times per second with --short.
 func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report, g *gateway.Gateway, straight string,
 	client *engine.Client, target *engine.Target,
 ) error {

@@ -121,7 +121,7 @@ type Engine struct {
 	URL     string `yaml:"url"`
 	Profile string `yaml:"profile"`
 	Ranks   int    `yaml:"ranks"`
-	First   int    `yaml:"first_rank"` // number that the rank header gives to the engine's first rank; above 0 only on later nodes
+	First   int    `yaml:"first_rank"` // number of the first rank in the rank header; above 0 only on later nodes of dp_mode hybrid
 	// Region is another proxy's region. The engine is used while this proxy owns that region, or always if this proxy is geo.central. Empty:
 	// the engine is of this proxy's own region.
 	Region string `yaml:"region"`
@@ -191,7 +191,8 @@ type Pool struct {
 type Health struct {
 	// Interval is the time between two health checks of an engine. Every tenth check also reads the engine's settings and gauges.
 	Interval time.Duration `yaml:"interval"`
-	// Canary is the time limit of the short request that tests whether a suspicious engine still computes. 0: there is no such test.
+	// Canary is the time limit of the request for one token (two from SGLang) that tests whether a suspicious engine still computes. 0: there
+	// is no such test.
 	Canary    time.Duration `yaml:"canary"`
 	SlowStart time.Duration `yaml:"slow_start"` // how long an engine that recovers may use only a part of its slots; 0: it may use all at once
 }

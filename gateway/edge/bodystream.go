@@ -210,7 +210,7 @@ func (p *BodyStream) Close() error {
 		defer p.endHeldWrites()
 		defer func() {
 			if v := recover(); v != nil {
-				_ = p.panicked("ending an answer", v) // the error is not needed, because panicked has logged the panic
+				_ = p.panicked("ending an answer", v) // panicked has logged it
 			}
 		}()
 		switch p.err {
@@ -233,7 +233,7 @@ func (p *BodyStream) endHeldWrites() {
 	case p.err == io.EOF: //nolint:errorlint // as fasthttp compares
 		p.headConn.releaseWithNextWrite()
 	default:
-		_ = p.headConn.sendHeld() // an error needs no handling, because the connection ends anyway
+		_ = p.headConn.sendHeld() // the connection ends anyway
 	}
 }
 

@@ -20,7 +20,7 @@ func (e errChunked) Error() string { return "edge: " + string(e) }
 
 // readChunks reads a chunked body and its trailer. Like parseHead, it refuses framing that two parsers may read differently.
 func (u *upload) readChunks(br *bufio.Reader) error {
-	framing := 0 // bytes of framing beyond what maxFraming leaves free
+	framing := 0 // bytes of the lines so far, beyond 16 per chunk and 2 per byte of data; see maxFraming
 	for {
 		line, err := chunkLine(br, maxChunkLine)
 		if err != nil {

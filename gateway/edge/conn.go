@@ -29,7 +29,7 @@ const (
 type Conn struct {
 	net.Conn
 	*CloseNotifier
-	socket socket.Socket // the socket of the embedded Conn; it does not exist for a Conn that is not a socket
+	socket socket.Socket // the socket of the embedded Conn, if it has one (Exists)
 	ln     *Listener
 	id     uint64 // names the connection for the watcher; unlike a file descriptor, an id is never reused
 	ip     netip.Addr
@@ -236,7 +236,7 @@ func (c *Conn) drainInput() {
 	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error needs no handling
+	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing
 }
 
 // closeSocket closes the socket and Gone while another goroutine may use the connection, whose reads and writes then fail. The owner of the

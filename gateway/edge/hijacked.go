@@ -33,7 +33,7 @@ type Hijacked struct {
 	written   int
 	writeErr  error
 
-	// blockedSince is since when the client has read less than 64 KiB of the bytes that wait for it. Zero: no bytes wait.
+	// blockedSince is the time since which the client has read less than 64 KiB of the bytes that wait for it. Zero: no bytes wait.
 	blockedSince      time.Time
 	bytesSinceBlocked int // bytes that the client has read since blockedSince
 }
@@ -204,7 +204,7 @@ func (o *Hijacked) Socket(f func(fd int)) error {
 // otherwise it is closed.
 func (o *Hijacked) End(whole bool) {
 	if !whole || o.closesAfter {
-		_ = o.client.Close() // an error of Close needs no handling
+		_ = o.client.Close() // an error could not be reported to anyone
 		return
 	}
 	go o.headConn.renew().serve()

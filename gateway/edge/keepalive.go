@@ -183,7 +183,7 @@ const bodyUntilClose = -2
 // eventStream is the content type of streamed answers, as engines send it.
 var eventStream = []byte("text/event-stream; charset=utf-8")
 
-// StreamHead sets the header fields that every streamed answer has. They forbid caches and buffering.
+// StreamHead sets the header fields that every streamed answer has.
 func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 	h.SetContentTypeBytes(contentType)
 	h.Set("Cache-Control", "no-cache")

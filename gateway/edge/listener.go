@@ -45,7 +45,7 @@ type ListenOptions struct {
 	// connections come from one address.
 	MaxConnsPerIP int
 	// TLS says that clients speak TLS on these sockets. A connection over a limit is then closed without an answer, because an answer in clear
-	// text would be no use. Without TLS, it gets a 503 or 429.
+	// text would be of no use. Without TLS, it gets a 503 or 429.
 	TLS bool
 	Log *zap.Logger // nil: nothing is logged
 }
@@ -148,7 +148,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			l.accepted.Add(1)
 			return c, nil
 		}
-		_ = raw.Close()                    // the connection is refused, so an error of Close needs no handling
+		_ = raw.Close()                    // refused; an error here changes nothing
 		if errors.Is(err, net.ErrClosed) { // Close was called while this connection was being admitted
 			return nil, net.ErrClosed
 		}
@@ -235,7 +235,7 @@ func (l *Listener) refuseConn(raw net.Conn, why error) {
 	}
 	l.logRefusal(why)
 	if !l.options.TLS && raw.SetWriteDeadline(time.Now().Add(busyWrite)) == nil {
-		_, _ = raw.Write([]byte(answer)) // an error needs no handling, because the connection is closed anyway
+		_, _ = raw.Write([]byte(answer)) // best effort: the connection is closed either way
 	}
 }
 

@@ -52,8 +52,8 @@ type Reservation struct {
 	amount int64        // bytes or places; protected by the quota's lock
 }
 
-// For returns an empty reservation on this quota, charged to the same caller as body. If body is nil, it is charged to a
-// caller without a name.
+// For returns an empty reservation on this quota, charged to the same caller as body. If body is nil, it is charged to one caller, whom all
+// requests without a body share.
 func (q *Quota) For(body *Reservation) *Reservation {
 	r := &Reservation{quota: q}
 	if body == nil {

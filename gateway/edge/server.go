@@ -106,7 +106,7 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	}
 	h.keepAlive = nil // the KeepAlive belonged to the connection's previous request
 	if h.server.stopping.Load() {
-		ctx.SetConnectionClose() // fasthttp itself does this only for connections that it still counts as its own
+		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
 	}
 	o.Handler(ctx)
 }
