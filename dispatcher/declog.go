@@ -147,8 +147,8 @@ func (l *decisionLog) write(r *board.Round) {
 	l.failed.Inc()
 }
 
-// append writes one line. If the line would make the file larger than half of MaxBytes, append first starts a new file, because FILE.1
-// takes the other half.
+// append writes one line. If the line would make the file larger than half of MaxBytes, append first starts a new file (rotate), because
+// FILE.1 takes the other half.
 func (l *decisionLog) append(line []byte) error {
 	if l.file == nil {
 		if err := l.open(); err != nil {

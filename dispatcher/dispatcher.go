@@ -266,7 +266,7 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt, false // the board never had a rank, so nothing is known about slots
+		return math.MaxInt, false // the board never had a rank, so missing slots are not the problem
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	slots := p.slots.Load()
@@ -284,7 +284,7 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 func (d *Dispatcher) Free(board, model string) (n int, ownRanks bool) {
 	v, ok := d.paces.Load(board)
 	if !ok {
-		return math.MaxInt32, false // the board never had a rank, so nothing is known about slots
+		return math.MaxInt32, false // the board never had a rank, so missing slots are not the problem
 	}
 	p, ownRanks := v.(*publicPace).ofModel(model)
 	return int(p.free.Load()), ownRanks

@@ -267,7 +267,7 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 		s.gauge(descC0, step.C0Ms/1000, group, step.Source)
 		s.gauge(descC1, step.C1Ms/1000, group, step.Source)
 		s.gauge(descRequest, step.RequestMs/1000, group, step.Source)
-		if step.OwnPromptMs+step.SharedPromptMs > 0 { // steps with a prefill have shown what a prompt token costs
+		if step.OwnPromptMs+step.SharedPromptMs > 0 { // the cost of prompt tokens on their own rank, and on all ranks, is known
 			s.gauge(descOwnPrefill, step.OwnPromptMs/1000, group, step.Source)
 			s.gauge(descSharedPrefill, step.SharedPromptMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)

@@ -75,8 +75,8 @@ func (b *board) bindTo(r *rank, e *pool.Entry, now time.Time) (bound bool) {
 }
 
 // emptiestRankFor returns the emptiest rank that can take an entry now and that the entry does not avoid; nil: there is none. A rank whose
-// engine has refused requests is the last resort: a rank in the entry's Last list, or a spared rank (spare.go). Unlike the ranks that the
-// entry avoids, such a rank may serve again by now.
+// engine has refused requests is the last resort: a rank in the entry's Last list, or a spared rank (spare.go). Such a rank may serve
+// again by now, but the ranks that the entry avoids have failed this very entry.
 func (b *board) emptiestRankFor(e *pool.Entry, now time.Time) (best *rank) {
 	for _, g := range b.decidingGroups {
 		for _, r := range g.steppingRanks {

@@ -187,8 +187,8 @@ func (r *rank) freeFor(tokens float64) int {
 	return int(min(float64(free), float64(max(0, r.usableCapacity()-r.kv))/tokens))
 }
 
-// paceOfName returns the free slots of the ranks that list a name, and the number of entries that wait for it. The mean times are those of
-// all ranks of the board (all).
+// paceOfName returns the slots of the ranks that list a name, the free ones among them, and the number of entries that wait for the name.
+// The mean times are those of all ranks of the board (all).
 func (p *namePlacement) paceOfName(all *Throughput) Throughput {
 	t := Throughput{Seconds: all.Seconds, tokens: all.tokens, Waiting: p.waiting}
 	for _, r := range p.ranks {

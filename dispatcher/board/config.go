@@ -76,7 +76,7 @@ type Worker struct {
 	Limit    int
 	Capacity int64   // KV tokens that the rank has room for; 0: unlimited
 	Cost     float32 // step time per KV token on this rank, as a multiple of the mean of its group; 0 means 1
-	// Others is the KV tokens on the rank that belong to requests of other proxies. They count as load, and take KV room.
+	// Others is the number of KV tokens on the rank that belong to requests of other proxies. They count as load, and take KV room.
 	Others int64
 	// KeepsKVFor is how long the engine keeps the KV of an ended answer for the next turn of its chat; 0: the engine keeps no KV.
 	KeepsKVFor time.Duration

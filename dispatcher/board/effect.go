@@ -69,7 +69,7 @@ const (
 	// EffectInEngineQueue: the deadline of a hand-off came before a rank had a slot and KV room, so the entry was sent to an engine's own
 	// queue.
 	EffectInEngineQueue
-	EffectQuarantine // the board sends no hand-offs to a pair of a prefill and a decode engine from now on
+	EffectQuarantine // hand-offs avoid a pair of a prefill and a decode engine from now on
 	// EffectSpared: a rank has refused several requests in a row, and gets no requests for the time Duration.
 	EffectSpared
 	EffectUnspared // a rank that got no requests after it had refused several (EffectSpared) takes requests again

@@ -62,8 +62,8 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 	return least
 }
 
-// runLocalRound runs the policy of a group once for localEntry. The snapshot has only this entry. It shows a rank as down if the rank may
-// not compute the prompt, or would have to compute more of the prompt than another rank.
+// runLocalRound runs the policy of a group once for localEntry. The snapshot has only this entry, because the pool is empty. It shows a
+// rank as down if the rank may not compute the prompt, or would have to compute more of the prompt than another rank.
 func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.localEntry.ID]
 	watermark := policy.Watermark(p.Policy)

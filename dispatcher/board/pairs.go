@@ -29,7 +29,7 @@ func (p *pairs) sortedLinks() []Link {
 // link returns the pair of engines of a request: the prefill engine that its KV comes from, and the decode engine that the KV goes to.
 func (s *slotRecord) link() Link { return Link{s.prefiller, s.rank.Engine} }
 
-// recordHandoffEnd records whether the hand-off of a request that has ended had failed. A success is recorded earlier, by
+// recordHandoffEnd records whether the hand-off of a request that has ended has failed. A success is recorded earlier, by
 // recordWorkingPair, when the first event of the request comes.
 func (b *board) recordHandoffEnd(s *slotRecord, o Outcome, now time.Time) {
 	switch {

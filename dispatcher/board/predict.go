@@ -45,7 +45,7 @@ func parseSpecWithKind(kind predictor.Kind, text, hint string) (policy.Spec, err
 var errOracle = errors.New("only a replay can use the predictor oracle, because only there it is known how requests end; take survival " +
 	"or exact")
 
-// checkAvailableFor returns an error if the predictor that a policy needs does not exist in this program (see checkKindAvailable).
+// checkAvailableFor returns an error if the predictor that a policy needs is not available (see checkKindAvailable).
 func (c *PredictorConfig) checkAvailableFor(p policy.Policy) error {
 	if err := c.checkKindAvailable(predictor.Kind(policy.RequirementsOf(p, meanUnknown).Predictor)); err != nil {
 		return fmt.Errorf("policy %s: %w", p.Name(), err)

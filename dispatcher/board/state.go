@@ -20,7 +20,7 @@ type board struct {
 	*allBoards
 	model   string
 	pool    *pool.Pool
-	waiting map[uint64]waitingEntry // the entries of the pool, by entry ID
+	waiting map[uint64]waitingEntry // by entry ID: the entries of the pool, and localEntry
 
 	ranks       map[int32]*rank // ranks by worker ID; also ranks that have left the fleet while some of their slots are still charged
 	groups      []*group        // groups that have a rank in the fleet, sorted by the lowest ID of their ranks
@@ -109,7 +109,7 @@ type rank struct {
 	present bool             // false: the rank has left the fleet, but some of its slots are not released yet
 	slots   []int32          // the rank's slots that are in use, as indices in board.slots
 	running []policy.Request // the request of each slot in slots, in the same order, in the form that policies see
-	// kv is the KV tokens on the rank, with Others and kvFromOtherRanks. The tokens of answers are as of the last refresh.
+	// kv is the number of KV tokens on the rank, with Others and kvFromOtherRanks. The tokens of answers are as of the last refresh.
 	kv int64
 	// engineQueued is the number of slots whose requests wait in the engine's own queue, as of the last refresh. Since then, requests may have
 	// left the queue.
@@ -136,8 +136,8 @@ type rank struct {
 	kvParts          int64 // number of ranks among which the KV of an unpinned request is divided, 1 or more
 	kvFromOtherRanks int64 // KV tokens charged here for unpinned requests whose slots are on other ranks; they are part of kv
 	orphans          []orphan
-	// orphanedKV is the KV tokens that the engine may still hold of requests that ended before their KV had come (orphans.go). They are not
-	// part of kv.
+	// orphanedKV is the number of KV tokens that the engine may still hold of requests that ended before their KV had come (orphans.go). They
+	// are not part of kv.
 	orphanedKV int64
 	keptKV     kept.KV // KV that the engine keeps of ended answers for their next turns (kept.go); not part of kv
 
@@ -275,7 +275,7 @@ type linkHealth struct {
 	lastFailure    time.Time
 }
 
-// quarantined says whether the board sends no hand-offs to the pair, except one at a time as a trial.
+// quarantined says whether hand-offs avoid the pair: they go to other ranks, if these can take them, until a trial is due.
 func (h *linkHealth) quarantined() bool { return !h.circuit.InService() }
 
 // Link is a pair of a prefill engine and a decode engine between which hand-offs go.

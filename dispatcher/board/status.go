@@ -120,9 +120,10 @@ type RoundStatus struct {
 
 // StepStatus says how long the steps of a group take, and how much of this time imbalance costs.
 type StepStatus struct {
-	MeanMs float32 `json:"mean_ms"` // mean length of a step at the present loads; 0: unknown
-	C0Ms   float64 `json:"c0_ms"`   // part of the step time that does not depend on the load, by the step model in use
-	C1Ms   float64 `json:"c1_ms"`   // time that one KV token on the fullest rank adds to a step; 0: unknown
+	// MeanMs is the mean length of a step or, if none was measured, the length at the present loads by the step model in use; 0: unknown.
+	MeanMs float32 `json:"mean_ms"`
+	C0Ms   float64 `json:"c0_ms"` // part of the step time that does not depend on the load, by the step model in use
+	C1Ms   float64 `json:"c1_ms"` // time that one KV token on the fullest rank adds to a step; 0: unknown
 	// RequestMs is the time that one request on the fullest rank adds to a step beside its KV tokens; 0: the steps do not surely show it yet.
 	RequestMs   float64 `json:"request_ms"`
 	OwnPromptMs float64 `json:"own_prefill_ms"` // time that one prompt token adds to a step if the slowest rank computes it; 0: unknown
@@ -185,8 +186,8 @@ type WorkerStatus struct {
 	KVTokens      int64  `json:"kv_tokens"`
 	// Unread is the part of kv_tokens that belongs to requests that do not decode yet, so that no decode step reads it.
 	Unread int64 `json:"unread_kv_tokens,omitempty"`
-	// Others is the KV tokens on the rank of requests that other proxies sent. It is above 0 only for a while after this proxy has taken over
-	// the rank.
+	// Others is the number of KV tokens on the rank of requests that other proxies sent. It is above 0 only for a while after this proxy has
+	// taken over the rank.
 	Others   int64 `json:"others_kv_tokens"`
 	Capacity int64 `json:"capacity"` // KV tokens that the rank has room for; 0: unlimited
 	// Tight: the engine preempted requests for lack of KV room, so for a minute the rank gets less KV than usual.
@@ -196,10 +197,10 @@ type WorkerStatus struct {
 	Mixed   bool   `json:"mixed,omitempty"`          // true: the rank prefills and decodes
 	Backlog int64  `json:"backlog_tokens,omitempty"` // prompt tokens that the rank has yet to compute
 	Prompts uint64 `json:"prompts,omitempty"`        // prompts that were sent to the rank so far; 0 if it does not prefill
-	// Orphans is the KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may still hold room for
-	// them.
+	// Orphans is the number of KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may still hold
+	// room for them.
 	Orphans int64 `json:"orphan_kv_tokens,omitempty"`
-	// Kept is the KV tokens of ended answers that the rank's engine keeps for the next turns of their chats.
+	// Kept is the number of KV tokens of ended answers that the rank's engine keeps for the next turns of their chats.
 	Kept  int64 `json:"kept_kv_tokens,omitempty"`
 	Keeps bool  `json:"keeps,omitempty"` // true: the rank's engine keeps the KV of ended answers for the next turns of their chats
 	// Lists has the model names that requests may ask for on this rank. GET /status shows them with the rank's engine instead.

@@ -24,7 +24,8 @@ func (b *board) scheduleHeld() {
 	}
 }
 
-// stepMs returns the length of a step of the group at its present loads, by the step model in force, in ms; 0: not known.
+// stepMs returns the mean length of a step of the group or, if none was measured, the length at the present loads by the step model in
+// force, in ms; 0: not known.
 func (g *group) stepMs() float32 {
 	m, _, _ := g.steps.Model()
 	return g.steps.Ms(m, g.largestLoad)

@@ -216,7 +216,7 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // times as long.
 func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
-	// Request-seconds of holding back that pay for saving all decodes a stop of one second.
+	// Number of request-seconds for which it pays to hold requests back if this saves all decodes a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
 	if g.NotStarted >= 0 || rule.Patience == 0 { // with patience 0, nothing is held back, even while NotStarted is not known
 		holdPerSecondSaved = min(holdPerSecondSaved, rule.Patience*g.NotStarted)
