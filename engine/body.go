@@ -31,7 +31,7 @@ func (b *body) open(br *bufio.Reader, method string, head *fasthttp.ResponseHead
 	*b = body{br: br}
 	code, length := head.StatusCode(), head.ContentLength()
 	switch {
-	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified:
+	case method == http.MethodHead, code == http.StatusNoContent, code == http.StatusNotModified: // framing stays noBody
 	case length == -1: // fasthttp gives -1 for a chunked body, and -2 for one with neither a length nor chunks
 		b.framing = byChunks
 	case length >= 0:
@@ -51,33 +51,39 @@ func (b *body) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		n, err := b.br.Read(p[:min(len(p), b.bytesLeft)])
-		if b.bytesLeft -= n; b.bytesLeft == 0 {
+		b.bytesLeft -= n
+		if b.bytesLeft == 0 {
 			return n, io.EOF
 		}
 		return n, cutOff(err)
-	case byClose:
+	case byClose: // here io.EOF, the end of the connection, is also the end of the body
 		return b.br.Read(p)
-	default:
+	default: // noBody
 		return 0, io.EOF
 	}
 }
 
-// hasData reports whether a Read would return data without waiting.
+// hasData reports whether a Read would return data without waiting. Of a chunked body it reads the lines before the data that have
+// arrived, because only the bytes after them are data.
 func (b *body) hasData() bool {
-	if b.framing == byChunks && (b.chunks.readFraming(b.br) || b.chunks.next != chunkData) {
-		return false // the body has ended, or the next byte that arrives belongs to a line between chunks
+	if b.framing == byChunks {
+		ended := b.chunks.readFraming(b.br)
+		if ended || b.chunks.next != chunkData { // the next byte that arrives belongs to a line between chunks
+			return false
+		}
 	}
 	return b.framing != noBody && b.br.Buffered() > 0
 }
 
-// isComplete reports whether the whole body was read from the connection. It does not wait for bytes that have not arrived.
+// isComplete reports whether the whole body was read from the connection. Of a chunked body it reads the lines after the data, if they
+// have arrived, but it does not wait for them. It is false for a body whose end only the closing of the connection shows.
 func (b *body) isComplete() bool {
 	switch b.framing {
 	case byChunks:
 		return b.chunks.readFraming(b.br)
 	case byLength:
 		return b.bytesLeft == 0
-	default:
+	default: // noBody or byClose
 		return b.framing == noBody
 	}
 }

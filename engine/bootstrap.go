@@ -26,7 +26,7 @@ func Bootstrap(ctx context.Context, c *Client, t *Target, port int) (mooncake.Bo
 	if err := json.Unmarshal(body, &ranks); err != nil {
 		return mooncake.BootstrapInfo{}, fmt.Errorf("bootstrap server %s: GET /query: %w", host, err)
 	}
-	r := ranks[strconv.Itoa(max(0, t.Rank))]
+	r := ranks[strconv.Itoa(max(0, t.Rank))] // a target without a rank, whose Rank is -1, means rank 0
 	if r.EngineID == "" {
 		return mooncake.BootstrapInfo{}, fmt.Errorf("bootstrap server %s: GET /query names no engine_id of rank %d", host, max(0, t.Rank))
 	}

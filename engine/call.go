@@ -66,8 +66,9 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	}
 	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
 	harmless := k.mayRepeat || method == http.MethodGet || method == http.MethodHead
-	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
-		r, failure = k.attempt(method, path, hdr, body, d, true)
+	sendAgain := failure != nil && failure.Stale() && (harmless || !failure.Sent)
+	if sendAgain {
+		r, failure = k.attempt(method, path, hdr, body, d, true) // true: on a new connection
 	}
 	if failure != nil { // a separate return, because a nil *Error in an error would not be nil
 		return nil, failure
@@ -89,8 +90,8 @@ func (k *Call) check(method, path string, hdr []Header) error {
 	return nil
 }
 
-// attempt sends the request once, on a new connection if fresh is set, and reads the response head. If an idle connection was
-// stale, attempt also closes the other idle connections to the engine.
+// attempt sends the request once, on a new connection if fresh is set, and reads the response head. body is the body in pieces. If an
+// idle connection was stale, attempt also closes the other idle connections to the engine.
 func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadlines, fresh bool) (*Response, *Error) {
 	c, err := k.connect(d.Connect, fresh)
 	if err != nil {
@@ -110,11 +111,11 @@ func (k *Call) attempt(method, path string, hdr []Header, body [][]byte, d Deadl
 	c.out = appendHead(c.out[:0], k.target, method, path, hdr, length)
 	c.onSent = k.onSent
 	mayReuse, phase, err := c.exchange(d, c.out, body)
-	c.onSent = nil
+	c.onSent = nil // the connection may outlive the call
 	if err != nil {
 		failure := k.newError(phase, c, err)
-		k.release(false)
-		if failure.Stale() {
+		k.release(false)     // false: the connection is closed
+		if failure.Stale() { // most likely the engine has restarted, so all its idle connections are stale
 			k.client.idle.closeHost(c.key)
 		}
 		return nil, failure
@@ -132,7 +133,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 	if !fresh {
 		if c := k.client.idle.take(k.target.key()); c != nil {
 			c.attachReader()
-			return c, k.attach(c)
+			return c, k.attach(c) // after an error of attach, c is closed
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -143,7 +144,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 		defer stop()
 	}
 	k.mu.Lock()
-	k.cancel = cancel
+	k.cancel = cancel // so that Abort can end the dial
 	aborted := k.aborted
 	k.mu.Unlock()
 	if aborted {
@@ -169,14 +170,15 @@ func (k *Call) attach(c *conn) error {
 	return nil
 }
 
-// release gives the connection back to the pool of idle connections if mayReuse is set and no unread bytes are left in it. Otherwise it
-// closes the connection. From then on Abort does not close it, because it may belong to another call.
+// release takes the connection away from the call, so that Abort cannot close it while another call uses it. If mayReuse is set, the call
+// was not aborted and no unread bytes are left in the connection, release puts it into the pool of idle connections. Otherwise it closes
+// the connection.
 func (k *Call) release(mayReuse bool) {
 	k.mu.Lock()
 	c := k.conn
 	k.conn = nil
 	mayReuse = mayReuse && !k.aborted
-	if c != nil {
+	if c != nil { // Bytes must also answer later, without the connection
 		k.wrote, k.read = c.wrote, c.read
 	}
 	k.mu.Unlock()
@@ -245,8 +247,8 @@ func (k *Call) Disconnect(limit time.Duration) {
 	}
 }
 
-// newError makes the Error of a call that failed in this phase; c is nil before there is a connection. After an abort, the
-// error is ErrAborted instead of cause.
+// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: nothing was written. After an
+// abort, the error is ErrAborted instead of cause. A timeout after Disconnect also sets closeIgnored.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {

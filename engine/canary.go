@@ -25,7 +25,7 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 	defer stop()
 	w.traffic.AddSentWithoutSlot(1) // a canary does not wait for a free slot of its rank
 	defer w.traffic.AddSentWithoutSlot(-1)
-	failures := make(chan error, len(ranks))
+	results := make(chan error, len(ranks)) // for each rank why its canary failed; nil: it did not
 	for _, rank := range ranks {
 		w.traffic.ExpectComputed(canaryTokens)
 		go func() {
@@ -37,13 +37,13 @@ func (w *watch) sendCanaries(ctx context.Context, ranks []*Target, ask canaryReq
 			if errors.As(err, new(*RankError)) { // the engine lacks only this rank, so it may still compute
 				err = nil
 			}
-			failures <- err
+			results <- err
 		}()
 	}
 	var errs []error
 	for range ranks {
-		errs = append(errs, <-failures)
-		w.traffic.SettleComputed(canaryTokens, canaryTokens)
+		errs = append(errs, <-results)
+		w.traffic.SettleComputed(canaryTokens, canaryTokens) // a canary has no hand-off, so its whole prompt counts as computed
 	}
 	return errors.Join(errs...)
 }

@@ -40,8 +40,9 @@ type chunked struct {
 	size       int64 // the size that the digits so far mean, at most maxChunk+1
 }
 
-// step reads p, the next bytes of the body, up to the end of the next piece of data, which has at most limit bytes. used is
-// how many bytes of p it has read. It returns io.EOF after the last chunk and the trailers, and every error again when called again.
+// step reads p, the next bytes of the body, up to the end of the next piece of data. data is this piece, a part of p of at most limit
+// bytes; it is empty if p ends before any data. used is how many bytes of p were read. step returns io.EOF after the last chunk and the
+// trailers. Once it has returned an error, each further call returns this error.
 func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 	for c.err == nil {
 		if c.next == chunkData {
@@ -55,7 +56,7 @@ func (c *chunked) step(p []byte, limit int) (data []byte, used int, err error) {
 		if c.next == bodyEnded {
 			return nil, used, io.EOF
 		}
-		if used == len(p) {
+		if used == len(p) { // the line goes on in bytes that have not arrived
 			return nil, used, nil
 		}
 		c.err = c.lineByte(p[used])
@@ -70,7 +71,7 @@ func (c *chunked) lineByte(b byte) error {
 	switch {
 	case c.afterCR != (b == '\n'): // an LF must come right after a CR, and nowhere else
 		return fmt.Errorf("%w: bad line end between chunks", ErrMalformed)
-	case b == '\n':
+	case b == '\n': // the line is complete; what is known about it is cleared for the next line
 		err := c.lineEnd()
 		c.lineLength, c.afterCR, c.digits, c.digitsOver, c.ext, c.size = 0, false, false, false, false, 0
 		return err
@@ -84,9 +85,9 @@ func (c *chunked) lineByte(b byte) error {
 	switch c.next {
 	case sizeLine:
 		return c.sizeByte(b)
-	case chunkEnd:
+	case chunkEnd: // only a line end may come here
 		return fmt.Errorf("%w: a chunk is longer than its size line says", ErrMalformed)
-	default:
+	default: // trailer lines are only counted, not used
 		if c.trailers++; c.trailers > maxTrailer {
 			return fmt.Errorf("%w: trailers over %d bytes", ErrTooLarge, maxTrailer)
 		}
@@ -96,21 +97,23 @@ func (c *chunked) lineByte(b byte) error {
 
 var errChunkSize = fmt.Errorf("%w: bad chunk size", ErrMalformed)
 
-// sizeByte reads one byte of a size line: a digit of the hexadecimal size, or a byte after it.
+// sizeByte reads one byte of a size line, which is a hexadecimal size, then optional spaces, then an optional extension that begins
+// with a semicolon.
 func (c *chunked) sizeByte(b byte) error {
-	digit := int64(-1)
+	digit := int64(-1) // -1: b is no digit
+	letter := b | 0x20 // b in lower case, if it is a letter
 	switch {
 	case b >= '0' && b <= '9':
 		digit = int64(b - '0')
-	case b|0x20 >= 'a' && b|0x20 <= 'f':
-		digit = int64(b|0x20-'a') + 10
+	case letter >= 'a' && letter <= 'f':
+		digit = int64(letter-'a') + 10
 	}
 	switch {
 	case c.ext: // bytes of an extension are ignored
 	case b == ';':
 		c.ext = true
 	case b == ' ' || b == '\t':
-		if !c.digits {
+		if !c.digits { // a size line must not begin with a space
 			return errChunkSize
 		}
 		c.digitsOver = true
@@ -134,12 +137,12 @@ func (c *chunked) lineEnd() error {
 			return fmt.Errorf("%w: a chunk over %d bytes", ErrMalformed, maxChunk)
 		}
 		c.next, c.dataLeft = chunkData, int(c.size)
-		if c.dataLeft == 0 {
+		if c.dataLeft == 0 { // a chunk of size 0 is the last one
 			c.next = trailer
 		}
 	case chunkEnd:
 		c.next = sizeLine
-	default:
+	default: // a trailer line
 		if c.lineLength == 0 { // an empty line ends the trailers and the body
 			c.next = bodyEnded
 		} else if c.trailers += len("\r\n"); c.trailers > maxTrailer {
@@ -149,14 +152,14 @@ func (c *chunked) lineEnd() error {
 	return nil
 }
 
-// read reads data from br. It waits only until it has some data. It does not wait for the CRLF after a chunk, because an engine
-// may send this CRLF only with its next event. If the connection is closed before the end of the body, the error is
-// io.ErrUnexpectedEOF.
+// read reads data from br into p; n is the number of bytes. It waits only until it has some data. It does not wait for the CRLF after a
+// chunk, because an engine may send this CRLF only with its next event. If the connection is closed before the end of the body, the error
+// is io.ErrUnexpectedEOF.
 func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		mustWait := c.next != bodyEnded && c.err == nil && br.Buffered() == 0
 		if mustWait {
-			if n > 0 {
+			if n > 0 { // the caller gets this data now, without waiting for more
 				break
 			}
 			if _, err = br.Peek(1); err != nil {
@@ -170,7 +173,8 @@ func (c *chunked) read(br *bufio.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// readBuffered reads data that is in br's buffer already, so it never waits.
+// readBuffered copies to p the next piece of data that is in br's buffer already, so it never waits. With an empty p it reads only the
+// lines before the next data.
 func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	b, _ := br.Peek(br.Buffered()) // no error is possible, because all these bytes are buffered
 	data, used, err := c.step(b, len(p))
@@ -179,9 +183,9 @@ func (c *chunked) readBuffered(br *bufio.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// readFraming reads the bytes between chunks that have arrived, and reports whether the body has ended. It neither blocks
-// nor loses data.
-func (c *chunked) readFraming(br *bufio.Reader) bool {
+// readFraming reads the lines between chunks that have arrived, up to the next data, and reports whether the body has ended. It neither
+// blocks nor loses data.
+func (c *chunked) readFraming(br *bufio.Reader) (ended bool) {
 	if c.next != chunkData && br.Buffered() > 0 {
 		_, _ = c.readBuffered(br, nil) // c stores an error, and the next read returns it
 	}

@@ -134,7 +134,7 @@ func (c *conn) exchange(d Deadlines, head []byte, body [][]byte) (mayReuse bool,
 	case err == nil: // an answer counts even if the write failed, but the connection is then not used again
 		c.awaitBody(d.Idle)
 		return writeErr == nil && !hasClose(&c.head), PhaseHead, nil
-	case c.answered || writeErr == nil:
+	case c.answered || writeErr == nil: // the request was written, or at least the engine has begun to answer it
 		return false, PhaseHead, err
 	case errors.Is(writeErr, os.ErrDeadlineExceeded): // evenkeel's own deadline stopped the write, so the error of the read is the cause
 		return false, PhaseWrite, err
@@ -178,8 +178,9 @@ func (c *conn) limitWrite() {
 	}
 }
 
-// sendPlain writes all of parts, as send does, to a socket without TLS. If the socket takes the whole request at once, sendPlain also waits
-// until an answer, an error or the end of the connection has come. size is the length of parts in bytes.
+// sendPlain writes all of parts to a socket without TLS. Like send, it calls onSent afterwards, and after a failure it shortens the wait
+// for an answer. If the socket takes the whole request at once, sendPlain also waits until an answer, an error or the end of the connection
+// has come. size is the length of parts in bytes.
 func (c *conn) sendPlain(size int) error {
 	if err := c.armRead(); err != nil { // the read deadline bounds Ask, which also waits for the answer
 		return err
@@ -193,15 +194,15 @@ func (c *conn) sendPlain(size int) error {
 	case n == size:
 		return nil
 	}
-	c.limitWrite() // the socket's buffer is full, so the rest of the write may block
-	for i, b := range c.parts {
+	c.limitWrite()              // the socket's buffer is full, so the rest of the write may block
+	for i, b := range c.parts { // cuts the n bytes that the socket has taken off the beginning of parts
 		taken := min(n, len(b))
 		c.parts[i], n = b[taken:], n-taken
 	}
 	return c.send()
 }
 
-// send writes all of parts. If it fails, it shortens the wait for an answer to lastAnswerWait.
+// send writes all of parts and then calls onSent. If it fails, it shortens the wait for an answer to lastAnswerWait instead.
 func (c *conn) send() error {
 	err := c.write()
 	if err != nil {
@@ -273,7 +274,7 @@ func (c *conn) armRead() error {
 		}
 		deadline = now.Add(c.idleLimit)
 	}
-	if !deadline.IsZero() && deadline.Equal(c.appliedDeadline) {
+	if !deadline.IsZero() && deadline.Equal(c.appliedDeadline) { // the socket has this deadline already
 		return nil
 	}
 	c.appliedDeadline = deadline
@@ -309,7 +310,7 @@ func (c *conn) halfClose(limit time.Duration) {
 	}
 	c.halfClosed = true
 	if c.detachedFD != noSocket { // an event loop reads the socket, and raw is nil
-		c.shutdownDetached(false)
+		c.shutdownDetached(false) // false: only evenkeel's half
 	} else if half, ok := c.raw.(interface{ CloseWrite() error }); !ok || half.CloseWrite() != nil {
 		c.close() // this connection cannot close one half alone
 		return
@@ -317,17 +318,18 @@ func (c *conn) halfClose(limit time.Duration) {
 	c.shortenWaitLocked(limit)
 }
 
-// awaitBody replaces the deadline of the head by idle, the limit of each read of the body.
+// awaitBody replaces the deadline of the head by idle, the limit of each read of the body; 0: no limit.
 func (c *conn) awaitBody(idle time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.halfClosed {
+	if c.halfClosed { // the deadline of halfClose stays
 		return
 	}
 	c.readDeadline, c.idleLimit, c.appliedDeadline = time.Time{}, idle, time.Time{}
 }
 
-// readHead reads the final response head and skips interim ones.
+// readHead reads the final response head and skips up to maxInterim interim ones, whose status is 1xx. It refuses an answer that evenkeel
+// could not use: with an invalid status, with a switch of protocols, or with a compressed body.
 func (c *conn) readHead() error {
 	for range maxInterim {
 		if err := c.head.Read(c.br); err != nil {
@@ -381,9 +383,10 @@ func hasClose(h *fasthttp.ResponseHeader) bool {
 	return false
 }
 
-// hasNoInput reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection.
+// hasNoInput reports that since the end of the last exchange no bytes have come, and the engine has not closed the connection. For a
+// connection that gives no access to its socket, this cannot be found out, and hasNoInput returns true.
 func (c *conn) hasNoInput() bool {
-	if c.br != nil && c.br.Buffered() > 0 {
+	if c.br != nil && c.br.Buffered() > 0 { // an idle connection has no reader
 		return false
 	}
 	return !c.socket.Exists() || c.socket.Quiet() // a socket that is not quiet has bytes, the end of the stream or an error
@@ -403,8 +406,8 @@ func (c *conn) tlsDrained() bool {
 		return false
 	}
 	var b [1]byte
-	n, err := c.nc.Read(b[:]) // a byte that it reads is lost, but then the connection is not used again
-	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
+	n, err := c.nc.Read(b[:])                               // a byte that it reads is lost, but then the connection is not used again
+	return n == 0 && errors.Is(err, os.ErrDeadlineExceeded) // only the deadline has ended the read
 }
 
 // notifyLoop tells the event loop that reads the socket, if there is one, that the call was aborted or its wait was shortened.

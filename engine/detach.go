@@ -9,17 +9,20 @@ import (
 // the socket away from Go's poller, which would otherwise also be woken for every arrival. Reattach gives it back. In between, the
 // connection has no buffers.
 
-// Detach returns the socket of a response whose body has begun. ok is false if the connection uses TLS, the body is not chunked, or bytes
-// that have arrived were not read yet. The caller may read and poll the socket but must not close it. Before Reattach, it may call no other
-// method than Unframe. If the call's Abort, Disconnect or Expire is called before Reattach, it calls onWake, in the goroutine of its
-// caller. The caller must then call Reattach and continue with Read, which returns the error.
+// Detach returns the socket of a response whose body has begun. ok is false, and nothing has changed, if the response has ended, failed or
+// was aborted, if the connection uses TLS, if the body is not chunked, or if bytes that have arrived were not read yet. The caller may read
+// and poll the socket but must not close it. Before Reattach, it may call no other method than Unframe. If the call's Abort, Disconnect or
+// Expire is called before Reattach, it calls onWake, in the goroutine of its caller. The caller must then call Reattach and continue with
+// Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	c := r.conn
 	usesTLS := c != nil && c.bw != nil
-	if c == nil || r.err != nil || usesTLS || r.body.framing != byChunks {
+	over := c == nil || r.err != nil // the response is closed, or its body has ended or failed
+	if over || usesTLS || r.body.framing != byChunks {
 		return 0, false
 	}
-	if ended := r.body.chunks.readFraming(c.br); ended || r.body.chunks.err != nil || c.br.Buffered() > 0 {
+	ended := r.body.chunks.readFraming(c.br)
+	if ended || r.body.chunks.err != nil || c.br.Buffered() > 0 { // Buffered: bytes of data that were not read yet
 		return 0, false
 	}
 	k := r.call

@@ -68,7 +68,9 @@ func (e *Error) Unwrap() error { return e.Err }
 // while it was idle. But if Sent is true, the engine may have run the request, so Do does not repeat a
 // POST by itself.
 func (e *Error) Stale() bool {
-	return e.Reused && !e.Answered && !e.Timeout && !e.Aborted && (e.Phase == PhaseWrite || e.Phase == PhaseHead)
+	endedByProxy := e.Timeout || e.Aborted
+	inExchange := e.Phase == PhaseWrite || e.Phase == PhaseHead
+	return e.Reused && !e.Answered && !endedByProxy && inExchange
 }
 
 // isTimeout says whether the error is that of a deadline that has passed, of a context or of a socket.

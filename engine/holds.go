@@ -17,16 +17,19 @@ func (h *Holds) Flags(slots int) (flags, remedies []string) {
 	if h.Delays {
 		add("--enable-prefill-delayer", "start it without this flag")
 	}
-	const off = "start it with --min-free-slots-delay 1"
+	const turnOff = "start it with --min-free-slots-delay 1"
 	switch algorithm := strings.ToUpper(h.Speculation); {
 	case h.FreeSlots == "": // this version has no such setting
 	case h.FreeSlots == "null": // without the flag, two algorithms turn the setting on if a rank has fewSlots or more slots
-		if (algorithm == "DFLASH" || algorithm == "DSPARK") && (slots == 0 || slots >= fewSlots) {
-			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", off)
+		turnsOn := algorithm == "DFLASH" || algorithm == "DSPARK"
+		mayHaveEnough := slots == 0 || slots >= fewSlots
+		if turnsOn && mayHaveEnough {
+			add("--speculative-algorithm "+algorithm+", which turns --min-free-slots-delay on", turnOff)
 		}
 	default:
-		if n, err := h.FreeSlots.Whole("min_free_slots_delay", MostRequests); err == nil && n > 1 {
-			add("--min-free-slots-delay "+string(h.FreeSlots), off)
+		freeSlots, err := h.FreeSlots.Whole("min_free_slots_delay", MostRequests)
+		if err == nil && freeSlots > 1 { // a prompt needs one free slot anyway, so 1 delays nothing
+			add("--min-free-slots-delay "+string(h.FreeSlots), turnOff)
 		}
 	}
 	return flags, remedies

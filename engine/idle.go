@@ -59,7 +59,7 @@ func (p *idlePool) put(c *conn) {
 	keep := !p.closed && len(stack) < p.max
 	if keep {
 		p.stacks[c.key] = append(stack, c)
-		if p.timer == nil {
+		if p.timer == nil { // no other connection is idle
 			p.timer = time.AfterFunc(p.ttl, p.closeExpired)
 		}
 	}
@@ -104,12 +104,12 @@ func (p *idlePool) closeExpired() {
 		old = append(old, stack[:expired]...)
 		if expired == len(stack) {
 			delete(p.stacks, host)
-		} else if expired > 0 {
+		} else if expired > 0 { // a copy, because the old array would keep the closed connections in memory
 			p.stacks[host] = append([]*conn(nil), stack[expired:]...)
 		}
 	}
 	if len(p.stacks) > 0 && !p.closed {
-		p.timer.Reset(p.ttl / 4)
+		p.timer.Reset(p.ttl / 4) // so a connection is closed at most a quarter of ttl after it expired
 	} else {
 		p.timer = nil
 	}
@@ -134,12 +134,14 @@ func (p *idlePool) close() {
 	closeAll(all)
 }
 
+// isClosed says whether close was called.
 func (p *idlePool) isClosed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.closed
 }
 
+// closeAll closes connections that were taken off their stacks. The caller does not hold mu, so that other calls need not wait.
 func closeAll(conns []*conn) {
 	for _, c := range conns {
 		c.close()

@@ -68,14 +68,14 @@ func (l *Liveness) recordSignLocked(sign int64) {
 		return
 	}
 	l.lastSign.Store(sign)
-	lost := false
+	anyNewlyLost := false
 	for _, p := range l.pulls {
 		p.hold.RecordGap(l.fromNanos(previous), l.fromNanos(sign))
 		newlyLost := p.hold.Lost() && !p.lossCounted
-		lost = lost || newlyLost
+		anyNewlyLost = anyNewlyLost || newlyLost
 		p.lossCounted = p.hold.Lost()
 	}
-	if lost {
+	if anyNewlyLost {
 		l.changeSalt()
 	}
 	// Lost KV means that another prompt's KV may be in the rank's prefix cache by now. A request with an older salt could use it.
@@ -103,9 +103,9 @@ type LastRead struct {
 // fullRead is a number of bytes: a read of fewer bytes has emptied the socket.
 const fullRead = 2 << 10
 
-// Record records that bytes were read now. more says that bytes which have arrived were not read yet. If the previous read emptied the
-// socket, the engine sent these bytes after that read: sentAfter is its time, and ok is true. So the engine was alive after sentAfter,
-// even if a slow client made evenkeel read late.
+// Record records a read of so many bytes at the time now. more says that bytes which have arrived were not read yet. If the previous read
+// emptied the socket, the engine sent these bytes after that read: sentAfter is its time, and ok is true. So the engine was alive after
+// sentAfter, even if a slow client made evenkeel read late.
 func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.Time, ok bool) {
 	if more { // the socket still has bytes, so this must count as a full read
 		bytes += fullRead
@@ -114,7 +114,8 @@ func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.T
 		r.bytes += bytes
 		return now, false
 	}
-	sentAfter, ok = r.at, r.bytes < fullRead && !r.at.IsZero()
+	previousEmptied := r.bytes < fullRead && !r.at.IsZero() // zero: there was no read before
+	sentAfter, ok = r.at, previousEmptied
 	*r = LastRead{now, bytes}
 	return sentAfter, ok
 }
@@ -138,8 +139,8 @@ func (l *Liveness) AddPull(now time.Time, hold mooncake.Hold) *PendingPull {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	pull.salt, pull.saltGeneration = l.salt, l.saltGeneration
-	if p := hold.MaxSilence(); p > 0 {
-		l.minReportedGap.Store(int64(p / 16)) // a small part of the allowed silence, so that all gaps that matter are reported to the hold
+	if maxSilence := hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
+		l.minReportedGap.Store(int64(maxSilence / 16)) // a small part of it, so that all gaps that matter are reported to the hold
 	}
 	l.pulls = append(l.pulls, pull)
 	return pull
@@ -235,7 +236,7 @@ func (p *PendingPull) End() {
 		p.timer.Stop()
 		p.timer = nil
 	}
-	if i := slices.Index(p.liveness.pulls, p); i >= 0 {
+	if i := slices.Index(p.liveness.pulls, p); i >= 0 { // the last element takes its place, because the order does not matter
 		last := len(p.liveness.pulls) - 1
 		p.liveness.pulls[i], p.liveness.pulls[last] = p.liveness.pulls[last], nil
 		p.liveness.pulls = p.liveness.pulls[:last]
@@ -247,14 +248,14 @@ func (p *PendingPull) End() {
 func (l *Liveness) silenceShare(now time.Time) (share float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	last := l.fromNanos(l.lastSign.Load())
+	lastSign := l.fromNanos(l.lastSign.Load())
 	for _, pull := range l.pulls {
-		if p := pull.hold.MaxSilence(); p > 0 {
-			begin := last
-			if pull.sent.After(begin) {
-				begin = pull.sent
+		if maxSilence := pull.hold.MaxSilence(); maxSilence > 0 { // 0: signs of life do not renew this hold
+			silentSince := lastSign
+			if pull.sent.After(silentSince) { // no sign was expected for this request before it was sent
+				silentSince = pull.sent
 			}
-			share = max(share, float64(now.Sub(begin))/float64(p))
+			share = max(share, float64(now.Sub(silentSince))/float64(maxSilence))
 		}
 	}
 	return share

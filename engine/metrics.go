@@ -49,7 +49,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 // registerOnce registers a collector and returns it. If another monitor of this process has registered the same metric, it returns
 // the registered one, so that the monitors share it.
 func registerOnce[C prometheus.Collector](reg prometheus.Registerer, c C) C {
-	if reg == nil {
+	if reg == nil { // the metrics are not exported
 		return c
 	}
 	err := reg.Register(c)
@@ -91,11 +91,12 @@ func (m *metrics) setState(in Instance, s Status) {
 	}
 }
 
-// createSeries creates the series of an instance, so that each starts at 0 and an alert notices the first count.
+// createSeries creates the series of an instance, so that each starts at 0 and an alert notices the first count. The instance counts as
+// down until its first check.
 func (m *metrics) createSeries(in Instance) {
 	m.setState(in, Status{})
 	m.lateChecks.WithLabelValues(in.ID)
-	if len(in.Canaries) == 0 {
+	if len(in.Canaries) == 0 { // only engines that get canaries have the other series
 		return
 	}
 	for _, reason := range []string{outFailures, outCanary} {
@@ -114,7 +115,7 @@ func (m *metrics) deleteSeries(in Instance) {
 	m.up.DeleteLabelValues(in.ID, in.Role)
 	m.state.DeletePartialMatch(prometheus.Labels{"engine": in.ID, "role": in.Role})
 	m.lateChecks.DeleteLabelValues(in.ID)
-	if len(in.Canaries) == 0 {
+	if len(in.Canaries) == 0 { // only engines that get canaries have the other series
 		return
 	}
 	gone := prometheus.Labels{"engine": in.ID}
@@ -125,6 +126,7 @@ func (m *metrics) deleteSeries(in Instance) {
 	m.shortPulls.DeletePartialMatch(gone)
 }
 
+// gaugeValue returns the value of a gauge that says whether b is true: 1 or 0.
 func gaugeValue(b bool) float64 {
 	if b {
 		return 1

@@ -41,7 +41,7 @@ func parseModels(body []byte) ([]Model, error) {
 	models := make([]Model, 0, len(list.Data))
 	var badNumber error // the first context length that cannot be right; nil: all are right
 	for _, d := range list.Data {
-		if d.ID == "" {
+		if d.ID == "" { // no request could name this model
 			continue
 		}
 		longest, err := d.MaxModelLen.Whole("max_model_len", MostContext)

@@ -57,7 +57,7 @@ func (m *Monitor) Set(instances []Instance) {
 		if w == nil || !w.in.sameSettings(in) {
 			w = newWatch(m, in)
 		}
-		w.in.Slots, w.in.Canary = in.Slots, in.Canary
+		w.in.Slots, w.in.Canary = in.Slots, in.Canary // these two and Held may change without a new watch
 		w.setHold(in.Held)
 		watches[in.ID] = w
 	}
@@ -70,7 +70,7 @@ func (m *Monitor) Set(instances []Instance) {
 	}
 	m.forgetTraffic(watches)
 	for id, w := range watches {
-		if m.watches[id] != w {
+		if m.watches[id] != w { // a new watch; its series are created after those of the old one are deleted
 			m.metrics.createSeries(w.in)
 			m.startChecks(w)
 		}

@@ -38,7 +38,8 @@ func (w *watch) checkAddress(ctx context.Context) {
 	slices.SortFunc(found, netip.Addr.Compare)
 	before := w.addrs
 	w.addrs = found
-	if len(before) == 0 || slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) }) {
+	overlap := slices.ContainsFunc(found, func(a netip.Addr) bool { return slices.Contains(before, a) })
+	if len(before) == 0 || overlap { // the first look-up, or the old host may still have the name
 		return
 	}
 	w.addressUnproven = true // stays true until the engine answers over a new connection

@@ -97,8 +97,8 @@ func ParseSeries(page []byte, limits Limits) (map[string]*dto.MetricFamily, erro
 func linesOf(page []byte, names Limits) []byte {
 	var lines []byte
 	for line := range bytes.Lines(page) {
-		end := bytes.IndexAny(line, "{ \t")
-		if end <= 0 {
+		end := bytes.IndexAny(line, "{ \t") // the name ends where its labels begin or, without labels, at white space
+		if end <= 0 {                       // the line is no sample
 			continue
 		}
 		if _, wanted := names.limitOf(string(line[:end])); wanted {
@@ -148,16 +148,16 @@ func quotedShort(text string) string {
 	return strconv.QuoteToASCII(text)
 }
 
-// Capacities returns the KV capacity in tokens of each engine on a page. configs are the series of
-// vllm:cache_config_info; the keys of the result are their label engine.
+// Capacities returns the KV capacity in tokens of each engine on a page, without those whose capacity is not known. configs are the series
+// of vllm:cache_config_info; the keys of the result are their label engine.
 func Capacities(configs []*dto.Metric) (map[string]float64, error) {
 	all := map[string]float64{}
 	for _, m := range configs {
-		tokens, ok, err := cacheTokens(m, blockSharers(configs))
+		tokens, known, err := cacheTokens(m, blockSharers(configs))
 		if err != nil {
 			return nil, err
 		}
-		if ok {
+		if known {
 			all[Label(m, "engine")] = tokens
 		}
 	}
@@ -175,7 +175,8 @@ func blockSharers(configs []*dto.Metric) int {
 	return len(configs)
 }
 
-// cacheTokens returns the KV capacity in tokens of one engine; sharers engines share its number of blocks.
+// cacheTokens returns the KV capacity in tokens of one engine, m, among whose labels are the number and the size of its KV blocks. The
+// number is divided by sharers, because it is the sum of so many engines.
 func cacheTokens(m *dto.Metric, sharers int) (capacity float64, known bool, err error) {
 	blocks, known, err := Whole(CacheConfigName+" num_gpu_blocks", Label(m, "num_gpu_blocks"), MostKVTokens*int64(sharers))
 	if err != nil || !known { // the label is "None" until the engine has measured its memory
@@ -189,7 +190,7 @@ func cacheTokens(m *dto.Metric, sharers int) (capacity float64, known bool, err 
 	if capacity > MostKVTokens {
 		return 0, false, &PageError{CacheConfigName, fmt.Sprintf("num_gpu_blocks %d of block_size %d", blocks, size)}
 	}
-	return capacity, capacity > 0, nil
+	return capacity, capacity > 0, nil // 0 tokens: no block was counted yet, or the size of a block is not known
 }
 
 // blockTokens returns the size of a KV block in tokens, from a series of vllm:cache_config_info; 0: unknown.
@@ -224,7 +225,7 @@ func maxByEngine(families map[string]*dto.MetricFamily, names []string) map[stri
 			}
 		}
 		for e, v := range found {
-			if _, known := out[e]; !known {
+			if _, known := out[e]; !known { // known: an earlier name has a value for this engine
 				out[e] = v
 			}
 		}
@@ -259,8 +260,8 @@ func firstRank(families map[string]*dto.MetricFamily) (int, error) {
 	}
 	slices.Sort(all)
 	all = slices.Compact(all)
-	if last := all[len(all)-1]; len(all) > MostRanks || last > math.MaxInt32 {
-		return 0, &PageError{"the label engine", fmt.Sprintf("%d different numbers up to %d", len(all), last)}
+	if highest := all[len(all)-1]; len(all) > MostRanks || highest > math.MaxInt32 {
+		return 0, &PageError{"the label engine", fmt.Sprintf("%d different numbers up to %d", len(all), highest)}
 	}
 	return all[0], nil
 }

@@ -115,8 +115,8 @@ func refusalOfRank(body []byte, t *Target) error {
 	rank, _ := strconv.Atoi(found[1] + found[2]) // one of the two groups is empty; the pattern allows only a few digits, so Atoi does not fail
 	ranks, _ := strconv.Atoi(found[3])
 	rank, ranks = rank-t.First, ranks-t.First
-	plausible := ranks > 0 && ranks <= rank
-	asked := t.Rank < 0 || t.Rank == rank // below 0: the request named its rank in the body, which is not known here
+	plausible := ranks > 0 && ranks <= rank // else the engine would say that it lacks a rank that it has
+	asked := t.Rank < 0 || t.Rank == rank   // below 0: the request named its rank in the body, which is not known here
 	if !plausible || !asked {
 		return nil
 	}
@@ -266,7 +266,7 @@ func (w *watch) setHalt(why error, confirmed bool) {
 		w.clearFailures()                          // failures during the halt do not count
 		r.lastTryAt, r.retryDelay = time.Time{}, 0 // so that lost ranks are tried at once: the engine may have more ranks now
 		w.m.cfg.Log.Info("an engine takes requests again", zap.String("engine", w.in.ID))
-	case why == nil && before != nil && len(w.in.Canaries) > 0: // requests were refused, but the check found no reason for it
+	case why == nil && before != nil && len(w.in.Canaries) > 0: // requests were refused, but no check has seen the reason
 		if w.suspect.circuit.Fail(canaryID, time.Now()) { // canaryID, because the refused request may have been a canary
 			w.takeOut(outFailures, fmt.Errorf("it refuses requests again and again, although its health checks do not say so: %w", before))
 		}
@@ -333,7 +333,7 @@ func (w *watch) publish(next Status) {
 func (w *watch) fillRestrictions(next *Status) {
 	next.Halt, next.Lost = w.restrictions.haltReason, w.restrictions.lostRanks(w.in.Ranks)
 	switch {
-	case w.in.Held == nil:
+	case w.in.Held == nil: // no operator has stopped requests
 	case next.Halt == nil, errors.Is(next.Halt, ErrPaused): // the operator may also have paused the engine, and Held has the reason
 		next.Halt = w.in.Held
 	}
@@ -348,8 +348,8 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 	w.m.mu.Lock()
 	isHeld, wasPaused := w.in.Held != nil, errors.Is(w.restrictions.haltReason, ErrPaused)
 	w.m.mu.Unlock()
-	mayTell := w.facts.reportsPause || wasPaused
-	if mayTell && !isHeld { // an engine that an operator holds gets no requests anyway
+	mayReport := w.facts.reportsPause || wasPaused
+	if mayReport && !isHeld { // an engine that an operator holds gets no requests anyway
 		paused, err := w.readPaused(ctx)
 		if err != nil { // without an answer the last known state stays valid, unless the engine lacks the path
 			paused = wasPaused && !isMissingFeature(err)
@@ -368,20 +368,29 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 		}
 		return fault
 	case w.facts.continuesWithoutRanks && w.in.Ranks > 1: // a single rank could not be compared with others
-		if reported, err := w.readLoads(ctx); err == nil {
-			silent := w.restrictions.loadReports.record(reported, silentChecks*w.m.cfg.HealthInterval, time.Now())
-			w.m.mu.Lock()
-			w.restrictions.silentRanks = silent
-			w.m.mu.Unlock()
-		}
+		w.updateSilentRanks(ctx)
 	}
 	return nil
+}
+
+// updateSilentRanks asks an SGLang server when its ranks last reported their load, and stores which of them are silent. Without an answer
+// the stored ranks stay.
+func (w *watch) updateSilentRanks(ctx context.Context) {
+	reported, err := w.readLoads(ctx)
+	if err != nil {
+		return
+	}
+	silent := w.restrictions.loadReports.record(reported, silentChecks*w.m.cfg.HealthInterval, time.Now())
+	w.m.mu.Lock()
+	w.restrictions.silentRanks = silent
+	w.m.mu.Unlock()
 }
 
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
 // report.
 func (r *restrictions) reportedFault() error {
-	if errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed) {
+	notAFault := errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed)
+	if notAFault {
 		return nil
 	}
 	return r.haltReason
@@ -419,7 +428,9 @@ func (w *watch) readScaling(ctx context.Context) error {
 // tried, because it refuses every request. The caller holds m.mu.
 func (w *watch) lostRankTryDue() bool {
 	r := &w.restrictions
-	return w.status.Up && r.rankCount > 0 && r.haltReason == nil && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
+	hasLostRank := r.rankCount > 0
+	mayTry := w.status.Up && hasLostRank && r.haltReason == nil
+	return mayTry && time.Since(r.lastTryAt) >= max(r.retryDelay, w.m.cfg.FactsInterval)
 }
 
 // tryFirstLostRank starts a try of the first lost rank if one is due. If canaries are turned off, it puts this rank back into service,
@@ -427,8 +438,8 @@ func (w *watch) lostRankTryDue() bool {
 func (w *watch) tryFirstLostRank() {
 	firstLost := w.restrictions.rankCount // ranks with this and higher numbers are lost
 	switch r := &w.restrictions; {
-	case !w.lostRankTryDue():
-	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost }):
+	case !w.lostRankTryDue(): // no rank is lost, or it is not yet time
+	case w.m.cfg.Canary > 0 && slices.ContainsFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost }): // it gets canaries
 		select {
 		case w.canaryDue <- struct{}{}:
 		default: // runCanaries has a wake-up pending already
@@ -450,9 +461,10 @@ const maxRetryDelay = 5 * time.Minute
 // does not, the engine refuses the request before it computes anything.
 func (w *watch) sendLostRankCanary(ctx context.Context) {
 	w.m.mu.Lock()
-	lowest, model := w.restrictions.rankCount, w.status.baseModel()
-	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == lowest })
-	due := w.lostRankTryDue() && index >= 0 && model != ""
+	firstLost, model := w.restrictions.rankCount, w.status.baseModel() // ranks with this and higher numbers are lost
+	index := slices.IndexFunc(w.in.Canaries, func(t *Target) bool { return t.Rank == firstLost })
+	canSend := index >= 0 && model != ""
+	due := w.lostRankTryDue() && canSend
 	ask := w.canaryRequestFor(model)
 	w.m.mu.Unlock()
 	if !due {
@@ -463,7 +475,7 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	stop()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.removed || w.restrictions.rankCount != lowest { // another answer has shown meanwhile how many ranks there are
+	if w.removed || w.restrictions.rankCount != firstLost { // another answer has shown meanwhile how many ranks there are
 		return
 	}
 	w.restrictions.lastTryAt = time.Now()
@@ -477,9 +489,10 @@ func (w *watch) sendLostRankCanary(ctx context.Context) {
 	w.publish(w.status)
 }
 
-// readFault asks vLLM whether its core has met a fault and waits for recovery. Only a vLLM that was started with
-// --enable-fault-tolerance answers (entrypoints/serve/fault_tolerance/api_router.py of 0.33). While it waits, GET /health answers
-// 200, and new requests wait in the engine. vLLM's status is unhealthy while recovery is possible, and dead if a worker has died.
+// readFault asks vLLM whether its core has met a fault and waits for recovery. halt is the fault, for which requests must wait; nil: there
+// is none. err says why there is no answer. Only a vLLM that was started with --enable-fault-tolerance answers
+// (entrypoints/serve/fault_tolerance/api_router.py of 0.33). While it waits, GET /health answers 200, and new requests wait in the engine.
+// vLLM's status is unhealthy while recovery is possible, and dead if a worker has died.
 func (w *watch) readFault(ctx context.Context, timeout time.Duration) (halt, err error) {
 	body, err := w.get(ctx, "/fault_tolerance/status", timeout, answerLimit)
 	var answer struct {
@@ -510,7 +523,7 @@ func (w *watch) readFault(ctx context.Context, timeout time.Duration) (halt, err
 // readPaused asks vLLM whether its core is paused. vLLM has the paths to ask and to pause only with
 // VLLM_SERVER_DEV_MODE=1 (entrypoints/rl/online/api_router.py and entrypoints/launchers/api_server/routers.py of 0.32
 // and 0.33).
-func (w *watch) readPaused(ctx context.Context) (bool, error) {
+func (w *watch) readPaused(ctx context.Context) (paused bool, err error) {
 	body, err := w.get(ctx, "/is_paused", min(w.m.cfg.Timeout, time.Second), answerLimit)
 	if err != nil {
 		return false, err
@@ -533,9 +546,10 @@ func isMissingFeature(err error) bool {
 	return errors.Is(err, errNoFaults)
 }
 
-// readLoads asks an SGLang server when each rank's scheduler last reported its load. The server answers without asking the schedulers
-// (entrypoints/v1_loads.py of 0.5.23). GET /server_info would ask them, and so wait for lost ranks.
-func (w *watch) readLoads(ctx context.Context) (map[int]float64, error) {
+// readLoads asks an SGLang server when each rank's scheduler last reported its load. The result has, by rank, time stamps of the server's
+// clock. The server answers without asking the schedulers (entrypoints/v1_loads.py of 0.5.23). GET /server_info would ask them, and so
+// wait for lost ranks.
+func (w *watch) readLoads(ctx context.Context) (stamps map[int]float64, err error) {
 	body, err := w.get(ctx, "/v1/loads?include=core", w.m.cfg.Timeout, versionLimit)
 	if err != nil {
 		return nil, err
@@ -549,7 +563,7 @@ func (w *watch) readLoads(ctx context.Context) (map[int]float64, error) {
 	if err := json.Unmarshal(body, &answer); err != nil {
 		return nil, err
 	}
-	stamps := make(map[int]float64, len(answer.Loads))
+	stamps = make(map[int]float64, len(answer.Loads))
 	for _, l := range answer.Loads {
 		if l.Rank >= 0 && l.Rank < w.in.Ranks {
 			stamps[l.Rank] = l.At

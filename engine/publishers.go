@@ -54,18 +54,18 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	}
 	var all []Publisher
 	for name, s := range sources {
-		rank, known, err := Whole("a rank", name, math.MaxInt32)
+		rank, isNumber, err := Whole("a rank", name, math.MaxInt32)
 		switch {
 		case err != nil:
 			return nil, err
-		case !known || len(sources) > MostRanks:
+		case !isNumber || len(sources) > MostRanks: // an engine numbers its ranks, and has no more than this
 			return nil, &PageError{"a list of ranks", fmt.Sprintf("%s among %d", quotedShort(name), len(sources))}
 		}
 		p := Publisher{Rank: int(rank)}
 		if p.Events, err = hostPort("endpoint", s.Events); err != nil {
 			return nil, err
 		}
-		if s.Replay != "" {
+		if s.Replay != "" { // empty: the rank does not replay events
 			if p.Replay, err = hostPort("replay_endpoint", s.Replay); err != nil {
 				return nil, err
 			}
@@ -76,17 +76,20 @@ func parsePublishers(body []byte) ([]Publisher, error) {
 	return all, nil
 }
 
-// hostPort reads an address in ZeroMQ's notation, such as tcp://*:5557. The host is empty if it means all addresses. name is for the error.
+// hostPort reads an address in ZeroMQ's notation, such as tcp://*:5557. The host of the result is empty if the engine listens on all of
+// its addresses. name is the member of the answer that the error names.
 func hostPort(name, endpoint string) (address HostPort, err error) {
 	const scheme = "tcp://"
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, scheme))
 	if err == nil {
 		address.Port, err = strconv.Atoi(port)
 	}
-	if err != nil || !strings.HasPrefix(endpoint, scheme) || address.Port < 1 || address.Port > math.MaxUint16 {
+	isTCP := strings.HasPrefix(endpoint, scheme) // ZeroMQ's other schemes, such as ipc://, reach only processes of the same host
+	isPort := address.Port >= 1 && address.Port <= math.MaxUint16
+	if err != nil || !isTCP || !isPort {
 		return HostPort{}, &PageError{name, quotedShort(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}
 	}
-	if host != "*" && host != "0.0.0.0" && host != "::" {
+	if listensOnAll := host == "*" || host == "0.0.0.0" || host == "::"; !listensOnAll {
 		address.Host = host
 	}
 	return address, nil

@@ -50,7 +50,8 @@ func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length
 	dst = append(dst, " HTTP/1.1\r\n"...)
 	dst = appendField(dst, "Host", t.hostHeader())
 	dst = appendField(dst, "Accept-Encoding", "identity")
-	if length > 0 || (method != http.MethodGet && method != http.MethodHead) {
+	mayHaveBody := method != http.MethodGet && method != http.MethodHead
+	if length > 0 || mayHaveBody { // a POST without a body has the length 0
 		dst = append(dst, "Content-Length: "...)
 		dst = strconv.AppendInt(dst, int64(length), 10)
 		dst = append(dst, "\r\n"...)
@@ -60,7 +61,7 @@ func appendHead(dst []byte, t *Target, method, path string, hdr []Header, length
 		dst = append(dst, t.APIKey...)
 		dst = append(dst, "\r\n"...)
 	}
-	if t.Rank >= 0 {
+	if t.Rank >= 0 { // the header has the engine's own number of the rank
 		dst = append(dst, "X-data-parallel-rank: "...)
 		dst = strconv.AppendInt(dst, int64(t.First+t.Rank), 10)
 		dst = append(dst, "\r\n"...)
@@ -93,7 +94,7 @@ func isReserved(name string) bool {
 func isToken(s string) bool {
 	for i := range len(s) {
 		c := s[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z' // |0x20 turns upper case into lower case
 		digit := c >= '0' && c <= '9'
 		if !letter && !digit && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
 			return false
@@ -105,7 +106,8 @@ func isToken(s string) bool {
 // isFieldValue says whether s may be a header value by RFC 9110: it has no control character except tab.
 func isFieldValue(s string) bool {
 	for i := range len(s) {
-		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+		isControl := s[i] < ' ' || s[i] == 0x7f
+		if isControl && s[i] != '\t' {
 			return false
 		}
 	}

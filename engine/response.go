@@ -48,7 +48,7 @@ func (r *Response) SetIdle(d time.Duration) {
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
 	r.conn.idleLimit, r.conn.appliedDeadline = d, time.Time{}
-	if !r.conn.halfClosed {
+	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
 		r.conn.readDeadline = time.Time{}
 	}
 }
@@ -60,7 +60,7 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 	r.conn.mu.Lock()
 	defer r.conn.mu.Unlock()
-	if !r.conn.halfClosed {
+	if !r.conn.halfClosed { // after Call.Disconnect its own deadline stays
 		r.conn.readDeadline, r.conn.appliedDeadline = t, time.Time{}
 	}
 }
@@ -100,12 +100,13 @@ func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, l
 
 // ReadInto returns the rest of the body, as ReadAll does. It stores the body in buf, or in a new buffer if buf is too small.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
-	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit {
+	announcedTooLarge := r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit
+	if announcedTooLarge { // by its Content-Length, so that nothing need be read
 		return nil, r.failTooLarge(limit)
 	}
 	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1 MiB.
-	if n := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < n {
-		buf = make([]byte, 0, n)
+	if size := min(r.expectedLength(), limit, 1<<20) + 1; cap(buf) < size {
+		buf = make([]byte, 0, size)
 	}
 	buf = buf[:0]
 	for {
@@ -152,7 +153,8 @@ func (r *Response) Close() {
 	if r.conn == nil {
 		return
 	}
-	mayReuse := r.mayReuse && (r.err == nil || errors.Is(r.err, io.EOF)) && r.body.isComplete()
+	failed := r.err != nil && !errors.Is(r.err, io.EOF)
+	mayReuse := r.mayReuse && !failed && r.body.isComplete()
 	r.conn = nil
 	r.body = body{}
 	r.call.release(mayReuse)

@@ -14,11 +14,11 @@ func (w *watch) learnRTT(took time.Duration, now time.Time, fresh bool) {
 	}
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.rtt == 0 {
+	if w.rtt == 0 { // the first measurement
 		w.rtt = took
 		return
 	}
-	w.rtt += time.Duration(rttWeight * float64(took-w.rtt))
+	w.rtt += time.Duration(rttWeight * float64(took-w.rtt)) // (1 - rttWeight) * old mean + rttWeight * took
 }
 
 // RTT returns the mean time in which an instance answers a health check over an open connection; 0: not known.

@@ -49,8 +49,8 @@ func (w *watch) check(ctx context.Context) {
 	w.m.mu.Lock()
 	result := checkResult{connectionBroke: w.connectionBroke, reportCount: w.reportCount}
 	wasUp, wasHalted, rereadDue := w.status.Up, w.restrictions.haltReason != nil, w.rereadDue
-	// A new connection is needed if there is a doubt about the engine, and otherwise from time to time (see alive).
-	fresh := !wasUp || w.connectionBroke || w.redial || w.failedChecks > 0 || time.Since(w.factsAt) >= w.m.cfg.FactsInterval
+	doubtful := !wasUp || w.connectionBroke || w.redial || w.failedChecks > 0
+	fresh := doubtful || time.Since(w.factsAt) >= w.m.cfg.FactsInterval // a new connection is used then (see alive)
 	w.connectionBroke, w.redial = false, false
 	w.m.mu.Unlock()
 	if fresh {
@@ -60,14 +60,8 @@ func (w *watch) check(ctx context.Context) {
 	began := time.Now()
 	quick, err := w.alive(ctx, fresh)
 	result.health = err
-	if now := time.Now(); err == nil {
-		if quick { // false: the engine computed for its answer, so the time is no round trip
-			w.learnRTT(now.Sub(began), now, fresh)
-		}
-		w.lastGoodCheck = now
-		if fresh { // the answer came over a new connection, so the address is proven
-			w.addressUnproven = false
-		}
+	if err == nil {
+		w.recordGoodAnswer(began, quick, fresh)
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	getsNoRequests := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
@@ -75,14 +69,14 @@ func (w *watch) check(ctx context.Context) {
 	connects := err == nil || isLate(err)
 	switch {
 	case err == nil && factsDue:
-		w.readFacts(ctx, !wasUp, getsNoRequests)
+		w.readFacts(ctx, !wasUp, getsNoRequests) // after an outage all facts are read, because another process may answer now
 	case connects && w.traffic.maxSilenceShare(began) > earlyScrapeShare: // requests have waited for half of the allowed silence
 		w.scrapeSigns(ctx)
 	}
 	if err == nil {
 		result.halt = w.checkRestrictions(ctx)
 	}
-	if err == nil && errors.Is(w.facts.err, ErrReforming) {
+	if err == nil && errors.Is(w.facts.err, ErrReforming) { // the engine answered so when it was asked for its models
 		result.reforming = w.readScaling(ctx)
 	}
 	if ctx.Err() != nil { // the watch was stopped, which may be the cause of failures
@@ -93,6 +87,19 @@ func (w *watch) check(ctx context.Context) {
 	if !w.removed {
 		w.checkSilence(time.Now())
 		result.updateStatus(w)
+	}
+}
+
+// recordGoodAnswer records that the engine has just answered its health check well. began is when the check began. quick says that the
+// engine computed nothing for the answer, fresh that it was asked over a new connection (see alive).
+func (w *watch) recordGoodAnswer(began time.Time, quick, fresh bool) {
+	now := time.Now()
+	if quick { // false: the engine computed for its answer, so the time is no round trip
+		w.learnRTT(now.Sub(began), now, fresh)
+	}
+	w.lastGoodCheck = now
+	if fresh { // the answer came over a new connection, so the address is proven
+		w.addressUnproven = false
 	}
 }
 
@@ -108,13 +115,17 @@ func (result checkResult) updateStatus(w *watch) {
 	}
 	keyRefused := errors.Is(err, ErrCredential) || (err == nil && errors.Is(w.facts.err, ErrCredential))
 	w.logRefusedCredential(keyRefused)
-	if err == nil && w.facts.err != nil && !w.status.Up && errors.Is(w.status.Err, ErrRetired) {
-		w.facts.err = ErrRetired // the engine gave this reason to a request before, and still lists no models
+	listFailed := err == nil && w.facts.err != nil                    // the engine still lists no models
+	wasRetired := !w.status.Up && errors.Is(w.status.Err, ErrRetired) // the engine gave this reason to a request before
+	if listFailed && wasRetired {
+		w.facts.err = ErrRetired
 	}
 	confirmed, halt := w.haltAfter(result)
 	reported := result.reportCount != w.reportCount // during the check a caller could not connect, or got a refusal
-	// If the address is unproven, the streams may be of the host that had the name before.
-	onlyBusy := isLate(err) && w.traffic.events.Load() != result.eventCount && len(w.facts.models) > 0 && !w.addressUnproven
+	streamsGoOn := w.traffic.events.Load() != result.eventCount
+	// If the models are unknown, the engine may get no requests. If the address is unproven, the streams may be of the host that had the name
+	// before.
+	onlyBusy := isLate(err) && streamsGoOn && len(w.facts.models) > 0 && !w.addressUnproven
 	switch {
 	case errors.Is(err, ErrReforming): // before 0.33 the health check of vLLM also answers that it re-forms
 		applyReforming(w, err, halt)
@@ -138,7 +149,7 @@ func (result checkResult) updateStatus(w *watch) {
 // has lasted too long. The caller holds m.mu.
 func applyReforming(w *watch, err, halt error) {
 	w.failedChecks = 0
-	w.setHalt(halt, true)
+	w.setHalt(halt, true) // true: this check has seen the reason
 	next := w.status
 	if why := w.restrictions.downReason(time.Now()); why != nil {
 		next.Up, next.Err = false, why
@@ -157,8 +168,8 @@ func applyLateCheck(w *watch, err error) {
 	w.setStatus(next)
 }
 
-// haltAfter returns why requests must wait for the engine after a check; nil: they need not. confirmed says that the engine itself has
-// just given this reason. The caller holds m.mu.
+// haltAfter returns why requests must wait for the engine after a check; nil: they need not. confirmed is false if this check itself has
+// seen no reason to wait. The caller holds m.mu.
 func (w *watch) haltAfter(result checkResult) (confirmed bool, why error) {
 	halt := result.halt
 	if w.in.Held != nil && errors.Is(halt, ErrPaused) { // the operator paused the engine, and Held has the reason
@@ -210,7 +221,8 @@ func (w *watch) applyFailedCheck(err error, connectionBroke, keyRefused bool) {
 	}
 	next.Hangs = isLate(err)
 	next.Late = !next.Up && next.Hangs && time.Since(w.lastGoodCheck) < Standstill
-	if next.Err = err; next.Hangs {
+	next.Err = err
+	if next.Hangs {
 		next.Err = fmt.Errorf("it does not answer its health check (%.3g s): %w", w.m.cfg.Timeout.Seconds(), err)
 	}
 	next.Err = w.addMoveNote(next.Err)
@@ -227,7 +239,8 @@ func (w *watch) logRefusedCredential(refused bool) {
 	w.refusalLogged = refused
 }
 
-// statusByFacts returns a status with the facts that were read last. It keeps Out and Wedged of the current status.
+// statusByFacts returns a status with the facts that were read last, and with this Up. It keeps the times, Out and Wedged of the current
+// status. Halt, Lost and Accused are left for publish.
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{
@@ -245,13 +258,14 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	if hurry { // the engine could serve already, so facts that are only useful must not delay it
 		timeout = min(timeout, time.Second)
 	}
-	w.scrapes.pulls.noteComputed(w.traffic)
+	w.scrapes.pulls.setCountedTokens(w.traffic)
 	began := time.Now()
 	sample, pageErr := w.scrape(ctx, timeout)
 	if pageErr == nil {
 		w.storeExpired(sample)
 		w.crossCheck(sample, began)
-		if sample.StartTime != 0 && sample.StartTime != f.start {
+		restarted := sample.StartTime != 0 && sample.StartTime != f.start
+		if restarted {
 			full = true
 			f.start, f.version = sample.StartTime, ""
 		}
@@ -266,16 +280,13 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 		f.readVersion(ctx, w, timeout)
 	}
 	if w.in.Version == "" && (full || f.featuresUnknown) { // an engine whose version is at /version may be a vLLM
-		_, faultErr := w.readFault(ctx, timeout)
-		_, pauseErr := w.readPaused(ctx)
-		f.reportsFaults, f.reportsPause = faultErr == nil, pauseErr == nil
-		f.featuresUnknown = faultErr != nil && !isMissingFeature(faultErr) || pauseErr != nil && !isMissingFeature(pauseErr)
+		f.readFeatures(ctx, w, timeout)
 	}
 	w.m.mu.Lock()
 	w.rereadDue = false // cleared before the list is read: a later report may be about the list read now
 	w.m.mu.Unlock()
 	models, err := w.models(ctx)
-	if errors.As(err, new(*PageError)) { // the list of models was read, except for a wrong number
+	if errors.As(err, new(*PageError)) { // the list was read, except for a wrong number, which is logged as one of the metrics page is
 		pageErr, err = err, nil
 	}
 	f.err = err
@@ -284,6 +295,17 @@ func (w *watch) readFacts(ctx context.Context, full, hurry bool) {
 	}
 	w.logBadPage(pageErr)
 	w.facts, w.factsAt = f, time.Now()
+}
+
+// readFeatures finds out whether the engine is a vLLM that reports faults and pauses. If it does not answer, featuresUnknown is set, so
+// that it is asked again.
+func (f *facts) readFeatures(ctx context.Context, w *watch, timeout time.Duration) {
+	_, faultErr := w.readFault(ctx, timeout)
+	_, pauseErr := w.readPaused(ctx)
+	f.reportsFaults, f.reportsPause = faultErr == nil, pauseErr == nil
+	noFaultAnswer := faultErr != nil && !isMissingFeature(faultErr)
+	noPauseAnswer := pauseErr != nil && !isMissingFeature(pauseErr)
+	f.featuresUnknown = noFaultAnswer || noPauseAnswer
 }
 
 // readVersion sets the version, and whether the engine is an elastic SGLang. After an error the old values stay.

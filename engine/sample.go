@@ -85,7 +85,8 @@ func Metrics(ctx context.Context, c *Client, t *Target) ([]byte, error) {
 }
 
 // Parse reads a page in the Prometheus text format. It parses only lines with known names, because an engine's page has
-// thousands of histogram buckets, and a broken line among them must not make the whole page unreadable.
+// thousands of histogram buckets, and a broken line among them must not make the whole page unreadable. A value that cannot be right
+// makes Parse fail, except in the series of SGLang's steps, which are then left out.
 func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	kv, running, waiting := orDefault(n.KVUsage, kvUsageNames), orDefault(n.Running, runningNames), orDefault(n.Waiting, waitingNames)
 	limits := Limits{}.Shares(kv...).Add(MostRequests, running...).Add(MostRequests, waiting...).Add(MostKVTokens, capacityNames...)
@@ -97,9 +98,9 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	clocks, err := ParseSeries(page, Limits{}.Counters(stepWaitNames[0], stepsNames[0]))
+	stepSeries, err := ParseSeries(page, Limits{}.Counters(stepWaitNames[0], stepsNames[0]))
 	if err != nil {
-		clocks = nil // no decision depends on these clocks, so the rest of the page is still used
+		stepSeries = nil // no decision depends on these series, so the rest of the page is still used
 	}
 	s := &Sample{
 		FirstRank:    first,
@@ -112,8 +113,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 		wantedTokens: maxByEngine(families, wantedNames),
 		pulledTokens: maxByEngine(families, pulledNames),
 		expired:      maxByEngine(families, expiredNames),
-		stepWaits:    sumByRank(clocks[stepWaitNames[0]]),
-		steps:        sumByRank(clocks[stepsNames[0]]),
+		stepWaits:    sumByRank(stepSeries[stepWaitNames[0]]),
+		steps:        sumByRank(stepSeries[stepsNames[0]]),
 	}
 	if err := s.readCacheConfig(families[CacheConfigName].GetMetric()); err != nil {
 		return nil, err
@@ -126,7 +127,8 @@ func (n MetricNames) Parse(page []byte) (*Sample, error) {
 	return s, nil
 }
 
-// readCacheConfig sets the capacities and the size of a block by the series of vllm:cache_config_info.
+// readCacheConfig sets the capacities and the size of a block by the series of vllm:cache_config_info. A capacity that another series
+// gave is overwritten.
 func (s *Sample) readCacheConfig(configs []*dto.Metric) error {
 	capacities, err := Capacities(configs)
 	if err != nil {
@@ -154,38 +156,42 @@ func (s *Sample) KVUsage(rank int) (share float64, ok bool) {
 }
 
 // Running returns the number of requests in a rank's batch; for rank -1, in the batches of all ranks.
-func (s *Sample) Running(rank int) (float64, bool) { return s.rankValueOrSum(s.running, rank) }
+func (s *Sample) Running(rank int) (value float64, ok bool) { return s.rankValueOrSum(s.running, rank) }
 
 // Waiting returns the number of requests in a rank's queue; for rank -1, in the queues of all ranks.
-func (s *Sample) Waiting(rank int) (float64, bool) { return s.rankValueOrSum(s.waiting, rank) }
+func (s *Sample) Waiting(rank int) (value float64, ok bool) { return s.rankValueOrSum(s.waiting, rank) }
 
 // Generated returns how many output tokens a rank has generated since the engine's start; for rank -1, all ranks together.
-func (s *Sample) Generated(rank int) (float64, bool) { return s.rankValueOrSum(s.generated, rank) }
+func (s *Sample) Generated(rank int) (value float64, ok bool) {
+	return s.rankValueOrSum(s.generated, rank)
+}
 
 // Expired returns how many hand-offs since the start have expired: the engine freed their KV before a decode engine fetched it.
-func (s *Sample) Expired() (float64, bool) { return s.rankValueOrSum(s.expired, -1) }
+func (s *Sample) Expired() (handOffs float64, ok bool) { return s.rankValueOrSum(s.expired, -1) }
 
 // Preempted returns how many requests of a rank since the engine's start lost their KV to other requests before they were complete.
-func (s *Sample) Preempted(rank int) (float64, bool) { return s.rankValueOrSum(s.preempted, rank) }
+func (s *Sample) Preempted(rank int) (value float64, ok bool) {
+	return s.rankValueOrSum(s.preempted, rank)
+}
 
 // StepWaitSeconds returns how many seconds since the start a rank has waited for the other ranks before its steps, by SGLang's own clock.
-func (s *Sample) StepWaitSeconds(rank int) (float64, bool) {
+func (s *Sample) StepWaitSeconds(rank int) (value float64, ok bool) {
 	return s.rankValueOrSum(s.stepWaits, rank)
 }
 
 // Steps returns how many steps a rank has made since the engine's start. StepWaitSeconds adds up its waits before these steps.
-func (s *Sample) Steps(rank int) (float64, bool) { return s.rankValueOrSum(s.steps, rank) }
+func (s *Sample) Steps(rank int) (value float64, ok bool) { return s.rankValueOrSum(s.steps, rank) }
 
-// NotPulledTokens returns for how many prompt tokens since the start the engine wanted KV of other engines and did not get it, so that
-// it computed them itself.
+// NotPulledTokens returns for how many prompt tokens since the start a rank wanted KV of other engines and did not get it, so that
+// it computed them itself; for rank -1, all ranks together.
 func (s *Sample) NotPulledTokens(rank int) (tokens float64, ok bool) {
-	wanted, ok := s.rankValueOrSum(s.wantedTokens, rank)
-	pulled, both := s.rankValueOrSum(s.pulledTokens, rank)
-	return wanted - pulled, ok && both
+	wanted, hasWanted := s.rankValueOrSum(s.wantedTokens, rank)
+	pulled, hasPulled := s.rankValueOrSum(s.pulledTokens, rank)
+	return wanted - pulled, hasWanted && hasPulled
 }
 
 // CacheTokens returns the KV capacity of a rank in tokens, num_gpu_blocks x block_size for vLLM; for rank -1, of all ranks together.
-func (s *Sample) CacheTokens(rank int) (int64, bool) {
+func (s *Sample) CacheTokens(rank int) (tokens int64, ok bool) {
 	v, ok := s.rankValueOrSum(s.capacity, rank)
 	return int64(v), ok
 }
@@ -194,11 +200,12 @@ func (s *Sample) CacheTokens(rank int) (int64, bool) {
 // ranks, the only key is empty.
 func (s *Sample) Capacities() map[string]int64 {
 	out := make(map[string]int64, len(s.capacity))
-	for e, v := range s.capacity {
-		if n, err := strconv.Atoi(e); err == nil {
-			e = strconv.Itoa(n - s.FirstRank)
+	for label, v := range s.capacity {
+		key := label
+		if number, err := strconv.Atoi(label); err == nil {
+			key = strconv.Itoa(number - s.FirstRank)
 		}
-		out[e] = int64(v)
+		out[key] = int64(v)
 	}
 	return out
 }
@@ -206,7 +213,7 @@ func (s *Sample) Capacities() map[string]int64 {
 // Engines returns the values of the label engine for which there is a KV usage, sorted as numbers.
 func (s *Sample) Engines() []string {
 	return slices.SortedFunc(maps.Keys(s.kvUsage), func(a, b string) int {
-		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) // of two decimal numbers, the one with fewer digits is the smaller
 	})
 }
 
@@ -227,7 +234,7 @@ const maxWaitMs = 3600 * 1000
 // for the first one.
 func gaugesOf(previous, s *Sample, rank int) Gauges {
 	g := Gauges{Running: orUnknown(s.Running(rank)), Waiting: orUnknown(s.Waiting(rank)), KVShare: orUnknown(s.KVUsage(rank))}
-	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1
+	g.Preempted, g.Computed, g.WaitMs = -1, -1, -1            // not known
 	if previous == nil || previous.StartTime != s.StartTime { // after a restart the counters begin at 0 again
 		return g
 	}
@@ -253,8 +260,8 @@ func orUnknown(v float64, ok bool) float64 {
 	return v
 }
 
-// rankValueOrSum returns the value of a rank; for rank -1 the sum over all ranks.
-func (s *Sample) rankValueOrSum(values map[string]float64, rank int) (float64, bool) {
+// rankValueOrSum returns the value of a rank; for rank -1 the sum over all ranks. ok is false if there is no value.
+func (s *Sample) rankValueOrSum(values map[string]float64, rank int) (value float64, ok bool) {
 	if rank < 0 {
 		return fold(values, func(a, b float64) float64 { return a + b })
 	}
@@ -269,13 +276,14 @@ func fold(values map[string]float64, combine func(a, b float64) float64) (result
 	return result, ok
 }
 
-// rankValue returns the value of a rank. If a series has no label, as in old engines, it belongs to rank 0.
-func (s *Sample) rankValue(values map[string]float64, rank int) (float64, bool) {
-	if v, ok := values[strconv.Itoa(s.FirstRank+rank)]; ok {
-		return v, true
+// rankValue returns the value of a rank, counted from 0, though the page counts from FirstRank; ok is false if there is none. If a series
+// has no label, as in old engines, it belongs to rank 0.
+func (s *Sample) rankValue(values map[string]float64, rank int) (value float64, ok bool) {
+	if value, ok = values[strconv.Itoa(s.FirstRank+rank)]; ok {
+		return value, true
 	}
-	v, ok := values[""]
-	return v, ok && rank == 0
+	value, ok = values[""]
+	return value, ok && rank == 0
 }
 
 // orDefault returns a list with name alone, or defaults if name is empty.

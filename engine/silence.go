@@ -9,6 +9,9 @@ import (
 // WasSilent says whether an engine took a request and then sent nothing within a time limit, either at first or in the middle of
 // its answer.
 func WasSilent(err error) bool {
-	var ee *Error
-	return errors.Is(err, sse.ErrSilent) || errors.As(err, &ee) && ee.Timeout && ee.Phase >= PhaseHead
+	if errors.Is(err, sse.ErrSilent) {
+		return true
+	}
+	var callErr *Error
+	return errors.As(err, &callErr) && callErr.Timeout && callErr.Phase >= PhaseHead // from PhaseHead on, the request was written
 }

@@ -26,8 +26,8 @@ const (
 )
 
 // RecordOutcome records how a request on an instance ended. After several failures in a row the instance gets no new requests until a
-// canary passes. An instance that may hang gets a canary at once. RecordOutcome ignores failures of the proxy itself, and instances without
-// canaries, whose callers detect failures in other ways.
+// canary passes. An instance that may hang gets a canary at once. RecordOutcome ignores failures of the proxy itself, instances to which an
+// operator has stopped requests, and instances without canaries, whose callers detect failures in other ways.
 func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -42,8 +42,8 @@ func (m *Monitor) RecordOutcome(id string, v Verdict, why error) {
 const maxAccused = 3
 
 // Accuse counts a failed request on an instance while it is not known whether the engine or the request is at fault. Once the caller
-// knows, it must call settle, and then RecordOutcome.
-func (m *Monitor) Accuse(id string) (settle func()) {
+// knows, it must call closeAccusation, which takes the count back, and then RecordOutcome.
+func (m *Monitor) Accuse(id string) (closeAccusation func()) {
 	m.addAccusations(id, 1)
 	return sync.OnceFunc(func() { m.addAccusations(id, -1) })
 }
@@ -53,7 +53,7 @@ func (m *Monitor) addAccusations(id string, n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.watches[id]
-	if w == nil || len(w.in.Canaries) == 0 {
+	if w == nil || len(w.in.Canaries) == 0 { // an instance without canaries is no suspect (see RecordOutcome)
 		return
 	}
 	s := &w.suspect
@@ -95,10 +95,10 @@ func (w *watch) checkSilence(now time.Time) {
 		s.silentSince = time.Time{}
 		w.m.cfg.Log.Info("an engine gives signs of life again", zap.String("engine", w.in.ID))
 	case wasSilent && !isSilent: // no request waits any more, so only a canary can show whether the core works
-		s.canaryPending = s.circuit.InService()
+		s.canaryPending = s.circuit.InService() // an engine that is out of service gets a canary anyway
 	case !wasSilent && isSilent:
 		s.silentSince = now
-		s.canaryPending = s.circuit.InService() // an engine that is out of service gets a canary anyway
+		s.canaryPending = s.circuit.InService()
 		w.m.cfg.Log.Warn("an engine gets no new requests for a moment; a request of one token will tell whether it computes",
 			zap.String("engine", w.in.ID), zap.Error(errSilent))
 	}
@@ -115,7 +115,7 @@ func (w *watch) recordOutcome(v Verdict, why error) {
 	// This failure took the instance out of service. The id is 0, because only canaries are trial requests of the circuit.
 	case v != Unclear && s.circuit.Fail(0, now):
 		w.takeOut(outFailures, fmt.Errorf("%d requests in a row failed, the last: %w", circuit.Limit, why))
-	case v != Faulted && s.circuit.InService(): // after Silent or Unclear, a canary shows whether the engine computes
+	case v != Faulted && s.circuit.InService(): // after Silent or Unclear, a canary shows whether the engine computes; Faulted only counts
 		s.canaryPending = true
 	}
 	w.publishSuspicion()
@@ -131,7 +131,7 @@ const (
 // The caller holds m.mu.
 func (w *watch) takeOut(reason string, why error) {
 	s := &w.suspect
-	s.canaryPending = false
+	s.canaryPending = false // the next canary is the trial of the circuit
 	s.outReason = why
 	w.m.metrics.outages.WithLabelValues(w.in.ID, reason).Inc()
 	message := "an engine is out of service although it answers its health check; requests of one token will tell when it works again"
@@ -168,7 +168,7 @@ func (w *watch) clearFailures() { w.suspect = suspicion{} }
 // runCanaries sends a canary whenever one is due, until ctx ends. When it is woken by canaryDue, it also checks whether lost ranks work
 // again.
 func (w *watch) runCanaries(ctx context.Context) {
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(time.Hour) // the loop sets or stops it before it waits
 	defer timer.Stop()
 	for {
 		next, due := w.nextCanary()
@@ -188,15 +188,17 @@ func (w *watch) runCanaries(ctx context.Context) {
 	}
 }
 
-// nextCanary returns when the next canary is due; false: no canary is due. An instance that is down gets none, because its health
-// checks will show when it is up again.
-func (w *watch) nextCanary() (time.Time, bool) {
+// nextCanary returns when the next canary must be sent; due is false if none must be. An instance that is down gets none, because its
+// health checks will show when it is up again. An instance that gets no requests, because it is halted or an operator holds it, gets none
+// either.
+func (w *watch) nextCanary() (at time.Time, due bool) {
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
+	getsNoRequests := !w.status.Up || w.restrictions.haltReason != nil || w.in.Held != nil
 	switch s := &w.suspect; {
-	case w.removed || !w.status.Up || w.restrictions.haltReason != nil || w.in.Held != nil:
+	case w.removed || getsNoRequests:
 		return time.Time{}, false
-	case !s.circuit.InService():
+	case !s.circuit.InService(): // the canary is the trial of the circuit
 		return s.circuit.TrialAt(), true
 	default:
 		return s.lastCanaryAt.Add(minCanaryInterval), s.canaryPending
@@ -214,7 +216,7 @@ func (w *watch) checkByCanaries(ctx context.Context) {
 	w.m.mu.Lock()
 	s, model := &w.suspect, w.status.baseModel()
 	s.canaryPending, s.lastCanaryAt = false, time.Now()
-	s.circuit.Send(canaryID, time.Now())
+	s.circuit.Send(canaryID, time.Now()) // if the engine is out of service, this canary is the trial
 	eventsBefore := w.traffic.events.Load()
 	ask := w.canaryRequestFor(model)
 	ranks := slices.DeleteFunc(slices.Clone(w.in.Canaries), func(t *Target) bool { return w.status.Lost[t.Rank] != "" })
@@ -250,7 +252,7 @@ func applyCanary(w *watch, outcome string, err error) {
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
 		s.canaryPending = s.circuit.InService()
-		if !s.canaryPending {
+		if !s.canaryPending { // the instance is out of service, so its next trial waits for another outage
 			s.circuit.Trip(time.Now())
 		}
 		w.publishSuspicion()
@@ -262,12 +264,12 @@ func applyCanary(w *watch, outcome string, err error) {
 	if outcome == canaryPassed && w.traffic.maxSilenceShare(time.Now()) <= 1 {
 		s.silentSince = time.Time{}
 	}
-	switch in := s.circuit.InService(); {
+	switch inService := s.circuit.InService(); {
 	case outcome == canaryFailed:
 		s.circuit.Trip(time.Now())
 		s.wedged = true
 		w.takeOut(outCanary, err)
-	case !in:
+	case !inService:
 		s.circuit.ReturnToService() // one token proves less than a served request, so the next outage lasts twice as long
 		s.wedged = false
 		w.m.cfg.Log.Info("an engine is back in service", zap.String("engine", w.in.ID), zap.String("canary", outcome))

@@ -103,8 +103,8 @@ func (t *Target) hostHeader() string {
 	if zone < 0 {
 		return t.URL.Host
 	}
-	end := strings.LastIndexByte(t.URL.Host, ']')
-	if end < zone { // the host is no IPv6 address in brackets, so the % begins no zone
+	end := strings.LastIndexByte(t.URL.Host, ']') // the zone is between the % and this bracket
+	if end < zone {                               // the host is no IPv6 address in brackets, so the % begins no zone
 		return t.URL.Host
 	}
 	return t.URL.Host[:zone] + t.URL.Host[end:]
@@ -117,7 +117,7 @@ func (t *Target) tlsConfig() *tls.Config {
 		c = t.TLS.Clone()
 	}
 	if c.ServerName == "" { // tls.Client cannot take the server's name from the address
-		name, _, _ := strings.Cut(t.URL.Hostname(), "%")
+		name, _, _ := strings.Cut(t.URL.Hostname(), "%") // a certificate has no IPv6 zone
 		c.ServerName = name
 	}
 	c.NextProtos = []string{"http/1.1"}

@@ -197,7 +197,8 @@ func (p *scrapes) followSlots(slots int, running float64) {
 	} else {
 		p.calmScrapes++
 	}
-	if slots > p.slots || p.calmScrapes >= minCalmScrapes {
+	earlierRequestsEnded := p.calmScrapes >= minCalmScrapes
+	if slots > p.slots || earlierRequestsEnded {
 		p.slots = slots
 	}
 }
@@ -214,8 +215,8 @@ type pullCheck struct {
 	reported      float64 // tokens that newlyNotPulled has returned since the first scrape of this process
 }
 
-// noteComputed sets countedTokens. It must be called right before a scrape, so that the scrape includes these tokens.
-func (p *pullCheck) noteComputed(t *Traffic) {
+// setCountedTokens sets countedTokens. It must be called right before a scrape, so that the scrape includes these tokens.
+func (p *pullCheck) setCountedTokens(t *Traffic) {
 	p.countedTokens = float64(t.computedTokens.Load() - t.uncountedTokens.Load())
 }
 
@@ -229,9 +230,10 @@ func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 		p.hasBase, p.start, p.base, p.reported = true, s.StartTime, notPulled-p.countedTokens, 0
 		return 0
 	}
+	// Of the tokens that were not pulled, those that the engine had to compute anyway, and the difference at the first scrape, are no fault.
 	missing := notPulled - float64(t.computedTokens.Load()) - p.base
 	more := missing - p.reported
-	if more <= 0 {
+	if more <= 0 { // computedTokens counts some tokens before the engine does
 		return 0
 	}
 	p.reported = missing

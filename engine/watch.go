@@ -47,7 +47,8 @@ func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 			return true, err
 		}
 	}
-	return w.in.Ready == "", ask("/health") // an engine with a path Ready computes for this answer
+	quick = w.in.Ready == "" // an engine with a path Ready computes for its answer at /health
+	return quick, ask("/health")
 }
 
 // setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed
@@ -138,7 +139,8 @@ func (w *watch) storeExpired(s *Sample) (n float64, known bool) {
 	n, known = s.Expired()
 	w.m.mu.Lock()
 	defer w.m.mu.Unlock()
-	if w.expired = -1; known {
+	w.expired = -1 // not known
+	if known {
 		w.expired = n
 	}
 	return n, known

@@ -154,7 +154,7 @@ func (d *Discoverer) Run(ctx context.Context) {
 			})
 		})
 	}
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(time.Hour) // set after each pass; until the first report there is nothing to do
 	defer timer.Stop()
 	for {
 		select {
@@ -180,7 +180,8 @@ func (d *Discoverer) Run(ctx context.Context) {
 func (d *Discoverer) storeList(report sourceReport, now time.Time) {
 	s := &d.sources[report.source]
 	d.metrics.countAnswer(s.Name, report.err)
-	if report.err == nil || report.engines != nil {
+	hasList := report.err == nil || report.engines != nil // without an error, nil is an empty list
+	if hasList {
 		s.At, s.Engines = now, len(report.engines)
 		d.lists[report.source] = slices.Clone(report.engines)
 		for i := range d.lists[report.source] {
@@ -197,8 +198,8 @@ func (d *Discoverer) storeList(report sourceReport, now time.Time) {
 	d.loggedCauses[report.source], s.Error = nil, ""
 }
 
-// logFailure logs a failure, and sets it in the source's status, if it has a cause that was not logged since the source last worked. Each
-// cause is logged once per outage, because several causes often alternate.
+// logFailure logs the failure of a source, and sets it in the source's status, if it has a cause that was not logged since the source last
+// worked. Each cause is logged once per outage, because several causes often alternate. source is the source's index in Config.Sources.
 func (d *Discoverer) logFailure(source int, err error) {
 	s, logged := &d.sources[source], d.loggedCauses[source]
 	if logged == nil {
@@ -276,7 +277,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	isNew := r.inFleet == nil
 	unchanged := !isNew && *r.inFleet == r.listed
 	untried := !r.trialPassed && d.cfg.Probe != nil
-	notYet := isNew && (untried || r.listed.Away != "")
+	notYet := isNew && (untried || r.listed.Away != "") // an engine that gets no requests for now is added when it gets them
 	if unchanged || notYet || now.Before(r.nextTrial) {
 		return
 	}
@@ -287,7 +288,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 	switch change {
 	case away, back:
 		d.cfg.Fleet.SetAway(r.listed)
-	default:
+	default: // added or changed
 		if err := d.cfg.Fleet.Put(r.listed); err != nil {
 			d.setAwayOnly(r)
 			d.recordFailure(r, now, err)
@@ -322,7 +323,7 @@ func difference(old, want Engine) string {
 	return back
 }
 
-// removeFromFleet removes an engine from the fleet. It does nothing if the fleet does not have the engine.
+// removeFromFleet removes an engine from the fleet and logs it. It does nothing if the fleet does not have the engine.
 func (d *Discoverer) removeFromFleet(r *record) {
 	if r.inFleet == nil {
 		return
@@ -342,7 +343,8 @@ func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now ti
 			return
 		}
 		needsNoTrial := r.inFleet != nil || r.trialPassed || r.trialRuns
-		if needsNoTrial || r.inConfig || r.listed.Away != "" || now.Before(r.nextTrial) {
+		getsNoRequests := r.inConfig || r.listed.Away != "" // none from discovery, or none for now
+		if needsNoTrial || getsNoRequests || now.Before(r.nextTrial) {
 			continue
 		}
 		r.trialRuns = true
@@ -363,7 +365,7 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 	d.runningTrials--
 	d.metrics.countTrial(result.engine.Role, result.err)
 	r := d.records[result.engine.Key()]
-	if r == nil || !r.trialRuns { // meanwhile the engine was removed, and may have been listed again
+	if r == nil || !r.trialRuns { // meanwhile the engine was removed; if it was listed again, its new record has no trial
 		return
 	}
 	r.trialRuns = false
@@ -397,7 +399,8 @@ func (d *Discoverer) untilNextTrial(now time.Time) time.Duration {
 		if needsTrial && d.runningTrials == maxTrials {
 			continue // no trial may begin until another one ends, and its end wakes Run
 		}
-		if r.err != nil && !r.trialRuns && !r.inConfig && r.nextTrial.Before(next) {
+		willRepeat := r.err != nil && !r.trialRuns && !r.inConfig
+		if willRepeat && r.nextTrial.Before(next) {
 			next = r.nextTrial
 		}
 	}

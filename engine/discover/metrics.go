@@ -14,6 +14,7 @@ const (
 	removed = "removed"
 )
 
+// metrics has the Prometheus metrics of a Discoverer. newMetrics has the help of each.
 type metrics struct {
 	engines *prometheus.GaugeVec
 	answers *prometheus.CounterVec
@@ -52,7 +53,8 @@ func (m *metrics) createSeries(source string) {
 	}
 }
 
-// countAnswer counts an answer of a source, and sets the gauge that shows whether the source fails.
+// countAnswer counts an answer of a source, and sets the gauge that shows whether the source fails. err is the failure; nil: the source
+// sent a list.
 func (m *metrics) countAnswer(source string, err error) {
 	if err != nil {
 		m.answers.WithLabelValues(source, "failed").Inc()
@@ -63,6 +65,7 @@ func (m *metrics) countAnswer(source string, err error) {
 	m.stale.WithLabelValues(source).Set(0)
 }
 
+// countTrial counts a trial of an engine with this role. err is why it failed; nil: it passed.
 func (m *metrics) countTrial(role string, err error) {
 	outcome := "passed"
 	if err != nil {
@@ -71,6 +74,7 @@ func (m *metrics) countTrial(role string, err error) {
 	m.probes.WithLabelValues(role, outcome).Inc()
 }
 
+// setEngineCounts sets, for each source and state, how many engines of the source are in this state. Without such engines it sets 0.
 func (m *metrics) setEngineCounts(s *Status) {
 	type series struct{ source, state string }
 	count := map[series]int{}

@@ -102,7 +102,8 @@ func (s *Source) lookup(ctx context.Context) (found []string, err error) {
 	if s.cfg.Type == TypeSRV {
 		_, records, err := s.cfg.Resolver.LookupSRV(ctx, "", "", s.cfg.Host)
 		for _, r := range records { // an error that comes with records means only that the resolver left some out
-			if host := strings.ToLower(strings.TrimSuffix(r.Target, ".")); host != "" && r.Port != 0 {
+			host := strings.ToLower(strings.TrimSuffix(r.Target, "."))
+			if host != "" && r.Port != 0 { // a record with the target "." says that there is no such service
 				found = append(found, net.JoinHostPort(host, strconv.Itoa(int(r.Port))))
 			}
 		}

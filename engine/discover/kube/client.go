@@ -41,23 +41,23 @@ func NewClient(cfg *rest.Config) (Client, error) {
 	metav1.AddToGroupVersion(types, schema.GroupVersion{Version: "v1"}) // adds the type Status, by which a server describes a failure
 	s.params = runtime.NewParameterCodec(types)
 	for _, group := range []struct {
-		path string
-		of   schema.GroupVersion
-		add  func(*runtime.Scheme) error
-		into *rest.Interface
+		path       string // of the group's requests
+		version    schema.GroupVersion
+		addTypes   func(*runtime.Scheme) error
+		restClient *rest.Interface // where to store the group's client
 	}{
 		{"/api", corev1.SchemeGroupVersion, corev1.AddToScheme, &s.core},
 		{"/apis", discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme, &s.discovery},
 	} {
-		if err := group.add(types); err != nil {
+		if err := group.addTypes(types); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 		config := rest.CopyConfig(cfg)
-		config.APIPath, config.GroupVersion = group.path, &group.of
+		config.APIPath, config.GroupVersion = group.path, &group.version
 		config.NegotiatedSerializer = serializer.NewCodecFactory(types).WithoutConversion()
 		config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return errorRecorder{rt} })
 		var err error
-		if *group.into, err = rest.RESTClientFor(config); err != nil {
+		if *group.restClient, err = rest.RESTClientFor(config); err != nil {
 			return nil, fmt.Errorf("kubernetes: %w", err)
 		}
 	}

@@ -70,7 +70,7 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 	for _, m := range mirrors {
 		wg.Go(func() { m.run(ctx) })
 	}
-	var last []discover.Engine
+	var lastList []discover.Engine // the engines that were reported last
 	for {
 		select {
 		case <-s.signal:
@@ -82,20 +82,20 @@ func (s *Source) Run(ctx context.Context, report func([]discover.Engine, error))
 			listed, err := m.state()
 			complete, failure = complete && listed, errors.Join(failure, err)
 		}
-		var news []discover.Engine // nil tells the Discoverer to keep the last list
+		var newList []discover.Engine // nil tells the Discoverer to keep the last list
 		if complete {
 			// A changed list is reported even with a failure: one mirror may show that a pod leaves while the other is stale.
-			if list := s.list(); failure == nil || !slices.Equal(list, last) {
-				news, last = append([]discover.Engine{}, list...), list
+			if list := s.list(); failure == nil || !slices.Equal(list, lastList) {
+				newList, lastList = append([]discover.Engine{}, list...), list // not nil, even if the list is empty
 			}
 		}
-		if complete || failure != nil {
-			report(news, failure)
+		if complete || failure != nil { // otherwise a mirror still waits for its first list
+			report(newList, failure)
 		}
 	}
 }
 
-// list returns the engines of all pods in the mirrors. It logs each new reason why a pod is not used.
+// list returns the engines of all pods in the mirrors, sorted by key. It logs each new reason why a pod is not used.
 func (s *Source) list() (list []discover.Engine) {
 	var endpointSlices []*discoveryv1.EndpointSlice
 	if s.slices != nil {

@@ -94,7 +94,7 @@ func (m *mirror) onEvent(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	err := apierrors.FromObject(e.Object)
-	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if versionExpired := apierrors.IsResourceExpired(err) || apierrors.IsGone(err); versionExpired {
 		return e
 	}
 	m.recordFailure(ctx, "watch", err)
@@ -111,20 +111,21 @@ type mappedWatch struct {
 	stopped chan struct{}
 }
 
-// mapWatch returns a watch with the events of w, each passed through the function each. Stop ends its goroutine.
+// mapWatch returns a watch with the events of w, each passed through the function each. It starts a goroutine, which ends after Stop, or
+// with w.
 func mapWatch(w watch.Interface, each func(watch.Event) watch.Event) *mappedWatch {
-	o := &mappedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
+	mapped := &mappedWatch{Interface: w, events: make(chan watch.Event), stopped: make(chan struct{})}
 	go func() {
-		defer close(o.events)
+		defer close(mapped.events)
 		for e := range w.ResultChan() {
 			select {
-			case o.events <- each(e):
-			case <-o.stopped:
+			case mapped.events <- each(e):
+			case <-mapped.stopped:
 				return
 			}
 		}
 	}()
-	return o
+	return mapped
 }
 
 // ResultChan returns the channel of the mapped events. It is closed after Stop, or once the original watch has ended.

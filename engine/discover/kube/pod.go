@@ -40,14 +40,14 @@ func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState 
 				continue
 			}
 			uid := string(e.TargetRef.UID)
-			before := all[uid]
-			c := e.Conditions
-			serving := c.Serving
-			if serving == nil {
-				serving = c.Ready
+			before := all[uid] // by the EndpointSlices so far
+			conditions := e.Conditions
+			serving := conditions.Serving
+			if serving == nil { // the condition is optional, and Ready counts in its place
+				serving = conditions.Ready
 			}
 			all[uid] = slicesState{
-				terminating: before.terminating || c.Terminating != nil && *c.Terminating,
+				terminating: before.terminating || conditions.Terminating != nil && *conditions.Terminating,
 				notServing:  before.notServing || serving != nil && !*serving, // without a value, the pod counts as serving
 			}
 		}
@@ -58,7 +58,8 @@ func statesBySlices(slices []*discoveryv1.EndpointSlice) map[string]slicesState 
 // engines returns the engines of a pod: one for each port and role. A pod without an address has none. A pod that has ended
 // has none either, because its address may belong to another pod by now.
 func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, error) {
-	if pod.Status.PodIP == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	hasEnded := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	if pod.Status.PodIP == "" || hasEnded {
 		return nil, nil
 	}
 	roles, err := c.roles(pod)
@@ -77,7 +78,7 @@ func (c *Config) engines(pod *corev1.Pod, s slicesState) ([]discover.Engine, err
 	switch {
 	case pod.DeletionTimestamp != nil || s.terminating:
 		e.Away = discover.Leaving
-	case s.notServing || !ready(pod):
+	case s.notServing || !isReady(pod):
 		e.Away = discover.NotReady
 	}
 	var list []discover.Engine
@@ -123,14 +124,14 @@ func (c *Config) roles(pod *corev1.Pod) ([]string, error) {
 func portsOf(pod *corev1.Pod, spec string) (ports []int, err error) {
 	for name := range strings.SplitSeq(spec, ",") {
 		name = strings.TrimSpace(name)
-		n, err := strconv.Atoi(name)
-		if err != nil {
-			n = namedPort(pod, name)
+		port, err := strconv.Atoi(name)
+		if err != nil { // not a number
+			port = namedPort(pod, name)
 		}
-		if n < 1 || n > 65535 {
+		if port < 1 || port > 65535 { // 0: no container port has this name
 			return nil, fmt.Errorf("port %q is neither a number nor the name of one of its container ports", name)
 		}
-		ports = append(ports, n)
+		ports = append(ports, port)
 	}
 	return ports, nil
 }
@@ -149,8 +150,8 @@ func namedPort(pod *corev1.Pod, name string) int {
 	return 0
 }
 
-// ready says whether the pod's own condition Ready is true. A pod without this condition is not ready.
-func ready(pod *corev1.Pod) bool {
+// isReady says whether the pod's own condition Ready is true. A pod without this condition is not ready.
+func isReady(pod *corev1.Pod) bool {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			return c.Status == corev1.ConditionTrue
