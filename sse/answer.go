@@ -73,7 +73,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 	if a.Assembler != nil {
 		dst = dst[:from] // this client gets no events; the bytes of edited stay valid until the next append
 	}
-	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens {
+	if tokens := a.Filter.Tokens(); tokens > a.reportedTokens { // Tokens may also fall, and only growth is reported
 		a.reportedTokens = tokens
 		effects.Events, effects.Tokens = 1, tokens
 	}
@@ -90,7 +90,7 @@ func (a *Answer) Event(dst []byte, e Event) ([]byte, Effects) {
 		case a.Filter.streamEnded: // this event is the last one, and no [DONE] comes after it
 			a.Reader.markEnd()
 			a.endBytes, effects.End = len(dst)-from, Complete
-		case a.Filter.Started():
+		case a.Filter.Started(): // the answer has begun, so the client gets even comments
 			if a.Filter.facts.isEmpty { // the answer makes no progress by this event, such as a ping
 				a.Reader.ignoreForGap()
 			}
@@ -119,7 +119,7 @@ func (a *Answer) Closed() End {
 // DropEnd removes the event that completes the answer from the end of dst. A caller needs it if it finds
 // that the answer is not complete after all. dst must end with this event, not with a [DONE] after it.
 func (a *Answer) DropEnd(dst []byte) []byte {
-	if a.endBytes == 0 || a.endBytes > len(dst) {
+	if a.endBytes == 0 || a.endBytes > len(dst) { // dst does not have such an event
 		return dst
 	}
 	dst, a.endBytes = dst[:len(dst)-a.endBytes], 0
@@ -138,11 +138,11 @@ func (a *Answer) CloseEvent(dst []byte) []byte {
 
 // MissingUsage appends a last event with the usage, if the engine sent the usage only in the event with the finish_reason.
 func (a *Answer) MissingUsage(dst []byte) []byte {
-	mark := len(dst)
+	before := len(dst)
 	dst = a.Filter.MissingUsage(dst)
-	if a.Assembler != nil && len(dst) > mark {
-		_ = a.Assembler.Add(dst[mark:]) // an error changes nothing: the answer is whole without the usage
-		return dst[:mark]
+	if a.Assembler != nil && len(dst) > before { // the assembler gets the event, and the client does not
+		_ = a.Assembler.Add(dst[before:]) // an error changes nothing: the answer is whole without the usage
+		return dst[:before]
 	}
 	return dst
 }

@@ -47,7 +47,8 @@ func (a *Assembler) Add(event []byte) error {
 	if len(data) == 0 || isDone(data) {
 		return nil
 	}
-	if a.bytesLeft -= len(data); a.bytesLeft < 0 {
+	a.bytesLeft -= len(data)
+	if a.bytesLeft < 0 {
 		return ErrTooLarge
 	}
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
@@ -69,7 +70,7 @@ func (a *Assembler) Add(event []byte) error {
 		}
 	}
 	switch {
-	case o.Pos < 0:
+	case o.Pos < 0: // the event is no JSON object, or its choices cannot be read
 		return fmt.Errorf("sse: assembling the answer: an event of the decode stream of %d bytes is not a JSON object with choices", len(data))
 	case a.topMembers.tooMany() || len(a.choices) > maxMembers:
 		return errMembers
@@ -81,8 +82,8 @@ func (a *Assembler) Add(event []byte) error {
 // them, so without a bound the time could grow with the square of their number.
 var errMembers = fmt.Errorf("sse: assembling the answer: it has more than %d members of one kind", maxMembers)
 
-// addChoices adds the list of choices at i in b, which may be null; false: the value cannot be read.
-func (a *Assembler) addChoices(b []byte, i int) bool {
+// addChoices adds the list of choices at i in b, which may be null; ok is false if the value cannot be read.
+func (a *Assembler) addChoices(b []byte, i int) (ok bool) {
 	if rawjson.IsNull(b[i:]) {
 		return true
 	}
@@ -94,7 +95,8 @@ func (a *Assembler) addChoices(b []byte, i int) bool {
 }
 
 // addChoice adds the choice of an event that starts at i in b, and returns where the choice ends; -1: it cannot be read.
-func (a *Assembler) addChoice(b []byte, i int) int {
+func (a *Assembler) addChoice(b []byte, i int) (end int) {
+	// The choice is read twice, because its index may come after other members, and says to which choice of the answer they belong.
 	index := 0
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -102,7 +104,8 @@ func (a *Assembler) addChoice(b []byte, i int) int {
 			index = n
 		}
 	}
-	if o.Pos < 0 || len(a.choices) > maxMembers || !a.choice(index).add(b, i) {
+	tooMany := len(a.choices) > maxMembers
+	if o.Pos < 0 || tooMany || !a.choice(index).add(b, i) {
 		return -1
 	}
 	a.hasAnswer = true

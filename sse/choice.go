@@ -20,8 +20,8 @@ type choice struct {
 	otherMembers fields // stop_reason, token_ids, and members that we do not know
 }
 
-// add adds the choice of one event, an object at i in b; false: it cannot be read or has too many members.
-func (c *choice) add(b []byte, i int) bool {
+// add adds the choice of one event, an object at i in b; ok is false if it cannot be read or has too many members.
+func (c *choice) add(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		val := o.Value()
@@ -61,16 +61,16 @@ func (c *choice) tooMany() bool {
 // addText appends a JSON string to the text so far. It ignores a value that is not a string.
 func (c *choice) addText(val []byte) {
 	switch {
-	case val[0] != '"':
+	case val[0] != '"': // such as null
 	case c.text == nil:
 		c.text = append(c.text, val...)
-	default:
+	default: // joined without the closing quote of the first string and the opening one of the second
 		c.text = append(c.text[:len(c.text)-1], val[1:]...)
 	}
 }
 
-// addDelta adds the delta of a chat's choice, an object at i in b; false: it cannot be read.
-func (c *choice) addDelta(b []byte, i int) bool {
+// addDelta adds the delta of a chat's choice, an object at i in b; ok is false if it cannot be read.
+func (c *choice) addDelta(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		val := o.Value()
@@ -96,9 +96,10 @@ func (c *choice) addDelta(b []byte, i int) bool {
 	return o.Pos > 0
 }
 
-// addLogprobs joins the arrays in the logprobs at i in b; false: they cannot be read. The arrays are content and refusal for chat, and
-// tokens, token_logprobs, top_logprobs and text_offset for completions.
-func (c *choice) addLogprobs(b []byte, i int) bool {
+// addLogprobs joins the arrays in the logprobs at i in b to those of earlier events; ok is false if they cannot be read. The arrays are
+// content and refusal for chat, and tokens, token_logprobs, top_logprobs and text_offset for completions. Of other members the last value
+// stays.
+func (c *choice) addLogprobs(b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		if o.Value()[0] == '[' {
@@ -120,12 +121,12 @@ func (c *choice) appendJSON(dst []byte, chat bool) []byte {
 		if c.text == nil {
 			dst = append(dst, '"', '"')
 		}
-		dst = append(dst, c.text...)
+		dst = append(dst, c.text...) // nothing if it is nil
 	}
 	switch {
 	case len(c.logprobs) > 0:
 		dst = append(c.logprobs.appendMembers(append(appendKey(dst, "logprobs"), '{')), '}')
-	case c.hasProbs:
+	case c.hasProbs: // all events had null or an empty object
 		dst = append(appendKey(dst, "logprobs"), "null"...)
 	}
 	dst = appendKey(dst, "finish_reason")
@@ -179,14 +180,15 @@ func (c *choice) hasNonContent() bool {
 // calls are the tool calls of a message, sorted by their index in the deltas.
 type calls []*call
 
+// call collects one tool call from the deltas of a stream.
 type call struct {
 	index        int
 	function     fields
 	otherMembers fields // id, type, and members that we do not know
 }
 
-// add adds the tool calls of a delta, a list at i in b; false: it cannot be read.
-func (cs *calls) add(b []byte, i int) bool {
+// add adds the tool calls of a delta, a list at i in b; ok is false if it cannot be read.
+func (cs *calls) add(b []byte, i int) (ok bool) {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
 		list.Pos = cs.addOne(b, list.Val, list.N-1)
@@ -196,7 +198,7 @@ func (cs *calls) add(b []byte, i int) bool {
 
 // addOne adds the delta of one tool call, at i in b, and returns where it ends; -1: it cannot be read. index is its position in the list,
 // which is used if the delta has no index of its own.
-func (cs *calls) addOne(b []byte, i, index int) int {
+func (cs *calls) addOne(b []byte, i, index int) (end int) {
 	// The delta is read twice, because its index may come after other members, and says to which tool call they belong.
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
@@ -204,7 +206,7 @@ func (cs *calls) addOne(b []byte, i, index int) int {
 			index = n
 		}
 	}
-	end := o.Pos
+	end = o.Pos
 	if end < 0 || len(*cs) > maxMembers {
 		return -1
 	}
@@ -238,8 +240,9 @@ func (cs *calls) call(index int) *call {
 	return (*cs)[i]
 }
 
-// addFunction adds the function at i in b to fn: it keeps the first name and joins the arguments. false: it cannot be read.
-func addFunction(fn *fields, b []byte, i int) bool {
+// addFunction adds the function at i in b to fn: it keeps the first name and joins the arguments. Of other members the last value stays. ok
+// is false if the function cannot be read.
+func addFunction(fn *fields, b []byte, i int) (ok bool) {
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {
 		val := o.Value()
@@ -263,7 +266,7 @@ func (cs calls) appendJSON(dst []byte) []byte {
 			dst = append(dst, ',')
 		}
 		dst = c.otherMembers.appendMembers(append(dst, '{'))
-		if c.otherMembers.find([]byte("type")) == nil {
+		if c.otherMembers.find([]byte("type")) == nil { // a complete tool call has a type and arguments, even if no delta had them
 			dst = append(appendKey(dst, "type"), `"function"`...)
 		}
 		dst = c.function.appendMembers(append(appendKey(dst, "function"), '{'))

@@ -20,8 +20,8 @@ const (
 // editMarked returns the event as the client gets it: e.Raw if nothing changes, else dst with the changed event appended. Members that do
 // not change keep their bytes, so that their order and the spelling of numbers stay as the engine wrote them.
 func (f *Filter) editMarked(e Event, dst []byte) []byte {
-	var removals [3]struct{ open, n int32 } // for each nesting level: where the current object opens, and how many members it has lost
-	b, copied, edited := e.Data, 0, false   // copied: the offset in b up to which bytes were written or left out
+	var removed removals
+	b, copied, edited := e.Data, 0, false // copied: the offset in b up to which bytes were written or left out
 	for i := range f.marks {
 		marked := &f.marks[i]
 		if int(marked.val) < copied {
@@ -33,13 +33,7 @@ func (f *Filter) editMarked(e Event, dst []byte) []byte {
 		}
 		from, to := int(marked.val), int(marked.end)
 		if action == removeMember {
-			removed := &removals[marked.level]
-			if removed.open != marked.open {
-				removed.open, removed.n = marked.open, 0
-			}
-			isFirst := marked.membersBefore == removed.n // every member before this one is removed
-			from, to = rawjson.Cut(b, int(marked.comma), int(marked.quote), to, isFirst)
-			removed.n++
+			from, to = removed.next(b, marked)
 		}
 		if !edited {
 			edited = true
@@ -60,6 +54,21 @@ func (f *Filter) editMarked(e Event, dst []byte) []byte {
 	return appendTail(appendPart(dst, e, b[copied:]), e)
 }
 
+// removals says for each nesting level of an event where the current object opens, and how many members it has lost.
+type removals [3]struct{ open, lost int32 }
+
+// next returns the part of b to leave out in order to remove the marked member, together with one comma, and counts this removal. The
+// members must be removed in their order.
+func (r *removals) next(b []byte, marked *mark) (from, to int) {
+	object := &r[marked.level]
+	if object.open != marked.open { // this member is the first one that its object loses
+		object.open, object.lost = marked.open, 0
+	}
+	isFirst := marked.membersBefore == object.lost // every member before this one is removed
+	object.lost++
+	return rawjson.Cut(b, int(marked.comma), int(marked.quote), int(marked.end), isFirst)
+}
+
 // actionFor decides what to do with a marked member. If no case of the switch returns, the member gets a new value, unless it has this
 // value already.
 func (f *Filter) actionFor(marked *mark, b []byte) action {
@@ -73,7 +82,7 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 			return removeMember
 		}
 		return keepValue
-	case cachedValue:
+	case cachedValue: // other values of Cached are counts, which replace this one
 		switch f.options.Cached {
 		case OwnCached:
 			return keepValue
@@ -101,11 +110,11 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		if !f.facts.hasUsage { // the usage could not be read, so the tokens of earlier engines cannot be added
 			return keepValue
 		}
-	case createdValue:
+	case createdValue: // neither the caller nor the first engine of this answer has another value
 		if f.options.Created == 0 && len(f.options.Continuation.Head.Created) == 0 {
 			return keepValue
 		}
-	case modelValue:
+	case modelValue: // the first engine of this answer sent no model
 		if len(f.options.Continuation.Head.Model) == 0 {
 			return keepValue
 		}
@@ -179,17 +188,19 @@ func (f *Filter) appendValue(dst []byte, marked *mark, old []byte) []byte {
 
 // appendCached appends the prefill engine's cached_tokens, and the enclosing prompt_tokens_details if the event lacks that object.
 func (f *Filter) appendCached(dst []byte, marked *mark) []byte {
-	if marked.kind != nullDetails && marked.otherMembers > 0 { // a new member after others, not a value in place of null
+	isNewMember := marked.kind != nullDetails // nullDetails: a value in place of null
+	lacksObject := marked.kind != noCached    // noCached: the object prompt_tokens_details is there
+	if isNewMember && marked.otherMembers > 0 {
 		dst = append(dst, ',')
 	}
 	if marked.kind == noDetails {
 		dst = append(dst, `"prompt_tokens_details":`...)
 	}
-	if marked.kind != noCached {
+	if lacksObject {
 		dst = append(dst, '{')
 	}
 	dst = strconv.AppendInt(append(dst, `"cached_tokens":`...), int64(f.options.Cached), 10)
-	if marked.kind != noCached {
+	if lacksObject {
 		dst = append(dst, '}')
 	}
 	return dst
@@ -206,7 +217,7 @@ func appendShifted(dst, list []byte, offset int) []byte {
 		}
 		if v, ok := rawjson.Int(list, a.Val, a.Pos); ok {
 			dst = strconv.AppendInt(dst, int64(v+offset), 10)
-		} else if a.Pos > 0 {
+		} else if a.Pos > 0 { // the element is no number, such as null, so it is copied unchanged
 			dst = append(dst, list[a.Val:a.Pos]...)
 		}
 	}
@@ -215,7 +226,7 @@ func appendShifted(dst, list []byte, offset int) []byte {
 
 // appendHead appends the bytes of an event before its data. If the data came in several lines, all other lines of the event come first.
 func appendHead(dst []byte, e Event) []byte {
-	if e.dataAt > 0 {
+	if e.dataAt > 0 { // the data came in one line
 		return append(dst, e.Raw[:e.dataAt]...)
 	}
 	return append(appendOtherLines(dst, e.Raw), "data: "...)
@@ -238,7 +249,7 @@ func appendPart(dst []byte, e Event, part []byte) []byte {
 
 // appendTail appends the bytes of an event after its data, at least the blank line that ends the event.
 func appendTail(dst []byte, e Event) []byte {
-	if e.dataAt > 0 {
+	if e.dataAt > 0 { // the data came in one line; otherwise appendHead has written all other lines
 		return append(dst, e.Raw[e.dataAt+len(e.Data):]...)
 	}
 	return append(dst, "\n\n"...)

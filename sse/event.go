@@ -34,7 +34,8 @@ func UsageEvent(dst, id, model []byte, created int64, chat bool, u Usage, detail
 	return append(u.appendJSON(dst, details), "}\n\n"...)
 }
 
-// appendJSON appends the usage as an object, with the counts of prompt_tokens_details in details.
+// appendJSON appends the usage as an object. Its prompt_tokens_details have u.Cached, if it is known, and the counts in details except
+// cached_tokens; without any count they are left out.
 func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 	dst = append(dst, `{"prompt_tokens":`...)
 	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
@@ -58,13 +59,14 @@ func (u Usage) appendJSON(dst []byte, details map[string]int) []byte {
 			dst, before = strconv.AppendInt(dst, int64(details[key]), 10), ","
 		}
 	}
-	if before == "," {
+	if before == "," { // the object prompt_tokens_details is open
 		dst = append(dst, '}')
 	}
 	return append(dst, '}')
 }
 
-// ErrorEvent appends the event that tells a client that its stream failed after it began. The caller must append Done after it.
+// ErrorEvent appends the event that tells a client that its stream failed after it began. typ and code are the error's type and code as
+// OpenAI's API names them; an empty code becomes null. The caller must append Done after it.
 func ErrorEvent(dst []byte, message, typ, code string) []byte {
 	dst = rawjson.AppendString(append(dst, `data: {"error":{"message":`...), message)
 	dst = rawjson.AppendString(append(dst, `,"type":`...), typ)

@@ -61,7 +61,7 @@ const statusClientGone = 499
 
 // errorCode returns the error's code as text, and the HTTP status: by the code if it is a status, else by the type.
 func errorCode(raw json.RawMessage, typ string) (code string, status int) {
-	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) {
+	if json.Unmarshal(raw, &code) != nil && !rawjson.IsNull(raw) { // raw is no string: a number, or empty
 		code = string(raw)
 	}
 	if n, err := strconv.Atoi(code); err == nil && n >= 400 && n <= 599 && n != statusClientGone {

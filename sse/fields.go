@@ -9,6 +9,7 @@ import (
 // fields is a JSON object under construction. Its members are in the order in which they first came, each value in its own buffer.
 type fields []field
 
+// field is one member of such an object.
 type field struct {
 	key string // the key without quotes, still escaped
 	val []byte
@@ -54,8 +55,8 @@ func (fs *fields) appendTo(key, val []byte) {
 	}
 	old := f.val
 	switch {
-	case rawjson.IsNull(val):
-	case len(old) > 1 && old[0] == '"' && val[0] == '"':
+	case rawjson.IsNull(val): // null adds nothing
+	case len(old) > 1 && old[0] == '"' && val[0] == '"': // joined without the closing quote of the first and the opening one of the second
 		old = append(old[:len(old)-1], val[1:]...)
 		f.val = old
 	case len(old) > 1 && old[0] == '[' && val[0] == '[':
@@ -100,17 +101,17 @@ func (fs *fields) appendMember(key, val []byte) {
 
 // joinArrays appends the elements of array b to array a, and may reuse the memory of a.
 func joinArrays(a, b []byte) []byte {
-	switch first := rawjson.Space(b, 1); {
-	case b[first] == ']':
+	switch first := rawjson.Space(b, 1); { // the offset of b's first element
+	case b[first] == ']': // b is empty
 		return a
-	case a[rawjson.Space(a, 1)] == ']':
+	case a[rawjson.Space(a, 1)] == ']': // a is empty
 		return append(a[:0], b...)
-	default:
+	default: // a without its closing bracket, a comma, and b without its opening bracket
 		return append(append(a[:len(a)-1], ','), b[first:]...)
 	}
 }
 
-// joinObjects returns object a with the members of object b. If both have a member, b's value is used.
+// joinObjects returns object a with the members of object b. If both have a member, b's value is used, unless it is null.
 func joinObjects(a, b []byte) []byte {
 	var all fields
 	for _, from := range [][]byte{a, b} {
@@ -131,7 +132,7 @@ func (fs fields) appendMembers(dst []byte) []byte {
 
 // appendKey appends a key to the open object at the end of dst. The key is already escaped.
 func appendKey(dst []byte, key string) []byte {
-	if c := dst[len(dst)-1]; c != '{' {
+	if last := dst[len(dst)-1]; last != '{' { // the object has a member already
 		dst = append(dst, ',')
 	}
 	return append(append(append(dst, '"'), key...), '"', ':')

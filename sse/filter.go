@@ -193,18 +193,24 @@ const (
 // exceededLimit returns ErrBadCount if the event claims more tokens than Options.Context or Options.MaxTokens allows, and ErrTooManyTokens
 // if the answer with this event has more than MaxTokens allows; nil: it exceeds no bound. The event is not counted yet.
 func (f *Filter) exceededLimit() error {
-	facts, limit := &f.facts, f.options.MaxTokens
+	facts := &f.facts
+	if f.options.Context > 0 { // 0: Context sets no bound
+		maxContext := f.options.Context + allowedExtraTokens
+		usageTooLarge := facts.hasUsage && facts.usage.Prompt+facts.usage.Completion > maxContext
+		if usageTooLarge || facts.promptIDs > maxContext {
+			return ErrBadCount
+		}
+	}
+	if f.options.MaxTokens <= 0 { // MaxTokens sets no bound
+		return nil
+	}
+	maxAnswer := f.options.MaxTokens + allowedExtraTokens
 	switch {
-	case f.options.Context > 0 && facts.hasUsage && facts.usage.Prompt+facts.usage.Completion > f.options.Context+allowedExtraTokens:
+	case facts.hasUsage && facts.usage.Completion > maxAnswer:
 		return ErrBadCount
-	case f.options.Context > 0 && facts.promptIDs > f.options.Context+allowedExtraTokens:
-		return ErrBadCount
-	case limit <= 0: // MaxTokens sets no bound
-	case facts.hasUsage && facts.usage.Completion > limit+allowedExtraTokens:
-		return ErrBadCount
-	case f.ids+facts.ids > limit+allowedExtraTokens:
+	case f.ids+facts.ids > maxAnswer:
 		return ErrTooManyTokens
-	case facts.content && f.chunks >= chunksPerToken*(limit+allowedExtraTokens): // bounds an engine that sends no token ids
+	case facts.content && f.chunks >= chunksPerToken*maxAnswer: // bounds an engine that sends no token ids
 		return ErrTooManyTokens
 	}
 	return nil
@@ -215,7 +221,7 @@ func (f *Filter) exceededLimit() error {
 // chunks. countTokens also stores the usage itself, and sets drift, the error of this number, when the final usage comes.
 func (f *Filter) countTokens(data []byte) {
 	facts := &f.facts
-	before := f.tokens
+	before := f.tokens // the number without this event, for drift
 	if facts.content {
 		f.chunks++
 	}
@@ -334,7 +340,7 @@ func (f *Filter) deferUsage(data []byte) {
 	o := rawjson.ObjectAt(data, rawjson.Space(data, 0))
 	for o.NextValue() {
 		switch string(o.Key) {
-		case "choices":
+		case "choices": // the stored event gets an empty list instead
 		case "usage":
 			usage = o.Value()
 		default:
@@ -350,9 +356,10 @@ func (f *Filter) MissingUsage(dst []byte) []byte {
 		return dst
 	}
 	const head = len("data: ")
-	e := Event{Raw: f.pendingUsage, Data: f.pendingUsage[head : len(f.pendingUsage)-2], Kind: KindData, dataAt: head}
+	data := f.pendingUsage[head : len(f.pendingUsage)-len(BlankLine)]
+	e := Event{Raw: f.pendingUsage, Data: data, Kind: KindData, dataAt: head}
 	out, _ := f.Event(e, dst)
-	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged {
+	if unchanged := len(out) > 0 && &out[0] == &e.Raw[0]; unchanged { // then Event has returned e.Raw itself, and appended nothing to dst
 		return append(dst, out...)
 	}
 	return out
@@ -387,7 +394,8 @@ func (f *Filter) Finished() bool { return f.finishReason != "" }
 // kv_transfer_params if the engine keeps the KV; older versions do not say it. vLLM keeps no KV if the answer ended at a stop text of the
 // request (0.33, process_outputs in v1/engine/output_processor.py) or for repetition (request_finished in nixl/pull_scheduler.py).
 func (f *Filter) Kept() bool {
-	return f.keepsKV || !f.endedByStopText && (f.finishReason == "stop" || f.finishReason == "length" || f.finishReason == "tool_calls")
+	reasonKeepsKV := f.finishReason == "stop" || f.finishReason == "length" || f.finishReason == "tool_calls"
+	return f.keepsKV || reasonKeepsKV && !f.endedByStopText
 }
 
 // FinishReason is the finish_reason that ended the answer; empty: none came so far.
@@ -438,7 +446,7 @@ const (
 // earlier streams; 0: taken as 1. The result is a tenth of the way from before to the average of this stream. It is before if the
 // true count of this stream is not known, or if the stream had few chunks.
 func (f *Filter) TokensPerChunk(before float64) float64 {
-	exact := f.ids
+	exact := f.ids // the true number of tokens; 0: not known
 	if f.usageSeen {
 		exact = f.usage.Completion
 	}
@@ -452,7 +460,7 @@ func (f *Filter) TokensPerChunk(before float64) float64 {
 	return before + (average-before)/10
 }
 
-// finishReason returns string(b); for the reasons that engines use it does not allocate.
+// finishReason returns string(b). For the reasons that engines use it returns a constant, so that it does not allocate.
 func finishReason(b []byte) string {
 	switch string(b) {
 	case "stop":

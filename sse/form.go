@@ -61,7 +61,8 @@ type formFacts struct {
 
 // forwardVerbatim takes the next event of an answer that the client gets unchanged. Only an event with an error makes the answer fail.
 func (f *Filter) forwardVerbatim(e Event) ([]byte, End) {
-	if e.Kind == KindData && f.ReadUsage(e.Data) {
+	failed := e.Kind == KindData && f.ReadUsage(e.Data) // ReadUsage also stores the event's usage
+	if failed {
 		const message = "the engine ended its answer with an error; its log says why"
 		f.failure = Failure{Message: message, Type: "server_error", Code: "engine_failed", Status: 502}
 		return e.Raw, Refused
@@ -93,11 +94,13 @@ func (f *Filter) ReadUsage(b []byte) (failed bool) {
 			}
 		}
 	}
-	if o.Pos <= 0 || rawjson.Space(b, o.Pos) < len(b) {
-		return false // b is not one JSON object, so what was read may be wrong
+	isOneObject := o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
+	if !isOneObject { // what was read may be wrong
+		return false
 	}
-	if u.Total = u.Prompt + u.Completion; u.Total > 0 && !failed {
-		f.usage, f.usageSeen, f.usageSent = u, true, true
+	u.Total = u.Prompt + u.Completion
+	if u.Total > 0 && !failed {
+		f.usage, f.usageSeen, f.usageSent = u, true, true // usageSent: the client gets b as it is
 	}
 	return failed
 }
@@ -151,21 +154,27 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
 		return nil, hold(f, e, event.edits)
 	}
-	f.countTokens(e.Data)
-	f.started = true
-	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
-		record(f.options.Transcript, f, &event, e.Data)
-	}
-	if event.hasFinalUsage {
-		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
-	}
-	f.streamEnded = event.endsStream && f.finishReason != ""
+	f.recordFormEvent(&event, e.Data)
 	if len(event.edits) == 0 {
 		return f.appendHeld(e.Raw, dst), NotEnded
 	}
 	dst = append(dst, f.heldEvents...)
 	f.heldEvents = f.heldEvents[:0]
 	return f.appendEdited(e, event.edits, dst), NotEnded
+}
+
+// recordFormEvent records an event with a part of the answer: its tokens, its place in the transcript, if there is one, and what it says
+// of the end of the answer. f.facts has the facts of the event already.
+func (f *Filter) recordFormEvent(event *formFacts, data []byte) {
+	f.countTokens(data)
+	f.started = true
+	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {
+		record(f.options.Transcript, f, event, data)
+	}
+	if event.hasFinalUsage {
+		f.finishReason, f.endedByStopText = event.finishReason, event.endedByStopText
+	}
+	f.streamEnded = event.endsStream && f.finishReason != ""
 }
 
 // hold stores an event that only announces the answer, with its edits applied. It returns Broken if the engine sends more than
@@ -180,7 +189,8 @@ func hold(f *Filter, e Event, edits []edit) End {
 	return NotEnded
 }
 
-// setFacts copies the facts of an event whose form is not chunked to f.facts, so that countTokens and exceededLimit can use them.
+// setFacts copies the facts of an event whose form is not chunked to f.facts, so that countTokens and exceededLimit can use them. It first
+// completes a usage without the prompt's tokens by those of the last usage.
 func setFacts(f *Filter, event *formFacts) {
 	// SGLang sends the prompt's tokens in message_start only (0.5.23, entrypoints/anthropic/serving.py).
 	if event.usage.Prompt == 0 && event.usage.Total > 0 {
@@ -268,9 +278,11 @@ func countOf(o *rawjson.Object) int {
 	return max(0, n)
 }
 
-// OnlyFailure appends a complete stream whose only event is an error, with [DONE] after it if the endpoint uses it.
+// OnlyFailure appends a complete stream whose only event is an error, with [DONE] after it if the endpoint uses it. It is Ending for an
+// answer without any event.
 func OnlyFailure(dst []byte, f Form, message, typ, code string) []byte {
-	return (&Answer{Filter: Filter{options: Options{Form: f}}}).Ending(dst, true, message, typ, code)
+	const failed = true
+	return (&Answer{Filter: Filter{options: Options{Form: f}}}).Ending(dst, failed, message, typ, code)
 }
 
 // Silence returns the bytes that show a client that its connection is alive while no event comes. For /v1/messages it is
@@ -295,7 +307,7 @@ func (a *Answer) Ending(dst []byte, failed bool, message, typ, code string) []by
 	switch {
 	case failed && form.failed == nil: // the endpoint reports errors as OpenAI does
 		return append(ErrorEvent(dst, message, typ, code), Done...)
-	case f.options.Form.chunked():
+	case f.options.Form.chunked(): // an answer that has not failed, because no chunked form has an error event of its own
 		return append(dst, Done...)
 	case failed:
 		return form.failed(dst, f.eventCount, message, typ, code)

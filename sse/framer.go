@@ -111,12 +111,12 @@ func (f *Framer) takeOwnership() {
 	f.buf, f.bufIsCallers = f.ownBuf, false
 }
 
-// Next returns the next complete event. Its slices are valid until the next Feed. An event that is larger than the limit comes in
-// pieces of KindOpaque.
-func (f *Framer) Next() (Event, bool) {
+// Next returns the next complete event; found is false if none has come. Its slices are valid until the next Feed. An event that is larger
+// than the limit comes in pieces of KindOpaque.
+func (f *Framer) Next() (e Event, found bool) {
 	for {
-		end, next, ok := f.lineEnd()
-		if !ok {
+		end, next, hasEnd := f.lineEnd()
+		if !hasEnd { // the line is not complete, and neither is the event
 			return f.takePiece()
 		}
 		blank := end == f.lineStart && !f.lineBegunEarlier
@@ -160,25 +160,25 @@ func (f *Framer) lineEnd() (end, next int, ok bool) {
 		limit = f.nextLF + lf
 	}
 	f.nextLF = limit
-	cr := bytes.IndexByte(f.buf[f.scanned:limit], '\r')
-	switch i := f.scanned + cr; {
+	cr := bytes.IndexByte(f.buf[f.scanned:limit], '\r') // the line may end in a CR before the first LF
+	switch crAt := f.scanned + cr; {
 	case cr < 0 && lf < 0: // neither a CR nor an LF has come
 		f.scanned = limit
 		return 0, 0, false
 	case cr < 0: // the line ends in an LF
 		f.afterCR = false
 		return limit, limit + 1, true
-	case i == f.lineStart && f.afterCR && !f.lineBegunEarlier: // a blank line after a lone CR
-		return i, i + 1, true
-	case i+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
-		f.scanned = i
+	case crAt == f.lineStart && f.afterCR && !f.lineBegunEarlier: // a blank line after a lone CR
+		return crAt, crAt + 1, true
+	case crAt+1 == len(f.buf): // a lone CR, or the first half of a CRLF whose LF has not come
+		f.scanned = crAt
 		return 0, 0, false
-	case f.buf[i+1] == '\n': // the line ends in a CRLF
+	case f.buf[crAt+1] == '\n': // the line ends in a CRLF
 		f.afterCR = false
-		return i, i + 2, true
+		return crAt, crAt + 2, true
 	default: // the line ends in a lone CR
 		f.afterCR = true
-		return i, i + 1, true
+		return crAt, crAt + 1, true
 	}
 }
 
@@ -206,7 +206,7 @@ func (f *Framer) takeEvent(next int) Event {
 	case f.dataLines == 1:
 		e.Kind, e.dataAt = KindData, f.dataAt
 		e.Data = raw[f.dataAt : f.dataAt+f.dataLen : f.dataAt+f.dataLen]
-	case f.dataLines > 1:
+	case f.dataLines > 1: // the values are joined in other memory than raw
 		from := len(f.scratch)
 		f.scratch = appendDataLines(f.scratch, raw)
 		e.Kind, e.Data = KindData, f.scratch[from:len(f.scratch):len(f.scratch)]
@@ -218,9 +218,9 @@ func (f *Framer) takeEvent(next int) Event {
 	return e
 }
 
-// takePiece returns the bytes of an unfinished event that is already too large; false: there is no such event, or none of its bytes are
-// new. If it returns false, takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
-func (f *Framer) takePiece() (Event, bool) {
+// takePiece returns the bytes of an unfinished event that is already too large. found is false if there is no such event, or if none of its
+// bytes are new. Then takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
+func (f *Framer) takePiece() (e Event, found bool) {
 	end := len(f.buf)
 	if f.scanned < end {
 		end = f.scanned // a CR at the end may be half of a CRLF, so it is not returned yet
@@ -232,7 +232,7 @@ func (f *Framer) takePiece() (Event, bool) {
 		}
 		return Event{}, false
 	}
-	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
+	e = Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
 	f.lineBegunEarlier = f.lineBegunEarlier || end > f.lineStart
 	f.emittedBytes += end - f.eventStart
 	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0

@@ -10,7 +10,8 @@ import (
 // answer so far, or only the new part if the engine runs with --incremental-streaming-output. meta_info has the token counts, the
 // id and the finish_reason. If the request has a list of prompts, each event has the index of its prompt.
 
-// readGenerated reads an event of /generate, or an answer in one piece.
+// readGenerated reads an event of /generate, or an answer in one piece. It does not use Options.Cached, the second argument of all such
+// functions, because the cached tokens in such an event stay as they are.
 func readGenerated(b []byte, _ int) (s formFacts) {
 	s.failure = b
 	at := rawjson.Space(b, 0)
@@ -30,7 +31,7 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 		}
 	}
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
-	s.endAt = max(0, o.Pos-1)
+	s.endAt = max(0, o.Pos-1) // Pos is after the closing brace, or -1 if b is no object
 	s.hasFinalUsage = s.finishReason != ""
 	s.hasTokens = s.usage.Completion > 0
 	return s
@@ -86,8 +87,8 @@ func (s *formFacts) readEnd(o rawjson.Object) {
 // sets fault.
 func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	if s.finishReason == "abort" {
-		wanted := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer
-		s.failed = s.failed || !wanted
+		byClient := f.options.Aborted != nil && f.options.Aborted() // the client itself aborted the answer, so it has not failed
+		s.failed = s.failed || !byClient
 	}
 	if len(f.id) > 0 && s.idAt.to > 0 { // the client gets another id than the one in the event
 		s.idAt.replacement = string(f.id)
@@ -95,7 +96,8 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 	}
 	if f.options.Choice >= 0 && !f.options.Unstreamed { // an answer in one piece has no index
 		comma := ","
-		if first := rawjson.Space(data, rawjson.Space(data, 0)+1); first == s.endAt { // no members, so no comma before the new one
+		open := rawjson.Space(data, 0) // the offset of the object's opening brace
+		if hasNoMembers := rawjson.Space(data, open+1) == s.endAt; hasNoMembers {
 			comma = ""
 		}
 		s.edits = append(s.edits, edit{s.endAt, s.endAt, comma + `"index":` + strconv.Itoa(f.options.Choice)})
@@ -109,12 +111,12 @@ func (f *Filter) adaptGenerated(s *formFacts, data []byte) {
 // one of the engines sends all of the answer so far in each event, it sets fault instead.
 func joinGenerated(f *Filter, s *formFacts, data []byte) {
 	continuation := f.options.Continuation
-	known := 0 // token ids in earlier events of this engine
+	earlier := 0 // token ids in earlier events of this engine
 	if f.options.Transcript != nil {
-		known = len(f.options.Transcript.IDs)
+		earlier = len(f.options.Transcript.IDs)
 	}
 	listed := countListed(data, s.idsAt)
-	growth, _ := growthOf(listed, s.usage.Completion, known)
+	growth, _ := growthOf(listed, s.usage.Completion, earlier)
 	otherGrowth := growth != GrowthUnknown && growth != continuation.Grows
 	// In a cumulative stream, an event that lacks some ids cannot be joined, because the joined list would lack them, too.
 	tokensMissing := continuation.Grows == Cumulative && listed != s.usage.Completion

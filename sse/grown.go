@@ -30,13 +30,13 @@ func growthOf(listed, completion, known int) (growth Growth, ok bool) {
 
 // recordGenerated adds an event of /generate, whose data is b, to the transcript.
 func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
-	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead {
+	if t.Head.ID == nil && s.idAt.to-s.idAt.from <= maxHead { // a longer id is left out, as in readHead
 		t.Head.ID = bytes.Clone(b[s.idAt.from:s.idAt.to])
 	}
 	t.Completed, t.Prompt = f.tokens, s.usage.Prompt
-	known := len(t.IDs)
+	idsBefore := len(t.IDs)
 	grows := t.recordGeneratedIDs(s, b)
-	t.Content = t.Content || len(t.IDs) > known
+	t.Content = t.Content || len(t.IDs) > idsBefore
 	t.recordShown(b[s.textAt.from:s.textAt.to], grows)
 	t.Last = append(t.Last[:0], b...)
 }
@@ -67,11 +67,11 @@ func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
 // recordShown counts all tokens so far as shown to the client if the event's text surely includes the text of all of them. textJSON is the
 // text as a JSON string, with its quotes; empty: the event has no text.
 func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
-	longer := len(textJSON) > t.textBytes
+	hasNewText := len(textJSON) > t.textBytes // in a cumulative stream, the text is longer than that of the last event
 	if grows == Delta {
-		longer = len(textJSON) > len(`""`)
+		hasNewText = len(textJSON) > len(`""`)
 	}
-	if !longer && len(textJSON) > 0 {
+	if !hasNewText && len(textJSON) > 0 {
 		return // the text of the new tokens comes with a later event
 	}
 	t.textBytes = len(textJSON)
@@ -80,7 +80,8 @@ func (t *Transcript) recordShown(textJSON []byte, grows Growth) {
 	}
 }
 
-// countListed returns the number of elements of the list that b has between the offsets in at; 0: these offsets are empty.
+// countListed returns the number of elements of the list that b has between the offsets in at. It returns 0 if at is empty, because the
+// event has no such list.
 func countListed(b []byte, at edit) (n int) {
 	for list := rawjson.ArrayAt(b, at.from); at.to > 0 && list.Next(); n++ {
 		list.Pos = rawjson.ValueEnd(b, list.Val)
@@ -99,8 +100,10 @@ func showsAllTokens(textJSON []byte) bool {
 		return false
 	}
 	inside := textJSON[1 : len(textJSON)-1]
-	if at := len(inside) - len(`\u0000`); at >= 0 && inside[at] == '\\' && inside[at+1] == 'u' {
-		return false // the escaped character is not decoded here: it may be a Chinese one
+	at := len(inside) - len(`\u0000`) // where an escape at the end of the text would begin
+	endsWithEscape := at >= 0 && inside[at] == '\\' && inside[at+1] == 'u'
+	if endsWithEscape { // the escaped character is not decoded here: it may be a Chinese one
+		return false
 	}
 	r, _ := utf8.DecodeLastRune(inside)
 	return r != ' ' && !unicode.Is(unicode.Han, r)
@@ -179,7 +182,7 @@ func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 		before, put := memberOf(last, string(o.Key)), ""
 		switch key := string(o.Key); {
 		case before == nil: // earlier engines sent no such member
-		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"':
+		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"': // two JSON strings, joined without the quotes between
 			put = string(before[:len(before)-1]) + string(o.Value()[1:])
 		case key == "output_ids" && grows == Cumulative:
 			put = joinLists(before, o.Value())
@@ -246,7 +249,9 @@ func readSpans(all []span, list []byte, offset int) []span {
 		if next.versionJSON == nil {
 			continue
 		}
-		if i := len(all) - 1; i >= 0 && bytes.Equal(all[i].versionJSON, next.versionJSON) && all[i].end == next.start {
+		i := len(all) - 1 // the span before it; -1: there is none
+		continues := i >= 0 && bytes.Equal(all[i].versionJSON, next.versionJSON) && all[i].end == next.start
+		if continues {
 			all[i].end = next.end
 			continue
 		}
@@ -286,7 +291,7 @@ func numberOf(v []byte) int {
 	return n
 }
 
-// joinLists joins two JSON lists, each of which may be null.
+// joinLists joins two JSON lists, each of which may be null. If one of them is null or empty, the result is the other one.
 func joinLists(before, behind []byte) string {
 	switch first, second := listElements(before), listElements(behind); {
 	case len(first) == 0:

@@ -11,7 +11,7 @@ func dataLine(line []byte) (value []byte, ok bool) {
 	if len(value) == 0 {
 		return value, true // a field name without a colon has an empty value
 	}
-	if value[0] != ':' {
+	if value[0] != ':' { // the name of the field only begins with data
 		return nil, false
 	}
 	value = value[1:]
@@ -21,7 +21,7 @@ func dataLine(line []byte) (value []byte, ok bool) {
 	return value, true
 }
 
-// cutLine splits off the first line of a complete event. Neither line nor rest has its line end, an LF, CRLF or CR.
+// cutLine splits off the first line of a complete event. The line end between line and rest, an LF, CRLF or CR, is in neither of them.
 func cutLine(b []byte) (line, rest []byte) {
 	i := bytes.IndexAny(b, "\r\n")
 	switch {
@@ -56,7 +56,7 @@ func appendOtherLines(dst, raw []byte) []byte {
 	for len(raw) > 0 {
 		var line []byte
 		line, raw = cutLine(raw)
-		if _, data := dataLine(line); !data && len(line) > 0 {
+		if _, isData := dataLine(line); !isData && len(line) > 0 {
 			dst = append(append(dst, line...), '\n')
 		}
 	}
@@ -65,5 +65,6 @@ func appendOtherLines(dst, raw []byte) []byte {
 
 // isDone says whether the data of an event is [DONE], with white space or without.
 func isDone(data []byte) bool {
-	return len(data) < 16 && string(bytes.TrimSpace(data)) == "[DONE]"
+	const maxDone = 16 // no [DONE] is so long, and the white space of long data need not be searched
+	return len(data) < maxDone && string(bytes.TrimSpace(data)) == "[DONE]"
 }

@@ -67,8 +67,8 @@ func (m *merger) add(p Part) error {
 	return nil
 }
 
-// addChoices adds the list of choices at i in b; false: it is not a list of objects.
-func (m *merger) addChoices(b []byte, i int) bool {
+// addChoices adds the list of choices at i in b; ok is false if it is not a list of objects.
+func (m *merger) addChoices(b []byte, i int) (ok bool) {
 	list := rawjson.ArrayAt(b, i)
 	for list.Next() {
 		if m.count > 0 {
@@ -81,7 +81,7 @@ func (m *merger) addChoices(b []byte, i int) bool {
 }
 
 // addChoice copies the choice at i in b with its new index, and returns where it ends; not positive: the choice cannot be read.
-func (m *merger) addChoice(b []byte, i int) int {
+func (m *merger) addChoice(b []byte, i int) (end int) {
 	m.choices = strconv.AppendInt(append(m.choices, `{"index":`...), int64(m.count), 10)
 	o := rawjson.ObjectAt(b, i)
 	for o.NextValue() {

@@ -116,31 +116,31 @@ func stopReason(v []byte) string {
 // readMessageUsage reads a usage, the current member of an object, whose input_tokens do not include cached tokens. It adds edits that
 // show the client the number cached (see Options.Cached), because a decode engine counts the KV that it pulled as cached.
 func (s *formFacts) readMessageUsage(usage *rawjson.Object, cached int) {
-	if usage.Text[usage.Val] != '{' {
+	if usage.Text[usage.Val] != '{' { // such as null
 		return
 	}
-	var input, read, created, output int
+	var input, cacheRead, cacheCreated, output int
 	var inputEdits, readEdits []edit // one edit per value, because a key may be repeated, and a client may read any of its values
 	for o := rawjson.ObjectAt(usage.Text, usage.Val); o.NextValue(); {
 		switch n, value := countOf(&o), (edit{from: o.Val, to: o.Pos}); string(o.Key) {
 		case "input_tokens":
 			input, inputEdits = n, append(inputEdits, value)
 		case "cache_read_input_tokens":
-			read, readEdits = n, append(readEdits, value)
+			cacheRead, readEdits = n, append(readEdits, value)
 		case "cache_creation_input_tokens":
-			created = n
+			cacheCreated = n
 		case "output_tokens":
 			output = n
 		}
 	}
-	prompt := input + read + created
-	s.usage = Usage{Prompt: prompt, Completion: output, Total: prompt + output, Cached: read}
+	prompt := input + cacheRead + cacheCreated
+	s.usage = Usage{Prompt: prompt, Completion: output, Total: prompt + output, Cached: cacheRead}
 	if cached == OwnCached || len(readEdits) == 0 { // the engine's own count is right, or there is none to replace
 		return
 	}
-	cached = min(max(0, cached), input+read) // a client adds up the three counts, so their sum must not change
+	cached = min(max(0, cached), input+cacheRead) // a client adds up the three counts, so their sum must not change
 	for i := range inputEdits {
-		inputEdits[i].replacement = strconv.Itoa(input + read - cached)
+		inputEdits[i].replacement = strconv.Itoa(input + cacheRead - cached)
 	}
 	for i := range readEdits {
 		readEdits[i].replacement = strconv.Itoa(cached)

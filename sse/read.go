@@ -137,13 +137,14 @@ func (f *Filter) markWholeMember(kind valueKind, level uint8, o *rawjson.Object)
 	f.markMember(kind, level, o)
 }
 
-// markInsertion records where a new last member of an object could be inserted. All members of the object were read.
+// markInsertion records where a new last member of an object could be inserted: before its closing brace, the byte before o.Pos. All
+// members of the object were read.
 func (f *Filter) markInsertion(kind valueKind, o *rawjson.Object) {
 	f.marks = append(f.marks, mark{kind: kind, open: int32(o.Open), val: int32(o.Pos - 1), end: int32(o.Pos - 1), otherMembers: int32(o.N)})
 }
 
-// read scans an event's JSON and fills f.facts and f.marks; false: it is not a JSON object.
-func (f *Filter) read(b []byte) bool {
+// read scans an event's JSON and fills f.facts and f.marks; ok is false if b is not exactly one JSON object.
+func (f *Filter) read(b []byte) (ok bool) {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.Next() {
 		switch string(o.Key) {
@@ -154,7 +155,7 @@ func (f *Filter) read(b []byte) bool {
 		case "prompt_token_ids":
 			f.readPromptIDs(inEvent, &o)
 		case "kv_transfer_params":
-			if b[o.Val] == '{' {
+			if b[o.Val] == '{' { // not null: the engine hands back the answer's KV
 				f.facts.handBackAt, f.facts.handBackEnd = o.Val, rawjson.ValueEnd(b, o.Val)
 			}
 			f.markWholeMember(engineOnlyValue, inEvent, &o)
@@ -220,8 +221,8 @@ func (f *Filter) readChoices(top *rawjson.Object) {
 }
 
 // readChoice reads the choice at i in b, and returns where it ends; not positive: it cannot be read.
-func (f *Filter) readChoice(b []byte, i int) int {
-	bare := true
+func (f *Filter) readChoice(b []byte, i int) (end int) {
+	bare := true // so far the choice has no text, no finish_reason, no logprobs and no member of a delta
 	hasDelta, hasText := false, false
 	o := rawjson.ObjectAt(b, i)
 	for o.Next() {
@@ -230,18 +231,18 @@ func (f *Filter) readChoice(b []byte, i int) int {
 			if f.options.Choice >= 0 {
 				f.markWholeMember(indexValue, inPart, &o)
 			}
-		case "delta":
+		case "delta": // of a chat
 			hasMembers := f.readDelta(&o)
 			hasDelta, bare = true, bare && !hasMembers
-		case "text":
+		case "text": // of a completion
 			hasText, bare = true, false
 			o.Pos = rawjson.ValueEnd(b, o.Val)
-			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' {
+			if o.Pos-o.Val > len(`""`) && b[o.Val] == '"' { // a string that is not empty
 				f.facts.content, f.facts.textAt, f.facts.textEnd = true, o.Val, o.Pos
 			}
 		case "finish_reason":
 			f.markWholeMember(endValue, inPart, &o)
-			if b[o.Val] == '"' {
+			if b[o.Val] == '"' { // not null, which it is until the answer ends
 				bare = false
 				f.facts.finishAt, f.facts.finishEnd = o.Val+1, o.Pos-1
 			}
@@ -318,7 +319,8 @@ func (f *Filter) readOffsets(b []byte, i int) int {
 	return o.Pos
 }
 
-// readIDs counts the token ids of a choice, which are the tokens generated since the last event.
+// readIDs counts the token ids of a choice, which are the tokens generated since the last event, and moves choice.Pos to the end of their
+// list. It marks them for removal if the client did not ask for them.
 func (f *Filter) readIDs(choice *rawjson.Object) {
 	if choice.Text[choice.Val] == '[' {
 		a := rawjson.ArrayAt(choice.Text, choice.Val)
@@ -337,7 +339,7 @@ func (f *Filter) readIDs(choice *rawjson.Object) {
 
 // readUsage reads the usage of an event, which may be null, and moves top.Pos to the end of its value.
 func (f *Filter) readUsage(top *rawjson.Object) {
-	at := len(f.marks)
+	at := len(f.marks) // index of the mark that is added here; those of the members inside the usage come after it
 	f.markMember(usageValue, inEvent, top)
 	if top.Text[top.Val] == '{' {
 		top.Pos = f.readCounts(top.Text, top.Val)
@@ -347,7 +349,8 @@ func (f *Filter) readUsage(top *rawjson.Object) {
 	f.marks[at].end = int32(top.Pos)
 }
 
-// readCounts reads the usage at i in b, and returns where it ends. A usage without completion_tokens is ignored.
+// readCounts reads the usage at i in b, and returns where it ends. The counts of a usage without completion_tokens are ignored. It marks
+// where the prefill engine's count of cached tokens must be written, and the counts that must include the tokens of earlier engines.
 func (f *Filter) readCounts(b []byte, i int) int {
 	u := Usage{Cached: -1}
 	hasCompletion, hasTotal, hasDetails := false, false, false
@@ -368,7 +371,8 @@ func (f *Filter) readCounts(b []byte, i int) int {
 	if !hasCompletion {
 		return o.Pos
 	}
-	if !hasDetails && f.options.Cached >= 0 && o.Pos > 0 {
+	cachedKnown := f.options.Cached >= 0 // the prefill engine's count, which the client must get
+	if !hasDetails && cachedKnown && o.Pos > 0 {
 		f.markInsertion(noDetails, &o)
 	}
 	if !hasTotal {
@@ -398,7 +402,7 @@ func (f *Filter) readDetails(usage *rawjson.Object, u *Usage) {
 		}
 		return
 	}
-	at := len(f.marks)
+	at := len(f.marks) // index of the mark that is added here
 	f.markMember(detailsValue, inPart, usage)
 	o := rawjson.ObjectAt(b, usage.Val)
 	found := 0 // how many members cached_tokens the details have

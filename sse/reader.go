@@ -55,7 +55,8 @@ func NewReader() *Reader { return &Reader{framer: Framer{max: DefaultMaxEvent}} 
 // Reset makes the reader ready for another stream and reuses its memory.
 func (r *Reader) Reset(l Limits) {
 	f := r.framer
-	if f.max = l.Event; f.max <= 0 {
+	f.max = l.Event
+	if f.max <= 0 {
 		f.max = DefaultMaxEvent
 	}
 	f.Reset()
@@ -100,10 +101,10 @@ func (r *Reader) waitLimit() time.Duration {
 	return r.limits.First
 }
 
-// failTimedOut sets err to say that the current wait took too long.
+// failTimedOut sets err to say that the current wait took too long, unless err is set already.
 func (r *Reader) failTimedOut() {
 	switch {
-	case r.err != nil:
+	case r.err != nil: // the first error stays
 	case r.done:
 		r.err = ErrTail
 	default:
@@ -119,22 +120,23 @@ func (r *Reader) Feed(p []byte, now time.Time) {
 		r.framer.Feed(p)
 		return
 	}
-	if r.bytes += int64(len(p)); r.bytes > tailBytes && r.err == nil {
+	r.bytes += int64(len(p)) // bytes after [DONE] are only counted
+	if r.bytes > tailBytes && r.err == nil {
 		r.err = ErrTail
 	}
 }
 
-// Next returns the next complete event up to [DONE]; see Framer.Next. If it returns false, Err says whether
-// the caller may read more from the engine.
-func (r *Reader) Next() (Event, bool) {
+// Next returns the next complete event up to [DONE]; see Framer.Next. If found is false, Err says whether the caller may read more from
+// the engine.
+func (r *Reader) Next() (e Event, found bool) {
 	if r.err != nil || r.done {
 		return Event{}, false
 	}
-	e, ok := r.framer.Next()
-	if !ok {
+	e, found = r.framer.Next()
+	if !found {
 		switch limit := r.waitLimit(); {
-		case r.failIfTooLarge(int64(r.framer.unreturned())):
-		case limit > 0 && r.silentFor >= limit:
+		case r.failIfTooLarge(int64(r.framer.unreturned())): // an event that has not ended counts, too
+		case limit > 0 && r.silentFor >= limit: // bytes have come, but no event, for longer than allowed
 			r.failTimedOut()
 		}
 		return Event{}, false
@@ -148,7 +150,7 @@ func (r *Reader) Next() (Event, bool) {
 	case e.Kind == KindDone:
 		r.markEnd()
 	case e.Kind == KindData, e.Kind == KindOpaque && !r.torn: // a whole event, or the last piece of a large one
-		r.sawData, r.silentFor, r.silentBefore = true, 0, r.silentFor
+		r.sawData, r.silentFor, r.silentBefore = true, 0, r.silentFor // silentBefore gets the old value of silentFor
 	}
 	return e, true
 }
@@ -166,9 +168,9 @@ func (r *Reader) ignoreForGap() { r.silentFor = r.silentBefore }
 // markEnd marks the event that Next returned last as the end of the answer, as [DONE] would be.
 func (r *Reader) markEnd() { r.done, r.bytes, r.silentFor = true, int64(r.framer.unreturned()), 0 }
 
-// failIfTooLarge says whether the answer with more further bytes is larger than Limits.Bytes. If so, failIfTooLarge sets err.
-func (r *Reader) failIfTooLarge(more int64) bool {
-	if r.limits.Bytes > 0 && r.bytes+more > r.limits.Bytes {
+// failIfTooLarge sets err, and returns true, if the answer with so many further bytes is larger than Limits.Bytes.
+func (r *Reader) failIfTooLarge(furtherBytes int64) (failed bool) {
+	if r.limits.Bytes > 0 && r.bytes+furtherBytes > r.limits.Bytes {
 		r.err = ErrTooMuch
 		return true
 	}

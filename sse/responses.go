@@ -34,20 +34,21 @@ func readResponse(b []byte, cached int) (s formFacts) {
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)
 		s.sortEdits()
-	case kind == "response.completed", kind == "response.incomplete":
+	case kind == "response.completed", kind == "response.incomplete": // the loop has read the usage in its member response
 		s.hasFinalUsage = true
 	case kind == "response.failed", kind == "error", object == "error":
 		s.failed = true
 	case kind == "response.created", kind == "response.in_progress", kind == "response.queued":
 		s.announces = true
-	default:
+	default: // events with generated tokens have types such as response.output_text.delta
 		s.hasTokens = len(kind) > len(".delta") && kind[len(kind)-len(".delta"):] == ".delta"
 	}
 	s.endsStream = s.hasFinalUsage
 	return s
 }
 
-// readResponse reads a response object, and adds edits for members that clients must not get.
+// readResponse reads a response object: its status, error and usage. It adds edits for members that clients must not get, and for the
+// count of cached tokens in its usage. cached is Options.Cached.
 func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {
@@ -68,7 +69,7 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 				s.failed = true
 			}
 		case "error":
-			if !rawjson.IsNull(v) {
+			if !rawjson.IsNull(v) { // the error alone becomes the argument for ReadFailure
 				s.failure = append(append([]byte(`{"error":`), v...), '}')
 			}
 		case "usage":
@@ -79,7 +80,8 @@ func (s *formFacts) readResponse(o rawjson.Object, cached int) {
 	}
 }
 
-// readUsage reads the usage of a response. cached is Options.Cached: it replaces the engine's own count, except if it is OwnCached.
+// readUsage reads the usage of a response, and adds the edits that replace the engine's own count of cached tokens by cached, which is
+// Options.Cached; OwnCached: there are no such edits.
 func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 	shown := strconv.Itoa(max(0, cached)) // clients expect a number, even if the count is not known
 	for o.NextValue() {
@@ -91,11 +93,11 @@ func (s *formFacts) readUsage(o rawjson.Object, cached int) {
 		case "total_tokens":
 			s.usage.Total = countOf(&o)
 		case "input_tokens_details":
-			if o.Text[o.Val] != '{' {
+			if o.Text[o.Val] != '{' { // null: there are no details
 				continue
 			}
 			for d := rawjson.ObjectAt(o.Text, o.Val); d.NextValue(); {
-				switch listed := d.Text[d.Val] == '[' && len(d.Value()) > len("[]"); {
+				switch listed := d.Text[d.Val] == '[' && len(d.Value()) > len("[]"); { // listed: the value is a list that is not empty
 				case string(d.Key) == "cached_tokens":
 					if s.usage.Cached = countOf(&d); cached != OwnCached {
 						s.edits = append(s.edits, edit{d.Val, d.Pos, shown})

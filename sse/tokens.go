@@ -60,7 +60,7 @@ func (a *Assembler) tokensJSON(dst []byte) []byte {
 	if a.usage == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = append(dst, a.usage...)
+	dst = append(dst, a.usage...) // nothing if it is nil
 	dst = a.topMembers.appendNamedOrNull(dst, tokensLastKeys)
 	dst = a.topMembers.appendExcept(dst, tokensFirstKeys, tokensLastKeys)
 	dst = append(appendKey(dst, "choices"), '[')
@@ -80,10 +80,10 @@ func (c *choice) tokensJSON(dst []byte) []byte {
 	if c.finishReason == nil {
 		dst = append(dst, "null"...)
 	}
-	dst = append(dst, c.finishReason...)
+	dst = append(dst, c.finishReason...)                          // nothing if it is nil
 	dst = c.otherMembers.appendNamedOrNull(dst, tokensChoiceKeys) // the members that vLLM always sends come first
 	dst = c.otherMembers.appendExcept(dst, tokensChoiceKeys)
-	if c.text != nil {
+	if c.text != nil { // nil: the output_mode is not text
 		dst = append(appendKey(dst, "text"), c.text...)
 	}
 	dst = appendKey(dst, "logprobs")
@@ -142,8 +142,8 @@ func appendSpans(dst, list []byte, offset int) []byte {
 		o := rawjson.ObjectAt(list, a.Val)
 		for o.NextValue() {
 			dst = appendKey(dst, string(o.Key))
-			v, ok := rawjson.Int(list, o.Val, o.Pos)
-			if key := string(o.Key); ok && (key == "start" || key == "end") {
+			v, isNumber := rawjson.Int(list, o.Val, o.Pos)
+			if isBound := string(o.Key) == "start" || string(o.Key) == "end"; isNumber && isBound {
 				dst = strconv.AppendInt(dst, int64(v+offset), 10)
 			} else {
 				dst = append(dst, o.Value()...)

@@ -70,7 +70,7 @@ func readHead(b []byte) (h Head) {
 		switch string(o.Key) {
 		case "id":
 			h.ID = o.Value()
-		case "request_id":
+		case "request_id": // the id of an event of /inference/v1/generate
 			if h.ID == nil {
 				h.ID = o.Value()
 			}
@@ -90,7 +90,7 @@ func readHead(b []byte) (h Head) {
 	}
 	buf := make([]byte, 0, size)
 	for _, v := range []*[]byte{&h.ID, &h.Created, &h.Model, &h.Fingerprint, &h.Mode} {
-		if from := len(buf); *v != nil {
+		if from := len(buf); *v != nil { // a member that the event lacks stays nil
 			buf = append(buf, *v...)
 			*v = buf[from:len(buf):len(buf)]
 		}
@@ -102,16 +102,16 @@ func readHead(b []byte) (h Head) {
 func runes(s []byte) (n int) {
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; {
-		case c&0xC0 == 0x80: // a later byte of a rune that was counted
+		case c&0xC0 == 0x80: // in UTF-8, a later byte of a rune, whose first byte was counted
 		case c != '\\':
 			n++
-		case i+5 < len(s) && s[i+1] == 'u':
+		case i+5 < len(s) && s[i+1] == 'u': // an escape of six bytes
 			firstOfPair := (s[i+2]|0x20) == 'd' && s[i+3] >= '8' && (s[i+3] <= '9' || (s[i+3]|0x20) <= 'b') // \uD800 to \uDBFF
 			if !firstOfPair {
 				n++
 			}
 			i += len(`u0000`)
-		default:
+		default: // an escape of two bytes
 			n++
 			i++
 		}
@@ -135,7 +135,7 @@ type Continuation struct {
 // addEarlier adds the tokens of earlier engines to the usage of this engine, and removes them from its prompt, which included them.
 func (c *Continuation) addEarlier(u Usage) Usage {
 	u.Prompt -= c.Tokens
-	if c.Prompt > 0 {
+	if c.Prompt > 0 { // an earlier engine has counted the client's own prompt
 		u.Prompt = c.Prompt
 	}
 	u.Completion += c.Tokens
@@ -144,7 +144,8 @@ func (c *Continuation) addEarlier(u Usage) Usage {
 }
 
 // Ending appends a stream that consists only of the end of an answer: the finish_reason if it is not empty, the usage and [DONE].
-// A caller feeds it to a filter as if an engine had sent it, to end an answer that no engine needs to continue.
+// A caller feeds it to a filter as if an engine had sent it, to end an answer that no engine needs to continue. h is the head of the
+// answer's events, chat says whether they are those of a chat.
 func Ending(dst []byte, chat bool, h Head, finish string, u Usage) []byte {
 	if finish != "" {
 		dst = h.open(dst, chat)
