@@ -15,7 +15,8 @@ import (
 // A link to a pipe, such as /dev/stdout, is opened like a file, because such a pipe has a reader already.
 func Open(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
-	if err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+	isPipe := err == nil && info.Mode()&fs.ModeNamedPipe != 0
+	if !isPipe {
 		return os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -38,7 +39,7 @@ func (w *Writer) WriteLine(line []byte) (n int, err error) {
 	if w.EndsMidLine {
 		line = append([]byte{'\n'}, line...)
 	}
-	if n, err = w.Log.Write(line); n > 0 {
+	if n, err = w.Log.Write(line); n > 0 { // even a write that fails may have written a part
 		w.EndsMidLine = line[n-1] != '\n'
 	}
 	return n, err
@@ -64,7 +65,7 @@ func Rest(path string) (begin int64, rest []byte) {
 			return 0, nil
 		}
 		if i := bytes.LastIndexByte(piece, '\n'); i >= 0 {
-			begin += int64(i) + 1
+			begin += int64(i) + 1 // right after this line end
 			break
 		}
 	}

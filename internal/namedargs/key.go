@@ -25,10 +25,10 @@ func (k Key[T]) Meaning(must string) Key[T] {
 func Whole[T any, N int | int32 | int64](name string, low, high N, at func(*T) *N) Key[T] {
 	return Key[T]{
 		Name: name, Must: "a whole number from " + show(float64(low)) + " to " + show(float64(high)),
-		Read: func(v *T, text string) bool {
-			x, ok := number(text, float64(low), float64(high))
-			*at(v) = N(x)
-			return ok && x == math.Trunc(x)
+		Read: func(v *T, text string) (ok bool) {
+			x, inRange := number(text, float64(low), float64(high))
+			*at(v) = N(x) // after a false result this value means nothing
+			return inRange && x == math.Trunc(x)
 		},
 		Show: func(v *T) string { return strconv.FormatInt(int64(*at(v)), 10) },
 	}
@@ -55,7 +55,7 @@ func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N
 	}
 	return Key[T]{
 		Name: name, Must: must,
-		Read: func(v *T, text string) bool {
+		Read: func(v *T, text string) (ok bool) {
 			for i, word := range words {
 				if word == text {
 					*at(v) = value(i)
@@ -70,7 +70,7 @@ func Words[T any, N comparable](name string, at func(*T) *N, value func(i int) N
 					return word
 				}
 			}
-			return ""
+			return "" // no word stands for this value
 		},
 	}
 }
@@ -85,7 +85,7 @@ func Either[T any](name, no, yes string, at func(*T) *bool) Key[T] {
 func Or[T any, N comparable](k Key[T], word string, value N, at func(*T) *N) Key[T] {
 	with := k
 	with.Must = word + " or " + k.Must
-	with.Read = func(v *T, text string) bool {
+	with.Read = func(v *T, text string) (ok bool) {
 		if text == word {
 			*at(v) = value
 			return true

@@ -34,9 +34,9 @@ func Parse(text string, names []string) (name string, set []Setting, err error) 
 		return "", nil, fmt.Errorf("unknown policy %q%s; there are %s", name, spelling.Hint(name, names), strings.Join(names, ", "))
 	}
 	for _, item := range items {
-		key, value, ok := strings.Cut(item, "=")
+		key, value, assigns := strings.Cut(item, "=")
 		switch {
-		case !ok:
+		case !assigns:
 			return "", nil, fmt.Errorf("policy %s: %q is no setting; write key=value", name, item)
 		case slices.ContainsFunc(set, func(s Setting) bool { return s.Key == key }):
 			return "", nil, fmt.Errorf("policy %s: %s is set twice", name, key)
@@ -66,7 +66,7 @@ func Apply[T any](name string, keys []Key[T], v *T, set ...Setting) error {
 // that differ from the defaults, in the order of the keys.
 func Text[T any](name string, keys []Key[T], v, defaults *T) string {
 	text, separator := name, ":"
-	if strings.Contains(name, ":") {
+	if strings.Contains(name, ":") { // the name has a preset after its colon
 		separator = ","
 	}
 	for i := range keys {

@@ -37,7 +37,7 @@ func Scan(text []byte, maxDepth int, found func(Place) (refused string)) (closin
 		s.failAt(i, "'{'")
 		return -1, s.err
 	}
-	if i = s.object(i, 1, found); i < 0 {
+	if i = s.object(i, 1, found); i < 0 { // 1: the outermost level
 		return -1, s.err
 	}
 	closing = i - 1
@@ -111,7 +111,7 @@ func (s *scanner) value(i, depth int) int {
 		if s.data[i] == '[' {
 			return s.array(i, depth+1)
 		}
-		return s.object(i, depth+1, nil)
+		return s.object(i, depth+1, nil) // nil: only the members of the outermost object are reported
 	}
 	if c := s.data[i]; c == 'N' || c == 'I' { // Python's json would accept NaN and Infinity, so engines must not get them
 		return s.fail(i, "NaN and Infinity are not JSON")
@@ -184,16 +184,17 @@ func (s *scanner) object(i, depth int, found func(Place) string) int {
 }
 
 const (
-	ones  = 0x0101010101010101
-	highs = 0x8080808080808080
+	ones  = 0x0101010101010101 // 1 in each of eight bytes; c*ones has the byte c eight times
+	highs = 0x8080808080808080 // the high bit of each of eight bytes
 )
 
 // special looks at eight bytes at once. In the result, the high bit of a byte is set if the byte is a quote, a backslash, a control
-// character, or not ASCII: the scan of a string must look at such a byte. Only the lowest set bit is reliable, because the
-// subtractions may borrow from higher bytes.
-func special(x uint64) uint64 {
-	quote, slash := x^('"'*ones), x^('\\'*ones)
-	return (x | (x - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
+// character, or not ASCII: the scan of a string must look at such a byte. A byte that is not ASCII has its high bit set already, and a
+// subtraction sets the high bit of a byte that is smaller than what is subtracted. Only the lowest set bit of the result is reliable,
+// because a subtraction may borrow from higher bytes.
+func special(eight uint64) uint64 {
+	quote, slash := eight^('"'*ones), eight^('\\'*ones) // 0 in each byte that is a quote, or a backslash
+	return (eight | (eight - 0x20*ones) | (quote - ones) | (slash - ones)) & highs
 }
 
 // str scans the string whose opening quote is at i, and checks that it is valid UTF-8.
@@ -201,8 +202,8 @@ func (s *scanner) str(i int) int {
 	data := s.data
 	for i++; ; {
 		for i+8 <= len(data) {
-			if m := special(binary.LittleEndian.Uint64(data[i:])); m != 0 {
-				i += bits.TrailingZeros64(m) >> 3
+			if found := special(binary.LittleEndian.Uint64(data[i:])); found != 0 {
+				i += bits.TrailingZeros64(found) >> 3 // 8 bits per byte: i becomes the offset of the first such byte
 				break
 			}
 			i += 8
@@ -221,13 +222,13 @@ func (s *scanner) str(i int) int {
 			return s.fail(i, fmt.Sprintf("control character %#02x in a string; write it as \\u%04x", c, c))
 		case c < utf8.RuneSelf:
 			i++ // one of the last bytes of the text, where fewer than eight are left
-		default:
+		default: // not ASCII
 			for i < len(data) && data[i] >= utf8.RuneSelf {
-				r, n := utf8.DecodeRune(data[i:])
-				if r == utf8.RuneError && n == 1 {
+				r, size := utf8.DecodeRune(data[i:])
+				if r == utf8.RuneError && size == 1 { // a valid U+FFFD has three bytes
 					return s.fail(i, "a string is not valid UTF-8")
 				}
-				i += n
+				i += size
 			}
 		}
 	}
@@ -249,7 +250,8 @@ func (s *scanner) escape(i int) int {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return i + 2
 	case 'u':
-		if i+6 <= len(s.data) && hex[s.data[i+2]] && hex[s.data[i+3]] && hex[s.data[i+4]] && hex[s.data[i+5]] {
+		hasFourDigits := i+6 <= len(s.data) && hex[s.data[i+2]] && hex[s.data[i+3]] && hex[s.data[i+4]] && hex[s.data[i+5]]
+		if hasFourDigits {
 			return i + 6
 		}
 		return s.fail(i, "\\u without four hexadecimal digits")
@@ -259,7 +261,7 @@ func (s *scanner) escape(i int) int {
 
 // digits returns the index of the first byte from i on that is not a digit.
 func (s *scanner) digits(i int) int {
-	for i < len(s.data) && s.data[i]-'0' <= 9 {
+	for i < len(s.data) && s.data[i]-'0' <= 9 { // a byte below '0' wraps around to a large value
 		i++
 	}
 	return i
@@ -269,7 +271,7 @@ func (s *scanner) digits(i int) int {
 func (s *scanner) number(i int) int {
 	if s.data[i] == '-' {
 		i++
-		if i < len(s.data) && s.data[i] == 'I' {
+		if i < len(s.data) && s.data[i] == 'I' { // -Infinity, which Python's json would accept
 			return s.fail(i, "NaN and Infinity are not JSON")
 		}
 	}

@@ -10,7 +10,8 @@ import (
 func Elements(value json.RawMessage) iter.Seq[json.RawMessage] {
 	return func(yield func(json.RawMessage) bool) {
 		for a := ArrayAt(value, 0); a.Next(); {
-			if a.Pos = ValueEnd(value, a.Val); a.Pos < 0 || !yield(value[a.Val:a.Pos:a.Pos]) {
+			a.Pos = ValueEnd(value, a.Val)
+			if a.Pos < 0 || !yield(value[a.Val:a.Pos:a.Pos]) { // the element has no end, or the caller wants no more
 				return
 			}
 		}
@@ -32,17 +33,17 @@ func Members(value json.RawMessage) iter.Seq2[string, json.RawMessage] {
 // Blank overwrites with spaces, in place, each member of an object for whose key drop returns true, together with one comma. The object
 // keeps its length.
 func Blank(value json.RawMessage, drop func(key string) bool) {
-	kept := false // an earlier member stays, so the current one has a comma before it to remove
+	keptBefore := false // an earlier member stays, so the current one has a comma before it to remove
 	for o := ObjectAt(value, 0); o.NextValue(); {
 		if !drop(Key(o.Key)) {
-			kept = true
+			keptBefore = true
 			continue
 		}
-		from, to := Cut(value, o.Comma, o.Quote, o.Pos, !kept)
+		from, to := Cut(value, o.Comma, o.Quote, o.Pos, !keptBefore)
 		for i := from; i < to; i++ {
 			value[i] = ' '
 		}
-		if !kept {
+		if !keptBefore {
 			o.N = 0 // the next member has no comma before it any more, so the walk must not expect one
 		}
 	}

@@ -8,15 +8,16 @@ import (
 
 // Int reads the non-negative integer from i to end. ok is false if there is no digit, another byte, or more than 18 digits.
 func Int(b []byte, i, end int) (n int, ok bool) {
-	if end-i > 18 || end <= i {
+	const maxDigits = 18 // any number of so many digits fits into 64 bits
+	if end-i > maxDigits || end <= i {
 		return 0, false
 	}
 	for ; i < end; i++ {
-		c := b[i] - '0'
-		if c > 9 {
+		digit := b[i] - '0'
+		if digit > 9 { // a byte below '0' wraps around to a large value
 			return 0, false
 		}
-		n = n*10 + int(c)
+		n = n*10 + int(digit)
 	}
 	return n, true
 }
@@ -39,7 +40,7 @@ func AppendEscaped[T string | []byte](dst []byte, s T) []byte {
 			dst = append(dst, '\\', byte(r))
 		case r == '\n':
 			dst = append(dst, '\\', 'n')
-		case r < ' ':
+		case r < ' ': // another control character becomes \u00 and its two hexadecimal digits
 			dst = append(dst, '\\', 'u', '0', '0', hexDigits[r>>4], hexDigits[r&15])
 		default: // an invalid byte is U+FFFD here, because range decodes it so
 			dst = utf8.AppendRune(dst, r)
@@ -73,8 +74,8 @@ func AppendUnescaped(dst, inside []byte) []byte {
 			dst, inside = append(dst, c), inside[2:]
 			continue
 		}
-		r, n := CodePoint(inside)
-		dst, inside = utf8.AppendRune(dst, r), inside[n:]
+		r, size := CodePoint(inside) // a \u escape, or one that JSON does not have
+		dst, inside = utf8.AppendRune(dst, r), inside[size:]
 	}
 }
 
@@ -86,11 +87,13 @@ var escapes = [256]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', '
 // CodePoint returns the rune of the \u escape at the start of text, and the length of the escape in bytes: 12 for a
 // surrogate pair. Half a pair, or an invalid escape, gives U+FFFD.
 func CodePoint(text []byte) (r rune, n int) {
-	if r = unit(text); r < 0 {
+	r = unit(text)
+	if r < 0 { // no valid \u escape: the backslash and the byte after it are replaced
 		return utf8.RuneError, min(2, len(text))
 	}
 	if utf16.IsSurrogate(r) { // a surrogate is half of a pair, so the other half must follow
-		if r = utf16.DecodeRune(r, unit(text[6:])); r != utf8.RuneError {
+		r = utf16.DecodeRune(r, unit(text[6:])) // U+FFFD if no other half follows
+		if r != utf8.RuneError {
 			return r, 12
 		}
 	}
@@ -115,7 +118,7 @@ func unit(text []byte) (r rune) {
 		default:
 			return -1
 		}
-		r = r<<4 | rune(digit)
+		r = r<<4 | rune(digit) // a hexadecimal digit has four bits
 	}
 	return r
 }

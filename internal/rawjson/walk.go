@@ -13,7 +13,8 @@ func Space(b []byte, i int) int {
 	return skipSpace(b, i)
 }
 
-// skipSpace is the loop of Space, for a byte that may be white space.
+// skipSpace is the loop of Space, for a byte that may be white space. It first compares with ' ', which is larger than the other three,
+// because this one comparison ends the loop at most bytes.
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && b[i] <= ' ' && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -50,14 +51,14 @@ func ValueEnd(b []byte, i int) int {
 	case '{', '[':
 		return nestEnd(b, i)
 	}
-	j := i
-	for j < len(b) && !endsScalar[b[j]] {
-		j++
+	end := i // a number, true, false or null ends before the first byte that cannot be a part of it
+	for end < len(b) && !endsScalar[b[end]] {
+		end++
 	}
-	if j == i {
+	if end == i { // there is no value
 		return -1
 	}
-	return j
+	return end
 }
 
 var endsScalar = [256]bool{',': true, '}': true, ']': true, ' ': true, '\n': true, '\t': true, '\r': true, '"': true, ':': true, '{': true,
@@ -74,7 +75,7 @@ func nestEnd(b []byte, i int) int {
 		case !nests[c]:
 			i++
 			continue
-		case c == '"':
+		case c == '"': // brackets in a string do not count
 			if i = StringEnd(b, i); i < 0 {
 				return -1
 			}
@@ -116,13 +117,13 @@ func ObjectAt(b []byte, i int) Object {
 	return Object{Text: b, Open: i, Pos: i + 1}
 }
 
-// Next moves to the next member; false: there is none, or the object is malformed.
-func (o *Object) Next() bool {
+// Next moves to the next member. found is false if there is none, and also if the object is malformed; then Pos is -1.
+func (o *Object) Next() (found bool) {
 	b, i := o.Text, o.Pos
-	if i == 0 {
+	if i == 0 { // the caller has not stored the end of the current value
 		i = ValueEnd(b, o.Val)
 	}
-	o.Pos = -1
+	o.Pos = -1 // stays so if the object turns out to be malformed
 	if i < 0 {
 		return false
 	}
@@ -133,7 +134,7 @@ func (o *Object) Next() bool {
 		o.Pos = i + 1
 		return false
 	}
-	if o.N > 0 {
+	if o.N > 0 { // between two members there is a comma
 		if b[i] != ',' {
 			return false
 		}
@@ -155,12 +156,12 @@ func (o *Object) Next() bool {
 		return false
 	}
 	o.N++
-	o.Pos = 0
+	o.Pos = 0 // the end of the value is not known yet
 	return true
 }
 
-// NextValue moves to the next member, as Next does, and sets Pos to the end of its value. It also returns false if the value has no end.
-func (o *Object) NextValue() bool {
+// NextValue moves to the next member, as Next does, and sets Pos to the end of its value. found is also false if the value has no end.
+func (o *Object) NextValue() (found bool) {
 	if !o.Next() {
 		return false
 	}
@@ -187,13 +188,13 @@ func ArrayAt(b []byte, i int) Array {
 	return Array{Text: b, Pos: i + 1}
 }
 
-// Next moves to the next element; false: there is none, or the array is malformed.
-func (a *Array) Next() bool {
+// Next moves to the next element. found is false if there is none, and also if the array is malformed; then Pos is -1.
+func (a *Array) Next() (found bool) {
 	b, i := a.Text, a.Pos
-	if i == 0 {
+	if i == 0 { // the caller has not stored the end of the current value
 		i = ValueEnd(b, a.Val)
 	}
-	a.Pos = -1
+	a.Pos = -1 // stays so if the array turns out to be malformed
 	if i < 0 {
 		return false
 	}
@@ -204,7 +205,7 @@ func (a *Array) Next() bool {
 		a.Pos = i + 1
 		return false
 	}
-	if a.N > 0 {
+	if a.N > 0 { // between two elements there is a comma
 		if b[i] != ',' {
 			return false
 		}
@@ -213,7 +214,7 @@ func (a *Array) Next() bool {
 	if i >= len(b) {
 		return false
 	}
-	a.Val, a.Pos = i, 0
+	a.Val, a.Pos = i, 0 // Pos 0: the end of the value is not known yet
 	a.N++
 	return true
 }

@@ -72,8 +72,8 @@ func (t *ioOp) recycle() {
 }
 
 // step does as much of the operation as is possible now. It returns false if the poller must call it again once the socket is ready.
-func (t *ioOp) step(fd uintptr) bool {
-	again := t.stepped
+func (t *ioOp) step(fd uintptr) (done bool) {
+	again := t.stepped // this is not the first call for the operation, so the socket has become ready
 	t.stepped = true
 	switch t.kind {
 	case read:
@@ -101,7 +101,8 @@ func (t *ioOp) writeRequest(fd uintptr) (done bool) {
 	for _, p := range t.parts {
 		size += len(p)
 	}
-	if t.n, t.err = writev(fd, t.parts); t.err != nil || t.n < size {
+	t.n, t.err = writev(fd, t.parts)
+	if t.err != nil || t.n < size { // the caller of Ask must handle the error, or write what is left
 		return true
 	}
 	if t.onSent != nil {
@@ -129,7 +130,7 @@ func (s Socket) Write(p []byte) (int, error) {
 	t := ioOpPool.Get().(*ioOp)
 	defer t.recycle()
 	t.kind, t.buf = write, p
-	err := s.raw.Write(t.stepOrWait)
+	err := s.raw.Write(t.stepOrWait) // an error of the poller, such as a deadline that has passed
 	if err == nil {
 		err = t.err
 	}
@@ -178,7 +179,8 @@ func Read(fd uintptr, p []byte) (int, error) {
 	case errno != 0:
 		return 0, os.NewSyscallError("read", errno)
 	}
-	if raceNoteRead(fd); n == 0 {
+	raceNoteRead(fd)
+	if n == 0 {
 		return 0, io.EOF
 	}
 	return n, nil
@@ -188,47 +190,47 @@ func Read(fd uintptr, p []byte) (int, error) {
 func Write(fd uintptr, p []byte) (n int, err error) {
 	raceNoteWrite() // before the write, so that the race detector orders it before the read on the other side
 	for n < len(p) {
-		k, errno := call(unix.SYS_SENDTO, fd, unsafe.Pointer(unsafe.SliceData(p[n:])), len(p)-n, unix.MSG_NOSIGNAL)
+		written, errno := call(unix.SYS_SENDTO, fd, unsafe.Pointer(unsafe.SliceData(p[n:])), len(p)-n, unix.MSG_NOSIGNAL)
 		switch {
-		case errno == unix.EAGAIN:
+		case errno == unix.EAGAIN: // the socket has no room for more
 			return n, nil
 		case errno != 0:
 			return n, os.NewSyscallError("write", errno)
 		}
-		n += k
+		n += written
 	}
 	return n, nil
 }
 
 // writev writes several parts in one system call, as far as the socket has room for them. It ignores parts after the first 16 that are not
 // empty.
-func writev(fd uintptr, parts [][]byte) (int, error) {
+func writev(fd uintptr, parts [][]byte) (written int, err error) {
 	var list [16]unix.Iovec
-	n := 0
+	used := 0 // elements of list
 	for _, p := range parts {
-		if len(p) > 0 && n < len(list) {
-			list[n].Base = unsafe.SliceData(p)
-			list[n].SetLen(len(p))
-			n++
+		if len(p) > 0 && used < len(list) {
+			list[used].Base = unsafe.SliceData(p)
+			list[used].SetLen(len(p))
+			used++
 		}
 	}
 	raceNoteWrite()
-	k, errno := call(unix.SYS_WRITEV, fd, unsafe.Pointer(&list[0]), n, 0)
+	written, errno := call(unix.SYS_WRITEV, fd, unsafe.Pointer(&list[0]), used, 0)
 	switch {
-	case errno == unix.EAGAIN:
+	case errno == unix.EAGAIN: // the socket has no room
 		return 0, nil
 	case errno != 0:
 		return 0, os.NewSyscallError("writev", errno)
 	}
-	return k, nil
+	return written, nil
 }
 
-// hasNoInput says whether there is nothing to read. It takes no bytes off the socket.
+// hasNoInput says whether there is nothing to read: no bytes, no end of the stream and no error. It takes no bytes off the socket.
 func hasNoInput(fd uintptr) bool {
 	var b [1]byte
 	for {
 		_, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b[0])), 1, unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
-		if errno != unix.EINTR {
+		if errno != unix.EINTR { // EINTR: a signal interrupted the call, so it is repeated
 			return errno == unix.EAGAIN
 		}
 	}

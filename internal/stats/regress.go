@@ -29,22 +29,24 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 		}
 		scale[i] = math.Sqrt(scale[i])
 	}
-	sums := normalEquations(rows, y, scale)
-	if !eliminate(sums) {
+	equations := normalEquations(rows, y, scale)
+	if !eliminate(equations) {
 		return r, false
 	}
 	mean := Mean(y)
 	r.Of, r.Error = make([]float64, columns), make([]float64, columns)
-	for i := range columns {
-		r.Of[i] = sums[i][2*columns] / sums[i][i] / scale[i]
+	for i := range columns { // each equation now has one coefficient: its factor times the coefficient is its constant
+		r.Of[i] = equations[i][2*columns] / equations[i][i] / scale[i]
 	}
-	residual, total := 0.0, 0.0
+	residual, total := 0.0, 0.0 // sums of squares: what the model leaves of y, and y's distances from its mean
 	for k, x := range rows {
 		residual += math.Pow(y[k]-r.At(x), 2)
 		total += math.Pow(y[k]-mean, 2)
 	}
+	// The square of an error is the variance of the residuals times the coefficient's element on the diagonal of the inverse. The equations
+	// were divided by N and by the scales.
 	for i := range columns {
-		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*sums[i][columns+i]/sums[i][i]/float64(r.N)) / scale[i]
+		r.Error[i] = math.Sqrt(residual/float64(r.N-columns)*equations[i][columns+i]/equations[i][i]/float64(r.N)) / scale[i]
 	}
 	if total > 0 {
 		r.R2 = 1 - residual/total
@@ -55,36 +57,37 @@ func Regress(rows [][]float64, y []float64) (r Regression, ok bool) {
 // normalEquations returns the equations that the coefficients solve, one for each column. The columns of rows are divided by scale. Each
 // equation has a factor for each coefficient, then a row of the unit matrix, which eliminate turns into the inverse, and then the constant.
 func normalEquations(rows [][]float64, y, scale []float64) [][]float64 {
-	columns, n := len(scale), float64(len(rows))
-	sums := make([][]float64, columns)
-	for i := range sums {
-		sums[i] = make([]float64, 2*columns+1)
-		sums[i][columns+i] = 1
+	columns, rowCount := len(scale), float64(len(rows))
+	equations := make([][]float64, columns)
+	for i := range equations {
+		equations[i] = make([]float64, 2*columns+1)
+		equations[i][columns+i] = 1 // the unit matrix
 	}
-	for k, x := range rows {
+	for k, x := range rows { // factors and constants are means over the rows
 		for i := range columns {
 			for j := range columns {
-				sums[i][j] += x[i] / scale[i] * x[j] / scale[j] / n
+				equations[i][j] += x[i] / scale[i] * x[j] / scale[j] / rowCount
 			}
-			sums[i][2*columns] += x[i] / scale[i] * y[k] / n
+			equations[i][2*columns] += x[i] / scale[i] * y[k] / rowCount
 		}
 	}
-	return sums
+	return equations
 }
 
-// eliminate solves the equations by Gauss-Jordan elimination; false: they have no single solution.
-func eliminate(sums [][]float64) bool {
-	for i := range sums {
-		if sums[i][i] < 1e-9 { // the columns depend on each other
+// eliminate solves the equations, in place, by Gauss-Jordan elimination: afterwards each has a factor other than 0 for one coefficient
+// only. ok is false if they have no single solution.
+func eliminate(equations [][]float64) (ok bool) {
+	for i := range equations {
+		if equations[i][i] < 1e-9 { // the columns depend on each other
 			return false
 		}
-		for j := range sums {
+		for j := range equations {
 			if j == i {
 				continue
 			}
-			factor := sums[j][i] / sums[i][i]
-			for k := range sums[j] {
-				sums[j][k] -= factor * sums[i][k]
+			factor := equations[j][i] / equations[i][i] // so many times equation i removes coefficient i from equation j
+			for k := range equations[j] {
+				equations[j][k] -= factor * equations[i][k]
 			}
 		}
 	}

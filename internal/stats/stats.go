@@ -11,14 +11,14 @@ import (
 
 // GeometricMean returns the geometric mean of values, which must be above 0. It ignores NaN; without any other value it returns NaN.
 func GeometricMean(values []float64) float64 {
-	sum, n := 0.0, 0
+	logSum, count := 0.0, 0
 	for _, x := range values {
 		if !math.IsNaN(x) {
-			sum += math.Log(x)
-			n++
+			logSum += math.Log(x)
+			count++
 		}
 	}
-	return math.Exp(sum / float64(n))
+	return math.Exp(logSum / float64(count)) // 0/0 is NaN
 }
 
 // Mean returns the arithmetic mean; NaN if there are no values.
@@ -35,11 +35,11 @@ func Deviation(values []float64) float64 {
 	if len(values) < 2 {
 		return 0
 	}
-	mean, sum := Mean(values), 0.0
+	mean, squares := Mean(values), 0.0
 	for _, v := range values {
-		sum += (v - mean) * (v - mean)
+		squares += (v - mean) * (v - mean)
 	}
-	return math.Sqrt(sum / float64(len(values)-1))
+	return math.Sqrt(squares / float64(len(values)-1)) // one less than the number of values, because mean is of the same sample
 }
 
 // Percentile returns the percentile of sorted values at share, 0 to 1, by the nearest-rank method, so the result is one of the values. It
@@ -48,7 +48,8 @@ func Percentile(sorted []float64, share float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
 	}
-	return sorted[max(0, int(math.Ceil(share*float64(len(sorted))))-1)]
+	rank := int(math.Ceil(share * float64(len(sorted)))) // counted from 1; 0 if share is 0
+	return sorted[max(0, rank-1)]
 }
 
 // Median returns the middle one of sorted values, or the upper of the two middle ones. There must be at least one value.
@@ -57,11 +58,11 @@ func Median[T any](sorted []T) T { return sorted[len(sorted)/2] }
 // Grouped writes a count for people: 12500 as 12,500.
 func Grouped[N int | int64 | uint64](n N) string {
 	s := fmt.Sprint(n)
-	first := 0
-	if n < 0 {
-		first = 1
+	firstDigit := 0
+	if n < 0 { // a minus sign comes first
+		firstDigit = 1
 	}
-	for i := len(s) - 3; i > first; i -= 3 {
+	for i := len(s) - 3; i > firstDigit; i -= 3 { // from the end, so that the offsets of the other groups stay valid
 		s = s[:i] + "," + s[i:]
 	}
 	return s
@@ -85,26 +86,26 @@ func LeastSquares(points []Point) Line {
 	if l.N == 0 {
 		return l
 	}
-	var mx, my float64
+	var meanX, meanY float64
 	l.MinX, l.MaxX = math.Inf(1), math.Inf(-1)
 	for _, p := range points {
-		mx += p.X
-		my += p.Y
+		meanX += p.X
+		meanY += p.Y
 		l.MinX, l.MaxX = min(l.MinX, p.X), max(l.MaxX, p.X)
 	}
-	mx /= float64(l.N)
-	my /= float64(l.N)
-	var xx, xy, yy float64
+	meanX /= float64(l.N)
+	meanY /= float64(l.N)
+	var xx, xy, yy float64 // sums of the squares and products of the distances from the means
 	for _, p := range points {
-		dx, dy := p.X-mx, p.Y-my
+		dx, dy := p.X-meanX, p.Y-meanY
 		xx += dx * dx
 		xy += dx * dy
 		yy += dy * dy
 	}
-	if xx > 0 {
+	if xx > 0 { // 0: all x are equal, and the line stays level
 		l.Slope = xy / xx
 	}
-	l.Intercept = my - l.Slope*mx
+	l.Intercept = meanY - l.Slope*meanX // the line goes through the means
 	if xx > 0 && yy > 0 {
 		l.R2 = xy * xy / (xx * yy)
 	}
@@ -122,7 +123,7 @@ const redraws = 2000
 // times, and computes the figure each time. The interval contains the part share of the results that is in the middle; share is 0 to 1.
 // figure gets the indices of the samples drawn. The same arguments always give the same interval.
 func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, high float64) {
-	dice := rand.New(rand.NewPCG(uint64(n), 1))
+	dice := rand.New(rand.NewPCG(uint64(n), 1)) // the same seed for the same n
 	figures, drawn := make([]float64, redraws), make([]int, n)
 	for i := range figures {
 		for k := range drawn {
@@ -131,6 +132,6 @@ func Bootstrap(n int, share float64, figure func(drawn []int) float64) (low, hig
 		figures[i] = figure(drawn)
 	}
 	slices.Sort(figures)
-	tail := (1 - share) / 2
+	tail := (1 - share) / 2 // the part of the results on each side of the interval
 	return Percentile(figures, tail), Percentile(figures, 1-tail)
 }

@@ -25,7 +25,7 @@ func Are(n int) string {
 	return "are"
 }
 
-// Capital returns s with a capital first letter, to begin a sentence.
+// Capital returns s with a capital first letter, to begin a sentence. The first letter must be ASCII.
 func Capital(s string) string {
 	if s == "" {
 		return s
@@ -51,7 +51,7 @@ func FirstOf(names []string) (s string) {
 // MaxText bounds each text of a client or an error in a log, a span or a receipt, in bytes.
 const MaxText = 256
 
-// Clip cuts a text to MaxText bytes, and makes it valid UTF-8.
+// Clip cuts a text to MaxText bytes, and makes it valid UTF-8: each run of invalid bytes, such as a rune that was cut, becomes U+FFFD.
 func Clip(s string) string {
 	if len(s) > MaxText {
 		s = s[:MaxText]
