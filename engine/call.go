@@ -161,7 +161,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 func (k *Call) attach(c *conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.cancel = nil
+	k.cancel = nil // the dial is over
 	if k.aborted {
 		c.close()
 		return ErrAborted
@@ -210,7 +210,7 @@ func (k *Call) Abort() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil {
+	if k.cancel != nil { // a dial is in progress
 		k.cancel()
 	}
 	if k.conn != nil {
@@ -238,7 +238,7 @@ func (k *Call) Disconnect(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil {
+	if k.cancel != nil { // a dial is in progress
 		k.cancel()
 	}
 	if k.conn != nil {

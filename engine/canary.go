@@ -85,7 +85,7 @@ func oneToken(ctx context.Context, c *Client, t *Target, ask canaryRequest) (com
 		Choices []json.RawMessage `json:"choices"`
 	}
 	switch {
-	case err != nil && ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil: // err only says that the call was aborted
 		return false, fmt.Errorf("engine %s: no completion of one token: %w", t.ID, ctx.Err())
 	case err != nil:
 		return false, fmt.Errorf("completion of one token: %w", err)

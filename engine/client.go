@@ -41,7 +41,7 @@ func NewClient(o Options) *Client {
 	o.ReadBuffer = cmp.Or(o.ReadBuffer, 8<<10)
 	if o.Dial == nil {
 		o.Dial = new(net.Dialer).DialContext
-		if o.Lookup == nil {
+		if o.Lookup == nil { // not with a Dial of the caller, which may reach other addresses than the system's resolver finds
 			o.Lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
 				return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 			}

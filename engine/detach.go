@@ -43,7 +43,7 @@ func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 }
 
 // Unframe finds the data in p, bytes that were read from a detached socket. It returns the first piece of data, and how
-// many bytes of p it has used. io.EOF says that the body is complete.
+// many bytes of p it has used. io.EOF says that the body is complete, any other error that it is malformed.
 func (r *Response) Unframe(p []byte) (data []byte, used int, err error) {
 	data, used, err = r.body.chunks.step(p, len(p))
 	r.conn.read += int64(used)

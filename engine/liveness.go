@@ -212,7 +212,8 @@ func (p *PendingPull) MarkLost() {
 
 // markLostLocked is MarkLost for a caller that holds mu of the Liveness. Only the first call for a request changes the salt.
 func (p *PendingPull) markLostLocked() {
-	if p.hold.MarkLost(); !p.lossCounted {
+	p.hold.MarkLost()
+	if !p.lossCounted {
 		p.lossCounted = true
 		p.liveness.changeSalt()
 	}

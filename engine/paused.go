@@ -154,7 +154,7 @@ func (r *restrictions) lostRanks(configured int) map[int]string {
 	for rank := range r.silentRanks {
 		all[rank] = "its scheduler says nothing while those of other ranks do, so SGLang goes on without it (elastic EP)"
 	}
-	if r.rankCount > 0 {
+	if r.rankCount > 0 { // 0: the engine has all ranks
 		for rank := r.rankCount; rank < configured; rank++ {
 			all[rank] = fmt.Sprintf("the engine has only %d ranks now (elastic EP)", r.rankCount)
 		}
@@ -232,8 +232,8 @@ func (w *watch) recordRefusal(why error) {
 	var rank *RankError
 	switch {
 	case errors.Is(why, ErrReforming):
-		w.reportCount++ // so that a check which began before this does not end the halt
-		w.setHalt(ErrReforming, false)
+		w.reportCount++                // so that a check which began before this does not end the halt
+		w.setHalt(ErrReforming, false) // false: no check has seen this reason
 	case errors.Is(why, ErrPaused): // another program paused the engine, or this proxy did so before the proxy was restarted
 		w.reportCount++
 		w.setHalt(ErrPaused, false)
@@ -321,7 +321,7 @@ func (w *watch) publish(next Status) {
 	lostBefore := w.status.LostRanks()
 	w.setStatus(next)
 	switch lost := next.LostRanks(); {
-	case errorText(lost) == errorText(lostBefore):
+	case errorText(lost) == errorText(lostBefore): // the lost ranks are the same as before
 	case lost != nil:
 		w.m.cfg.Log.Warn("an engine has lost ranks, which get no requests", zap.String("engine", w.in.ID), zap.Error(lost))
 	default:

@@ -11,7 +11,7 @@ import (
 
 // run checks the instance until ctx ends: once per HealthInterval, and at once after checkNow.
 func (w *watch) run(ctx context.Context) {
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(0) // the first check is due at once
 	defer timer.Stop()
 	for {
 		select {

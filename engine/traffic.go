@@ -115,7 +115,7 @@ func (t *Traffic) TokensPerChunk() float64 { return math.Float64frombits(t.token
 // Learn is called after a complete stream. It replaces the average that TokensPerChunk returns by the result of next, whose argument is the
 // old average; 0: there is none.
 func (t *Traffic) Learn(next func(before float64) float64) {
-	for {
+	for { // until no other stream has replaced the average meanwhile
 		old := t.tokensPerChunk.Load()
 		if t.tokensPerChunk.CompareAndSwap(old, math.Float64bits(next(math.Float64frombits(old)))) {
 			return

@@ -79,7 +79,7 @@ func (w *watch) setStatus(next Status) {
 		w.loggedReason = ""
 	case old.Up && !next.Up: // the switch above has logged the reason
 		w.loggedReason, w.loggedAt = kindOf(next.Err), time.Now()
-	case !next.Up || len(next.Models) == 0:
+	case !next.Up || len(next.Models) == 0: // the engine stays down, or is up but gets no requests without a list of models
 		w.logDownReason(log, next)
 	}
 	w.status = next

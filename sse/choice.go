@@ -148,7 +148,7 @@ func (c *choice) appendMessage(dst []byte) []byte {
 	dst = appendKey(dst, "content")
 	content := c.message.find([]byte("content"))
 	switch {
-	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val):
+	case content != nil && len(content.val) > len(`""`) && !rawjson.IsNull(content.val): // a content that is not empty
 		dst = append(dst, content.val...)
 	case c.hasNonContent(): // an empty content beside a tool call, a refusal or reasoning becomes null
 		dst = append(dst, "null"...)
@@ -173,7 +173,8 @@ func (c *choice) appendMessage(dst []byte) []byte {
 // reasoning.
 func (c *choice) hasNonContent() bool {
 	return len(c.tools) > 0 || len(c.function) > 0 || slices.ContainsFunc(c.message, func(f field) bool {
-		return f.key != "role" && f.key != "content" && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)
+		isOther := f.key != "role" && f.key != "content"
+		return isOther && len(f.val) > len(`""`) && !rawjson.IsNull(f.val)
 	})
 }
 

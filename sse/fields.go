@@ -15,7 +15,7 @@ type field struct {
 	val []byte
 }
 
-// find returns the member with a key; nil: there is none. The pointer is valid until the next add.
+// find returns the member with a key; nil: there is none. The pointer is valid until another member is appended.
 func (fs fields) find(key []byte) *field {
 	for i := range fs {
 		if fs[i].key == string(key) {

@@ -108,12 +108,12 @@ func (f *Filter) Reset(o Options) {
 // Some forms have no [DONE]. For their last event, Event returns NotEnded and sets streamEnded, by which Answer.Event, its caller, finds
 // the end.
 func (f *Filter) Event(e Event, dst []byte) (out []byte, end End) {
-	f.facts.isEmpty = false
+	f.facts.isEmpty = false // the value is of the previous event
 	switch e.Kind {
 	case KindComment:
 		return e.Raw, NotEnded
 	case KindDone:
-		end = Short
+		end = Short // unless a finish_reason came before [DONE]
 		if f.Finished() {
 			end = Complete
 		}

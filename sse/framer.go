@@ -69,7 +69,7 @@ func NewFramer(maxEvent int) *Framer {
 // Events yields the events of a stream that has come as a whole. It leaves out a last event that lacks its blank line.
 func Events(text []byte) func(yield func(Event) bool) {
 	return func(yield func(Event) bool) {
-		f := NewFramer(len(text))
+		f := NewFramer(len(text)) // with this limit, no event is too large
 		f.Feed(text)
 		for e, ok := f.Next(); ok && yield(e); e, ok = f.Next() {
 		}
@@ -99,7 +99,7 @@ func (f *Framer) takeOwnership() {
 	if len(unfinished) > 0 && f.eventStart == 0 && !f.bufIsCallers {
 		return // the event is there already; copying it again at each Feed would take time quadratic in its length
 	}
-	f.lineStart -= f.eventStart
+	f.lineStart -= f.eventStart // from now on, all offsets count from the start of the unfinished event
 	f.scanned -= f.eventStart
 	f.nextLF = max(0, f.nextLF-f.eventStart)
 	f.eventStart = 0

@@ -39,7 +39,7 @@ func readGenerated(b []byte, _ int) (s formFacts) {
 
 // readMeta reads a meta_info: the id, the usage and the end of the answer.
 func (s *formFacts) readMeta(o rawjson.Object) {
-	u := Usage{Cached: -1}
+	u := Usage{Cached: -1} // -1: not known
 	for o.NextValue() {
 		switch string(o.Key) {
 		case "id":
@@ -51,7 +51,7 @@ func (s *formFacts) readMeta(o rawjson.Object) {
 		case "cached_tokens":
 			u.Cached = countOf(&o)
 		case "finish_reason":
-			if o.Text[o.Val] == '{' {
+			if o.Text[o.Val] == '{' { // null until the answer ends
 				s.readEnd(rawjson.ObjectAt(o.Text, o.Val))
 			}
 		}

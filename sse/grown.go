@@ -16,16 +16,16 @@ var ErrOtherGrowth = errors.New("this engine and the one before send /generate d
 	"set --incremental-streaming-output for all engines of a model or for none")
 
 // growthOf finds out whether an event of /generate has all tokens of the answer so far or only the new ones. listed is the number of token
-// ids in the event, completion the engine's count of the answer's tokens, and known the number of ids in earlier events. ok is false if
+// ids in the event, completion the engine's count of the answer's tokens, and earlier the number of ids in earlier events. ok is false if
 // the numbers fit neither.
-func growthOf(listed, completion, known int) (growth Growth, ok bool) {
+func growthOf(listed, completion, earlier int) (growth Growth, ok bool) {
 	switch {
-	case known == 0: // the first event with tokens looks the same in cumulative and in delta streams
+	case earlier == 0: // the first event with tokens looks the same in cumulative and in delta streams
 		return GrowthUnknown, listed == completion
 	case listed == completion:
 		return Cumulative, true
 	}
-	return Delta, listed+known == completion
+	return Delta, listed+earlier == completion
 }
 
 // recordGenerated adds an event of /generate, whose data is b, to the transcript.
@@ -44,16 +44,16 @@ func (t *Transcript) recordGenerated(f *Filter, s *formFacts, b []byte) {
 // recordGeneratedIDs adds the ids of the event's new tokens, and returns and stores how the event grows the answer. The transcript becomes
 // Unread if the number of ids does not fit the engine's count, or if earlier events grew in the other way.
 func (t *Transcript) recordGeneratedIDs(s *formFacts, b []byte) Growth {
-	known := len(t.IDs)
-	grows, ok := growthOf(countListed(b, s.idsAt), s.usage.Completion, known)
+	idsBefore := len(t.IDs)
+	grows, consistent := growthOf(countListed(b, s.idsAt), s.usage.Completion, idsBefore)
 	if grows != GrowthUnknown {
-		ok = ok && (t.Grows == GrowthUnknown || t.Grows == grows)
+		consistent = consistent && (t.Grows == GrowthUnknown || t.Grows == grows)
 		t.Grows = grows
 	}
-	t.Unread = t.Unread || !ok
+	t.Unread = t.Unread || !consistent
 	repeated := 0 // how many ids at the beginning of the list came in earlier events
 	if grows == Cumulative {
-		repeated = known
+		repeated = idsBefore
 	}
 	for ids := rawjson.ArrayAt(b, s.idsAt.from); s.idsAt.to > 0 && ids.Next(); {
 		ids.Pos = rawjson.ValueEnd(b, ids.Val)
@@ -179,7 +179,7 @@ var perTokenMembers = []string{
 func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 	o := rawjson.ObjectAt(b, rawjson.Space(b, 0))
 	for o.NextValue() {
-		before, put := memberOf(last, string(o.Key)), ""
+		before, put := memberOf(last, string(o.Key)), "" // put: the new value of the member; empty: it stays
 		switch key := string(o.Key); {
 		case before == nil: // earlier engines sent no such member
 		case key == "text" && grows == Cumulative && before[0] == '"' && b[o.Val] == '"': // two JSON strings, joined without the quotes between
@@ -201,10 +201,10 @@ func editsToJoin(edits []edit, last []byte, grows Growth, b []byte) []edit {
 // editsToJoinMeta adds the edits that make a meta_info look as if its engine had made the whole answer. last is the meta_info of the
 // engines before.
 func editsToJoinMeta(edits []edit, last []byte, grows Growth, o rawjson.Object) []edit {
-	tokens := numberOf(memberOf(last, "completion_tokens"))
+	tokens := numberOf(memberOf(last, "completion_tokens")) // tokens of the engines before
 	for o.NextValue() {
 		key := string(o.Key)
-		before, v, put := memberOf(last, key), o.Value(), ""
+		before, v, put := memberOf(last, key), o.Value(), "" // put: the new value of the member; empty: it stays
 		switch {
 		// A finish_reason of type length has the max_new_tokens of this engine alone. The tokens of earlier engines are added to it.
 		case key == "finish_reason" && v[0] == '{':

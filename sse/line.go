@@ -34,7 +34,7 @@ func cutLine(b []byte) (line, rest []byte) {
 	}
 }
 
-// appendDataLines appends the values of an event's data lines, joined by \n.
+// appendDataLines appends the values of an event's data lines, joined by \n. raw is the whole event.
 func appendDataLines(dst, raw []byte) []byte {
 	for first := true; len(raw) > 0; {
 		var line []byte

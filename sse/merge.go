@@ -123,7 +123,7 @@ type usageSum struct {
 
 // add adds the usage val of one answer. prompt is the index of its prompt, whose tokens count only with the first answer to it.
 func (s *usageSum) add(val []byte, prompt int) error {
-	if rawjson.IsNull(val) {
+	if rawjson.IsNull(val) { // the engine sent no usage
 		return nil
 	}
 	var one struct {
@@ -138,7 +138,7 @@ func (s *usageSum) add(val []byte, prompt int) error {
 	s.found = true
 	s.Completion += one.Completion
 	addCounts(&s.ComplBy, one.ComplBy)
-	if !s.prompts[prompt] {
+	if !s.prompts[prompt] { // no earlier answer was to this prompt
 		if s.prompts == nil {
 			s.prompts = map[int]bool{}
 		}

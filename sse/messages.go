@@ -41,7 +41,7 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	}
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
-	case !s.readable:
+	case !s.readable: // what was read is not used
 	case kind == "error":
 		s.failed = true
 	case kind == "message": // an answer in one piece; the edits of its usage come twice, which changes nothing
@@ -61,7 +61,8 @@ func readMessage(b []byte, cached int) (s formFacts) {
 	return s
 }
 
-// readAnswer reads a message, and adds edits for the members that clients must not get.
+// readAnswer reads a message: its stop_reason and its usage. It adds edits for the members that clients must not get, and for the counts of
+// cached tokens. cached is Options.Cached.
 func (s *formFacts) readAnswer(o rawjson.Object, cached int) {
 	keptBefore := false // true once a member before the current one stays in the client's copy
 	for o.NextValue() {

@@ -208,7 +208,7 @@ func (f *Filter) markIfContinued(kind valueKind, level uint8, o *rawjson.Object)
 
 // readChoices reads the choices of an event, and moves top.Pos to the end of their list.
 func (f *Filter) readChoices(top *rawjson.Object) {
-	if top.Text[top.Val] != '[' {
+	if top.Text[top.Val] != '[' { // such as null; facts.choices stays -1
 		return
 	}
 	a := rawjson.ArrayAt(top.Text, top.Val)

@@ -29,7 +29,7 @@ func readResponse(b []byte, cached int) (s formFacts) {
 	}
 	s.readable = o.Pos > 0 && rawjson.Space(b, o.Pos) == len(b)
 	switch {
-	case !s.readable:
+	case !s.readable: // what was read is not used
 	case object == "response": // b is an answer in one piece, not an event
 		s.hasFinalUsage = true
 		s.readResponse(rawjson.ObjectAt(b, at), cached)

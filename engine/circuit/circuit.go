@@ -59,7 +59,7 @@ func (c *Circuit) Fail(request uint64, now time.Time) (out bool) {
 		if c.failures++; c.failures < cmp.Or(c.Limit, Limit) {
 			return false
 		}
-	case c.trialID == 0 || c.trialID != request: // during an outage, only the failure of the trial counts
+	case c.trialID == 0 || c.trialID != request: // no trial runs, or this request is not the trial
 		return false
 	}
 	c.Trip(now)

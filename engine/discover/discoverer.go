@@ -232,9 +232,9 @@ func causesOf(err error) (causes []string) {
 			return causesOf(cause)
 		}
 	}
-	return []string{strings.Map(func(r rune) rune {
+	return []string{strings.Map(func(r rune) rune { // err wraps no other error
 		if r >= '0' && r <= '9' {
-			return -1
+			return -1 // strings.Map removes the digit
 		}
 		return r
 	}, err.Error())}
@@ -302,7 +302,7 @@ func (d *Discoverer) passToFleet(r *record, now time.Time) {
 
 // setAwayOnly starts or stops new requests to an engine whose new description the fleet has refused. The fleet keeps the old description.
 func (d *Discoverer) setAwayOnly(r *record) {
-	if r.inFleet == nil || r.inFleet.Away == r.listed.Away {
+	if r.inFleet == nil || r.inFleet.Away == r.listed.Away { // nil: the fleet does not have the engine
 		return
 	}
 	updated := *r.inFleet
@@ -313,7 +313,7 @@ func (d *Discoverer) setAwayOnly(r *record) {
 
 // difference names the change from old, the engine as the fleet has it, to want, the engine as its source lists it: changed, away or back.
 func difference(old, want Engine) string {
-	old.Away = want.Away
+	old.Away = want.Away // from here on, old differs from want only by its other fields
 	switch {
 	case old != want:
 		return changed

@@ -122,7 +122,7 @@ func (s *scanner) value(i, depth int) int {
 // array scans the array that starts at i. depth is its nesting level; 1 is the outermost.
 func (s *scanner) array(i, depth int) int {
 	i = Space(s.data, i+1)
-	if i < len(s.data) && s.data[i] == ']' {
+	if i < len(s.data) && s.data[i] == ']' { // the array is empty
 		return i + 1
 	}
 	for {
@@ -144,9 +144,9 @@ func (s *scanner) array(i, depth int) int {
 // object scans the object that starts at i, and calls found for each of its members, unless found is nil. depth is its nesting level; 1 is
 // the outermost.
 func (s *scanner) object(i, depth int, found func(Place) string) int {
-	from := i + 1
+	from := i + 1 // where the text of the next member begins, with the white space before its key
 	i = Space(s.data, from)
-	if i < len(s.data) && s.data[i] == '}' {
+	if i < len(s.data) && s.data[i] == '}' { // the object is empty
 		return i + 1
 	}
 	for {

@@ -24,18 +24,18 @@ func skipSpace(b []byte, i int) int {
 
 // StringEnd returns the position after the string whose opening quote is at i; -1: the string has no closing quote.
 func StringEnd(b []byte, i int) int {
-	for j := i + 1; ; j++ {
-		q := bytes.IndexByte(b[j:], '"')
-		if q < 0 {
+	for quote := i + 1; ; quote++ {
+		distance := bytes.IndexByte(b[quote:], '"')
+		if distance < 0 {
 			return -1
 		}
-		j += q
+		quote += distance // now the offset of the next quote
 		slashes := 0
-		for b[j-1-slashes] == '\\' { // the loop ends at the opening quote at the latest
+		for b[quote-1-slashes] == '\\' { // the loop ends at the opening quote at the latest
 			slashes++
 		}
 		if slashes%2 == 0 { // an odd number of backslashes would escape the quote
-			return j + 1
+			return quote + 1
 		}
 	}
 }

@@ -72,7 +72,7 @@ func (s *server) List(ctx context.Context, kind, namespace string, o metav1.List
 // watch had ended at once. The caller would then get no changes, and would not notice the failure.
 func (s *server) Watch(ctx context.Context, kind, namespace string, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
-	var failed error
+	var failed error // errorRecorder stores here why no connection could be made
 	w, err := s.get(kind, namespace, &o).Watch(context.WithValue(ctx, failureKey{}, &failed))
 	if err == nil && failed != nil {
 		w.Stop()
