@@ -161,7 +161,7 @@ func (k *Call) connect(limit time.Duration, fresh bool) (*conn, error) {
 func (k *Call) attach(c *conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.cancel = nil // the dial is over
+	k.cancel = nil // no dial is in progress any more
 	if k.aborted {
 		c.close()
 		return ErrAborted
@@ -210,7 +210,7 @@ func (k *Call) Abort() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil { // a dial is in progress
+	if k.cancel != nil { // a dial may be in progress
 		k.cancel()
 	}
 	if k.conn != nil {
@@ -238,7 +238,7 @@ func (k *Call) Disconnect(limit time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.aborted = true
-	if k.cancel != nil { // a dial is in progress
+	if k.cancel != nil { // a dial may be in progress
 		k.cancel()
 	}
 	if k.conn != nil {
@@ -247,8 +247,8 @@ func (k *Call) Disconnect(limit time.Duration) {
 	}
 }
 
-// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: nothing was written. After an
-// abort, the error is ErrAborted instead of cause. A timeout after Disconnect also sets closeIgnored.
+// newError makes the Error of a call that failed in this phase. c is the connection that was used; nil: there was none yet. After an abort,
+// the error is ErrAborted instead of cause. A timeout after Disconnect also sets closeIgnored.
 func (k *Call) newError(phase Phase, c *conn, cause error) *Error {
 	failure := &Error{Target: k.target.ID, Phase: phase, Timeout: isTimeout(cause), Err: cause}
 	if c != nil {

@@ -173,7 +173,7 @@ func (c *conn) reset(d Deadlines, head []byte, body [][]byte) {
 func (c *conn) limitWrite() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.halfClosed { // otherwise the write fails without a deadline
+	if !c.halfClosed { // otherwise the write fails in any case
 		_ = c.raw.SetWriteDeadline(c.readDeadline) // it fails only on a closed socket, and then the write fails, too
 	}
 }
@@ -291,7 +291,7 @@ func (c *conn) shortenWait(d time.Duration) {
 // shortenWaitLocked is shortenWait for a caller that holds mu. It never makes the wait longer.
 func (c *conn) shortenWaitLocked(d time.Duration) {
 	by := time.Now().Add(d)
-	if c.readDeadline.IsZero() || by.Before(c.readDeadline) { // zero: there is no deadline yet
+	if c.readDeadline.IsZero() || by.Before(c.readDeadline) { // zero: at most idleLimit bounds the wait so far
 		c.readDeadline, c.appliedDeadline = by, by
 		if c.raw != nil { // nil: an event loop reads the socket (see Response.Detach), and readDeadline applies after Reattach
 			_ = c.raw.SetReadDeadline(by) // it fails only on a closed socket, where the read ends anyway

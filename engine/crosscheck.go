@@ -28,8 +28,8 @@ func (w *watch) crossCheck(s *Sample, at time.Time) {
 }
 
 // checkFrozen makes an engine a suspect if its gauges do not change for frozenScrapes scrapes while it has requests of this proxy. A
-// suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers. It sets the metric and logs only
-// when the gauges freeze or move again. The caller holds m.mu.
+// suspect gets a canary. The check is needed because an engine that hangs still reports healthy numbers. It sets the metric when
+// the gauges freeze or move again, and logs when they freeze. The caller holds m.mu.
 func checkFrozen(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	gauges := vitalsOf(s, -1)
@@ -59,8 +59,8 @@ func checkFrozen(w *watch, s *Sample) {
 }
 
 // checkOverfull raises an alarm if a rank runs more requests than it has slots. Requests that evenkeel sent although no slot was
-// free (see Traffic.AddSentWithoutSlot) do not count. Either slots is configured wrong, or other clients use the engine. The alarm is
-// logged once, until the rank is no longer too full. The caller holds m.mu.
+// free (see Traffic.AddSentWithoutSlot) do not count. Either slots is configured wrong, or other clients use the engine. It logs
+// again only after a scrape in which no rank was too full. The caller holds m.mu.
 func checkOverfull(w *watch, s *Sample) {
 	scrapes := &w.scrapes
 	running := 0.0 // requests that the fullest rank runs

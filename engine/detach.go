@@ -9,11 +9,11 @@ import (
 // the socket away from Go's poller, which would otherwise also be woken for every arrival. Reattach gives it back. In between, the
 // connection has no buffers.
 
-// Detach returns the socket of a response whose body has begun. ok is false, and nothing has changed, if the response has ended, failed or
-// was aborted, if the connection uses TLS, if the body is not chunked, or if bytes that have arrived were not read yet. The caller may read
-// and poll the socket but must not close it. Before Reattach, it may call no other method than Unframe. If the call's Abort, Disconnect or
-// Expire is called before Reattach, it calls onWake, in the goroutine of its caller. The caller must then call Reattach and continue with
-// Read, which returns the error.
+// Detach returns the socket of a response whose body has begun. ok is false, and Read goes on as before, if the response has ended, failed
+// or was aborted, if the connection uses TLS, if the body is not chunked, if bytes that have arrived were not read yet, or if the socket
+// cannot be copied. The caller may read and poll the socket but must not close it. Before Reattach, it may call no other method than
+// Unframe. If the call's Abort, Disconnect or Expire is called before Reattach, it calls onWake, in the goroutine of its caller. The caller
+// must then call Reattach and continue with Read, which returns the error.
 func (r *Response) Detach(onWake func()) (fd int, ok bool) {
 	c := r.conn
 	usesTLS := c != nil && c.bw != nil

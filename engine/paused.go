@@ -389,8 +389,8 @@ func (w *watch) updateSilentRanks(ctx context.Context) {
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
 // report.
 func (r *restrictions) reportedFault() error {
-	notAFault := errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed)
-	if notAFault {
+	otherReason := errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed)
+	if otherReason {
 		return nil
 	}
 	return r.haltReason

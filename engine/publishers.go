@@ -84,7 +84,7 @@ func hostPort(name, endpoint string) (address HostPort, err error) {
 	if err == nil {
 		address.Port, err = strconv.Atoi(port)
 	}
-	isTCP := strings.HasPrefix(endpoint, scheme) // ZeroMQ's other schemes, such as ipc://, reach only processes of the same host
+	isTCP := strings.HasPrefix(endpoint, scheme) // ipc:// and inproc:// reach only processes of the same host
 	isPort := address.Port >= 1 && address.Port <= math.MaxUint16
 	if err != nil || !isTCP || !isPort {
 		return HostPort{}, &PageError{name, quotedShort(endpoint) + ", which no other host reaches; give the engine an address like tcp://*:5557"}

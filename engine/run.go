@@ -90,8 +90,8 @@ func (w *watch) check(ctx context.Context) {
 	}
 }
 
-// recordGoodAnswer records that the engine has just answered its health check well. began is when the check began. quick says that the
-// engine computed nothing for the answer, fresh that it was asked over a new connection (see alive).
+// recordGoodAnswer records that the engine has just answered its health check well. began is when it was asked. quick says that the engine
+// computed nothing for the answer, fresh that it was asked over a new connection (see alive).
 func (w *watch) recordGoodAnswer(began time.Time, quick, fresh bool) {
 	now := time.Now()
 	if quick { // false: the engine computed for its answer, so the time is no round trip
@@ -123,7 +123,7 @@ func (result checkResult) updateStatus(w *watch) {
 	confirmed, halt := w.haltAfter(result)
 	reported := result.reportCount != w.reportCount // during the check a caller could not connect, or got a refusal
 	streamsGoOn := w.traffic.events.Load() != result.eventCount
-	// If the models are unknown, the engine may get no requests. If the address is unproven, the streams may be of the host that had the name
+	// An engine whose models are unknown gets no requests. If the address is unproven, the streams may be of the host that had the name
 	// before.
 	onlyBusy := isLate(err) && streamsGoOn && len(w.facts.models) > 0 && !w.addressUnproven
 	switch {
@@ -239,8 +239,8 @@ func (w *watch) logRefusedCredential(refused bool) {
 	w.refusalLogged = refused
 }
 
-// statusByFacts returns a status with the facts that were read last, and with this Up. It keeps the times, Out and Wedged of the current
-// status. Halt, Lost and Accused are left for publish.
+// statusByFacts returns a status with the facts that were read last, and with this Up. It keeps Since, Changed, Out and Wedged of the
+// current status. Halt, Lost and Accused are left for publish.
 func (w *watch) statusByFacts(up bool) Status {
 	f := w.facts
 	return Status{

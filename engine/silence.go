@@ -13,5 +13,5 @@ func WasSilent(err error) bool {
 		return true
 	}
 	var callErr *Error
-	return errors.As(err, &callErr) && callErr.Timeout && callErr.Phase >= PhaseHead // from PhaseHead on, the request was written
+	return errors.As(err, &callErr) && callErr.Timeout && callErr.Phase >= PhaseHead // in earlier phases the request was not written
 }

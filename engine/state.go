@@ -204,10 +204,10 @@ func unreachable(err error) bool {
 	return errors.As(err, &e) && e.Phase == PhaseConnect && !e.Timeout
 }
 
-// sameSettings says whether both are the same engine with the same settings, so that its watch can continue.
+// sameSettings says whether both are the same engine with the same settings, so that its watch can continue. Slots, Canary
+// and Held are not compared, because Monitor.Set changes them in a watch that continues.
 func (in Instance) sameSettings(other Instance) bool {
 	a, b := in.Target, other.Target
-	// Slots, Canary and Held are not compared, because Monitor.Set changes them in a watch that continues.
 	sameTarget := a == b || a.URL.String() == b.URL.String() && a.APIKey == b.APIKey && a.Rank == b.Rank && a.TLS == b.TLS
 	sameCanaries := slices.EqualFunc(in.Canaries, other.Canaries, func(a, b *Target) bool { return a.Rank == b.Rank && a.First == b.First })
 	return sameTarget && sameCanaries && in.Role == other.Role && in.Ranks == other.Ranks && in.Ready == other.Ready &&

@@ -252,7 +252,7 @@ func applyCanary(w *watch, outcome string, err error) {
 	}
 	if isOwnFault(err) { // the canary was not sent, so another one is due after a while
 		s.canaryPending = s.circuit.InService()
-		if !s.canaryPending { // the instance is out of service, so its next trial waits for another outage
+		if !s.canaryPending { // the instance is out of service, and Trip sets the time of its next trial
 			s.circuit.Trip(time.Now())
 		}
 		w.publishSuspicion()

@@ -233,7 +233,7 @@ func (p *pullCheck) newlyNotPulled(s *Sample, t *Traffic) float64 {
 	// Of the tokens that were not pulled, those that the engine had to compute anyway, and the difference at the first scrape, are no fault.
 	missing := notPulled - float64(t.computedTokens.Load()) - p.base
 	more := missing - p.reported
-	if more <= 0 { // computedTokens counts some tokens before the engine does
+	if more <= 0 { // 0: nothing new; below 0: computedTokens counts some tokens before the engine does
 		return 0
 	}
 	p.reported = missing

@@ -110,13 +110,13 @@ func (f *Filter) actionFor(marked *mark, b []byte) action {
 		if !f.facts.hasUsage { // the usage could not be read, so the tokens of earlier engines cannot be added
 			return keepValue
 		}
-	case createdValue: // neither the caller nor the first engine of this answer has another value
+	case createdValue:
 		if f.options.Created == 0 && len(f.options.Continuation.Head.Created) == 0 {
-			return keepValue
+			return keepValue // neither the caller nor the first engine of this answer has another value
 		}
-	case modelValue: // the first engine of this answer sent no model
+	case modelValue:
 		if len(f.options.Continuation.Head.Model) == 0 {
-			return keepValue
+			return keepValue // the first engine of this answer sent no model
 		}
 	case fingerprintValue:
 		if len(f.options.Continuation.Head.Fingerprint) == 0 {

@@ -65,6 +65,6 @@ func appendOtherLines(dst, raw []byte) []byte {
 
 // isDone says whether the data of an event is [DONE], with white space or without.
 func isDone(data []byte) bool {
-	const maxDone = 16 // no [DONE] is so long, and the white space of long data need not be searched
-	return len(data) < maxDone && string(bytes.TrimSpace(data)) == "[DONE]"
+	const tooLong = 16 // in bytes; no engine sends so much white space, and long data need not be searched for it
+	return len(data) < tooLong && string(bytes.TrimSpace(data)) == "[DONE]"
 }

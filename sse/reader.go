@@ -136,7 +136,7 @@ func (r *Reader) Next() (e Event, found bool) {
 	if !found {
 		switch limit := r.waitLimit(); {
 		case r.failIfTooLarge(int64(r.framer.unreturned())): // an event that has not ended counts, too
-		case limit > 0 && r.silentFor >= limit: // bytes have come, but no event, for longer than allowed
+		case limit > 0 && r.silentFor >= limit: // bytes have come, but no event that ends the wait
 			r.failTimedOut()
 		}
 		return Event{}, false

@@ -343,8 +343,8 @@ func (d *Discoverer) startTrials(ctx context.Context, wg *sync.WaitGroup, now ti
 			return
 		}
 		needsNoTrial := r.inFleet != nil || r.trialPassed || r.trialRuns
-		getsNoRequests := r.inConfig || r.listed.Away != "" // none from discovery, or none for now
-		if needsNoTrial || getsNoRequests || now.Before(r.nextTrial) {
+		mustWait := r.listed.Away != "" || now.Before(r.nextTrial) // Away: it gets no requests for now
+		if needsNoTrial || r.inConfig || mustWait {
 			continue
 		}
 		r.trialRuns = true
