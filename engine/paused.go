@@ -531,7 +531,8 @@ func (w *watch) readPaused(ctx context.Context) (paused bool, err error) {
 	var answer struct {
 		Paused bool `json:"is_paused"`
 	}
-	return answer.Paused, json.Unmarshal(body, &answer)
+	err = json.Unmarshal(body, &answer)
+	return answer.Paused, err
 }
 
 var errNoFaults = errors.New("it does not say whether it has met a fault")

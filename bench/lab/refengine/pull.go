@@ -166,7 +166,8 @@ func (l *life) sendPull(ctx context.Context, to remote, q pullRequest) (reply pu
 	if resp.StatusCode != http.StatusOK {
 		return reply, fmt.Errorf("prefill %s: status %d", to.address, resp.StatusCode)
 	}
-	return reply, json.Unmarshal(data, &reply)
+	err = json.Unmarshal(data, &reply)
+	return reply, err
 }
 
 // notify tells the prefill that its KV will not be read: the "empty receive"

@@ -106,7 +106,8 @@ func All() ([]*Recording, error) {
 
 // KVEvents reads the KV events.
 func KVEvents() (e Events, err error) {
-	return e, load(filepath.Join(Dir(), KVEventsFile), &e)
+	err = load(filepath.Join(Dir(), KVEventsFile), &e)
+	return e, err
 }
 
 func load(file string, v any) error {
