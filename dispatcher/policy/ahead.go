@@ -29,7 +29,8 @@ func (p *greedy) requirements(meanOutput float64) Requirements {
 	return n
 }
 
-// resolve computes the horizon and the discounts of the round; if they are auto, from the mean output.
+// resolve computes the horizon and the discounts of the round; if they are auto, from the mean output. It computes the discounts anew only
+// if the horizon or gamma has changed since the last round.
 func (a *lookahead) resolve(meanOutput float64) (horizon int) {
 	horizon = horizonFor(a.horizon, meanOutput)
 	gamma := gammaFor(a.gamma, meanOutput)

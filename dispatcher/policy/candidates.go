@@ -24,8 +24,8 @@ type candidate struct {
 	waitCredit int64 // how much its wait lowers the cost of placing it, in units of 2^-fixedBits tokens
 }
 
-// reset empties the list. ageWeight is how many KV tokens each step of waiting takes off the cost of placing an entry. With stepMs 0
-// (unknown), waits do not count.
+// reset empties the list for a new round. growth becomes expectedGrowth. ageWeight is how many KV tokens each step of waiting takes off the
+// cost of placing an entry. With stepMs 0 (unknown), waits do not count.
 func (k *candidates) reset(s *Snapshot, growth int64, ageWeight, stepMs float64) {
 	k.all = k.all[:0]
 	k.overdueCount, k.nextInPool = 0, 0
@@ -52,32 +52,36 @@ func (k *candidates) add(s *Snapshot, entry int, isOverdue bool) {
 // chooseEntries adds the overdue entries, at most wanted of them, even if no rank has room for them. Then it adds the oldest entries that
 // any rank has room for, until there are wanted+extra candidates.
 func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted, extra int) {
+	const isOverdue = true
 	for _, w := range overdue[:min(len(overdue), wanted)] {
-		k.add(s, int(w.entry), true)
+		k.add(s, int(w.entry), isOverdue)
 	}
 	k.overdueCount = len(k.all)
 	room := r.largestRoom()
 	for ; k.nextInPool < len(s.Pool) && len(k.all) < wanted+extra; k.nextInPool++ {
 		if !k.taken[k.nextInPool] && int64(s.Pool[k.nextInPool].Prompt) <= room {
-			k.add(s, k.nextInPool, false)
+			k.add(s, k.nextInPool, !isOverdue)
 		}
 	}
 }
 
 // addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
-// candidate, or none if there is no such entry.
+// candidate, or none if there is no such entry. The new candidate does not count as overdue.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
+	const isOverdue = true
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
-			k.add(s, i, false)
+			k.add(s, i, !isOverdue)
 			return len(k.all) - 1
 		}
 	}
 	return none
 }
 
-// loadOn returns how much load a candidate adds to rank g, in units of 2^-fixedBits tokens. who is the candidate's index.
-func (k *candidates) loadOn(l *loads, who int32, g int) int64 { return l.scaled(g, k.all[who].load) }
+// loadOn returns how much load a candidate (an index in all) adds to rank g, in units of 2^-fixedBits tokens.
+func (k *candidates) loadOn(l *loads, candidate int32, g int) int64 {
+	return l.scaled(g, k.all[candidate].load)
+}
 
 // largestRoom returns the largest KV room, in tokens, of the ranks with a free slot; MinInt64: no rank has a free slot.
 func (r *ranks) largestRoom() int64 {

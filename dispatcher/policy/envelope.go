@@ -48,13 +48,13 @@ func (e *envelope) build(s *Snapshot, horizon int) {
 		for h, load := range loads {
 			peaks[h] = max(peaks[h], load)
 		}
-		e.leastMarginAt[g] = none
+		e.leastMarginAt[g] = none // not measured yet
 	}
 }
 
 // scale multiplies the loads of a rank by its cost per KV token; a cost of 0 means 1.
 func scale(loads []int64, cost float32) {
-	if cost == 0 || cost == 1 {
+	if cost == 0 || cost == 1 { // the loads stay as they are
 		return
 	}
 	for h, load := range loads {
@@ -68,7 +68,9 @@ func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] 
 // minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
 // only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
-	if at := int(e.leastMarginAt[g]); at >= 0 && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
+	at := int(e.leastMarginAt[g])
+	isUnchanged := at != none && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g]
+	if isUnchanged {
 		return e.leastMargin[g]
 	}
 	return e.measureMargin(g)
@@ -87,7 +89,8 @@ func (e *envelope) measureMargin(g int) int64 {
 	return least
 }
 
-// margins writes the margin of rank g at each step to dst: the largest load of the step less the load of the rank.
+// margins writes the margin of rank g at each step to dst, which must have room for all steps, and returns dst with this length. The margin
+// is the largest load of the step less the load of the rank.
 func (e *envelope) margins(g int, dst []int64) []int64 {
 	loads := e.loadsOf(g)
 	dst = dst[:len(loads)]
@@ -107,7 +110,7 @@ func (e *envelope) addLoad(g int, size int64) {
 		loads[h] = load
 		peaks[h] = max(peaks[h], load)
 	}
-	e.leastMarginAt[g] = none
+	e.leastMarginAt[g] = none // the margins of rank g have become smaller, so minMargin must measure them anew
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.

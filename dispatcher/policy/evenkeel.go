@@ -36,8 +36,8 @@ func (p *evenkeel) Name() string      { return p.name }
 func (p *evenkeel) Immediate() bool   { return false }
 func (p *evenkeel) MaxAgeMs() float32 { return float32(p.set.maxAgeMs) }
 
-// requirements returns what the policy reads of a snapshot. It reads prefix hits only if the setting near allows it to move entries for
-// them.
+// requirements returns which optional parts of a snapshot the policy reads. It reads prefix hits only if the setting near allows it to move
+// entries for them. The mean output, its parameter, changes nothing.
 func (p *evenkeel) requirements(float64) Requirements {
 	return Requirements{MeanOutput: true, Hits: p.set.prefixAffinity > 0}
 }
@@ -83,7 +83,7 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	for g := range s.Workers {
 		anySlot = anySlot || s.Workers[g].Up && s.Workers[g].Free > 0
 	}
-	if !anySlot || len(s.Pool) == 0 {
+	if !anySlot || len(s.Pool) == 0 { // there is nothing to decide
 		return false
 	}
 	p.loads.build(s, p.requestTokens(s, s.Aggregated))
@@ -91,8 +91,8 @@ func (p *evenkeel) beginRound(s *Snapshot) bool {
 	return true
 }
 
-// requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds. withRows adds
-// Snapshot.RowTokens. It is set in rounds that do not treat the rank with most requests separately.
+// requestTokens returns how many KV tokens each request counts for in a load, in addition to those that it holds; 0 if the setting requests
+// is off. withRows adds Snapshot.RowTokens. It is set in rounds that do not treat the rank with most requests separately.
 func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
 	switch {
 	case !p.set.requests:
@@ -103,7 +103,8 @@ func (p *evenkeel) requestTokens(s *Snapshot, withRows bool) int64 {
 	return s.RequestTokens
 }
 
-// budget returns how many changes of placements the search may try in this round: the setting, or Snapshot.Budget if that is less.
+// budget returns how many changes of placements the search may try in this round: the setting, or Snapshot.Budget if that is set (above 0)
+// and less.
 func (p *evenkeel) budget(s *Snapshot) int {
 	if s.Budget > 0 {
 		return min(int(s.Budget), p.set.budget)
@@ -111,7 +112,8 @@ func (p *evenkeel) budget(s *Snapshot) int {
 	return p.set.budget
 }
 
-// stepMs returns the mean step time in ms. If none was measured, it follows from the step model; 0: neither is known.
+// stepMs returns the mean step time in ms. If none was measured (StepMs 0), it is computed from the step model and the largest load; 0:
+// neither is known.
 func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	if noModel := s.C1Ms <= 0; s.StepMs > 0 || noModel {
 		return float64(s.StepMs)
@@ -119,12 +121,12 @@ func (p *evenkeel) stepMs(s *Snapshot) float64 {
 	return float64(s.C0Ms) + float64(s.C1Ms)*float64(p.loads.fullest())
 }
 
-// placeOn places a candidate on rank g, and takes a slot and KV room for it. who is the candidate's index.
-func (p *evenkeel) placeOn(who int32, g int) {
-	c := &p.candidates.all[who]
+// placeOn places a candidate (an index in p.candidates.all) on rank g, takes a slot and KV room for it, and adds it to the rank's load.
+func (p *evenkeel) placeOn(candidate int32, g int) {
+	c := &p.candidates.all[candidate]
 	p.ranks.charge(g, c.tokens)
-	p.loads.changeLoad(g, p.candidates.loadOn(&p.loads, who, g))
-	p.placed = append(p.placed, placement{who, int32(g)})
+	p.loads.changeLoad(g, p.candidates.loadOn(&p.loads, candidate, g))
+	p.placed = append(p.placed, placement{candidate, int32(g)})
 	c.placed = true
 }
 

@@ -62,7 +62,7 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	if len(assigned) == len(s.Pool) {
 		return assigned, nil
 	}
-	lim := limits{reserved: none, reservedFor: none}
+	lim := limits{reserved: none, reservedFor: none} // used for a policy without limits
 	if withLimits, ok := p.(limited); ok {
 		lim = withLimits.limits()
 	}
@@ -71,13 +71,13 @@ func Explain(p Policy, s *Snapshot) ([]Assignment, []Unplaced) {
 	for _, a := range assigned {
 		placed[a.Entry] = true
 	}
-	var left []Unplaced
+	var unplaced []Unplaced
 	for i := range s.Pool {
 		if e := &s.Pool[i]; !placed[e.ID] {
-			left = append(left, Unplaced{e.ID, lim.reasonFor(s, after, i)})
+			unplaced = append(unplaced, Unplaced{e.ID, lim.reasonFor(s, after, i)})
 		}
 	}
-	return assigned, left
+	return assigned, unplaced
 }
 
 // rankLoad is a rank's number of free slots and its KV tokens at the end of a round.
@@ -116,22 +116,22 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 			return fmt.Sprintf("held back: each step would become %.3g ms longer", addsMs)
 		}
 	}
-	left := l.afterRound(s, after, tokens)
+	remaining := l.afterRound(s, after, tokens)
 	switch {
-	case !left.anyUp:
+	case !remaining.anyUp:
 		return "no rank is up"
-	case !left.fitsIdleRank:
+	case !remaining.fitsIdleRank:
 		return fmt.Sprintf("larger than the KV budget of every rank: %d tokens", tokens)
 	case entry == l.reservedFor:
 		return fmt.Sprintf("overdue, but fits no rank with a free slot; worker %d is reserved for it", s.Workers[l.reserved].ID)
-	case !left.hadSlot:
+	case !remaining.hadSlot: // all slots were taken before the round
 		return "no free slot"
-	case left.fitsReserved:
+	case remaining.fitsReserved: // without the reservation, the entry could have been placed
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !left.hasSlot:
+	case !remaining.hasSlot: // other entries of the round have taken the last slots
 		return "no free slot left"
 	default:
-		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, left.largestRoom)
+		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)
 	}
 }
 
@@ -148,18 +148,18 @@ type leftover struct {
 // afterRound returns what the round has left for an entry of so many tokens. The reserved rank counts only in fitsReserved, because it is
 // kept free for another entry.
 func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) leftover {
-	left := leftover{largestRoom: math.MinInt64}
+	remaining := leftover{largestRoom: math.MinInt64}
 	for g := range s.Workers {
 		w := &s.Workers[g]
 		if !w.Up {
 			continue
 		}
-		left.anyUp = true
+		remaining.anyUp = true
 		budget := KVBudget(w.Capacity, l.watermark)
-		left.fitsIdleRank = left.fitsIdleRank || tokens <= budget
-		left.hadSlot = left.hadSlot || w.Free+l.extraSlots > 0
+		remaining.fitsIdleRank = remaining.fitsIdleRank || tokens <= budget
+		remaining.hadSlot = remaining.hadSlot || w.Free+l.extraSlots > 0
 		r := after[w.ID]
-		if r.free+l.extraSlots <= 0 {
+		if r.free+l.extraSlots <= 0 { // room on a rank without a slot is of no use
 			continue
 		}
 		room := budget
@@ -167,11 +167,11 @@ func (l limits) afterRound(s *Snapshot, after map[int32]rankLoad, tokens int64) 
 			room -= r.held
 		}
 		if g == l.reserved {
-			left.fitsReserved = tokens <= room
+			remaining.fitsReserved = tokens <= room
 			continue
 		}
-		left.hasSlot = true
-		left.largestRoom = max(left.largestRoom, room)
+		remaining.hasSlot = true
+		remaining.largestRoom = max(remaining.largestRoom, room)
 	}
-	return left
+	return remaining
 }

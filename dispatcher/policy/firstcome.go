@@ -44,12 +44,12 @@ type firstCome struct {
 // Only first-come policies have such a state: which rank got the last entry, and the state of the random numbers.
 func Resume(p, from Policy) {
 	old, ok := from.(*firstCome)
-	if !ok {
+	if !ok { // all other policies decide each round by its snapshot alone
 		return
 	}
 	next := p.(*firstCome)
 	next.lastRank = old.lastRank
-	if old.dice != nil {
+	if old.dice != nil { // br0:bypass draws no random numbers
 		*next.dice = *old.dice
 	}
 }
@@ -72,7 +72,7 @@ func (p *firstCome) Decide(s *Snapshot, dst []Assignment) []Assignment {
 		p.requests[g] = int32(len(s.Workers[g].Running))
 	}
 	for i := range s.Pool {
-		if p.ranks.openSlots <= 0 {
+		if p.ranks.openSlots <= 0 { // no further entry can be placed
 			break
 		}
 		e := &s.Pool[i]
@@ -111,9 +111,9 @@ func (p *firstCome) choose(s *Snapshot, tokens int64) (int, float64) {
 	case ruleP2C:
 		return p.betterOfTwo(tokens)
 	case ruleJSQ:
-		return fewest(&p.ranks, p.requests, p.nextRank(s), tokens)
+		return rankWithLeast(&p.ranks, p.requests, p.nextRank(s), tokens)
 	case ruleJSQKV:
-		return fewest(&p.ranks, p.envelope.heldTokens, 0, tokens)
+		return rankWithLeast(&p.ranks, p.envelope.heldTokens, 0, tokens)
 	default:
 		return p.largestF(s, tokens)
 	}
@@ -173,14 +173,14 @@ func (p *firstCome) betterOfTwo(tokens int64) (int, float64) {
 	return int(g), float64(p.requests[g])
 }
 
-// fewest returns the rank with the smallest value among the ranks that have a slot and room for so many tokens, and this value; none: there
-// is no such rank. values has one value for each rank. In a tie, the first rank from index `from` on wins; after the last rank, the search
-// goes on with the first.
-func fewest[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int, float64) {
+// rankWithLeast returns the rank with the smallest value among the ranks that have a slot and room for so many tokens, and this value;
+// none: there is no such rank. values has one value for each rank. In a tie, the first rank from index `from` on wins; after the last rank,
+// the search goes on with the first.
+func rankWithLeast[N int32 | int64](r *ranks, values []N, from int, tokens int64) (int, float64) {
 	best := none
 	for k := range values {
 		g := from + k
-		if g >= len(values) {
+		if g >= len(values) { // the last rank was reached
 			g -= len(values)
 		}
 		if r.fits(g, tokens) && (best == none || values[g] < values[best]) {
@@ -204,7 +204,8 @@ func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 		}
 		margin := p.envelope.minMargin(g)
 		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
-		if best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best) {
+		isBetter := best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best)
+		if isBetter {
 			best, bestF = g, f
 		}
 	}

@@ -32,7 +32,7 @@ type HoldReport struct {
 // HoldReportOf returns what p reports of its last round. A policy that never holds entries back reports NextMs +Inf.
 func HoldReportOf(p Policy) HoldReport {
 	e, ok := p.(*evenkeel)
-	if !ok {
+	if !ok { // no other policy holds entries back
 		return HoldReport{NextMs: math.Inf(1)}
 	}
 	return HoldReport{
@@ -47,11 +47,13 @@ func (r *gather) reset() {
 	r.planner.Forget()
 }
 
-// isHeld says whether the last round held an entry (an index in the pool) back although a slot was free for it.
+// isHeld says whether the last round held an entry (an index in the pool) back although a slot was free for it. It must be asked only about
+// entries that the round did not send.
 func (r *gather) isHeld(entry int32) bool {
 	at := slices.Index(r.poolIndex, entry)
 	isCandidate := at >= 0
-	return r.planner.Held() > 0 && isCandidate && r.waiting[at].Since <= 0 // false for NaN, which means that no slot was free for it yet
+	slotWasFree := isCandidate && r.waiting[at].Since <= 0 // false for NaN, which means that no slot was free for it yet
+	return slotWasFree && r.planner.Held() > 0
 }
 
 // decideAggregated decides a round for ranks that prefill and decode, with the planner of package rounds. The planner's times are in
@@ -94,10 +96,10 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 		}
 		if !fits {
 			p.ranks.reserve(s, i)
-			if p.ranks.reserved != none {
+			if p.ranks.reserved != none { // none: no rank is up
 				p.gather.group.Ranks[p.ranks.reserved].Slots = 0
 			}
-			return
+			return // at most one rank is reserved per round
 		}
 	}
 }
@@ -119,7 +121,7 @@ func (p *evenkeel) fillGroup(s *Snapshot) {
 		}
 		group.Ranks[i] = rank
 		group.Decoding += decoding
-		group.Slots += len(w.Running) + max(0, int(w.Free))
+		group.Slots += len(w.Running) + max(0, int(w.Free)) // all slots, taken or free
 	}
 }
 
@@ -139,12 +141,13 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 			continue
 		}
 		c := rounds.Candidate{Prompt: e.Prompt, Since: math.NaN(), Until: math.Inf(1), Urgent: e.Express || isOverdue(s, e)}
-		if !c.Urgent {
+		if !c.Urgent { // urgent requests do not count towards the limit
 			if limit == 0 {
 				continue
 			}
 			limit--
 		}
+		// The planner's time 0 is the time of the snapshot, so times in the past are below 0.
 		if d.HeldMs >= 0 {
 			c.Since = -d.HeldMs / 1000
 		}
@@ -153,11 +156,11 @@ func (r *gather) fillCandidates(s *Snapshot, limit int) {
 		}
 		from := len(r.hits)
 		for _, h := range d.Hits {
-			if g, ok := s.index(h.Worker); ok {
+			if g, ok := s.index(h.Worker); ok { // not ok: the hit is on a rank that is not in the snapshot
 				r.hits = append(r.hits, rounds.Hit{Rank: int32(g), Tokens: int32(min(max(0, h.Tokens), int(e.Prompt)))})
 			}
 		}
-		c.Hits = r.hits[from:len(r.hits):len(r.hits)]
+		c.Hits = r.hits[from:len(r.hits):len(r.hits)] // capped, so that it cannot grow into the hits of the next candidate
 		r.waiting, r.poolIndex = append(r.waiting, c), append(r.poolIndex, int32(i))
 	}
 }

@@ -99,7 +99,7 @@ func (p *greedy) placeSubsets(s *Snapshot, dst []Assignment) []Assignment {
 
 // serveOverdue is stage 0: each entry that has waited too long gets the rank on which its score is best.
 func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
-	p.overdueEntries = overdue(s, p.overdueEntries[:0])
+	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	for _, w := range p.overdueEntries {
 		if p.ranks.openSlots == 0 {
 			break
@@ -113,7 +113,9 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 				continue
 			}
 			f := p.scoreOf(s, g, tokens)
-			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) {
+			isBetter := best == none || p.better(f, bestF) ||
+				p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) // a tie goes to the larger margin
+			if isBetter {
 				best, bestF = g, f
 			}
 		}
@@ -145,22 +147,22 @@ func (p *greedy) placeSingle(s *Snapshot, dst []Assignment) []Assignment {
 // knee or the shortest beyond it.
 func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool) {
 	cost, knee, room := float64(s.Workers[g].Cost), p.rankScore.Knee(), p.ranks.room[g]
-	// fit is the number of prompts that fit the rank; they come first in sorted.
-	fit := sort.Search(len(p.line.sorted), func(r int) bool { return p.line.prompt(r) > room })
-	beyondKnee := sort.Search(fit, func(r int) bool { return subset.Scaled(p.line.prompt(r), cost) > knee })
-	score := func(r int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(r), cost)) }
+	// The prompts that fit the rank come first in sorted: fitting is their number, and beyondKnee the place of the first one beyond the knee.
+	fitting := sort.Search(len(p.line.sorted), func(place int) bool { return p.line.prompt(place) > room })
+	beyondKnee := sort.Search(fitting, func(place int) bool { return subset.Scaled(p.line.prompt(place), cost) > knee })
+	score := func(place int) float64 { return p.rankScore.F(subset.Scaled(p.line.prompt(place), cost)) }
 
 	// low and high are the places of the longest prompt up to the knee, and of the shortest prompt beyond it.
 	low, high := p.line.atOrBefore(beyondKnee-1), p.line.atOrAfter(beyondKnee)
 	if low >= 0 {
 		best, ok = score(low), true
 	}
-	if high < fit {
+	if high < fitting {
 		if f := score(high); !ok || f > best {
 			best, ok = f, true
 		}
 	}
-	if !ok {
+	if !ok { // no entry fits the rank
 		return 0, 0, false
 	}
 	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
@@ -169,12 +171,13 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	for low >= 0 && p.rankScore.Equal(score(low), best) {
 		start := int(p.line.firstEqual[low])
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
-		low = p.line.atOrBefore(start - 1)
+		low = p.line.atOrBefore(start - 1) // the next shorter length
 	}
-	for high < fit && p.rankScore.Equal(score(high), best) {
+	for high < fitting && p.rankScore.Equal(score(high), best) {
 		at = min(at, p.line.position(high))
 		length := p.line.prompt(high)
-		high = p.line.atOrAfter(high + sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length }))
+		equals := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
+		high = p.line.atOrAfter(high + equals) // the next longer length
 	}
 	return at, best, true
 }
@@ -190,7 +193,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 			n++
 		}
 	}
-	if n == 0 {
+	if n == 0 { // no entry fits, so the rank gets none in this round
 		p.ranks.closeRank(g)
 		return dst
 	}
@@ -205,14 +208,15 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
-		if isChosen := best.Mask>>i&1 == 1; isChosen {
+		if isChosen := best.Mask>>i&1 == 1; isChosen { // bit i of Mask stands for candidate i
 			dst = p.admit(s, dst, g, p.candidates[i], best.Score, stageSubset)
 		}
 	}
 	return dst
 }
 
-// bestOne returns a set that has only the candidate with the best score; in a tie, the earliest candidate.
+// bestOne returns a set that has only the candidate with the best score on rank g; in a tie, the earliest candidate. n is the number of
+// candidates, whose lengths are in p.tokens.
 func (p *greedy) bestOne(s *Snapshot, g, n int) (best subset.Set) {
 	for i := range n {
 		f := p.rankScore.F(p.scaled(s, g, p.tokens[i]))
@@ -232,19 +236,21 @@ func (p *greedy) firstRank() int {
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		free := p.ranks.free[g]
-		if free == 0 || slotsFirst && free < bestFree {
+		fewerSlots := slotsFirst && free < bestFree
+		if free == 0 || fewerSlots {
 			continue
 		}
 		margin := p.envelope.minMargin(g)
-		better := margin > bestMargin || margin == bestMargin && free > bestFree
-		if moreSlots := slotsFirst && free > bestFree; best == none || moreSlots || better {
+		largerMargin := margin > bestMargin || margin == bestMargin && free > bestFree
+		if moreSlots := slotsFirst && free > bestFree; best == none || moreSlots || largerMargin {
 			best, bestMargin, bestFree = g, margin, free
 		}
 	}
 	return best
 }
 
-// setScore prepares p.rankScore to score entries on rank g. It pays off only if many entries are scored.
+// setScore prepares p.rankScore to score entries on rank g: with the margins of each step for BR-H, or with the smallest margin for BR-0.
+// It pays off only if many entries are scored.
 func (p *greedy) setScore(s *Snapshot, g int) {
 	if a := p.lookahead; a != nil {
 		a.margins = p.envelope.margins(g, a.margins)

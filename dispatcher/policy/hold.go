@@ -51,7 +51,9 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are not prefilled yet
+	tooMany := len(s.Pool) > maxWaitingToHold
+	isOff := p.set.holdSteps == 0
+	if isOff || lengthUnknown || s.Early || tooMany { // Early: the entries are not prefilled yet
 		return
 	}
 	h := &p.heldBack
@@ -59,7 +61,7 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	for g := range s.Workers {
 		running += s.Workers[g].decoding()
 	}
-	h.begin(s, p)
+	h.prepare(s, p)
 	peak := slices.Max(h.loads)
 	for _, entry := range h.order {
 		e := &s.Pool[entry]
@@ -68,22 +70,22 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 			continue
 		}
 		load := h.loads[g] + p.loads.scaled(g, int64(e.Prompt))
-		adds := float64(s.C1Ms) * float64(max(0, load-peak))
-		step := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak)
-		othersLose := adds * p.set.holdSteps * float64(running)
-		itLoses := step * (1 + float64(e.WaitMs)/stepMs)
+		addsMs := float64(s.C1Ms) * float64(max(0, load-peak))        // by how much the entry would lengthen each step
+		nextStepMs := float64(s.C0Ms) + float64(s.C1Ms)*float64(peak) // length of a step without the entry
+		othersLose := addsMs * p.set.holdSteps * float64(running)     // if the entry is placed now
+		entryLoses := nextStepMs * (1 + float64(e.WaitMs)/stepMs)     // if it is held back
 		mayWait := float64(e.WaitMs) < 1000*p.set.maxHoldS && !e.Express && !isOverdue(s, e)
-		if mayWait && othersLose > itLoses {
+		if mayWait && othersLose > entryLoses {
 			h.isHeld[entry] = true
-			h.addsMs[entry] = float32(adds)
+			h.addsMs[entry] = float32(addsMs)
 			h.count++
 			continue
 		}
-		h.loads[g] = load
+		h.loads[g] = load // the entry is not held back, so it counts on this rank
 		h.slots[g]--
 		peak = max(peak, load)
 	}
-	if others := int64(len(s.Pool) - h.count); p.ranks.openSlots <= others {
+	if others := int64(len(s.Pool) - h.count); p.ranks.openSlots <= others { // the others take all slots anyway
 		h.reset()
 	}
 	if h.count > 0 {
@@ -91,8 +93,9 @@ func (p *evenkeel) holdBack(s *Snapshot) {
 	}
 }
 
-// begin sorts the entries by prompt length, marks none as held back, and copies the loads and slots that the ranks had before the round.
-func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
+// prepare fills the fields that holdBack changes: it sorts the entries by prompt length, marks none as held back, and copies the loads and
+// slots that the ranks had before the round.
+func (h *heldBack) prepare(s *Snapshot, p *evenkeel) {
 	h.isHeld, h.addsMs = sized(h.isHeld, len(s.Pool)), sized(h.addsMs, len(s.Pool))
 	clear(h.isHeld)
 	h.order = h.order[:0]
@@ -111,7 +114,9 @@ func (h *heldBack) begin(s *Snapshot, p *evenkeel) {
 func (p *evenkeel) leastLoadedForHold(tokens int64) int {
 	h, best := &p.heldBack, none
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); h.slots[g] > 0 && tokens <= p.ranks.room[g] && (best == none || h.loads[g] < h.loads[best]) {
+		g := int(rank)
+		fits := h.slots[g] > 0 && tokens <= p.ranks.room[g]
+		if fits && (best == none || h.loads[g] < h.loads[best]) {
 			best = g
 		}
 	}

@@ -15,13 +15,13 @@ type search struct {
 const minImprovement = 2
 
 // improve changes placements as long as changes lower the cost and the budget of evaluations lasts. For each placement, it tries three
-// changes: place another candidate instead, swap the ranks with a later placement, or move to a free slot of another rank.
+// changes: place another candidate instead, swap the candidates with a later placement, or move to a free slot of another rank.
 func (p *evenkeel) improve(budget int) {
 	p.search.evaluationsLeft = budget
 	p.loads.startSmoothing(p.set.kappa)
 	unchanged := 0 // placements in a row that could not be improved; the search ends when no placement can be
 	for a := 0; unchanged < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
-		if a == len(p.placed) {
+		if a == len(p.placed) { // go through all placements again, because changes may have made others worthwhile
 			a = 0
 		}
 		unchanged++
@@ -38,16 +38,16 @@ func (p *evenkeel) improve(budget int) {
 
 // liftPlacement sets p.search to the loads without placement a (an index in p.placed). It changes no placement.
 func (p *evenkeel) liftPlacement(a int) {
-	m := &p.search
-	m.rank = int(p.placed[a].rank)
-	m.ownLoad = p.candidates.loadOn(&p.loads, p.placed[a].candidate, m.rank)
-	m.baseLoad = p.loads.load[m.rank] - m.ownLoad
-	m.others = p.loads.without(m.rank)
+	search := &p.search
+	search.rank = int(p.placed[a].rank)
+	search.ownLoad = p.candidates.loadOn(&p.loads, p.placed[a].candidate, search.rank)
+	search.baseLoad = p.loads.load[search.rank] - search.ownLoad
+	search.others = p.loads.without(search.rank)
 }
 
 // evaluateChange says whether a change of placements lowers the cost by enough, and spends one evaluation. peakAfter is the smoothed peak
 // after the change. gain is by how much the sum of load and wait credit of the placed candidates rises: both lower the cost.
-func (p *evenkeel) evaluateChange(peakAfter, gain int64) bool {
+func (p *evenkeel) evaluateChange(peakAfter, gain int64) (worthwhile bool) {
 	p.search.evaluationsLeft--
 	l := &p.loads
 	// A rise leaves every rank farther below the fullest, so it counts once per rank.
@@ -59,29 +59,29 @@ func (p *evenkeel) evaluateChange(peakAfter, gain int64) bool {
 // and the next unplaced candidate is compared with the new one. An overdue candidate is never replaced. changed says whether any exchange
 // was made.
 func (p *evenkeel) tryReplacements(a int) (changed bool) {
-	l, m := &p.loads, &p.search
-	who := p.placed[a].candidate // present candidate of placement a
-	present := &p.candidates.all[who]
+	l, search := &p.loads, &p.search
+	candidate := p.placed[a].candidate // present candidate of placement a
+	present := &p.candidates.all[candidate]
 	if present.overdue {
 		return false
 	}
-	for i := 0; i < len(p.unplaced) && m.evaluationsLeft > 0; i++ {
+	for i := 0; i < len(p.unplaced) && search.evaluationsLeft > 0; i++ {
 		rival := &p.candidates.all[p.unplaced[i]]
-		if rival.tokens-present.tokens > p.ranks.room[m.rank] {
+		if rival.tokens-present.tokens > p.ranks.room[search.rank] { // the rival does not fit even in place of the present candidate
 			continue
 		}
 		gain := rival.load + rival.waitCredit - present.load - present.waitCredit
-		added := p.candidates.loadOn(l, p.unplaced[i], m.rank)
-		load := m.baseLoad + added
-		peakAfter := l.smoothed.value(max(m.others.largest, load), l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], load))
+		added := p.candidates.loadOn(l, p.unplaced[i], search.rank)
+		load := search.baseLoad + added
+		peakAfter := l.smoothed.value(max(search.others.largest, load), l.smoothed.rootTerm+l.smoothed.rootRise(l.load[search.rank], load))
 		if !p.evaluateChange(peakAfter, gain) {
 			continue
 		}
-		l.changeLoad(m.rank, added-m.ownLoad)
-		p.ranks.changeRoom(m.rank, present.tokens, rival.tokens)
+		l.changeLoad(search.rank, added-search.ownLoad)
+		p.ranks.changeRoom(search.rank, present.tokens, rival.tokens)
 		present.placed, rival.placed = false, true
-		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], who
-		who, present = p.placed[a].candidate, rival
+		p.placed[a].candidate, p.unplaced[i] = p.unplaced[i], candidate
+		candidate, present = p.placed[a].candidate, rival
 		changed = true
 		p.liftPlacement(a) // p.search must reflect the new candidate
 	}
@@ -91,27 +91,28 @@ func (p *evenkeel) tryReplacements(a int) (changed bool) {
 // smoothedPeakAfter returns the smoothed peak after a change of two loads: that of the rank in p.search to its baseLoad plus added, and
 // that of rank b by change.
 func (p *evenkeel) smoothedPeakAfter(added int64, b int, change int64) int64 {
-	l, m := &p.loads, &p.search
-	loadA, loadB := m.baseLoad+added, l.load[b]+change
-	return l.smoothed.value(max(m.others.largestWithout(b), loadA, loadB),
-		l.smoothed.rootTerm+l.smoothed.rootRise(l.load[m.rank], loadA)+l.smoothed.rootRise(l.load[b], loadB))
+	l, search := &p.loads, &p.search
+	loadA, loadB := search.baseLoad+added, l.load[b]+change
+	return l.smoothed.value(max(search.others.largestWithout(b), loadA, loadB),
+		l.smoothed.rootTerm+l.smoothed.rootRise(l.load[search.rank], loadA)+l.smoothed.rootRise(l.load[b], loadB))
 }
 
-// trySwaps tries to exchange the rank of placement a with that of each later placement on another rank. changed says whether any exchange
-// lowered the cost.
+// trySwaps tries to exchange the candidate of placement a with that of each later placement on another rank. changed says whether any
+// exchange lowered the cost.
 func (p *evenkeel) trySwaps(a int) (changed bool) {
-	l, m := &p.loads, &p.search
-	for b := a + 1; b < len(p.placed) && m.evaluationsLeft > 0; b++ {
+	l, search := &p.loads, &p.search
+	for b := a + 1; b < len(p.placed) && search.evaluationsLeft > 0; b++ {
 		g := int(p.placed[b].rank)
-		whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
-		candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
-		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[m.rank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
-		if g == m.rank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
+		indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
+		candidateA, candidateB := &p.candidates.all[indexA], &p.candidates.all[indexB]
+		fits := candidateB.tokens-candidateA.tokens <= p.ranks.room[search.rank] && candidateA.tokens-candidateB.tokens <= p.ranks.room[g]
+		if g == search.rank || g == p.ranks.reserved || !fits { // the reserved rank is kept free for an overdue entry
 			continue
 		}
-		added := p.candidates.loadOn(l, whoB, m.rank)
-		change := p.candidates.loadOn(l, whoA, g) - p.candidates.loadOn(l, whoB, g)
-		if !p.evaluateChange(p.smoothedPeakAfter(added, g, change), 0) {
+		added := p.candidates.loadOn(l, indexB, search.rank)
+		change := p.candidates.loadOn(l, indexA, g) - p.candidates.loadOn(l, indexB, g)
+		const noGain = 0 // the same candidates stay placed
+		if !p.evaluateChange(p.smoothedPeakAfter(added, g, change), noGain) {
 			continue
 		}
 		p.exchange(a, b)
@@ -121,38 +122,39 @@ func (p *evenkeel) trySwaps(a int) (changed bool) {
 	return changed
 }
 
-// exchange swaps the ranks of placements a and b, and updates the loads and the KV room of both ranks. The caller must have called
-// p.liftPlacement(a), which fills p.search with the rank of a and the load that a adds to this rank.
+// exchange swaps the candidates of placements a and b, so that each gets the other's rank, and updates the loads and the KV room of both
+// ranks. The caller must have called p.liftPlacement(a), which fills p.search with the rank of a and the load that a adds to this rank.
 func (p *evenkeel) exchange(a, b int) {
 	l, rankA, rankB := &p.loads, p.search.rank, int(p.placed[b].rank)
-	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
-	tokensA, tokensB := p.candidates.all[whoA].tokens, p.candidates.all[whoB].tokens
-	changeA := p.candidates.loadOn(l, whoB, rankA) - p.search.ownLoad
-	changeB := p.candidates.loadOn(l, whoA, rankB) - p.candidates.loadOn(l, whoB, rankB)
+	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
+	tokensA, tokensB := p.candidates.all[indexA].tokens, p.candidates.all[indexB].tokens
+	changeA := p.candidates.loadOn(l, indexB, rankA) - p.search.ownLoad
+	changeB := p.candidates.loadOn(l, indexA, rankB) - p.candidates.loadOn(l, indexB, rankB)
 	l.changeLoad(rankA, changeA)
 	l.changeLoad(rankB, changeB)
 	p.ranks.changeRoom(rankA, tokensA, tokensB)
 	p.ranks.changeRoom(rankB, tokensB, tokensA)
-	p.placed[a].candidate, p.placed[b].candidate = whoB, whoA
+	p.placed[a].candidate, p.placed[b].candidate = indexB, indexA
 }
 
 // tryMoves tries to move placement a to a free slot of each other rank. changed says whether any move lowered the cost.
 func (p *evenkeel) tryMoves(a int) (changed bool) {
-	l, m := &p.loads, &p.search
-	if p.ranks.openSlots == 0 {
+	l, search := &p.loads, &p.search
+	if p.ranks.openSlots == 0 { // there is nowhere to move to
 		return false
 	}
 	c := &p.candidates.all[p.placed[a].candidate]
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
-		if m.evaluationsLeft <= 0 {
+		if search.evaluationsLeft <= 0 {
 			break
 		}
-		if g == m.rank || !p.ranks.fits(g, c.tokens) {
+		if g == search.rank || !p.ranks.fits(g, c.tokens) {
 			continue
 		}
 		added := p.candidates.loadOn(l, p.placed[a].candidate, g)
-		if !p.evaluateChange(p.smoothedPeakAfter(0, g, added), 0) {
+		const nothingAdded, noGain = 0, 0 // no load comes to the present rank, and the same candidates stay placed
+		if !p.evaluateChange(p.smoothedPeakAfter(nothingAdded, g, added), noGain) {
 			continue
 		}
 		p.relocate(a, g)

@@ -30,7 +30,9 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 	if longestFirst {
 		l.keys = sized(l.keys, n)
 		for i := range pool {
-			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i) // inverted, because the longest prompt must have the smallest key
+			// The length is inverted, because the longest prompt must have the smallest key. The index in the low bits keeps prompts of the same
+			// length in order of arrival.
+			l.keys[i] = uint64(^uint32(pool[i].Prompt))<<32 | uint64(i)
 		}
 		slices.Sort(l.keys)
 		for p, k := range l.keys {
@@ -45,11 +47,11 @@ func (l *line) build(pool []Entry, longestFirst bool) {
 		l.pos[i] = int32(p)
 		l.next[p], l.prev[p] = int32(p)+1, int32(p)-1
 	}
-	if n == 0 {
+	if n == 0 { // an empty line: the head is its own neighbour
 		l.next[0], l.prev[0] = 0, 0
 		return
 	}
-	l.prev[0] = int32(n)
+	l.prev[0] = int32(n) // the head, at position n, closes the list to a ring
 	l.next[n], l.prev[n] = 0, int32(n)-1
 }
 
@@ -60,14 +62,15 @@ func (l *line) head() int32 { return int32(len(l.entry)) }
 func (l *line) remove(p int32) {
 	l.next[l.prev[p]], l.prev[l.next[p]] = l.next[p], l.prev[p]
 	l.waiting--
-	if l.indexed {
-		r := l.placeOf[p]
-		l.after[r] = r + 1
-		l.before[r+1] = r
+	if l.indexed { // atOrAfter and atOrBefore must skip the entry's place from now on
+		place := l.placeOf[p]
+		l.after[place] = place + 1
+		l.before[place+1] = place
 	}
 }
 
-// sortByLength sorts the entries that are still in line by the length of their prompts.
+// sortByLength sorts the entries that are still in line by the length of their prompts, so that bestSingle can look them up by length.
+// Entries of the same length stay in the order of their positions.
 func (l *line) sortByLength(pool []Entry) {
 	l.sorted = l.sorted[:0]
 	for p := l.next[l.head()]; p != l.head(); p = l.next[p] {
@@ -77,12 +80,12 @@ func (l *line) sortByLength(pool []Entry) {
 	n := len(l.sorted)
 	l.placeOf, l.firstEqual = sized(l.placeOf, len(l.entry)), sized(l.firstEqual, n)
 	l.after, l.before = sized(l.after, n+1), sized(l.before, n+1)
-	for r := range n {
-		l.placeOf[uint32(l.sorted[r])] = int32(r)
-		l.after[r], l.before[r] = int32(r), int32(r)
-		l.firstEqual[r] = int32(r)
-		if r > 0 && l.prompt(r) == l.prompt(r-1) {
-			l.firstEqual[r] = l.firstEqual[r-1]
+	for place := range n {
+		l.placeOf[l.position(place)] = int32(place)
+		l.after[place], l.before[place] = int32(place), int32(place) // the entry is in line, so a search ends at its place
+		l.firstEqual[place] = int32(place)
+		if place > 0 && l.prompt(place) == l.prompt(place-1) {
+			l.firstEqual[place] = l.firstEqual[place-1]
 		}
 	}
 	l.after[n], l.before[n] = int32(n), int32(n)
@@ -95,8 +98,8 @@ func (l *line) prompt(place int) int64 { return int64(l.sorted[place] >> 32) }
 // position returns the position in line of the entry at this place.
 func (l *line) position(place int) int32 { return int32(uint32(l.sorted[place])) }
 
-// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. It also halves the
-// paths in after that it walks, so that later calls are faster.
+// atOrAfter returns the first place, from the given one on, whose entry is still in line; len(sorted): there is none. It follows the values
+// of after until a place points to itself. It also halves the paths in after that it walks, so that later calls are faster.
 func (l *line) atOrAfter(from int) int {
 	place := int32(from)
 	for l.after[place] != place {
@@ -106,7 +109,8 @@ func (l *line) atOrAfter(from int) int {
 	return int(place)
 }
 
-// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none.
+// atOrBefore returns the last place, up to the given one, whose entry is still in line; -1: there is none. It walks before as atOrAfter
+// walks after.
 func (l *line) atOrBefore(from int) int {
 	next := int32(from) + 1 // place plus 1, the form of the values in before
 	for l.before[next] != next {

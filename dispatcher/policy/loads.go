@@ -13,12 +13,12 @@ const fixedBits = 20
 // Cost returns the cost of the loads of a group (J in the BalanceRoute paper): by how many KV tokens the ranks are below the fullest rank,
 // summed over all ranks.
 func Cost(loads []float64) float64 {
-	var most, sum float64
-	for _, x := range loads {
-		most = max(most, x)
-		sum += x
+	var largest, sum float64
+	for _, load := range loads {
+		largest = max(largest, load)
+		sum += load
 	}
-	return float64(len(loads))*most - sum
+	return float64(len(loads))*largest - sum
 }
 
 // growthShare is how far a running request is expected to grow, as a share of the mean answer length.
@@ -60,6 +60,7 @@ func (l *loads) build(s *Snapshot, requestWeight int64) {
 			l.cost[g] = 1
 		}
 		l.heldTokens[g] = w.KVTokens()
+		// initialLoad counts what lengthens a step now, and load also how far the requests are expected to grow.
 		l.initialLoad[g] = l.scaled(g, l.heldTokens[g]+l.requestWeight*int64(len(w.Running)))
 		l.load[g] = l.scaled(g, (l.heldTokens[g]+l.expectedGrowth*int64(len(w.Running)))<<fixedBits)
 	}
@@ -81,7 +82,7 @@ func (l *loads) rescan() {
 func (l *loads) offerToTop(e topLoad) {
 	for i := range l.top {
 		if e.load > l.top[i].load {
-			l.top[i], e = e, l.top[i]
+			l.top[i], e = e, l.top[i] // goes on with the load that was here, because it may belong at the next position
 		}
 	}
 }
@@ -100,7 +101,8 @@ func (l *loads) changeLoad(g int, change int64) {
 			l.rescan()
 			return
 		}
-		copy(l.top[i:], l.top[i+1:]) // remove the rank from top, so that offerToTop can insert it at its new position
+		// The load has risen. Remove the rank from top, so that offerToTop can insert it at its new position.
+		copy(l.top[i:], l.top[i+1:])
 		l.top[len(l.top)-1] = topLoad{0, none}
 	}
 	l.offerToTop(e)
@@ -124,7 +126,7 @@ type otherLoads struct {
 	largestRank     int32
 }
 
-// without returns the two largest loads of all ranks but g.
+// without returns the two largest loads of all ranks but g. Both are in top, because at most one of its three loads is that of g.
 func (l *loads) without(g int) otherLoads {
 	first, second, third := l.top[0], l.top[1], l.top[2]
 	switch int32(g) {
@@ -136,7 +138,7 @@ func (l *loads) without(g int) otherLoads {
 	return otherLoads{first.load, second.load, first.rank}
 }
 
-// largestWithout returns the largest of these loads, leaving out rank b.
+// largestWithout returns the largest load of all ranks except two: the rank that otherLoads leaves out already, and rank b.
 func (r *otherLoads) largestWithout(b int) int64 {
 	if r.largestRank == int32(b) {
 		return r.second
@@ -154,31 +156,35 @@ type smoothedPeak struct {
 	rootTerm float64 // kappa times the root, computed by its tangent
 }
 
-// startSmoothing computes the tangent at the present loads: the root times kappa, and by how much this rises with the eighth power of a
-// load.
+// startSmoothing computes the tangent at the present loads: rootTerm, which is kappa times the root, and its slope. The slope is the
+// derivative of kappa*(power/n)^(1/8) with respect to power, the sum of the eighth powers of the n loads. If all loads are 0, both stay 0.
 func (l *loads) startSmoothing(kappa float64) {
 	l.smoothed = smoothedPeak{kappa: kappa}
 	power := 0.0
 	for _, load := range l.load {
-		power += eighth(load)
+		power += eighthPower(load)
 	}
 	if power > 0 {
-		l.smoothed.rootTerm = kappa * math.Sqrt(math.Sqrt(math.Sqrt(power/float64(len(l.load)))))
+		mean := power / float64(len(l.load))
+		l.smoothed.rootTerm = kappa * math.Sqrt(math.Sqrt(math.Sqrt(mean))) // three square roots make the eighth root
 		l.smoothed.slope = l.smoothed.rootTerm / (8 * power)
 	}
 }
 
-// value returns the weighted mean of peak and the root. rootTerm is kappa times the root. If the search begins with loads of a few tokens,
-// the tangent makes rootTerm huge for large loads, so the result is at most 2^52: its product with 1024 ranks still fits an int64.
+// value returns the weighted mean of peak, with weight 1-kappa, and the root, with weight kappa. rootTerm is kappa times the root. If the
+// search begins with loads of a few tokens, the tangent makes rootTerm huge for large loads, so the result is at most 2^52: its product
+// with 1024 ranks still fits an int64.
 func (m *smoothedPeak) value(peak int64, rootTerm float64) int64 {
 	return int64(math.Round(min((1-m.kappa)*float64(peak)+rootTerm, 1<<52)))
 }
 
 // rootRise returns by how much rootTerm rises when the load of one rank changes; below 0: it falls.
-func (m *smoothedPeak) rootRise(from, to int64) float64 { return m.slope * (eighth(to) - eighth(from)) }
+func (m *smoothedPeak) rootRise(from, to int64) float64 {
+	return m.slope * (eighthPower(to) - eighthPower(from))
+}
 
-// eighth returns the eighth power of x.
-func eighth(x int64) float64 {
+// eighthPower returns the eighth power of x, by squaring it three times.
+func eighthPower(x int64) float64 {
 	f := float64(x)
 	f *= f
 	f *= f

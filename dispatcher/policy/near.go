@@ -11,8 +11,8 @@ type residents struct {
 	next  []int32 // by placement: the next placement on the same rank, or none
 }
 
-// list makes the lists from all placements of the round.
-func (r *residents) list(placed []placement, ranks int) {
+// build makes the lists from all placements of the round. ranks is the number of ranks.
+func (r *residents) build(placed []placement, ranks int) {
 	r.first, r.next = sized(r.first, ranks), sized(r.next, len(placed))
 	for g := range r.first {
 		r.first[g] = none
@@ -55,43 +55,47 @@ func (p *evenkeel) preferPrefixRanks(s *Snapshot) {
 	}
 	near.allowance = step * p.set.prefixAffinity
 	p.search.evaluationsLeft = maxNearLooks
-	p.placementsOn.list(p.placed, len(s.Workers))
+	p.placementsOn.build(p.placed, len(s.Workers))
 	for a := 0; a < len(p.placed) && p.search.evaluationsLeft > 0; a++ {
-		if int(p.placed[a].rank) != p.ranks.reserved && len(near.hits(p.placed[a].candidate)) > 0 {
+		isReserved := int(p.placed[a].rank) == p.ranks.reserved // the reserved rank is kept free for an overdue entry
+		if !isReserved && len(near.hits(p.placed[a].candidate)) > 0 {
 			near.moveNearHits(a)
 		}
 	}
 }
 
-// nearSearch is the state of preferPrefixRanks: the largest load so far, and how far a move may raise the smoothed peak.
+// nearSearch is the state of preferPrefixRanks: the limits that its moves must keep.
 type nearSearch struct {
 	*evenkeel
 	s            *Snapshot
-	peak         int64   // largest load of a rank, which no move may exceed
+	peak         int64   // largest load of a rank when the moves begin, which no move may exceed
 	smoothedPeak float64 // smoothed peak of the loads when the moves begin, see the type smoothedPeak
 	allowance    float64 // how much the smoothed peak may rise for a move that saves the copy of a whole prompt
 }
 
-// hits returns the ranks that have a part of a candidate's prompt in their prefix cache. who is the candidate's index.
-func (p *nearSearch) hits(who int32) []Hit { return p.s.Waits[p.candidates.all[who].entry].Hits }
+// hits returns the ranks that have a part of a candidate's prompt in their prefix cache. candidate is an index in p.candidates.all.
+func (p *nearSearch) hits(candidate int32) []Hit {
+	return p.s.Waits[p.candidates.all[candidate].entry].Hits
+}
 
-// tokensHeld returns how many tokens of a candidate's prompt are in the prefix cache of rank g.
-func (p *nearSearch) tokensHeld(who int32, g int) int {
-	hits := p.hits(who)
+// tokensHeld returns how many tokens of a candidate's prompt are in the prefix cache of rank g; 0 also if g has no hit. The hits are sorted
+// by the ID of their worker.
+func (p *nearSearch) tokensHeld(candidate int32, g int) int {
+	hits := p.hits(candidate)
 	if at, ok := slices.BinarySearchFunc(hits, p.s.Workers[g].ID, func(h Hit, id int32) int { return int(h.Worker) - int(id) }); ok {
 		return hits[at].Tokens
 	}
 	return 0
 }
 
-// moveNearHits moves placement a to the rank where the most tokens of its prompt need not be copied (are spared). It takes a free slot
-// there or, if there is none, exchanges the ranks of a and another placement.
+// moveNearHits moves the candidate of placement a to the rank where the most tokens need not be copied (are spared). It takes a free slot
+// there or, if it cannot, exchanges the candidates of a and of a placement on that rank.
 func (p *nearSearch) moveNearHits(a int) {
-	who := p.placed[a].candidate
-	heldHere := p.tokensHeld(who, int(p.placed[a].rank))
+	candidate := p.placed[a].candidate
+	heldHere := p.tokensHeld(candidate, int(p.placed[a].rank))
 	mostSpared, rank, swapWith := 0, none, none // best move so far: tokens that it spares, its rank, and the placement to exchange with
 	p.liftPlacement(a)
-	for _, h := range p.hits(who) {
+	for _, h := range p.hits(candidate) {
 		if p.search.evaluationsLeft--; p.search.evaluationsLeft < 0 {
 			break
 		}
@@ -101,12 +105,14 @@ func (p *nearSearch) moveNearHits(a int) {
 		if !isOther || spared <= mostSpared {
 			continue
 		}
-		if p.ranks.fits(g, p.candidates.all[who].tokens) && p.affords(0, g, p.candidates.loadOn(&p.loads, who, g), spared, who) {
+		const nothingAdded = 0 // a move takes the candidate off its present rank, and brings no other there
+		fits := p.ranks.fits(g, p.candidates.all[candidate].tokens)
+		if fits && p.affords(nothingAdded, g, p.candidates.loadOn(&p.loads, candidate, g), spared, candidate) {
 			mostSpared, rank, swapWith = spared, g, none
 			continue
 		}
-		if most, b := p.bestSwap(a, g, spared, mostSpared); b != none {
-			mostSpared, rank, swapWith = most, g, b
+		if bothSpared, b := p.bestSwap(a, g, spared, mostSpared); b != none {
+			mostSpared, rank, swapWith = bothSpared, g, b
 		}
 	}
 	if swapWith != none {
@@ -130,32 +136,34 @@ func (p *nearSearch) bestSwap(a, g, spared, least int) (mostSpared, swapWith int
 	return mostSpared, swapWith
 }
 
-// affords says whether a change of loads is acceptable, given that it spares the copy of so many prompt tokens of a candidate (who is its
-// index). In the change, the load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change.
-func (p *nearSearch) affords(added int64, g int, change int64, spared int, who int32) bool {
-	l, m := &p.loads, &p.search
-	if max(m.others.largestWithout(g), m.baseLoad+added, l.load[g]+change) > p.peak {
+// affords says whether a change of loads is acceptable, given that it spares the copy of so many prompt tokens (spared) of a candidate. In
+// the change, the load of the rank in p.search becomes its baseLoad plus added, and the load of rank g changes by change. No load may
+// exceed the peak. The smoothed peak may rise by the part of the allowance that the spared tokens are of the candidate's prompt.
+func (p *nearSearch) affords(added int64, g int, change int64, spared int, candidate int32) bool {
+	l, search := &p.loads, &p.search
+	if max(search.others.largestWithout(g), search.baseLoad+added, l.load[g]+change) > p.peak {
 		return false
 	}
-	share := min(1, float64(spared)/float64(max(1, p.candidates.all[who].tokens)))
+	share := min(1, float64(spared)/float64(max(1, p.candidates.all[candidate].tokens)))
 	return float64(p.smoothedPeakAfter(added, g, change))-p.smoothedPeak <= p.allowance*share
 }
 
-// sparesFor returns how many fewer tokens must be copied for placement b if it moves from rank g to the rank in p.search; below 0: more.
+// sparesFor returns how many fewer tokens must be copied for the candidate of placement b if it moves from rank g to the rank in p.search;
+// below 0: more.
 func (p *nearSearch) sparesFor(b, g int) int {
-	who := p.placed[b].candidate
-	return p.tokensHeld(who, p.search.rank) - p.tokensHeld(who, g)
+	candidate := p.placed[b].candidate
+	return p.tokensHeld(candidate, p.search.rank) - p.tokensHeld(candidate, g)
 }
 
-// canSwap says whether placements a and b may exchange their ranks: both must find room, and the loads must not become too unequal for the
-// number of prompt tokens that need not be copied (spared). g is the rank of b.
+// canSwap says whether placements a and b may exchange their candidates: both must find room, and the loads must not become too unequal for
+// the number of prompt tokens that need not be copied (spared). g is the rank of b.
 func (p *nearSearch) canSwap(a, b, g, spared int) bool {
-	whoA, whoB := p.placed[a].candidate, p.placed[b].candidate
-	candidateA, candidateB := &p.candidates.all[whoA], &p.candidates.all[whoB]
+	indexA, indexB := p.placed[a].candidate, p.placed[b].candidate
+	candidateA, candidateB := &p.candidates.all[indexA], &p.candidates.all[indexB]
 	if candidateB.tokens-candidateA.tokens > p.ranks.room[p.search.rank] || candidateA.tokens-candidateB.tokens > p.ranks.room[g] {
 		return false
 	}
 	l := &p.loads
-	return p.affords(p.candidates.loadOn(l, whoB, p.search.rank), g, p.candidates.loadOn(l, whoA, g)-p.candidates.loadOn(l, whoB, g),
-		spared, whoA)
+	return p.affords(p.candidates.loadOn(l, indexB, p.search.rank), g, p.candidates.loadOn(l, indexA, g)-p.candidates.loadOn(l, indexB, g),
+		spared, indexA)
 }

@@ -72,8 +72,8 @@ const ageShare = 80
 // maxHorizon is the longest horizon that a user may set, in decode steps. It bounds the memory of a policy.
 const maxHorizon = 512
 
-// horizonFor returns the horizon in decode steps. For auto, shorter answers give a shorter horizon, because most running requests will have
-// ended before a long one.
+// horizonFor returns the horizon in decode steps. For auto, it is a quarter of the mean output, from 1 to longestAuto: if answers are
+// short, most running requests will have ended before a long horizon. meanOutput is in tokens; 0: unknown.
 func horizonFor(horizon int, meanOutput float64) int {
 	if horizon != auto {
 		return horizon
@@ -86,8 +86,8 @@ func horizonFor(horizon int, meanOutput float64) int {
 
 const longestAuto = 80 // longest horizon of auto, in decode steps; also used if the mean output is unknown
 
-// gammaFor returns by what factor a step counts less than the step before it. With a factor of 1-1/n, the weights of all steps add up to n.
-// For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
+// gammaFor returns the factor by which a step counts less than the step before it. With a factor of 1-1/n, the weights of all steps add up
+// to n. For auto, n is a fifteenth of the mean output, but 2 to 20; 20 if the mean output is not known.
 func gammaFor(gamma, meanOutput float64) float64 {
 	if gamma != auto {
 		return gamma

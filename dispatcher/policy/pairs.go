@@ -3,7 +3,7 @@ package policy
 // pair is by how much the cost changes if one candidate is placed on one rank.
 type pair struct {
 	change   int64
-	peakRise int64 // rise of the largest load, from the begin of bestPair until change was computed; notComputed: change is not valid
+	peakRise int64 // rise of the largest load, from when bestPair began until change was computed; notComputed: change is not valid
 }
 
 const notComputed = -1
@@ -13,28 +13,28 @@ const notComputed = -1
 // fullest. The unused parameters give it the signature of workerFirst and longestFirst, because place calls one of the three.
 func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	ranks := len(p.loads.load)
-	pairs := sized(p.start.pairs, (to-from)*ranks)
+	pairs := sized(p.start.pairs, (to-from)*ranks) // the pairs of the first candidate with each rank, then those of the next candidate
 	p.start.pairs = pairs
 	for i := range pairs {
 		pairs[i].peakRise = notComputed
 	}
 	var peakRise int64 // rise of the largest load since this call began
 	for len(p.placed) < p.wanted {
-		who, rank, least := none, none, int64(0)
+		candidate, rank, least := none, none, int64(0)
 		for i := from; i < to; i++ {
 			if p.candidates.all[i].placed {
 				continue
 			}
 			g, change := p.bestRank(int32(i), pairs[(i-from)*ranks:][:ranks], peakRise)
-			if g != none && (who == none || change < least) {
-				who, rank, least = i, g, change
+			if g != none && (candidate == none || change < least) {
+				candidate, rank, least = i, g, change
 			}
 		}
-		if who == none {
+		if candidate == none { // no candidate fits any rank
 			return
 		}
 		before := p.loads.peak()
-		p.placeOn(int32(who), rank)
+		p.placeOn(int32(candidate), rank)
 		peakRise += p.loads.peak() - before
 		for i := rank; i < len(pairs); i += ranks { // pairs of all candidates with this rank
 			pairs[i].peakRise = notComputed
@@ -42,12 +42,13 @@ func (p *evenkeel) bestPair(_ *Snapshot, from, to int, _ bool) {
 	}
 }
 
-// bestRank returns the rank on which a candidate (who is its index) changes the cost least, and this change. pairs has the pair of the
-// candidate with each rank, and peakRise is the rise of the largest load (the peak) since bestPair began. A pair is computed anew only if
-// it could be the best: since it was computed, its change can have fallen by at most the rise of the peak times the number of ranks.
-func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, least int64) {
+// bestRank returns the rank on which a candidate changes the cost least, and this change; none: the candidate fits no rank. candidate is an
+// index in p.candidates.all, pairs has the pair of the candidate with each rank, and peakRise is the rise of the largest load (the peak)
+// since bestPair began. A pair is computed anew only if it could be the best: since it was computed, its change can have fallen by at most
+// the rise of the peak times the number of ranks.
+func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best int, least int64) {
 	l := &p.loads
-	c, rankCount := &p.candidates.all[who], int64(len(l.load))
+	c, rankCount := &p.candidates.all[candidate], int64(len(l.load))
 	best = none
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
@@ -60,10 +61,12 @@ func (p *evenkeel) bestRank(who int32, pairs []pair, peakRise int64) (best int, 
 			if known.peakRise != notComputed && best != none && leastChange > least {
 				continue
 			}
-			known.change = rankCount*(max(l.peak(), l.load[g]+p.candidates.loadOn(l, who, g))-l.peak()) - c.load - c.waitCredit
+			peakWith := max(l.peak(), l.load[g]+p.candidates.loadOn(l, candidate, g))
+			known.change = rankCount*(peakWith-l.peak()) - c.load - c.waitCredit
 			known.peakRise = peakRise
 		}
-		if best == none || known.change < least || known.change == least && l.load[g] < l.load[best] {
+		isBetter := best == none || known.change < least || known.change == least && l.load[g] < l.load[best]
+		if isBetter {
 			best, least = g, known.change
 		}
 	}

@@ -26,8 +26,8 @@ type ranks struct {
 	reservedFor int // index in the pool of the overdue entry for which the rank is reserved; or none
 }
 
-// load sets the free slots of each rank, plus extra, and its KV room, from the snapshot. A rank that is down has no slots. tokens are the
-// KV tokens that each rank holds.
+// load begins a round: from the snapshot, it sets the free slots of each rank, plus extra, and its KV room. A rank that is down has no
+// slots. tokens are the KV tokens that each rank holds. extra is how many entries a rank may get beyond its free slots.
 func (r *ranks) load(s *Snapshot, tokens []int64, watermark float64, extra int32) {
 	r.reset(len(s.Workers))
 	r.watermark = watermark
@@ -100,13 +100,13 @@ func (r *ranks) closeRank(g int) {
 // from round to round until the entry fits. Among the ranks that could hold the entry when idle, it takes the rank with the most room. If
 // no rank could, or with mostRoomOfAll, it takes the rank with the most room of all. It reserves at most one rank per round.
 func (r *ranks) reserve(s *Snapshot, entry int) {
-	if r.reserved != none {
+	if r.reserved != none { // a rank is reserved already
 		return
 	}
 	tokens := int64(s.Pool[entry].Prompt)
 	reservedCouldHold := false // the rank chosen so far could hold the entry when idle
 	for g := range r.room {
-		if !s.Workers[g].Up {
+		if !s.Workers[g].Up { // a rank that is down takes no requests
 			continue
 		}
 		couldHold := !r.mostRoomOfAll && tokens <= KVBudget(s.Workers[g].Capacity, r.watermark)
@@ -128,8 +128,8 @@ type wait struct {
 	entry int32 // index of the entry in the pool
 }
 
-// overdue appends to dst the entries that the starvation guard takes, the longest wait first; in a tie, in order of arrival.
-func overdue(s *Snapshot, dst []wait) []wait {
+// appendOverdue appends to dst the entries that the starvation guard takes, the longest wait first; in a tie, in order of arrival.
+func appendOverdue(s *Snapshot, dst []wait) []wait {
 	for i := range s.Pool {
 		if e := &s.Pool[i]; isOverdue(s, e) {
 			dst = append(dst, wait{e.WaitMs, int32(i)})
@@ -149,7 +149,7 @@ func isOverdue(s *Snapshot, e *Entry) bool {
 // sized returns a slice of length n with undefined contents. It reuses the memory of old if that is large enough, so that rounds need not
 // allocate.
 func sized[T any](old []T, n int) []T {
-	if cap(old) < n {
+	if cap(old) < n { // a quarter more, so that a slightly larger round later need not allocate again
 		return make([]T, n, n+n/4)
 	}
 	return old[:n]

@@ -29,7 +29,7 @@ type searchResult struct {
 // entries, than the search without a limit.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	if s.RowTokens <= 0 || !p.set.requests {
+	if s.RowTokens <= 0 || !p.set.requests { // the largest number of requests on a rank costs nothing, so no limit can help
 		placeAndImprove(p, s, budget)
 		p.fillUp(s)
 		return
@@ -71,15 +71,15 @@ func arrangeWithLimit(p *evenkeel, s *Snapshot, limit int32, budget int) {
 	p.rows.closedSlots = sized(p.rows.closedSlots, len(s.Workers))
 	clear(p.rows.closedSlots)
 	if limit > 0 {
-		for g := range s.Workers {
-			over := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
-			p.rows.closedSlots[g] = max(0, min(over, p.ranks.free[g]))
+		for g := range s.Workers { // close the free slots that would take the rank beyond the limit
+			beyondLimit := int32(len(s.Workers[g].Running)) + p.ranks.free[g] - limit
+			p.rows.closedSlots[g] = max(0, min(beyondLimit, p.ranks.free[g]))
 			p.ranks.free[g] -= p.rows.closedSlots[g]
 			p.ranks.openSlots -= int64(p.rows.closedSlots[g])
 		}
 	}
 	placeAndImprove(p, s, budget)
-	for g, closed := range p.rows.closedSlots {
+	for g, closed := range p.rows.closedSlots { // open these slots again for fillUp
 		if g != p.ranks.reserved { // a reserved rank gets no entries
 			p.ranks.free[g] += closed
 			p.ranks.openSlots += int64(closed)
@@ -102,8 +102,8 @@ func requestLimits(p *evenkeel, s *Snapshot) [2]int32 {
 	// level is the mean number of requests per rank, rounded up, but at least the number that the rank with most requests already runs.
 	level := max(most, (sum+len(s.Workers)-1)/len(s.Workers))
 	mostWithPlaced := most
-	for _, n := range requestsByRank(p, s) {
-		mostWithPlaced = max(mostWithPlaced, int(n))
+	for _, requests := range requestsByRank(p, s) {
+		mostWithPlaced = max(mostWithPlaced, int(requests))
 	}
 	return [2]int32{int32(level), int32((level + mostWithPlaced) / 2)}
 }
@@ -121,14 +121,14 @@ func requestsByRank(p *evenkeel, s *Snapshot) []int32 {
 }
 
 // resultOf rates the present placements: how many entries they place, and how long they make a step.
-func resultOf(p *evenkeel, s *Snapshot) (a searchResult) {
-	a.placed = len(p.placed)
+func resultOf(p *evenkeel, s *Snapshot) (result searchResult) {
+	result.placed = len(p.placed)
 	for _, placement := range p.placed {
 		if p.candidates.all[placement.candidate].overdue {
-			a.overduePlaced++
+			result.overduePlaced++
 		}
 	}
 	peak := math.Ldexp(float64(p.loads.peak()), -fixedBits)
-	a.load = peak + float64(s.RowTokens)*float64(slices.Max(requestsByRank(p, s)))
-	return a
+	result.load = peak + float64(s.RowTokens)*float64(slices.Max(requestsByRank(p, s)))
+	return result
 }

@@ -80,12 +80,12 @@ func withChange(v settings, change func(*settings)) settings {
 	return v
 }
 
-// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard, which the paper does not have.
+// newBR0 makes the policy BR-0 of the BalanceRoute paper, and adds a starvation guard (overdueFirst), which the paper does not have.
 func newBR0(name string, v *settings) Policy {
 	return &greedy{
 		name: name, window: v.window, theta: v.theta, slotsFirst: v.capacity, longestFirst: v.longest,
 		overdueFirst: true, maxAgeMs: float32(v.maxAgeMs), watermark: v.watermark, sendsAhead: v.sendsAhead,
-		ranks: ranks{mostRoomOfAll: true}, // the golden vectors of BR-0 need this
+		ranks: ranks{mostRoomOfAll: true}, // the golden vectors, recorded decisions that tests compare with, reserve ranks in this way
 	}
 }
 
@@ -117,6 +117,7 @@ func newBypass(name string, v *settings) Policy {
 
 // ruleForms returns both forms of a first-come rule: the immediate form, and the pooled form, whose name begins with p.
 func ruleForms(name string, r rule, keys ...string) []namedPolicy {
+	// A PCG has two seeds. The second is the user's seed with some bits flipped, so that it differs from the first.
 	dice := func(seed uint64) *rand.PCG { return rand.NewPCG(seed, seed^0x9e3779b97f4a7c15) }
 	return []namedPolicy{
 		{
@@ -153,7 +154,8 @@ type Spec struct {
 	set    []string // keys that the text sets
 }
 
-// ParseSpec parses the text of one policy, name or name:key=value,... (see package namedargs), and checks its keys and values.
+// ParseSpec parses the text of one policy, name or name:key=value,... (see package namedargs), and checks its keys and values. Keys that
+// the text does not set keep the defaults of the policy.
 func ParseSpec(text string) (Spec, error) {
 	name, set, err := namedargs.Parse(text, Names())
 	if err != nil {

@@ -16,8 +16,8 @@ type starts struct {
 // ranked is a candidate with its sort value, gain. In workerFirst, gain is by how much the candidate lowers the cost if the largest load
 // does not rise. In longestFirst, gain is the length of its prompt.
 type ranked struct {
-	gain int64
-	who  int32
+	gain      int64
+	candidate int32
 }
 
 // startEvaluations bounds the work of the first placements: the number of candidates times the number of placements.
@@ -35,8 +35,9 @@ const leastExtra = 32
 // back. improve makes them better later. For an overdue entry that fits no rank, place reserves a rank.
 func (p *evenkeel) place(s *Snapshot) {
 	p.wanted = p.placeable(s)
+	const fromPool, beforePlacing = true, true
 	slotsAreScarce := p.ranks.openSlots <= int64(p.wanted) // true: there is an entry for each slot; false: there is a slot for each entry
-	p.overdueEntries = overdue(s, p.overdueEntries[:0])
+	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
 	p.candidates.reset(s, p.loads.expectedGrowth, ageWeightFor(p.set.ageWeight, s), p.stepMs(s))
 	copy(p.candidates.taken, p.heldBack.isHeld) // entries that are held back must not become candidates
 	p.candidates.chooseEntries(s, p.overdueEntries, &p.ranks, p.wanted, p.extraCandidates(p.wanted))
@@ -49,11 +50,11 @@ func (p *evenkeel) place(s *Snapshot) {
 		placeRange = p.bestPair // all entries are placed: the choice is on which ranks
 	}
 	if p.candidates.overdueCount > 0 {
-		p.reserve(s, true)
-		placeRange(s, 0, p.candidates.overdueCount, false)
-		p.reserve(s, false)
+		p.reserve(s, beforePlacing)
+		placeRange(s, 0, p.candidates.overdueCount, !fromPool)
+		p.reserve(s, !beforePlacing)
 	}
-	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), true)
+	placeRange(s, p.candidates.overdueCount, len(p.candidates.all), fromPool)
 
 	p.unplaced = p.unplaced[:0]
 	for i := range p.candidates.all {
@@ -71,8 +72,9 @@ func (p *evenkeel) placeable(s *Snapshot) int {
 
 // fillUp places entries for which improve has made room, so that no slot stays free while a waiting entry fits.
 func (p *evenkeel) fillUp(s *Snapshot) {
+	const fromPool = true
 	if p.ranks.openSlots > 0 && len(p.placed) < p.wanted {
-		p.workerFirst(s, 0, len(p.candidates.all), true)
+		p.workerFirst(s, 0, len(p.candidates.all), fromPool)
 	}
 }
 
@@ -99,23 +101,23 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 	clear(p.start.noneFits)
 	for len(p.placed) < p.wanted && (len(order) > 0 || fromPool) {
 		g := p.leastLoaded()
-		if g == none {
+		if g == none { // no slot is free any more, or nothing fits a rank with a free slot
 			return
 		}
-		if best := p.bestFor(g, order); best != none {
-			p.placeOn(order[best].who, g)
+		if best := p.bestCandidateFor(g, order); best != none {
+			p.placeOn(order[best].candidate, g)
 			order = slices.Delete(order, best, best+1)
 			continue
 		}
-		who := none
+		candidate := none
 		if fromPool {
-			who = p.candidates.addFromPool(s, p.ranks.room[g])
+			candidate = p.candidates.addFromPool(s, p.ranks.room[g])
 		}
-		if who == none {
+		if candidate == none { // leastLoaded must choose another rank from now on
 			p.start.noneFits[g] = true
 			continue
 		}
-		p.placeOn(int32(who), g)
+		p.placeOn(int32(candidate), g)
 	}
 }
 
@@ -123,7 +125,9 @@ func (p *evenkeel) workerFirst(s *Snapshot, from, to int, fromPool bool) {
 func (p *evenkeel) leastLoaded() int {
 	best, least := none, int64(0)
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); p.ranks.free[g] > 0 && !p.start.noneFits[g] && (best == none || p.loads.load[g] < least) {
+		g := int(rank)
+		mayTakeEntry := p.ranks.free[g] > 0 && !p.start.noneFits[g]
+		if mayTakeEntry && (best == none || p.loads.load[g] < least) {
 			best, least = g, p.loads.load[g]
 		}
 	}
@@ -145,11 +149,14 @@ func (p *evenkeel) sortByGain(from, to int) []ranked {
 }
 
 // byGain sorts candidates by gain, the largest first; in a tie, by index.
-func byGain(a, b ranked) int { return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.who, b.who)) }
+func byGain(a, b ranked) int {
+	return cmp.Or(cmp.Compare(b.gain, a.gain), cmp.Compare(a.candidate, b.candidate))
+}
 
-// bestFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. In a tie, the
+// bestCandidateFor returns the index in order of the candidate that changes the cost least on rank g, or none if no candidate fits. The
+// change of the cost is the rise of the largest load (the peak) times the number of ranks, less the gain of the candidate. In a tie, the
 // earlier candidate wins. order must have the largest gain first.
-func (p *evenkeel) bestFor(g int, order []ranked) int {
+func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 	l := &p.loads
 	peak, rankCount := l.peak(), int64(len(l.load))
 	best, least := none, int64(0)
@@ -159,12 +166,13 @@ func (p *evenkeel) bestFor(g int, order []ranked) int {
 		if best != none && -o.gain > least {
 			break // even without a rise of the peak, this and all later candidates would change the cost by more
 		}
-		if p.candidates.all[o.who].tokens > room {
+		if p.candidates.all[o.candidate].tokens > room {
 			continue
 		}
-		peakWith := max(peak, l.load[g]+p.candidates.loadOn(l, o.who, g))
+		peakWith := max(peak, l.load[g]+p.candidates.loadOn(l, o.candidate, g))
 		change := rankCount*(peakWith-peak) - o.gain
-		if best == none || change < least || change == least && o.who < order[best].who {
+		isBetter := best == none || change < least || change == least && o.candidate < order[best].candidate
+		if isBetter {
 			best, least = i, change
 		}
 	}
@@ -186,26 +194,26 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 	}
 	p.start.order = order
 	if fromPool {
-		first := order[:min(len(order), p.wanted-len(p.placed))]
-		slices.SortFunc(first, byGain)
+		oldest := order[:min(len(order), p.wanted-len(p.placed))]
+		slices.SortFunc(oldest, byGain)
 	}
 	p.buildHeap()
 	for _, o := range order {
 		if len(p.placed) >= p.wanted {
 			return
 		}
-		if g := p.leastLoadedFor(p.candidates.all[o.who].tokens); g != none {
-			p.placeOn(o.who, g)
+		if g := p.leastLoadedFor(p.candidates.all[o.candidate].tokens); g != none {
+			p.placeOn(o.candidate, g)
 			p.heapUpdate(g)
 		}
 	}
 	for fromPool && len(p.placed) < p.wanted {
-		who := p.candidates.addFromPool(s, p.ranks.largestRoom())
-		if who == none {
+		candidate := p.candidates.addFromPool(s, p.ranks.largestRoom())
+		if candidate == none { // no waiting entry fits any rank
 			return
 		}
-		g := p.leastLoadedFor(p.candidates.all[who].tokens) // never none: the entry fits the rank with the largest room
-		p.placeOn(int32(who), g)
+		g := p.leastLoadedFor(p.candidates.all[candidate].tokens) // never none: the entry fits the rank with the largest room
+		p.placeOn(int32(candidate), g)
 		p.heapUpdate(g)
 	}
 }
@@ -213,15 +221,16 @@ func (p *evenkeel) longestFirst(s *Snapshot, from, to int, fromPool bool) {
 // leastLoadedFor returns the rank with the smallest load that has a free slot and room for so many tokens; none: there is no such rank.
 func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	h := p.start.heap
-	if len(h) == 0 {
+	if len(h) == 0 { // no rank has a free slot
 		return none
 	}
 	if tokens <= p.ranks.room[h[0]] { // the rank with the smallest load has room
 		return int(h[0])
 	}
-	best := none
+	best := none // the heap does not help to find the next smallest load, so look at all ranks
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessLoaded(g, best)) {
+		g := int(rank)
+		if fits := p.ranks.fits(g, tokens); fits && (best == none || p.lessLoaded(g, best)) {
 			best = g
 		}
 	}
@@ -259,7 +268,7 @@ func (p *evenkeel) heapUpdate(g int) {
 		moved := p.start.heap[last]
 		p.start.heap[i] = moved
 		p.start.heap = p.start.heap[:last]
-		if i == last {
+		if i == last { // g was the last element, so no other rank has moved
 			return
 		}
 		p.heapUp(i)

@@ -37,6 +37,7 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 	meanPrompt = max(1, waitingTokens/float64(len(s.Pool)))
 	placeableEntries := room / meanPrompt
 	work := placeableEntries * float64(len(p.ranks.withSlots))
+	// The entries need at least all the room, and entries of mean length fill it before they fill the slots.
 	roomGoesFirst := room <= waitingTokens && room <= slots*meanPrompt
 	return meanPrompt, roomGoesFirst && work <= maxTightWork
 }
@@ -44,35 +45,37 @@ func (p *evenkeel) roomIsScarce(s *Snapshot) (meanPrompt float64, scarce bool) {
 // placeByRoom places the overdue entries and then the oldest of the others, while they find room. For the first overdue entry that finds no
 // room, it reserves a rank. It places at most maxTightWork entries divided by the number of ranks, and leaves the rest to the next round.
 func (p *evenkeel) placeByRoom(s *Snapshot, meanPrompt float64) {
-	p.overdueEntries = overdue(s, p.overdueEntries[:0])
-	p.candidates.reset(s, p.loads.expectedGrowth, 0, 0)
+	p.overdueEntries = appendOverdue(s, p.overdueEntries[:0])
+	const isOverdue, noAgeWeight, noStepMs = true, 0, 0 // waits do not count, because entries are taken in order of their waits
+	p.candidates.reset(s, p.loads.expectedGrowth, noAgeWeight, noStepMs)
 	p.tight.meanPrompt = meanPrompt
 	p.projectFull(s)
-	most := maxTightWork / len(p.ranks.withSlots)
+	maxPlaced := maxTightWork / len(p.ranks.withSlots)
 	room := p.ranks.largestRoom()
 	roomAtFirst := room
 	for _, w := range p.overdueEntries {
 		tokens := int64(s.Pool[w.entry].Prompt)
-		// If no slot is open any more, an entry that would have fitted before waits only for a slot.
+		// If no slot is open any more, an entry that would have fitted at first waits only for a slot, and a reservation would not help it.
 		waitsForRoom := tokens > room && (tokens > roomAtFirst || p.ranks.openSlots > 0)
 		switch {
-		case tokens <= room && len(p.placed) < most:
-			p.placeLevel(s, int(w.entry), true)
+		case tokens <= room && len(p.placed) < maxPlaced:
+			p.placeLevel(s, int(w.entry), isOverdue)
 			room = p.ranks.largestRoom()
 		case waitsForRoom && p.ranks.reserved == none:
 			p.ranks.reserve(s, int(w.entry))
-			room = p.ranks.largestRoom()
+			room = p.ranks.largestRoom() // the reserved rank takes no other entries
 		}
 	}
-	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < most; i++ {
+	for i := 0; i < len(s.Pool) && p.ranks.openSlots > 0 && len(p.placed) < maxPlaced; i++ {
 		if int64(s.Pool[i].Prompt) <= room && !p.candidates.taken[i] {
-			p.placeLevel(s, i, false)
+			p.placeLevel(s, i, !isOverdue)
 			room = p.ranks.largestRoom()
 		}
 	}
 }
 
-// projectFull computes the load that each rank will have when entries of mean length have filled its room.
+// projectFull computes the load that each rank will have when entries of mean length have filled its room: its present load, the tokens
+// that fill the room, and the expected growth of as many entries as fit in there.
 func (p *evenkeel) projectFull(s *Snapshot) {
 	t := &p.tight
 	t.loadWhenFull = sized(t.loadWhenFull, len(s.Workers))
@@ -89,19 +92,22 @@ func (p *evenkeel) projectFull(s *Snapshot) {
 func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 	t := &p.tight
 	tokens := int64(s.Pool[entry].Prompt)
-	short := float64(tokens) <= t.meanPrompt
+	isShort := float64(tokens) <= t.meanPrompt
 	best := none
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		if best == none || short && t.loadWhenFull[g] < t.loadWhenFull[best] || !short && t.loadWhenFull[g] > t.loadWhenFull[best] {
+		isBetter := best == none ||
+			isShort && t.loadWhenFull[g] < t.loadWhenFull[best] || !isShort && t.loadWhenFull[g] > t.loadWhenFull[best]
+		if isBetter {
 			best = g
 		}
 	}
 	p.candidates.add(s, entry, isOverdue)
 	p.placeOn(int32(len(p.candidates.all)-1), best)
-	// The entry takes the room of tokens/mean entries of mean length, whose growth was counted before, and grows itself like one entry.
+	// projectFull has counted the growth of the tokens/meanPrompt entries of mean length that would fill this room. This entry takes their
+	// place, and grows like one entry.
 	t.loadWhenFull[best] += float64(p.loads.expectedGrowth) * (1 - float64(tokens)/t.meanPrompt) * float64(p.loads.cost[best])
 }

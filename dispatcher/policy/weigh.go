@@ -26,19 +26,19 @@ func (p *evenkeel) Weigh(s *Snapshot, i int, _ Assignment, tokens int64, dst []f
 	}
 	fillNaN(dst)
 	p.liftPlacement(i) // sets p.search to the loads without the entry
-	l, m, who := &p.loads, &p.search, p.placed[i].candidate
+	l, search, candidate := &p.loads, &p.search, p.placed[i].candidate
 	rankCount := int64(len(s.Workers))
-	peakWithout := max(m.others.largest, m.baseLoad)
+	peakWithout := max(search.others.largest, search.baseLoad)
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		peak := l.peak() // largest load with the entry on the rank that the policy chose
-		if g != m.rank {
-			if !p.ranks.fits(g, tokens) {
+		if g != search.rank {
+			if !p.ranks.fits(g, tokens) { // the score stays NaN
 				continue
 			}
-			peak = max(m.others.largestWithout(g), m.baseLoad, l.load[g]+p.candidates.loadOn(l, who, g))
+			peak = max(search.others.largestWithout(g), search.baseLoad, l.load[g]+p.candidates.loadOn(l, candidate, g))
 		}
-		dst[g] = math.Ldexp(float64(p.candidates.all[who].load-rankCount*(peak-peakWithout)), -fixedBits)
+		dst[g] = math.Ldexp(float64(p.candidates.all[candidate].load-rankCount*(peak-peakWithout)), -fixedBits)
 	}
 	return false, true
 }
@@ -52,9 +52,9 @@ func (p *greedy) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []flo
 	}
 	fillNaN(dst)
 	size := p.scaled(s, chosen, tokens)
-	p.envelope.removeLoad(chosen, size)
+	p.envelope.removeLoad(chosen, size) // the entry must not count when its own score is computed
 	for _, rank := range p.ranks.withSlots {
-		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) {
+		if g := int(rank); g == chosen || p.ranks.fits(g, tokens) { // the chosen rank had room, even if the entry has filled it
 			dst[g] = p.scoreOf(s, g, tokens)
 		}
 	}
@@ -72,9 +72,9 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 	}
 	fillNaN(dst)
 	size := subset.Scaled(tokens, float64(s.Workers[chosen].Cost))
-	p.envelope.removeLoad(chosen, size)
+	p.envelope.removeLoad(chosen, size) // the entry must not count when its own score is computed
 	for g := range s.Workers {
-		if g != chosen && !p.ranks.fits(g, tokens) {
+		if g != chosen && !p.ranks.fits(g, tokens) { // the score stays NaN
 			continue
 		}
 		switch p.rule {
@@ -85,7 +85,7 @@ func (p *firstCome) Weigh(s *Snapshot, _ int, a Assignment, tokens int64, dst []
 			}
 		case ruleLeastF:
 			dst[g] = float64(subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), p.envelope.minMargin(g), len(s.Workers)))
-		default:
+		default: // p2c and jsq compare numbers of requests
 			dst[g] = float64(p.requests[g])
 			if g == chosen {
 				dst[g]--
