@@ -64,7 +64,7 @@ func Captured(largest int) (sizes []int) {
 // padded returns the size of the smallest graph that has room for so many rows. If no graph is large enough, it returns rows itself and
 // fits is false, because the step runs without a graph.
 func (l *Law) padded(rows float64) (size float64, fits bool) {
-	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int {
+	at, _ := slices.BinarySearchFunc(l.Sizes, rows, func(size int, rows float64) int { // compares a whole number with a fraction
 		switch {
 		case float64(size) < rows:
 			return -1
@@ -87,7 +87,7 @@ func (l *Law) Ms(ranks []Rank) float64 {
 	if len(ranks) == 0 {
 		return l.C0Ms
 	}
-	if l.Plain() {
+	if l.Plain() { // the Model alone gives the length
 		return l.Model.Ms(ranks)
 	}
 	form, mostRows, meanRows := l.stepForm(ranks)
@@ -106,12 +106,12 @@ func (l *Law) Ms(ranks []Rank) float64 {
 
 // AppendWaits appends, for each rank, how many ms it waits in a step for the rank whose own work takes longest; 0 for that rank.
 func (l *Law) AppendWaits(dst []float64, ranks []Rank) []float64 {
-	if len(ranks) == 0 {
+	if len(ranks) == 0 { // the mean that stepForm computes needs a rank
 		return dst
 	}
 	form, mostRows, _ := l.stepForm(ranks)
 	from, slowest := len(dst), 0.0
-	for i := range ranks {
+	for i := range ranks { // first append how long the own work of each rank takes
 		dst = append(dst, l.ownMs(&ranks[i], form, mostRows))
 		slowest = max(slowest, dst[from+i])
 	}
@@ -136,7 +136,8 @@ func (l *Law) stepForm(ranks []Rank) (form Form, mostRows, meanRows float64) {
 	return form, mostRows, sum / float64(len(ranks))
 }
 
-// ownMs returns how many ms the rank's own work takes in a step of this form. mostRows is the largest number of rows of any rank, padded.
+// ownMs returns how many ms the rank's own work takes in a step of this form: reading its KV, and computing its rows. mostRows is the
+// largest number of rows of any rank, padded.
 func (l *Law) ownMs(r *Rank, form Form, mostRows float64) float64 {
 	return l.C1Ms*r.KV + l.rowsMs(r, form, mostRows)
 }

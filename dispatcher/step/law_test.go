@@ -42,7 +42,7 @@ func TestTheLawOfPrefillsIsLearned(t *testing.T) {
 				require.GreaterOrEqual(t, x, 0.)
 			}
 			m = s.decodeModel()
-			if s.prefills.line.n < 500 || !s.prefills.setCosts(&m) {
+			if s.prefills.line.n < 500 || !s.prefills.setLearnedCosts(&m) {
 				continue // such as where all steps have as much to compute as each other
 			}
 			known++

@@ -32,7 +32,7 @@ const (
 func (f *prefillFit) add(m Model, ownShare float64, ranks []Rank, ms float64) {
 	f.setShare(ownShare)
 	costGiven := m.OwnPromptMs+m.SharedPromptMs != 0 // the config or an event of the board gives the cost of prompts
-	costLearned := f.setCosts(&m)
+	costLearned := f.setLearnedCosts(&m)
 	if !costLearned && !costGiven { // nothing is known about the cost of prompts, so guess it
 		m.C0Ms, m.OwnPromptMs, m.SharedPromptMs = max(m.C0Ms, guessC0Ms), ownShare*guessTokenMs, (1-ownShare)*guessTokenMs
 	}
@@ -58,20 +58,20 @@ func (f *prefillFit) setShare(ownShare float64) {
 	}
 }
 
-// setCosts writes the learned cost of prefills into the model. It returns false, and changes nothing, if this cost is not known yet. The
-// model's C0Ms must be the time of a step without any load.
-func (f *prefillFit) setCosts(m *Model) bool {
+// setLearnedCosts writes the learned cost of prefills into the model. It returns false, and changes nothing, if this cost is not known yet.
+// The model's C0Ms must be the time of a step without any load.
+func (f *prefillFit) setLearnedCosts(m *Model) (known bool) {
 	if f.line.n < fitPrefills {
 		return false
 	}
 	line, r2 := f.line.fit()
 	tokenMs, fixedMs := line.C1Ms, line.C0Ms-m.C0Ms // ms per prompt token, and ms that a step takes longer with any prompt
-	if tokenMs <= 0 || fixedMs < 0 || !f.line.sure(r2) {
+	if tokenMs <= 0 || fixedMs < 0 || !f.line.slopeIsSure(r2) {
 		// The slope is unknown because steps had about equal loads, or prefills have no fixed cost: use a line through C0Ms.
 		tokenMs, r2 = f.line.slopeFrom(m.C0Ms)
 		fixedMs = 0
 		c0Unknown := m.C0Ms == 0
-		if c0Unknown || tokenMs <= 0 || !f.line.sure(r2) {
+		if c0Unknown || tokenMs <= 0 || !f.line.slopeIsSure(r2) { // this line shows no cost of prompts either
 			return false
 		}
 	}

@@ -35,6 +35,7 @@ func (r *regression) fit() (m Model, r2 float64) {
 		return Model{}, 0
 	}
 	meanX, meanY := r.x/r.w, r.y/r.w
+	// A variance is the mean of the squares less the square of the mean; a covariance is the same with products.
 	varX, varY, covariance := r.xx/r.w-meanX*meanX, r.yy/r.w-meanY*meanY, r.xy/r.w-meanX*meanY
 	if varX <= 1e-12*meanX*meanX || varY <= 1e-12*meanY*meanY { // any difference is a rounding error
 		return Model{}, 0
@@ -48,6 +49,7 @@ func (r *regression) fit() (m Model, r2 float64) {
 // slopeFrom fits a line whose time at no load is fixed to c0, in ms. It returns the slope in ms per token of load, and the share of the sum
 // of squares of the times above c0 that the line explains (r2).
 func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
+	// With the times above c0 in place of the times, these are the sums of load*time and of time*time.
 	xy, yy := r.xy-c0*r.x, r.yy-2*c0*r.y+c0*c0*r.w
 	return xy / r.xx, xy * xy / (r.xx * yy)
 }
@@ -55,9 +57,9 @@ func (r *regression) slopeFrom(c0 float64) (slope, r2 float64) {
 // sureSlope is how many times its standard error a slope must exceed before it is trusted.
 const sureSlope = 4
 
-// sure says whether the slope of a line is larger than sureSlope times its standard error. r2 is the share of the variance that the line
-// explains.
-func (r *regression) sure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
+// slopeIsSure says whether the slope of a line is larger than sureSlope times its standard error. r2 is the share of the variance that the
+// line explains. The square of the slope divided by its standard error is about r2*w/(1-r2), with w steps.
+func (r *regression) slopeIsSure(r2 float64) bool { return r2*r.w > sureSlope*sureSlope*(1-r2) }
 
 // median computes the median of the last 33 values. Before the 33rd value, it is the median of all values.
 type median[T cmp.Ordered] struct {
@@ -67,6 +69,7 @@ type median[T cmp.Ordered] struct {
 	value  T
 }
 
+// add adds a value, which replaces the oldest of the last 33 values, and computes the median anew.
 func (m *median[T]) add(v T) {
 	m.recent[m.next] = v
 	m.next = (m.next + 1) % len(m.recent)

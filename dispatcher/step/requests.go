@@ -125,6 +125,7 @@ func (s *weightSearch) endBlock() {
 		c := &s.candidates[k]
 		c.blockX, c.blockXX, c.blockXY = 0, 0, 0
 	}
+	// b.yy - b.y*b.y/b.n is the sum of the squared differences from the block's mean time.
 	s.window = sums{s.window.n + b.n, s.window.y + b.y, s.window.yy + b.yy - b.y*b.y/b.n}
 	s.block = sums{}
 }
@@ -161,7 +162,8 @@ func (s *weightSearch) endWindow() (changed bool) {
 // bottleneck.
 func (s *weightSearch) adopt(lastTrial *trial) {
 	found := lastTrial.best
-	if s.lastFound.candidate > 0 && s.lastFound.best.oneRank == found.oneRank {
+	sameBottleneck := s.lastFound.candidate > 0 && s.lastFound.best.oneRank == found.oneRank // false also if this window has found nothing
+	if sameBottleneck {
 		found.tokens = math.Sqrt(found.tokens * s.lastFound.best.tokens)
 	}
 	inUse := s.inUse()
@@ -169,7 +171,8 @@ func (s *weightSearch) adopt(lastTrial *trial) {
 	if !s.isFound || differs {
 		s.found, s.isFound = found, true
 	}
-	s.bottleneckSure = lastTrial.bottleneckSure && s.lastFound.bottleneckSure && s.lastFound.best.oneRank == s.found.oneRank
+	bothWindowsSure := lastTrial.bottleneckSure && s.lastFound.bottleneckSure
+	s.bottleneckSure = bothWindowsSure && s.lastFound.best.oneRank == s.found.oneRank
 }
 
 // bestOfWindow returns the candidate with the smallest error in the window; the zero trial if none is surely better than the weight 0.
@@ -177,9 +180,9 @@ func (s *weightSearch) bestOfWindow() trial {
 	best, zeroError := 0, s.candidates[0].minSquaredError(&s.window) // squared error with the weight 0
 	least, leastOneRank, leastTwoRanks := zeroError, zeroError, zeroError
 	for k := range s.candidates {
-		weight, squaredError := weightOf(k), s.candidates[k].minSquaredError(&s.window)
+		weight, squaredError := candidateWeight(k), s.candidates[k].minSquaredError(&s.window)
 		largerIsShorter := s.candidates[k].xy <= 0 // steps with larger loads were shorter, so the loads do not explain the times
-		if weight.tokens == 0 || largerIsShorter {
+		if weight.tokens == 0 || largerIsShorter { // the weight 0 is what the others are compared with
 			continue
 		}
 		if weight.oneRank {
@@ -191,24 +194,26 @@ func (s *weightSearch) bestOfWindow() trial {
 			best, least = k, squaredError
 		}
 	}
-	if best == 0 || zeroError-least <= s.sureDifference(least) {
+	if best == 0 || zeroError-least <= s.sureDifference(least) { // chance may explain that the best is better than the weight 0
 		return trial{}
 	}
-	t := trial{candidate: best, best: weightOf(best), slope: s.candidates[best].slope(), zeroSlope: s.candidates[0].slope()}
+	t := trial{candidate: best, best: candidateWeight(best), slope: s.candidates[best].slope(), zeroSlope: s.candidates[0].slope()}
 	t.bottleneckSure = math.Abs(leastOneRank-leastTwoRanks) > s.sureDifference(least)
 	t.best.tokens *= s.refinement(best, least) // the best weight usually lies between two tried weights
 	return t
 }
 
-func weightOf(k int) requestWeight {
-	return requestWeight{triedWeights[k%weightCount], k < weightCount}
+// candidateWeight returns the weight and the bottleneck of candidate k. The first weightCount candidates have the bottleneck OneRank, and
+// the others have the same weights with TwoRanks.
+func candidateWeight(k int) requestWeight {
+	return requestWeight{tokens: triedWeights[k%weightCount], oneRank: k < weightCount}
 }
 
-// refinement returns by what factor to change the weight of the best candidate, because the best weight lies between tried weights: it fits
-// a parabola to the errors of this candidate (least) and its two neighbours. It is 1 if one of the neighbours is missing or has the weight
-// 0.
+// refinement returns the factor by which to change the weight of the best candidate, because the best weight lies between tried weights: it
+// fits a parabola to the errors of this candidate (least) and its two neighbours, and takes the weight at its lowest point. The factor is 1
+// if one of the neighbours is missing or has the weight 0.
 func (s *weightSearch) refinement(best int, least float64) float64 {
-	if k := best % weightCount; k <= 1 || k == weightCount-1 {
+	if k := best % weightCount; k <= 1 || k == weightCount-1 { // k is the index in triedWeights
 		return 1
 	}
 	below := max(least, s.candidates[best-1].minSquaredError(&s.window))
@@ -217,6 +222,7 @@ func (s *weightSearch) refinement(best int, least float64) float64 {
 	if bend <= 0 { // the three errors are equal, so the parabola has no lowest point
 		return 1
 	}
+	// The lowest point is (below-above)/(2*bend) tried weights away, and neighbours differ by the factor 2^(1/weightsPerDoubling).
 	return math.Exp2((below - above) / (2 * bend) / weightsPerDoubling)
 }
 
@@ -237,21 +243,23 @@ func (s *weightSearch) sureDifference(least float64) float64 {
 	return sureSlope * sureSlope * max(least/degrees, resolutionMs*resolutionMs)
 }
 
-// errorDrop returns by how much the squared error of the current block is lower with the given slope than with the slope 0. The block's
-// sums must be centred.
+// errorDrop returns by how much the squared error of the current block is lower with the given slope than with the slope 0: the sum of
+// y^2 - (y-slope*x)^2 over its steps, where x is a load and y a time. The block's sums must be centred.
 func (c *candidate) errorDrop(slope float64) float64 {
 	return 2*slope*c.blockXY - slope*slope*c.blockXX
 }
 
 // confirmed says whether the trial's weight surely lowers the errors of the blocks: the mean drop is larger than sureDrop times its
-// standard error. The error is taken over blocks and not over steps, because the errors of successive steps may depend on each other.
+// standard error. It returns false for the zero trial, whose drops are 0. The error is taken over blocks and not over steps, because the
+// errors of successive steps may depend on each other.
 func (t *trial) confirmed() bool {
 	spread := t.squares - t.drops*t.drops/t.blocks // sum of the squared distances of the drops from their mean
 	// Compare the squares of the mean drop and of its standard error, both multiplied by the square of the number of blocks.
 	return t.drops > 0 && t.drops*t.drops > sureDrop*sureDrop*spread*t.blocks/(t.blocks-1)
 }
 
-// minSquaredError returns the sum of the squared errors of the window's step times, with the slope that makes it smallest.
+// minSquaredError returns the sum of the squared errors of the window's step times, with the slope that makes it smallest. If all loads of
+// the window are equal (xx is 0), every slope has the same errors.
 func (c *candidate) minSquaredError(w *sums) float64 {
 	if c.xx <= 0 {
 		return w.yy
@@ -272,7 +280,8 @@ func nearest(weight float64) int {
 	if weight == 0 {
 		return 0
 	}
-	return 1 + int(max(0, min(weightCount-2, math.Round(math.Log2(weight/smallestWeight)*weightsPerDoubling))))
+	aboveSmallest := math.Round(math.Log2(weight/smallestWeight) * weightsPerDoubling) // how many tried weights above the smallest
+	return 1 + int(max(0, min(weightCount-2, aboveSmallest)))
 }
 
 // windowRegression returns the regression that would result from adding all steps of the window with the weight that is in use now.

@@ -73,7 +73,7 @@ func (s *Times) Add(length time.Duration) {
 	if i, _ := slices.BinarySearch(bounds[:], seconds); i < len(bounds) {
 		s.buckets[i]++
 	}
-	if !isUsual(length, s.lengths.value) {
+	if !isUsual(length, s.lengths.value) { // an engine stood still, or a report was missed
 		return
 	}
 	ms := seconds * 1000
@@ -100,10 +100,10 @@ func (s *Times) Learn(t Sample) {
 	slowest := weight.slowestOf(t.Ranks)
 	hasPrefill := slices.ContainsFunc(t.Ranks, func(r Rank) bool { return r.Prompt > 0 })
 	noWork := slowest.load(weight.tokens) <= 0 && !hasPrefill
-	if noWork || t.Length <= 0 || t.Tokens <= 0 {
+	if noWork || t.Length <= 0 || t.Tokens <= 0 { // the sample says nothing about the length of a step
 		return
 	}
-	if s.tokensPerStep == 0 {
+	if s.tokensPerStep == 0 { // the first sample: its number is the mean so far
 		s.tokensPerStep = t.Tokens
 	}
 	several, isNoStep := t.Tokens > severalStepsFrom*s.tokensPerStep, t.Tokens < lateTokensBelow*s.tokensPerStep
@@ -127,7 +127,7 @@ func (s *Times) Learn(t Sample) {
 // shortenTypicalPlain makes the assumed length of a step without a prefill a little shorter. It is called when such a step was not
 // measured. If the assumed length stayed far too long, Least would be too long as well, and the step detector would not find short steps.
 func (s *Times) shortenTypicalPlain() {
-	if s.typicalPlain == 0 {
+	if s.typicalPlain == 0 { // no such step was measured so far, so begin with the median of all steps
 		s.typicalPlain = s.lengths.value
 	}
 	s.typicalPlain -= s.typicalPlain / 32
@@ -229,14 +229,14 @@ func (s *Times) decodeModel() (m Model) {
 	switch {
 	case s.GivenModel != (Model{}):
 		return s.GivenModel
-	case s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2):
+	case s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2): // r2 may be below fitR2, which policies require
 		m = learned
 	case s.Configured.C1Ms > 0:
 		m = s.Configured
 	case s.n >= fitSteps: // no line: use the mean length
 		m.C0Ms = s.y / s.w
 	}
-	m.C0Ms = max(0, m.C0Ms)
+	m.C0Ms = max(0, m.C0Ms) // a step takes no negative time
 	return m
 }
 
@@ -244,7 +244,7 @@ func (s *Times) decodeModel() (m Model) {
 // known.
 func (s *Times) modelWithPrefills() (m Model, ok bool) {
 	m = s.decodeModel()
-	ok = s.prefills.setCosts(&m)
+	ok = s.prefills.setLearnedCosts(&m)
 	return m, ok
 }
 
@@ -293,7 +293,7 @@ func (s *Times) Line() Line {
 		return l
 	}
 	// A line that is not good enough for policies may still be good enough for a replay.
-	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.sure(r2) {
+	if learned, r2 := s.fit(); s.n >= fitSteps && learned.C1Ms > 0 && s.slopeIsSure(r2) {
 		l.C1Ms, l.RequestMs = learned.C1Ms, learned.RequestMs
 	}
 	return l
@@ -311,7 +311,7 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 		before = LearnedSteps{}
 	}
 	n := all.Steps - before.Steps // number of steps whose mean the line goes through
-	if n > 0 {
+	if n > 0 {                    // C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
 	if l.PrefillC0Ms > 0 {
@@ -366,7 +366,7 @@ func (s *Times) WhyNoModel(r2 float64) string {
 		return fmt.Sprintf("it is learned from %d steps, and %d were told so far", fitSteps, s.n)
 	}
 	how := fmt.Sprintf("R2 %.2f of %s steps", r2, stats.Grouped(s.n))
-	if r2 >= fitR2 {
+	if r2 >= fitR2 { // the line explains the times, so it is not in force because its slope is not positive
 		how = fmt.Sprintf("by %s steps, it is shorter where that rank is fuller", stats.Grouped(s.n))
 	}
 	return fmt.Sprintf("step time does not follow the fullest rank (%s): does its load hardly matter, or are they no barrier group?", how)
@@ -375,7 +375,7 @@ func (s *Times) WhyNoModel(r2 float64) string {
 // Ms returns the mean length of a step in ms. If no step was measured, it returns the length by the model m at the given load in KV tokens;
 // 0: unknown.
 func (s *Times) Ms(m Model, load int64) float32 {
-	if s.meanMs > 0 || m.C1Ms == 0 {
+	if s.meanMs > 0 || m.C1Ms == 0 { // measured, or 0 because the model is unknown, too
 		return s.meanMs
 	}
 	return float32(m.C0Ms + m.C1Ms*float64(load))
@@ -411,7 +411,7 @@ type Histogram struct {
 // Histogram returns the number and the lengths of all steps so far, in the form of the metric evenkeel_step_seconds.
 func (s *Times) Histogram() Histogram {
 	h := Histogram{Count: s.lengths.count, Seconds: s.sumMs / 1000, Buckets: make(map[float64]uint64, len(bounds))}
-	var cumulative uint64
+	var cumulative uint64 // buckets has the steps between two bounds, but the metric counts all steps up to a bound
 	for i, bound := range bounds {
 		cumulative += s.buckets[i]
 		h.Buckets[bound] = cumulative
