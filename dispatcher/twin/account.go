@@ -101,6 +101,7 @@ func (b *bias) add(windowError, deviation, seconds, newSeconds float64) {
 		b.lastError = math.Abs(windowError)
 	}
 	b.seconds = min(b.seconds+newSeconds, time.Hour.Seconds())
+	// The new seconds get their share of the hour, so older errors count less and less.
 	b.meanError += min(1, newSeconds/b.seconds) * (windowError - b.meanError)
 	windows := max(1, b.seconds/seconds) // the random error of a mean over n windows is smaller by the square root of n
 	if math.Abs(b.meanError) > 2*deviation/math.Sqrt(windows) {
@@ -147,11 +148,13 @@ func (t *tally) variance() float64 {
 	if t.n < 2 || mean == 0 {
 		return 0
 	}
-	return max(0, t.squares-t.n*mean*mean) / (t.n - 1) / (mean * mean)
+	squaredDistances := max(0, t.squares-t.n*mean*mean) // of the results from their mean; rounding could make it negative
+	return squaredDistances / (t.n - 1) / (mean * mean)
 }
 
-// deviationOfMean returns the random standard deviation of the difference between the mean of the replays and the real steps. ofOneReplay
-// is the standard deviation of one replay, and the real steps are assumed to have the same.
+// deviationOfMean returns the random standard deviation of the difference between the mean of the n replays and the real steps. ofOneReplay
+// is the standard deviation of one replay, and the real steps are assumed to have the same. The variances of both add up: 1/n and 1 times
+// the variance of one replay.
 func (t *tally) deviationOfMean(ofOneReplay float64) float64 {
 	return ofOneReplay * math.Sqrt(1+1/max(1, t.n))
 }
@@ -194,7 +197,7 @@ func (h *hour) add(other, inForce *policyReplays, newSeconds, deviation float64)
 	// Lower the weight of older traffic, so that old and new traffic together are at most an hour.
 	keep := min(1, (maxSeconds-newSeconds)/max(1, h.seconds))
 	h.seconds = keep*h.seconds + newSeconds
-	h.inForce.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n)
+	h.inForce.fade(keep, &inForce.newSteps, 1/inForce.stepMs.n) // newSteps adds up all replays, so divide by their number
 	h.steps.fade(keep, &other.newSteps, 1/other.stepMs.n)
 	// newShare is the share of the other policy's step time in the hour that comes from this window.
 	newShare := other.newSteps.ms / other.stepMs.n / h.steps.ms
@@ -215,7 +218,7 @@ type Hour struct {
 // result returns how the other policy did over the hour; the zero Hour if too little traffic was replayed. b is the error of the replays
 // under the policy in force.
 func (h *hour) result(b *bias) Hour {
-	if h.seconds < MinClaimWindow.Seconds() || h.variance == 0 {
+	if h.seconds < MinClaimWindow.Seconds() || h.variance == 0 { // 0: the random error is not known
 		return Hour{}
 	}
 	return Hour{Seconds: h.seconds, StepMs: h.steps.mean(), SavedMs: h.steps.mean() - h.inForce.mean(),

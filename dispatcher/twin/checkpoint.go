@@ -20,7 +20,8 @@ func (w *Window) checkpointFor(model, spec string) *Checkpoint {
 		if c.spec != spec || !c.at.Equal(w.From()) {
 			continue
 		}
-		if requestsOf(c.boards) <= maxPiledRatio*max(minPiledRequests, requestsOf(w.Segments[0].Boards)) {
+		tooManyPiled := requestsOf(c.boards) > maxPiledRatio*max(minPiledRequests, requestsOf(w.Segments[0].Boards))
+		if !tooManyPiled {
 			return c
 		}
 	}
@@ -52,7 +53,7 @@ func (r *Replay) saveCheckpoint(at float64) {
 // really left before the window began, but a replay that began with a checkpoint may still have this request. Then the number comes from
 // the checkpoint.
 func (r *Replay) remainingTokens(id uint64, age int32) int32 {
-	if r.startedFrom != nil && r.history.of(id) == nil {
+	if r.startedFrom != nil && r.history.answerOf(id) == nil {
 		if remaining, known := r.startedFrom.remaining[id]; known {
 			return max(1, remaining)
 		}

@@ -28,14 +28,15 @@ func newDecodeEngines(r *Replay) *decodeEngines {
 	e.Length = d.stepLength
 	e.Finished = func(_ *virtual.Group, q virtual.Request) { r.dropJob(q.Job) }
 	e.Preempted = func(_ *virtual.Rank, q virtual.Request) { r.requeue(q.Job, q.Prompt, q.Gen, q.Left) }
+	// A replay counts steps in stepLength, and needs to know nothing of these three events.
 	e.Token, e.Seated, e.Stepped = func(*virtual.Request) {}, func(*virtual.Request) {}, func(*virtual.Group, int) {}
 	return d
 }
 
-// addGroup adds a group whose step times follow the given step model. Its first step has not begun yet.
+// addGroup adds a group whose step times follow the given step model. Its first step has not begun yet. The error is always nil.
 func (d *decodeEngines) addGroup(v *board.GroupView, model board.StepModel) error {
 	g := virtual.NewGroup(v.Key, model)
-	g.Number = max(1, v.Last)
+	g.Number = max(1, v.Last) // goes on with the step numbers that the engine has reported
 	d.virtualEngines.Groups = append(d.virtualEngines.Groups, g)
 	return nil
 }
@@ -44,7 +45,7 @@ func (d *decodeEngines) addGroup(v *board.GroupView, model board.StepModel) erro
 // call does nothing if the replay lacks the group, because the group was added after the window began.
 func (d *decodeEngines) updateRank(w *board.Worker) {
 	i := slices.IndexFunc(d.virtualEngines.Groups, func(g *virtual.Group) bool { return g.Key.Name == w.Group })
-	if i < 0 {
+	if i < 0 { // the replay lacks the group
 		return
 	}
 	g, r := d.virtualEngines.Groups[i], d.ranks[w.ID]
@@ -82,7 +83,7 @@ func (d *decodeEngines) removeRank(g *virtual.Group, i int) {
 func (d *decodeEngines) removeMissingRanks(groups map[int32]string) {
 	for _, g := range d.virtualEngines.Groups {
 		for i := len(g.Ranks) - 1; i >= 0; i-- {
-			if group, present := groups[g.Ranks[i].ID]; !present || group != g.Key.Name {
+			if group, exists := groups[g.Ranks[i].ID]; !exists || group != g.Key.Name { // the rank is gone, or now in another group
 				d.removeRank(g, i)
 			}
 		}
@@ -129,7 +130,8 @@ func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQue
 		q.FirstStep = first
 	case inEngineQueue: // the engine has no free slot for the request, and will pull its KV only when a slot is free
 		q.Reserved, q.DecodesFrom, q.StepsToFirstToken = false, virtual.KVNotReady, int64(d.history.stepsToFirstToken)
-	default: // the request's KV is being pulled; simulated step 0 has the reported number g.Number+1
+	default: // the request's KV is being pulled
+		// Simulated step 0 has the reported number g.Number+1. Reported numbers may wrap around, so their difference is taken as an int32.
 		q.DecodesFrom = max(0, int64(int32(first-g.Number))-1)
 	}
 	return q
@@ -141,6 +143,7 @@ func (r *rank) assignSlots() {
 	slices.SortStableFunc(r.Requests, func(a, b virtual.Request) int { return cmp.Compare(a.DecodesFrom, b.DecodesFrom) })
 	r.Active = min(r.Slots, len(r.Requests))
 	waitsForKV := func(q virtual.Request) bool { return q.DecodesFrom == virtual.KVNotReady }
+	// KVNotReady is the largest step number, so these requests come last.
 	if firstInQueue := slices.IndexFunc(r.Requests, waitsForKV); firstInQueue >= 0 {
 		r.Active = min(r.Active, firstInQueue)
 	}
@@ -152,17 +155,18 @@ func (d *decodeEngines) firstTokenStep(c *board.Charge, g *virtual.Group) uint32
 	if c.Step == 0 { // no step number was known when the request was bound, so assume that it was bound just before the present step
 		first = g.Number + uint32(d.stepsToFirstToken(c.ID))
 	}
-	if c.Started && int32(first-g.Number) > 0 { // the request has its first token already, so an estimate in the future is wrong
+	inFuture := int32(first-g.Number) > 0 // as an int32, because step numbers may wrap around
+	if c.Started && inFuture {            // the request has its first token already, so the estimate is wrong
 		return g.Number
 	}
-	return max(1, first)
+	return max(1, first) // 0 would mean that no token has come
 }
 
 // placeNew puts a request on the simulated engine of the rank that the boards bound it to. index is the request's index in jobs. It returns
 // false if the replay has no such rank.
 func (d *decodeEngines) placeNew(index int32, b *board.Binding) bool {
 	r := d.ranks[b.Worker]
-	if r == nil {
+	if r == nil { // the rank's group was added after the window began
 		return false
 	}
 	j := &d.jobs[index]

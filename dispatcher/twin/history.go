@@ -48,7 +48,7 @@ type historyLearner struct {
 const usualStepsToFirstToken = 1
 
 // of returns what is known about the request that has or had this ID; nil: the window has no record of it.
-func (h *history) of(id uint64) *answer {
+func (h *history) answerOf(id uint64) *answer {
 	if i, known := h.index[id]; known {
 		return &h.answers[i]
 	}
@@ -74,7 +74,7 @@ func (l *historyLearner) recordArrival(r *arrival) {
 		l.add(r.id, answer{key: r.key, tokensAtStart: r.age, tokensBefore: r.age})
 		return
 	}
-	delete(l.mayComeBack, failedRequest{r.key, r.age})
+	delete(l.mayComeBack, failedRequest{r.key, r.age}) // it has come back
 	l.resumptions[r], l.index[r.id] = true, i
 	a := &l.answers[i]
 	a.leftAt, a.tokensBeforeRank, a.lastTokens = hasNotLeft, r.age, r.age
@@ -107,7 +107,7 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 // remainingTokens returns how many tokens a request will generate after it has age tokens. This is the real number or, if the real length
 // of the answer is not known, a random number from the lengths of the other answers.
 func (h *history) remainingTokens(id uint64, age int32) int32 {
-	switch a := h.of(id); {
+	switch a := h.answerOf(id); {
 	case a == nil: // the window has no record of the request
 		return h.lengths.draw(age, id) - age
 	case a.leftAt < 0 || a.lastTokens < 0: // the request had not left at the end of the window, or left before it had a slot

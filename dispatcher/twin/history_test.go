@@ -40,13 +40,13 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 			departures: []departure{{at: at(1), id: 4, generated: -1, stepsToFirstToken: -1}}},
 	}, End: end}
 	f := w.history("m")
-	require.Equal(t, answer{key: 7, leftAt: at(9), tokensBeforeRank: 30, lastTokens: 42, stepsToFirstToken: -1}, *f.of(1))
-	require.Same(t, f.of(1), f.of(3))
-	require.Equal(t, answer{key: 8, leftAt: at(3), lastTokens: 50, stepsToFirstToken: 4}, *f.of(2))
-	require.Equal(t, answer{key: 7, leftAt: at(11), lastTokens: -1, stepsToFirstToken: -1}, *f.of(4))
+	require.Equal(t, answer{key: 7, leftAt: at(9), tokensBeforeRank: 30, lastTokens: 42, stepsToFirstToken: -1}, *f.answerOf(1))
+	require.Same(t, f.answerOf(1), f.answerOf(3))
+	require.Equal(t, answer{key: 8, leftAt: at(3), lastTokens: 50, stepsToFirstToken: 4}, *f.answerOf(2))
+	require.Equal(t, answer{key: 7, leftAt: at(11), lastTokens: -1, stepsToFirstToken: -1}, *f.answerOf(4))
 	require.Equal(t, answer{key: 8, leftAt: hasNotLeft, tokensAtStart: 20, tokensBefore: 20, tokensBeforeRank: 20, lastTokens: 20,
-		stepsToFirstToken: -1}, *f.of(5))
-	require.Nil(t, f.of(6), "it is another model's")
+		stepsToFirstToken: -1}, *f.answerOf(5))
+	require.Nil(t, f.answerOf(6), "it is another model's")
 	require.Len(t, f.resumptions, 1)
 	require.True(t, f.resumptions[&w.Segments[0].arrivals[2]])
 	require.EqualValues(t, 4, f.stepsToFirstToken, "the median of those of the first legs")

@@ -49,8 +49,8 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	}
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	longer, observed := 1., 0 // share of all answers that are longer than tokens; number of answers observed at that length
-	for i := 0; i < len(changes); {
+	longer, observed := 1., 0       // share of all answers that are longer than tokens; number of answers observed at that length
+	for i := 0; i < len(changes); { // each turn adds up all changes at one length
 		tokens, difference, ended := changes[i].tokens, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
 			difference += int(changes[i].observed)
@@ -60,7 +60,7 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 			longer *= 1 - float64(ended)/float64(observed) // multiply by the share of the answers of this length that go on
 			l.steps = append(l.steps, survival{tokens, longer})
 		}
-		observed += difference
+		observed += difference // only now: answers that end at this length are still observed there
 	}
 	return l
 }
@@ -71,19 +71,21 @@ func (l lengths) shareLongerThan(tokens int32) float64 {
 	switch {
 	case exact:
 		return l.steps[at].share
-	case at == 0:
+	case at == 0: // no answer ended at so few tokens
 		return 1
 	}
-	return l.steps[at-1].share
+	return l.steps[at-1].share // no answer ended between that length and this one
 }
 
-// draw returns a random length, in tokens, for an answer that is longer than least. The ID is the seed, so that an answer has the same
-// length in each replay. If the draw falls beyond the longest answer that was seen to end, the result is endless.
+// draw returns a random length, in tokens, for an answer that is longer than least: the first length that at most a random share of the
+// answers exceed. The ID is the seed, so that an answer has the same length in each replay. If the draw falls beyond the longest answer
+// that was seen to end, the result is endless.
 func (l lengths) draw(least int32, id uint64) int32 {
 	longer := l.shareLongerThan(least)
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
+	// Shares fall from step to step, so the operands of the comparison are exchanged.
 	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
-	if longer == 0 || at == len(l.steps) {
+	if longer == 0 || at == len(l.steps) { // longer 0: no answer was seen to be so long
 		return endless
 	}
 	return max(least+1, l.steps[at].tokens)

@@ -24,7 +24,7 @@ const maxJitter = 0.01
 func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 	boardsAtStart := w.Segments[0].Boards
 	switch groups, dense := boardsAtStart.Groups(model); {
-	case dense || len(groups) == 0:
+	case dense || len(groups) == 0: // dense: there are also ranks in no barrier group
 		return nil, fmt.Errorf("%s has ranks that do not step together", model)
 	case isMixed(groups):
 		return nil, fmt.Errorf("%s has ranks that prefill and decode, whose steps are not foretold", model)
@@ -50,7 +50,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	r.resumeRequests(newPolicy)
-	from, to := w.newPart()
+	from, to := w.newPart() // steps that are counted in the hours, too
 	r.newBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }
@@ -64,15 +64,15 @@ func (w *Window) startBoards(model, spec string) (b *board.Boards, from *Checkpo
 	b = w.Segments[0].Boards.Clone()
 	policyBefore := b.Policy()
 	if spec != "" {
-		if err := rejected(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
+		if err := rejectionError(b.Apply(board.SetPolicy{Spec: spec}, w.From())); err != nil {
 			return nil, nil, false, err
 		}
 	}
 	return b, nil, b.Policy() != policyBefore, nil
 }
 
-// rejected returns the error with which the boards rejected an event that changes settings; nil: they accepted it.
-func rejected(effects []board.Effect) error {
+// rejectionError returns the error with which the boards rejected an event that changes settings; nil: they accepted it.
+func rejectionError(effects []board.Effect) error {
 	for i := range effects {
 		if effects[i].Kind == board.EffectRejected {
 			return effects[i].Err
@@ -165,7 +165,7 @@ func (r *Replay) addRunning(c *board.Charge) (index, remaining int32) {
 // stepsToFirstToken returns how many steps a request waits for its first token: as many as in reality or, if that is not known, the usual
 // number of the window.
 func (r *Replay) stepsToFirstToken(id uint64) int32 {
-	if a := r.history.of(id); a != nil && a.stepsToFirstToken >= 0 {
+	if a := r.history.answerOf(id); a != nil && a.stepsToFirstToken >= 0 {
 		return a.stepsToFirstToken
 	}
 	return r.history.stepsToFirstToken
@@ -201,7 +201,7 @@ func (r *Replay) addWaiting(id uint64, a arrival) *job {
 // scheduleWithdrawal looks whether the request's client really left before the request had a slot. If so, it makes the client leave at the
 // same time in the replay. Otherwise it does nothing.
 func (r *Replay) scheduleWithdrawal(id uint64) {
-	if a := r.history.of(id); a != nil && a.lastTokens < 0 {
+	if a := r.history.answerOf(id); a != nil && a.lastTokens < 0 { // below 0: the request left before it had a slot
 		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(w withdrawal, at float64) int { return cmp.Compare(w.at, at) })
 		r.withdrawals = slices.Insert(r.withdrawals, i, withdrawal{ms(a.leftAt), id})
 	}
@@ -211,7 +211,7 @@ func (r *Replay) scheduleWithdrawal(id uint64) {
 // reached the end of the window.
 func (r *Replay) Run(turns int) (over bool, err error) {
 	for range turns {
-		if r.over || r.failed != nil {
+		if r.reachedEnd || r.failed != nil {
 			break
 		}
 		r.engines.runTurn()
@@ -222,11 +222,11 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 			r.checkpointTimes = r.checkpointTimes[1:]
 		}
 		if next >= r.endsAt {
-			r.over = true
+			r.reachedEnd = true
 			break
 		}
 		r.turnsAtInstant++
-		if next > r.Now {
+		if next > r.Now { // simulated time goes on
 			r.turnsAtInstant = 0
 		}
 		if r.turnsAtInstant > maxTurnsAtInstant { // without this bound, a bug in a policy or an engine could make the replay endless
@@ -234,10 +234,11 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 		}
 		r.Now = max(r.Now, next)
 	}
-	return r.over, r.failed
+	return r.reachedEnd, r.failed
 }
 
-// nextTurn returns the time of the next event, in ms: a step ends, a request arrives, or the ranks change.
+// nextTurn returns the time of the next turn, in ms: a step ends, the boards have something to decide, a request arrives, or the ranks
+// change. A client that leaves causes no turn of its own; deliver lets it leave in the next turn.
 func (r *Replay) nextTurn() float64 {
 	next := r.engines.nextAt()
 	if at, more := r.arrivals.nextAt(); more {
@@ -333,12 +334,12 @@ func (r *Replay) requeue(index, prompt, generated, remaining int32) {
 	j := &r.jobs[index]
 	j.prompt, j.age, j.remaining = prompt+generated, j.age+generated, remaining
 	j.arrival.entered = time.Duration(r.Now * float64(time.Millisecond))
-	j.arrival.deadline, j.arrival.hits = 0, nil
+	j.arrival.deadline, j.arrival.hits = 0, nil // its hand-off was used, and which ranks hold the longer prompt is not known
 	r.waiting[j.id] = index
 	r.enqueue(j)
 }
 
-// jittered returns ms, the length of a step, changed at random by at most the share maxJitter.
+// jittered returns ms, the length of a step, changed at random by at most the share maxJitter, up or down.
 func (r *Replay) jittered(ms float64) float64 { return ms * (1 + maxJitter*(2*r.rng.Float64()-1)) }
 
 // countStep counts a step that begins now and takes so many ms. It counts in measured if it begins after the first fifth of the window, and

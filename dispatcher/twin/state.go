@@ -30,7 +30,7 @@ type Replay struct {
 	Checkpoints     []*Checkpoint    // checkpoints saved so far, for replays of later windows
 	rng             *rand.Rand       // random changes of step lengths, see jittered
 	turnsAtInstant  int              // turns in a row in which no simulated time passed
-	over            bool             // the replay has reached the end of the window
+	reachedEnd      bool             // the replay has reached the end of the window
 	failed          error            // why the replay cannot go on; nil: it can
 }
 

@@ -118,7 +118,7 @@ func (t *Tape) Record(e board.Event, now time.Time) {
 			t.segment.rankChanges = append(t.segment.rankChanges, rankChange{now.Sub(t.segment.From), e.Workers})
 			t.workers = e.Workers
 		}
-	case board.SetPolicy, board.Settings, board.SetFit:
+	case board.SetPolicy, board.Settings, board.SetFit: // a segment is replayed with one configuration only
 		t.settingsChanged = true
 	}
 }
@@ -159,7 +159,7 @@ func (t *Tape) RecordEffect(e *board.Effect, now time.Time) {
 			t.bound = map[string][]bound{}
 		}
 		slots := t.bound[e.Group.Model]
-		for int(e.Bound.Slot) >= len(slots) {
+		for int(e.Bound.Slot) >= len(slots) { // the slot number is larger than any before
 			slots = append(slots, bound{})
 		}
 		slots[e.Bound.Slot] = bound{id: e.Entry.ID, lastStep: e.Bound.Step, mayQueue: e.Bound.Full}
@@ -185,6 +185,7 @@ func (t *Tape) recordDeparture(e *board.Release, now time.Time) {
 		at: now.Sub(t.segment.From), id: b.id, generated: e.Generated, stepsToFirstToken: -1, failed: e.Outcome.Kind == board.Failed,
 	}
 	stepsKnown := e.FirstStep != 0 && b.lastStep != 0
+	// A first token in the next step counts as 0 steps. Below 0, the numbers are inconsistent.
 	if waited := int32(e.FirstStep - b.lastStep - 1); stepsKnown && !b.mayQueue && waited >= 0 {
 		d.stepsToFirstToken = waited
 	}

@@ -152,7 +152,8 @@ func (j *judging) finishReplay(err error) {
 		policy.name = j.replay.Boards.Policy()
 		policy.duplicate = slices.ContainsFunc(j.policies[:j.current], func(earlier policyReplays) bool { return earlier.name == policy.name })
 		policy.stepMs.add(j.replay.StepMs())
-		policy.newSteps.fade(1, &j.replay.newSteps, 1)
+		const whole = 1
+		policy.newSteps.fade(whole, &j.replay.newSteps, whole) // adds the steps, with no weight lowered
 		j.checkpoints = append(j.checkpoints, j.replay.Checkpoints...)
 	case policy.stepMs.n == 0:
 		policy.failed = err
@@ -182,7 +183,7 @@ func (t *Twin) beginReplay(j *judging) bool {
 	if j.policies == nil && !t.beginModel(j) {
 		return false
 	}
-	for j.policies[0].failed == nil {
+	for j.policies[0].failed == nil { // a failure of the policy in force ends the work on the model
 		if j.current == len(j.policies) { // the round is over
 			j.current, j.round = 0, j.round+1
 		}
@@ -195,7 +196,7 @@ func (t *Twin) beginReplay(j *judging) bool {
 				return true
 			}
 		}
-		j.current++
+		j.current++ // this policy cannot be replayed or is a duplicate, so go on with the next
 	}
 	return false
 }
@@ -210,6 +211,7 @@ func (t *Twin) enoughRounds(j *judging) bool {
 	if j.round > 1 {
 		return true
 	}
+	// One round was made, and a newer window is ready.
 	a := t.models[j.models[0]]
 	if varianceDue := a == nil || a.windowsJudged%varianceEvery == 0; varianceDue {
 		return false
@@ -260,8 +262,9 @@ func measuredSeconds(v *Verdict) float64 { return max(1, v.To.Sub(v.From).Second
 
 // judge compares the replays under the policy in force with the real steps, and with the replays under the other policies. It returns a
 // verdict for each group, or nil if the window has no real or no replayed steps. In the model's account, it counts the window, adds the
-// errors of the replays, and keeps the checkpoints with which replays of the next window may begin.
-func (t *Twin) judge(j *judging) (verdicts []Verdict) {
+// errors of the replays, and keeps the checkpoints with which replays of the next window may begin. It also drops the accounts of models
+// that are gone.
+func (t *Twin) judge(j *judging) []Verdict {
 	w, model, inForce := j.window, j.models[0], &j.policies[0]
 	t.dropModels()
 	atEnd, _ := w.End.Groups(model)
@@ -278,24 +281,37 @@ func (t *Twin) judge(j *judging) (verdicts []Verdict) {
 		Sure:    a.windowsJudged >= minWindowsJudged,
 		Replays: int(inForce.stepMs.n),
 	}
-	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(&v)
-	v.Error = a.stepError.add(windowError, seconds)
-	a.addVariance(inForce.name, &inForce.stepMs, seconds)
-	if deviation, known := a.deviation(inForce.name, seconds); known {
-		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // seconds that no earlier verdict has counted
-		a.bias.add(windowError, inForce.stepMs.deviationOfMean(deviation), seconds, newSeconds)
-	}
+	a.addErrors(&v, &inForce.stepMs)
 	t.compare(j, &v, a)
 	a.keepCheckpoints(j)
 	atFirstNew := w.groupsSince(a.judgedUntil, v.From, model) // the groups when the steps began that no earlier verdict has counted
-	for _, to := range atEnd {
-		v.Group, v.Ranks, v.NewSteps = to.Key, len(to.Workers), 0
-		if from := viewOf(atFirstNew, to.Key); from != nil {
-			v.NewSteps = to.Steps - from.Steps
-		}
-		verdicts = append(verdicts, v)
-	}
 	a.judgedUntil = w.To()
+	return v.forEachGroup(atFirstNew, atEnd)
+}
+
+// addErrors sets v.Error, and adds the errors of a window's replays under the policy in force to the account. stepMs has the results of
+// these replays.
+func (a *account) addErrors(v *Verdict, stepMs *tally) {
+	windowError, seconds := v.TwinMs/v.StepMs-1, measuredSeconds(v)
+	v.Error = a.stepError.add(windowError, seconds)
+	a.addVariance(v.Policy, stepMs, seconds)
+	if deviation, known := a.deviation(v.Policy, seconds); known {
+		newSeconds := min(seconds, v.To.Sub(a.judgedUntil).Seconds()) // seconds that no earlier verdict has counted
+		a.bias.add(windowError, stepMs.deviationOfMean(deviation), seconds, newSeconds)
+	}
+}
+
+// forEachGroup returns a copy of the verdict for each group at the end of the window, with the group's ranks and new steps. The new steps
+// are those since the view in atFirstNew; a group without such a view has none.
+func (v *Verdict) forEachGroup(atFirstNew, atEnd []board.GroupView) (verdicts []Verdict) {
+	for _, to := range atEnd {
+		ofGroup := *v
+		ofGroup.Group, ofGroup.Ranks = to.Key, len(to.Workers)
+		if from := viewOf(atFirstNew, to.Key); from != nil {
+			ofGroup.NewSteps = to.Steps - from.Steps
+		}
+		verdicts = append(verdicts, ofGroup)
+	}
 	return verdicts
 }
 
@@ -326,7 +342,7 @@ func (a *account) keepCheckpoints(j *judging) {
 // the new part of the window in the hours, so that no later verdict counts it again.
 func (t *Twin) compare(j *judging, v *Verdict, a *account) {
 	from, to := j.window.newPart()
-	if to.After(from) {
+	if to.After(from) { // otherwise the window has no new part
 		a.hoursUntil = to
 	}
 	for i := range j.policies[1:] {
@@ -364,7 +380,7 @@ func (t *Twin) against(other *policyReplays, v *Verdict, a *account) Against {
 	a.addVariance(other.name, &other.stepMs, measuredSeconds(v))
 	deviation, known := a.deviation(other.name, measuredSeconds(v))
 	result.Error = a.bias.errorBound(other.stepMs.deviationOfMean(deviation))
-	errorsKnown := known && v.Sure
+	errorsKnown := known && v.Sure // of chance (known), and of replays in general (v.Sure)
 	mayClaim := errorsKnown && measuredSeconds(v) >= MinClaimWindow.Seconds() && result.StepMs > 0
 	result.Claimed = mayClaim && math.Abs(result.SavedMs) > max(result.Error, v.Error)*v.StepMs
 	return result

@@ -55,10 +55,11 @@ func (w *Window) eachEvent(model string, onArrival func(*arrival), onDeparture f
 }
 
 // partWithAllGroups returns the part of the window, up to its end, in which a model had all the barrier groups that it has at the end. A
-// group that was removed and added again counts as new. It returns nil if there is no such part.
+// group that was removed and added again counts as new. It returns nil if there is no such part. It goes back from the last segment to the
+// first one in which a group is missing; the part begins after that segment.
 func (w *Window) partWithAllGroups(model string) *Window {
 	atEnd, _ := w.End.Groups(model)
-	begin, later := 0, atEnd // index of the first segment of the part; the groups at the end of segment i
+	begin, later := 0, atEnd // index of the first segment of the part, 0 until it is found; the groups at the end of segment i
 	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
 		groups, _ := w.Segments[i].Boards.Groups(model)
 		for _, v := range atEnd {
@@ -70,7 +71,7 @@ func (w *Window) partWithAllGroups(model string) *Window {
 		}
 		later = groups
 	}
-	if len(atEnd) == 0 || begin == len(w.Segments) {
+	if len(atEnd) == 0 || begin == len(w.Segments) { // the model has no group, or one of them is newer than the last segment
 		return nil
 	}
 	return &Window{Segments: w.Segments[begin:], End: w.End}
@@ -104,7 +105,7 @@ func (w *Window) Measured() *Segment {
 			return s
 		}
 	}
-	return w.Segments[0]
+	return w.Segments[0] // all segments begin in the first fifth, so measure all
 }
 
 // lengthsKnown says whether a segment begins in the first 70 % of the window. Later in the window, too many answers still run, so their
@@ -193,7 +194,7 @@ func (w *Window) learnHistory(model string) *history {
 	}
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
-		if a := l.of(c.ID); a != nil {
+		if a := l.answerOf(c.ID); a != nil {
 			a.lastTokens = c.Age + c.Generated
 		}
 	}
@@ -211,7 +212,7 @@ func (w *Window) learnHistory(model string) *history {
 func (l *historyLearner) observations(yield func(observation) bool) {
 	for i := range l.answers {
 		a := &l.answers[i]
-		if a.lastTokens < 0 {
+		if a.lastTokens < 0 { // the request left before it had a slot
 			continue
 		}
 		if !yield(observation{from: a.tokensAtStart, to: a.lastTokens, ended: a.leftAt >= 0}) {
