@@ -62,7 +62,7 @@ func (d *Driver) Apply(e board.Event, ms float64) {
 			round()
 		}
 		d.carryOut(effects, now)
-		d.carryOut(d.Boards.Apply(&d.decided, now), now)
+		d.carryOut(d.Boards.Apply(&d.decided, now), now) // ends the round; it took no virtual time, so decided is the zero Decided
 	}
 	d.OnDecided(ms)
 }
@@ -125,7 +125,7 @@ func newStepCounter(key board.GroupKey) StepCounter {
 // reportStep gives the boards the present step of a group, as the server's step detector does. now is the time of the report, in ms. The
 // first step after the group was idle is reported without a length.
 func (d *Driver) reportStep(counter *StepCounter, now float64) {
-	if d.idleGroups[counter.Key.Name] {
+	if d.idleGroups[counter.Key.Name] { // the time since the last step was not that of one step
 		delete(d.idleGroups, counter.Key.Name)
 		counter.Since = math.NaN()
 	}

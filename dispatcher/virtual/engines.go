@@ -95,7 +95,7 @@ func (e *Engines) Put(r *Rank, q Request) {
 	if q.Reserved {
 		r.KV += int64(q.Prompt) + int64(q.Gen)
 	}
-	if q.FirstStep != 0 {
+	if q.FirstStep != 0 { // the request has tokens
 		e.setCounts(q.Slot, q.Gen, q.FirstStep)
 	}
 	r.Requests = append(r.Requests, q)
@@ -146,11 +146,12 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	g.nextStepBegun = false
 	for _, r := range g.Ranks {
 		r.EndedKV.Expire(e.Instant(e.Now))
-		// A rank with MaxRunning pulls KV only while it runs fewer requests than MaxRunning.
-		if r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning {
+		// A rank with MaxRunning pulls KV only while it runs fewer requests than MaxRunning. limitRunning also postpones those beyond MaxRunning.
+		mayPull := r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning
+		if mayPull {
 			e.reserveKV(r, g.Step)
 			e.assignSlots(r)
-			r.limitRunning(g.Step)
+			r.limitRunning(g.Step) // with the requests that have just got slots, there may be too many
 		}
 		for i, tooMuch := r.toPreempt(); tooMuch; i, tooMuch = r.toPreempt() {
 			e.Preempt(r, i)
@@ -159,7 +160,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 		}
 		anyActive = anyActive || r.Active > 0
 	}
-	if anyActive {
+	if anyActive { // otherwise the group is idle until a request gets a slot
 		g.Ends = e.Now + e.Length(g)
 	}
 	return preempted
@@ -186,7 +187,8 @@ func (e *Engines) finishStep(g *Group) {
 			if q.DecodesFrom > step { // the request's first token comes in a later step
 				continue
 			}
-			reports := q.FirstStep != 0 && !reported // the first stream that gets a token after its first one reports the step
+			// A stream shows a new step only by a token after its first one, and one report per step is enough.
+			reports := q.FirstStep != 0 && !reported
 			if reports {
 				g.Number++
 			}
@@ -218,7 +220,7 @@ func (e *Engines) releaseFinished(g *Group) {
 				continue
 			}
 			q := r.Requests[i]
-			r.Remove(i)
+			r.Remove(i) // the next request is now at index i
 			if r.KeepsKVFor > 0 {
 				r.EndedKV.Add(int64(q.Prompt)+int64(q.Gen), e.Instant(e.Now), r.KeepsKVFor)
 			}
@@ -228,14 +230,14 @@ func (e *Engines) releaseFinished(g *Group) {
 	}
 }
 
-// Release gives the slot of a request back to the boards, with the outcome kind and the request's token count. The request stays on its
-// rank; the caller must remove it.
+// Release gives the slot of a request back to the boards, with the outcome kind and the request's token count. Only a finished request may
+// leave KV that the engine keeps. The request stays on its rank; the caller must remove it.
 func (e *Engines) Release(g *Group, q *Request, kind board.Kind) {
 	e.release = board.Release{
 		Model: e.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: kind, Generated: int(q.Gen), Kept: kind == board.Finished}, Generated: q.Gen,
 		Started: q.Gen > 0, FirstStep: q.FirstStep,
 	}
-	if q.FirstStep != 0 {
+	if q.FirstStep != 0 { // a request without a token has no last step either
 		e.release.LastStep = g.Number
 	}
 	e.Apply(&e.release, e.Now)

@@ -85,7 +85,7 @@ func (g *Mixed) Drop(rank int, job int32) {
 
 // Begin begins a step if none is in progress and a rank has work. now is the present time in ms.
 func (g *Mixed) Begin(now float64) {
-	if g.Ends < Never {
+	if g.Ends < Never { // a step is in progress
 		return
 	}
 	newPrompts := g.decideNewPrompts()
@@ -99,7 +99,7 @@ func (g *Mixed) Begin(now float64) {
 			g.Prefilling++
 		}
 	}
-	if busy {
+	if busy { // otherwise no step begins
 		ms := g.Law.Ms(g.RankWork)
 		if g.VaryStepMs != nil {
 			ms = g.VaryStepMs(ms)
@@ -119,16 +119,16 @@ func (g *Mixed) mayCompute(r *MixedRank) bool {
 // prompt on one rank makes the step of all ranks longer. They wait for at most Delay-1 steps in a row, and only while a rank decodes.
 // decideNewPrompts counts these steps, so it must be called once per step.
 func (g *Mixed) decideNewPrompts() bool {
-	if g.Delay == 0 {
+	if g.Delay == 0 { // new prompts never wait
 		return true
 	}
-	withNewPrompt := 0
+	withNewPrompt := 0 // number of ranks
 	for i := range g.Ranks {
 		if g.hasNewPrompt(i) {
 			withNewPrompt++
 		}
 	}
-	if withNewPrompt == 0 {
+	if withNewPrompt == 0 { // there is nothing to wait for, and heldSteps does not change
 		return true
 	}
 	mayWait := withNewPrompt < len(g.Ranks) && g.heldSteps < g.Delay-1
@@ -212,7 +212,7 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 				q.scheduled = min(budget, q.toCompute-q.computed)
 				work.Prompt += float64(q.scheduled)
 			}
-		case budget > 0 && !prefillOnly:
+		case budget > 0 && !prefillOnly: // the request decodes one token
 			q.scheduled = 1
 			work.Requests++
 			work.KV += float64(q.kvTokens())
@@ -222,7 +222,7 @@ func (g *Mixed) schedule(i int, newPrompts bool) (work step.Rank) {
 	if mayAdmit {
 		work.Prompt += g.admit(i, budget)
 	}
-	if mayCompute {
+	if mayCompute { // only a step that may compute prompts shows whether all waiting requests fit
 		r.leftWaiting = len(r.Waiting) > 0
 	}
 	return work
@@ -249,7 +249,8 @@ func (g *Mixed) admit(i int, budget int32) (tokens float64) {
 // running requests. One request always stays, so that the rank can go on. The KV of preempted requests is lost and will be computed again.
 // preempted says whether any request was preempted.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
-	for g.KVCapacity > 0 && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
+	limited := g.KVCapacity > 0
+	for limited && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
 		q := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
 		r.KV -= g.wholeBlocks(q.kvTokens())
@@ -266,12 +267,12 @@ func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
 func (g *Mixed) Finish() {
 	for i := range g.Ranks {
 		r := &g.Ranks[i]
-		remaining := r.Running[:0]
+		remaining := r.Running[:0] // reuses the memory of Running: it never grows past the request that is looked at
 		for k := range r.Running {
 			q := &r.Running[k]
-			before := g.wholeBlocks(q.kvTokens())
+			kvBefore := g.wholeBlocks(q.kvTokens())
 			g.advance(i, q)
-			r.KV += g.wholeBlocks(q.kvTokens()) - before
+			r.KV += g.wholeBlocks(q.kvTokens()) - kvBefore // the next token may need a new block
 			if q.Left > 0 {
 				remaining = append(remaining, *q)
 				continue

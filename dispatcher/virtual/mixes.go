@@ -40,8 +40,8 @@ type MixedGroup struct {
 func (m *MixedEngines) Add(key board.GroupKey, engines Mixed, ids []int32, cached func(rank int, q *MixedRequest) int32) *MixedGroup {
 	g := &MixedGroup{Mixed: engines, StepCounter: newStepCounter(key), IDs: ids}
 	g.Mixed.Ranks, g.Mixed.Ends, g.Mixed.Cached = make([]MixedRank, len(ids)), Never, cached
-	g.Mixed.Token = func(rank int, q *MixedRequest) { m.token(g, rank, q) }
-	g.Mixed.Finished = func(rank int, q *MixedRequest) { m.finished(g, rank, q) }
+	g.Mixed.Token = func(rank int, q *MixedRequest) { m.reportToken(g, rank, q) }
+	g.Mixed.Finished = func(rank int, q *MixedRequest) { m.releaseFinished(g, rank, q) }
 	m.Groups = append(m.Groups, g)
 	return g
 }
@@ -65,7 +65,7 @@ func (m *MixedEngines) Send(g *MixedGroup, rank int, q MixedRequest, delay float
 func (m *MixedEngines) Turn(deliver func()) {
 	for _, g := range m.Groups {
 		if g.Ends <= m.Now {
-			g.reported = false
+			g.reported = false // a token that Finish brings may report the step
 			g.Finish()
 		}
 	}
@@ -93,14 +93,14 @@ func (m *MixedEngines) Due() float64 {
 	return next
 }
 
-// token reports a token of a request to the boards, as a stream would. In each step, the first request that gets a token after its first
-// one also reports the step.
-func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
+// reportToken reports a token of a request to the boards, as a stream would. In each step, the first request that gets a token after its
+// first one also reports the step.
+func (m *MixedEngines) reportToken(g *MixedGroup, rank int, q *MixedRequest) {
 	reports := q.firstStep != 0 && !g.reported // a request's first token does not show a new step, because requests may begin at any time
 	if reports {
 		g.Number++
 	}
-	if q.firstStep == 0 {
+	if q.firstStep == 0 { // this is the request's first token
 		q.firstStep = g.Number
 	}
 	m.setCounts(q.Slot, q.Gen, q.firstStep)
@@ -111,13 +111,13 @@ func (m *MixedEngines) token(g *MixedGroup, rank int, q *MixedRequest) {
 	}
 }
 
-// finished gives the slot of a request that has all its tokens back to the boards.
-func (m *MixedEngines) finished(g *MixedGroup, rank int, q *MixedRequest) {
+// releaseFinished gives the slot of a request that has all its tokens back to the boards, and tells the caller by Finished.
+func (m *MixedEngines) releaseFinished(g *MixedGroup, rank int, q *MixedRequest) {
 	m.release = board.Release{
 		Model: m.Model, Slot: q.Slot, Outcome: board.Outcome{Kind: board.Finished, Generated: int(q.Gen)}, Generated: q.Gen, Started: q.Gen > 0,
 		FirstStep: q.firstStep,
 	}
-	if q.firstStep != 0 {
+	if q.firstStep != 0 { // a request without a token has no last step either
 		m.release.LastStep = g.Number
 	}
 	m.Apply(&m.release, m.Now)

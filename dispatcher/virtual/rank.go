@@ -86,7 +86,7 @@ func (r *Rank) limitRunning(step int64) (running int) {
 	}
 	for i := range r.Active {
 		q := &r.Requests[i]
-		if q.DecodesFrom > step {
+		if q.DecodesFrom > step { // the request decodes only from a later step on
 			continue
 		}
 		if running == r.MaxRunning {
@@ -115,7 +115,8 @@ func (r *Rank) hasRoomFor(tokens int64) bool {
 // toPreempt returns the index of the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV,
 // but never the first in the list, so that one request can always go on. ok is false if no request needs to be preempted, or none can be.
 func (r *Rank) toPreempt() (i int, ok bool) {
-	if r.Capacity == 0 || r.OtherTokens+r.KV+r.EndedKV.Tokens() <= r.Capacity {
+	unlimited := r.Capacity == 0
+	if unlimited || r.OtherTokens+r.KV+r.EndedKV.Tokens() <= r.Capacity {
 		return 0, false
 	}
 	for i = len(r.Requests) - 1; i > 0; i-- {
@@ -131,7 +132,7 @@ func (r *Rank) Remove(i int) {
 	if q := &r.Requests[i]; q.Reserved {
 		r.KV -= int64(q.Prompt) + int64(q.Gen)
 	}
-	if i < r.Active {
+	if i < r.Active { // the request had a slot
 		r.Active--
 	}
 	r.Requests = slices.Delete(r.Requests, i, i+1)
@@ -141,7 +142,7 @@ func (r *Rank) Remove(i int) {
 func (g *Group) FirstReady() float64 {
 	next := Never
 	for _, r := range g.Ranks {
-		for i := r.Active; i < len(r.Requests); i++ {
+		for i := r.Active; i < len(r.Requests); i++ { // requests with a slot are prefilled already
 			if q := &r.Requests[i]; q.Reserved && q.DecodesFrom == KVNotReady {
 				next = min(next, q.Ready)
 			}
