@@ -45,7 +45,7 @@ type estimate struct {
 
 // SetNeeds sets which predictions the policy needs. If this has changed, every request will be predicted anew in the next round.
 func (f *Running) SetNeeds(n policy.Requirements) {
-	reads := n.Predictor != ""
+	reads := n.Predictor != "" // the policy reads predictions
 	rules := predictor.Rules{H: n.Horizon, Tau: n.Tau, Every: n.Every, DecrementAnchor: n.DecrementAnchor}
 	if !reads {
 		rules = predictor.DefaultRules(scoreHorizon)
@@ -87,12 +87,13 @@ func (f *Running) Update(workers []policy.Worker, p predictor.Predictor) {
 
 // advance updates r̂ of one request to its age and sets its Rhat. A request that must be predicted anew is added to needPrediction.
 func (f *Running) advance(request *policy.Request) {
-	if missing := int(request.Slot) + 1 - len(f.estimates); missing > 0 {
+	if missing := int(request.Slot) + 1 - len(f.estimates); missing > 0 { // the slot number is larger than any before
 		f.estimates = append(f.estimates, make([]estimate, missing)...)
 	}
 	e := &f.estimates[request.Slot]
 	predictAnew := true
-	if e.id == request.ID && e.rulesVersion == f.rulesVersion {
+	isKnown := e.id == request.ID && e.rulesVersion == f.rulesVersion
+	if isKnown { // the prediction stays valid until Advance asks for a new one
 		predictAnew = f.rules.Advance(&e.State, e.updatedAtAge, request.Age)
 	} else { // the request is new in this slot, or the prediction rules have changed
 		*e = estimate{id: request.ID, rulesVersion: f.rulesVersion}

@@ -45,7 +45,8 @@ func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired in
 		if expiry.Before(last.lastExpiry) { // keepFor has become shorter, but entries must stay in the order of their expiry
 			expiry = last.lastExpiry
 		}
-		if count == mostEntries || expiry.Sub(last.firstExpiry) < keepFor/timeParts {
+		samePart := expiry.Sub(last.firstExpiry) < keepFor/timeParts
+		if samePart || count == mostEntries {
 			last.tokens, last.lastAdded, last.lastExpiry = last.tokens+tokens, now, expiry
 			return expired
 		}
@@ -56,11 +57,11 @@ func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired in
 
 // Expire drops the KV whose keep time is over at the time now, and returns the number of dropped tokens.
 func (k *KV) Expire(now time.Time) (expired int64) {
-	n := 0
-	for ; n < len(k.entries) && !now.Before(k.entries[n].lastExpiry); n++ {
-		expired += k.entries[n].tokens
+	expiredEntries := 0 // their number; they are the first ones
+	for ; expiredEntries < len(k.entries) && !now.Before(k.entries[expiredEntries].lastExpiry); expiredEntries++ {
+		expired += k.entries[expiredEntries].tokens
 	}
-	k.entries = slices.Delete(k.entries, 0, n)
+	k.entries = slices.Delete(k.entries, 0, expiredEntries)
 	k.tokens -= expired
 	return expired
 }
@@ -72,7 +73,7 @@ func (k *KV) Expire(now time.Time) (expired int64) {
 func (k *KV) DropSurplus(surplus int64, at time.Time) (dropped int64) {
 	for i := range k.entries {
 		e := &k.entries[i]
-		if !e.lastAdded.Before(at) {
+		if !e.lastAdded.Before(at) { // this entry and all later ones have KV that the gauge may not include
 			break
 		}
 		n := min(e.tokens, max(0, surplus-dropped))

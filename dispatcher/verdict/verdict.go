@@ -18,7 +18,7 @@ func (Policies) TakesWord(word string) bool { return word == Off }
 
 // UnmarshalYAML reads a list of policies, or the word off, which gives an empty list.
 func (t *Policies) UnmarshalYAML(read func(any) error) error {
-	var list []string
+	var list []string // stays empty for the word off
 	if err := read(&list); err != nil {
 		var word string
 		if read(&word) != nil || word != Off { // the value is neither a list nor off
@@ -96,7 +96,8 @@ func (a *Against) windowInWords(t *Twin) string {
 	return words
 }
 
-// hourInWords says how the policies differ over the last hour; empty: no more traffic was compared than in the window.
+// hourInWords says how the policies differ over the last hour; empty: no more traffic was compared than in the window, which windowInWords
+// describes already.
 func (a *Against) hourInWords(t *Twin) string {
 	h := a.Hour
 	if h == nil || h.Seconds <= t.WindowSeconds {
