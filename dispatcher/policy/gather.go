@@ -63,12 +63,14 @@ func (p *evenkeel) decideAggregated(s *Snapshot, dst []Assignment) []Assignment 
 	p.fillGroup(s)
 	p.reserveForOverdue(s)
 	r.fillCandidates(s, int(p.ranks.openSlots+p.ranks.openSlots/2)) // 1.5 times the free slots, so that the planner can choose
-	picks, next := r.planner.Decide(0, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
+	const now = 0
+	picks, next := r.planner.Decide(now, &r.group, r.waiting, rounds.Rule{Patience: p.set.patience, MaxHold: p.set.maxHoldS})
 	r.nextDecisionMs = next * 1000
 	for i := range r.waiting {
 		at := r.poolIndex[i]
 		sendableBefore := s.Waits[at].HeldMs >= 0
-		if sendableNow := r.waiting[i].Since == 0; sendableNow && !sendableBefore { // the planner sets Since to its present time, 0
+		sendableSinceNow := r.waiting[i].Since == now // the planner sets Since when it first finds a rank for a candidate
+		if sendableSinceNow && !sendableBefore {
 			r.firstSendable = append(r.firstSendable, s.Pool[at].ID)
 		}
 	}
@@ -105,7 +107,7 @@ func (p *evenkeel) reserveForOverdue(s *Snapshot) {
 }
 
 // fillGroup fills in what the planner knows about the ranks: their slots, KV room, prompt tokens yet to be computed (Backlog) and loads at
-// the start of the round. p.ranks must have the free slots and rooms already.
+// the start of the round, and the time that a prompt token takes (Own, in seconds). p.ranks must have the free slots and rooms already.
 func (p *evenkeel) fillGroup(s *Snapshot) {
 	group := &p.gather.group
 	*group = rounds.Group{

@@ -167,9 +167,9 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	}
 	// Several prompts near the knee may share the best score. Take the one that is earliest in line. Among prompts of equal length, only the
 	// earliest can win.
-	at = p.line.head()
+	at = p.line.head() // higher than the position of any entry
 	for low >= 0 && p.rankScore.Equal(score(low), best) {
-		start := int(p.line.firstEqual[low])
+		start := int(p.line.firstEqual[low]) // first place of this length; its entry may have left the line
 		at = min(at, p.line.position(p.line.atOrAfter(start)))
 		low = p.line.atOrBefore(start - 1) // the next shorter length
 	}

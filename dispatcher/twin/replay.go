@@ -50,7 +50,7 @@ func NewReplay(w *Window, model, spec string, seed uint64) (*Replay, error) {
 		return nil, err
 	}
 	r.resumeRequests(newPolicy)
-	from, to := w.newPart() // steps that are counted in the hours, too
+	from, to := w.newPart()
 	r.newBetween = [2]float64{ms(from.Sub(w.From())), ms(to.Sub(w.From()))}
 	return r, nil
 }

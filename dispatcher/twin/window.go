@@ -63,7 +63,7 @@ func (w *Window) partWithAllGroups(model string) *Window {
 	for i := len(w.Segments) - 1; i >= 0 && begin == 0; i-- {
 		groups, _ := w.Segments[i].Boards.Groups(model)
 		for _, v := range atEnd {
-			from, to := viewOf(groups, v.Key), viewOf(later, v.Key)
+			from, to := viewOf(groups, v.Key), viewOf(later, v.Key) // the group at the begin and at the end of segment i
 			missing := from == nil || to == nil
 			if missing || to.Steps < from.Steps || to.Seconds < from.Seconds { // a group that has fewer steps than before was removed and added anew
 				begin = i + 1
