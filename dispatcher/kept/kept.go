@@ -57,7 +57,7 @@ func (k *KV) Add(tokens int64, now time.Time, keepFor time.Duration) (expired in
 
 // Expire drops the KV whose keep time is over at the time now, and returns the number of dropped tokens.
 func (k *KV) Expire(now time.Time) (expired int64) {
-	expiredEntries := 0 // their number; they are the first ones
+	expiredEntries := 0 // number of expired entries, which come first
 	for ; expiredEntries < len(k.entries) && !now.Before(k.entries[expiredEntries].lastExpiry); expiredEntries++ {
 		expired += k.entries[expiredEntries].tokens
 	}

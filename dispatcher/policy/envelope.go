@@ -110,7 +110,7 @@ func (e *envelope) addLoad(g int, size int64) {
 		loads[h] = load
 		peaks[h] = max(peaks[h], load)
 	}
-	e.leastMarginAt[g] = none // the margins of rank g have become smaller, so minMargin must measure them anew
+	e.leastMarginAt[g] = none // the margins of rank g may have become smaller, so minMargin must measure them anew
 }
 
 // KVTokens returns the KV tokens that the worker holds: Others, and those of all its requests, even of requests that do not decode yet.

@@ -128,7 +128,7 @@ func (l limits) reasonFor(s *Snapshot, after map[int32]rankLoad, entry int) stri
 		return "no free slot"
 	case remaining.fitsReserved: // without the reservation, the entry could have been placed
 		return fmt.Sprintf("worker %d is reserved for an overdue entry, %d", s.Workers[l.reserved].ID, s.Pool[l.reservedFor].ID)
-	case !remaining.hasSlot: // other entries of the round have taken the last slots
+	case !remaining.hasSlot: // if a slot is left, it is on the reserved rank, where the entry has no room
 		return "no free slot left"
 	default:
 		return fmt.Sprintf("fits no rank's room: %d tokens, the largest room beside a free slot is %d", tokens, remaining.largestRoom)

@@ -176,8 +176,8 @@ func (p *greedy) bestSingle(s *Snapshot, g int) (at int32, best float64, ok bool
 	for high < fitting && p.rankScore.Equal(score(high), best) {
 		at = min(at, p.line.position(high))
 		length := p.line.prompt(high)
-		equals := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
-		high = p.line.atOrAfter(high + equals) // the next longer length
+		equalCount := sort.Search(len(p.line.sorted)-high, func(i int) bool { return p.line.prompt(high+i) > length })
+		high = p.line.atOrAfter(high + equalCount) // the next longer length
 	}
 	return at, best, true
 }

@@ -29,7 +29,7 @@ type searchResult struct {
 // entries, than the search without a limit.
 func arrange(p *evenkeel, s *Snapshot) {
 	budget := p.budget(s)
-	if s.RowTokens <= 0 || !p.set.requests { // the largest number of requests on a rank costs nothing, so no limit can help
+	if s.RowTokens <= 0 || !p.set.requests { // the largest number of requests costs nothing or is not to count, so no limit helps
 		placeAndImprove(p, s, budget)
 		p.fillUp(s)
 		return

@@ -229,8 +229,7 @@ func (p *evenkeel) leastLoadedFor(tokens int64) int {
 	}
 	best := none // the heap does not help to find the next smallest load, so look at all ranks
 	for _, rank := range p.ranks.withSlots {
-		g := int(rank)
-		if fits := p.ranks.fits(g, tokens); fits && (best == none || p.lessLoaded(g, best)) {
+		if g := int(rank); p.ranks.fits(g, tokens) && (best == none || p.lessLoaded(g, best)) {
 			best = g
 		}
 	}

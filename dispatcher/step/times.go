@@ -311,7 +311,8 @@ func (l *Line) ThroughStepsSince(before LearnedSteps) Model {
 		before = LearnedSteps{}
 	}
 	n := all.Steps - before.Steps // number of steps whose mean the line goes through
-	if n > 0 {                    // C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line
+	if n > 0 {
+		// C0Ms becomes the mean length of these steps, less the time that their mean load takes by the line.
 		m.C0Ms = max(0, (all.Ms-before.Ms-m.C1Ms*(all.Tokens-before.Tokens)-m.RequestMs*(all.Requests-before.Requests))/n)
 	}
 	if l.PrefillC0Ms > 0 {

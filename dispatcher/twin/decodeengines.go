@@ -156,8 +156,8 @@ func (d *decodeEngines) firstTokenStep(c *board.Charge, g *virtual.Group) uint32
 		first = g.Number + uint32(d.stepsToFirstToken(c.ID))
 	}
 	inFuture := int32(first-g.Number) > 0 // as an int32, because step numbers may wrap around
-	if c.Started && inFuture {            // the request has its first token already, so the estimate is wrong
-		return g.Number
+	if c.Started && inFuture {
+		return g.Number // the request has its first token already, so the estimate is wrong
 	}
 	return max(1, first) // 0 would mean that no token has come
 }

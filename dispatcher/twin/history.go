@@ -47,7 +47,7 @@ type historyLearner struct {
 // shows a number.
 const usualStepsToFirstToken = 1
 
-// of returns what is known about the request that has or had this ID; nil: the window has no record of it.
+// answerOf returns what is known about the request that has or had this ID; nil: the window has no record of it.
 func (h *history) answerOf(id uint64) *answer {
 	if i, known := h.index[id]; known {
 		return &h.answers[i]

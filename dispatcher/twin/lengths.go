@@ -49,8 +49,9 @@ func estimateLengths(n int, all iter.Seq[observation]) lengths {
 	}
 	slices.SortFunc(changes, func(a, b change) int { return cmp.Compare(a.tokens, b.tokens) })
 	var l lengths
-	longer, observed := 1., 0       // share of all answers that are longer than tokens; number of answers observed at that length
-	for i := 0; i < len(changes); { // each turn adds up all changes at one length
+	longer, observed := 1., 0 // share of all answers that are longer than tokens; number of answers observed at that length
+	for i := 0; i < len(changes); {
+		// Add up all changes at one length.
 		tokens, difference, ended := changes[i].tokens, 0, 0
 		for ; i < len(changes) && changes[i].tokens == tokens; i++ {
 			difference += int(changes[i].observed)
@@ -85,7 +86,7 @@ func (l lengths) draw(least int32, id uint64) int32 {
 	share := longer * rand.New(rand.NewPCG(id, 0)).Float64()
 	// Shares fall from step to step, so the operands of the comparison are exchanged.
 	at, _ := slices.BinarySearchFunc(l.steps, share, func(s survival, want float64) int { return cmp.Compare(want, s.share) })
-	if longer == 0 || at == len(l.steps) { // longer 0: no answer was seen to be so long
+	if longer == 0 || at == len(l.steps) { // longer 0: no answer was seen to be longer than least
 		return endless
 	}
 	return max(least+1, l.steps[at].tokens)
