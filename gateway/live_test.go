@@ -43,7 +43,7 @@ func TestTheLiveDocumentTellsTheProxy(t *testing.T) {
 		t.Helper()
 		r := c.get("/live?once")
 		require.Equal(t, http.StatusOK, r.Status, r.Body)
-		require.NotContains(t, r.Body, "null")
+		require.NotRegexp(t, `[:\[,]\s*null`, r.Body, "a value that is null; the command of an incident may name /dev/null")
 		require.NoError(t, json.Unmarshal([]byte(r.Body), &d))
 		return d
 	}
