@@ -21,7 +21,7 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 	freshShare := s.cache.Totals.Fresh()
 	all := map[string]Backlog{}
 	for name, m := range s.models {
-		if len(m.candidates) == 0 {
+		if len(m.candidates) == 0 { // only other regions serve the model
 			continue
 		}
 		requests, promptTokens := m.queue.Backlog()
@@ -29,8 +29,9 @@ func (s *Scheduler) Backlogs() map[string]Backlog {
 			continue
 		}
 		n, tokens := float64(requests), float64(promptTokens)
+		newTokens, cachedTokens := freshShare*tokens/n, (1-freshShare)*tokens/n // of the mean prompt
 		latency, _ := s.latencyFor(name, m.candidates[0])
-		meanMs := latency.Ms(freshShare*tokens/n, (1-freshShare)*tokens/n)
+		meanMs := latency.Ms(newTokens, cachedTokens)
 		all[name] = Backlog{Requests: requests, Seconds: n * meanMs / 1000}
 	}
 	return all

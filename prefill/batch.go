@@ -38,29 +38,29 @@ func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 			return false
 		}
 	}
-	if !c.Aggregated && c.load.RequestsAhead(d.now) > 0 {
+	if !c.Aggregated && c.load.RequestsAhead(d.now) > 0 { // the ranks of an aggregated candidate run many requests, which its slots bound
 		return false
 	}
 	needSlot, waitForSlot := d.slotDemand(c.Board)
 	if waitForSlot > 0 {
 		return false
 	}
-	if d.cfg.Free == nil {
+	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
 	}
 	free, _ := d.cfg.Free(c.Board, r.Model)
-	return free-needSlot > 1
+	return free-needSlot >= 2
 }
 
-// slotDemand counts the requests on the candidates of a board that will need a decode slot, and those of them that wait for one now.
+// slotDemand counts the requests on the candidates of a board that will need a decode slot, and those of them that wait for one now. A
+// request usually needs its slot after its prefill. If it gets the slot before its probe is sent, it only needs one until then.
 func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 	for _, c := range d.candidates {
 		if c.Board != board {
 			continue
 		}
 		computing, waiting := c.load.Leases[ledger.Probing], c.load.Leases[ledger.Pooled]
-		slotBeforeProbe := c.Aggregated || c.Profile != nil && c.Profile.Early()
-		if slotBeforeProbe { // a request gets its decode slot before its probe is sent, so that only unsent requests need one
+		if slotBeforeProbe := c.Aggregated || c.needsRankFirst(); slotBeforeProbe {
 			computing, waiting = 0, c.load.Unsent()
 		}
 		needSlot += computing + waiting

@@ -41,18 +41,18 @@ type Candidate struct {
 	FallbackFor []string
 }
 
-// stateName is the candidate's state, as metrics and status name it.
+// stateName is the candidate's state, as metrics and status name it. Of several states that apply, the first one below counts.
 func (c *candidate) stateName(now time.Time) string {
 	switch {
-	case !c.configured:
+	case !c.configured: // kept only until its charges end
 		return "removed"
 	case !c.Live:
 		return "down"
-	case len(c.Models) == 0:
+	case len(c.Models) == 0: // the engine has not named its models yet
 		return "unknown"
-	case !c.circuit.Allows(now):
+	case !c.circuit.Allows(now): // its probes failed, so that none is sent until the next trial
 		return "out"
-	case c.load.Closed(now):
+	case c.load.Closed(now): // the KV gate is closed
 		return "closed"
 	default:
 		return "open"

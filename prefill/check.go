@@ -10,7 +10,8 @@ import (
 	"evenkeel/prefill/policy"
 )
 
-// Validate reports every setting that cannot work. A zero field stands for its default.
+// Validate reports every setting that cannot work, those of Check and those that are not in the config file. A zero field stands for its
+// default.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	var errs []error
@@ -43,7 +44,8 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", c.Index.TokenizeTimeout)
 	}
 	for key, port := range map[string]int{"port": c.KVEvents.Port, "replay_port": c.KVEvents.ReplayPort} {
-		if port < 0 || port > 65535 || port == 0 && key == "port" {
+		noPort := port < 0 || port > 65535
+		if noPort || port == 0 && key == "port" { // a replay_port of 0 means that there are no replays
 			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
 		}
 	}

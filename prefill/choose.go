@@ -29,43 +29,48 @@ const (
 )
 
 // fillView computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
-// stores in d.heldBlocks how many of the prompt's blocks each slot of the prefix index holds. known is false if the prefill times
+// stores in d.heldBlocks how many of the prompt's blocks each slot of the prefix index holds. allTimesKnown is false if the prefill times
 // of one of the candidates are only the configured ones (see latencyFor).
-func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (known bool) {
+func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (allTimesKnown bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
-	known = true
+	allTimesKnown = true
 	tokens := d.tokensOf(r)
 	blockTokens := r.Prompt.BlockSize(tokens)
 	d.heldBlocks = d.cache.Match(&r.Prompt, &r.considered.cache, d.now)
 	for i, c := range eligible {
-		latency, fitted := d.latencyFor(m.name, c)
-		known = known && fitted
+		latency, learned := d.latencyFor(m.name, c)
+		allTimesKnown = allTimesKnown && learned
 		d.setIndicators(&d.view[i], c, latency)
-		matchedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.heldBlocks, &r.Prompt)))
-		d.view[i].SetPrompt(float64(tokens), matchedTokens)
+		cachedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.heldBlocks, &r.Prompt)))
+		d.view[i].SetPrompt(float64(tokens), cachedTokens)
 	}
-	policy.Aggregate(d.view)
-	return known
+	policy.Aggregate(d.view) // sets the indicators that compare the candidates
+	return allTimesKnown
 }
 
-// allMissDeadline reports whether all eligible candidates, which fillView has measured, are predicted to end the prefill after the
-// request's deadline. It is false if one of them has no prediction. Ranks that also decode (Aggregated) never have a prediction.
+// allMissDeadline reports whether all eligible candidates are predicted to end the prefill after the request's deadline. It reads their
+// indicators from d.view, which fillView has filled. It is false for a request without a deadline, and if one candidate has no prediction.
 func (d *chooser) allMissDeadline(r *Request, eligible []*candidate) bool {
 	if r.Deadline.IsZero() {
 		return false
 	}
 	leftMs := float64(r.Deadline.Sub(d.now)) / float64(time.Millisecond)
 	for i, c := range eligible {
-		prefillTimes, known := d.latencyFor(r.Model, c)
-		if c.Aggregated || !known {
+		latency, learned := d.latencyFor(r.Model, c)
+		if c.Aggregated || !learned { // no prediction: for a group of ranks that also decode, no prefill times are ever learned
 			return false
 		}
-		v := &d.view[i]
-		if v.BacklogMs+v.RTTMs+prefillTimes.Ms(v.NewTokens, v.HitTokens) <= leftMs {
+		if prefillEndMs(&d.view[i], latency) <= leftMs {
 			return false // this candidate is predicted to end the prefill in time
 		}
 	}
 	return true
+}
+
+// prefillEndMs predicts in how many ms a candidate ends a request's prefill if its probe is sent now: after the prompts that are ahead,
+// the round trip, and the prefill itself. v are the candidate's indicators for the request.
+func prefillEndMs(v *policy.Engine, latency policy.Latency) float64 {
+	return v.BacklogMs + v.RTTMs + latency.Ms(v.NewTokens, v.HitTokens)
 }
 
 // tokensOf is the length of a request's prompt in tokens: counted, or estimated by the learned ratio of bytes to tokens.
@@ -79,11 +84,11 @@ func (d *chooser) tokensOf(r *Request) int {
 // maxTraceRows bounds the candidates that a trace lists.
 const maxTraceRows = 8
 
-// trace explains the choice among the candidates in the view. asked is false if the session's engine was kept, without
-// asking the policy; the trace then has no scores.
-func (d *chooser) trace(p *policy.Policy, chosen int, reason string, asked bool) *Trace {
+// trace explains the choice among the candidates in d.view; chosen is the index of the chosen one. byPolicy is false if the session stayed
+// with its engine, without asking the policy; the trace then has no scores.
+func (d *chooser) trace(p *policy.Policy, chosen int, reason string, byPolicy bool) *Trace {
 	trace := &Trace{Reason: reason, Eligible: len(d.view)}
-	if asked {
+	if byPolicy {
 		trace.Best = p.Explain(d.view, chosen, maxTraceRows)
 	} else {
 		trace.Best = []policy.Row{{Candidate: d.view[chosen].ID, Chosen: true}}
@@ -106,16 +111,16 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 	case choice.Fallback:
 		reason = "fallback"
 	}
-	if choice.Bad > 0 {
+	if choice.Bad > 0 { // candidates whose score was not a finite number
 		d.metrics.policyErrors.WithLabelValues(l.Policy).Add(float64(choice.Bad))
 	}
-	if choice.FilterSkipped {
+	if choice.FilterSkipped { // no candidate passed the policy's own filter
 		d.metrics.filterSkipped.WithLabelValues(filterPolicy).Inc()
 	}
 	if affinity != "" {
 		d.metrics.affinity.WithLabelValues(affinity).Inc()
 	}
-	if hotspot == steer.Filter {
+	if hotspot == steer.Filter { // the request was kept off the engines that hold its prefix
 		d.metrics.hotFiltered.Inc()
 	}
 	d.metrics.countChoice(l.Policy, reason)
@@ -146,7 +151,7 @@ func (d *chooser) canStart(r *Request, c *candidate) bool {
 // mayEnterPool reports whether one more request may wait for the ranks of a group that prefills and decodes. The limit is 1.5
 // times the number of free slots, and at least 1, so that there is a choice of requests when further slots become free.
 func (d *chooser) mayEnterPool(c *candidate, model string) bool {
-	if d.cfg.Free == nil {
+	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
 	}
 	free, onlySomeRanks := d.cfg.Free(c.Board, model)
@@ -154,33 +159,34 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	return unsent < max(1, free+free/2)
 }
 
-// chargesAhead counts the unanswered charges that come before one more request for a model: probing counts all of them, and unsent
-// those whose probe was not sent yet. onlySomeRanks says that only some ranks of the board list the model (Config.Free). A charge
-// of such a model comes only before requests for the same model, because it uses other slots than the charges of other models.
-func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (probing, unsent int) {
+// chargesAhead counts the charges that need a decode slot before one more request for a model: unanswered are those whose probe has no
+// answer yet, and unsent the part of them whose probe was not even sent. onlySomeRanks says that only some ranks of the board list the
+// model (see Config.Free). The requests for such a model wait for the slots of these ranks, and only behind each other. All other requests
+// wait behind all charges but those of such models.
+func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, unsent int) {
 	if onlySomeRanks {
-		if counts := c.byModel[model]; counts != nil {
+		if counts := c.byModel[model]; counts != nil { // nil: no charge of the model is unanswered
 			return counts.Probing, counts.Unsent
 		}
 		return 0, 0
 	}
-	probing, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
-	for _, counts := range c.byModel { // subtract the models that only some ranks list, because they use other slots
-		probing -= counts.Probing
+	unanswered, unsent = c.load.Leases[ledger.Probing], c.load.Unsent()
+	for _, counts := range c.byModel { // byModel has the models that only some ranks list
+		unanswered -= counts.Probing
 		unsent -= counts.Unsent
 	}
-	return probing, unsent
+	return unanswered, unsent
 }
 
-// countByModel also counts a lease's charge in byModel, if only some ranks of the board list its model. It first drops the
-// models without unanswered charges.
+// countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model. It first drops the
+// models without unanswered charges, so that the map does not grow.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
 	onlySomeRanks := false
 	if d.cfg.Free != nil {
 		_, onlySomeRanks = d.cfg.Free(c.Board, l.model)
 	}
 	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
-	if !onlySomeRanks {
+	if !onlySomeRanks { // the counts of c.load are enough
 		return
 	}
 	if c.byModel == nil {
@@ -197,12 +203,12 @@ func (d *chooser) countByModel(c *candidate, l *Lease) {
 // the usual time until the decode engine calls back, because the prefill cannot begin before. known is false if the end is not
 // known, or if the candidate gets no such prompts.
 func (s *state) earlyProbeFrom(c *candidate) (at time.Time, known bool) {
-	if c.Profile == nil || !c.Profile.Early() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
+	if !c.needsRankFirst() || c.load.Stalled(s.now) { // a stalled engine's work does not end as predicted
 		return at, false
 	}
 	lead := max(s.cfg.Push.Lead, s.fit.CallbackLatencyOf(c.Profile.Name).Mean())
-	end, known := c.load.PrefillsDoneAt()
-	return end.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
+	workEnds, known := c.load.PrefillsDoneAt()
+	return workEnds.Add(-lead), known && lead > 0 // with no lead, nothing is sent before the present work has ended
 }
 
 // dropIfOthersUsable removes the unwanted candidates, in place, if at least one of the others is usable. Otherwise it removes none, so
@@ -225,14 +231,16 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	if !slices.ContainsFunc(candidates, stale) {
 		return candidates
 	}
-	return d.dropIfOthersUsable(filterStale, candidates, stale, func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) })
+	canStartNow := func(c *candidate) bool { return d.canStart(r, c) && !c.load.Stalled(d.now) }
+	return d.dropIfOthersUsable(filterStale, candidates, stale, canStartNow)
 }
 
-// filterBusy drops the candidates that cannot start a request and are not worth waiting for. These are stalled engines. If the
-// policy ignores load, these are all busy engines: otherwise the policy could choose the same busy engine again and again. The
-// caller makes sure that at least one candidate can start the request.
+// filterBusy drops the candidates that cannot start the request now and are not worth waiting for. With most policies, only stalled
+// engines are not worth waiting for, because it is not known when they can start it. With a policy that ignores load, all busy engines
+// are: the policy could choose the same busy engine again and again. At least one candidate must be able to start the request.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
 	return d.dropIfOthersUsable(filterStalled, candidates, func(c *candidate) bool {
+		// A group of ranks does not count as stalled, because no prefill times are learned for it.
 		worthWaiting := !p.LoadBlind() && (c.Aggregated || !c.load.Stalled(d.now))
 		return !worthWaiting && !d.canStart(r, c)
 	}, everyCandidate)
@@ -241,14 +249,18 @@ func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candida
 // mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
 // candidate's region.
 func (r *Request) mayUse(c *candidate) bool {
-	return (r.Target == "" || c.ID == r.Target) && (r.MayGoTo == nil || c.Region == "" || r.MayGoTo(c.Region))
+	if r.Target != "" && r.Target != c.ID {
+		return false
+	}
+	return r.MayGoTo == nil || c.Region == "" || r.MayGoTo(c.Region) // the empty region is the proxy's own
 }
 
 // CheckTarget returns an error if id, which a request names, is not a candidate for the model.
 func (s *Scheduler) CheckTarget(model, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := s.models[model]; m != nil && slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.ID == id }) {
+	m := s.models[model]
+	if m != nil && slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.ID == id }) {
 		return nil
 	}
 	return fmt.Errorf("%w: %q is no prefill engine for model %q; GET /prefill lists them", ErrBadTarget, id, model)
@@ -256,10 +268,11 @@ func (s *Scheduler) CheckTarget(model, id string) error {
 
 // filterCircuit keeps the live candidates that the request may go to and whose circuit allows it, without the fallbacks that
 // are not needed (dropFallbacks). If no circuit allows the request, the filter is skipped and keeps all live candidates that
-// the request may go to, because trying an engine that failed is better than refusing the request.
-func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candidate, skipped bool) {
+// the request may go to, because trying an engine that failed is better than refusing the request. The result is d.eligible, which the
+// next call overwrites.
+func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible []*candidate, skipped bool) {
 	d.eligible = d.eligible[:0]
-	for _, c := range servers {
+	for _, c := range candidates {
 		if c.Live && c.circuit.Allows(d.now) && r.mayUse(c) {
 			d.eligible = append(d.eligible, c)
 		}
@@ -267,7 +280,7 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	if len(d.eligible) > 0 {
 		return r.dropFallbacks(d.eligible), false
 	}
-	for _, c := range servers {
+	for _, c := range candidates {
 		if c.Live && r.mayUse(c) {
 			d.eligible = append(d.eligible, c)
 		}
@@ -275,9 +288,9 @@ func (d *chooser) filterCircuit(r *Request, servers []*candidate) (kept []*candi
 	return d.eligible, true
 }
 
-// dropFallbacks removes, in place, the candidates that are only the model's second choice (Candidate.Fallback and FallbackFor). It
-// removes none if all candidates are second choice, or if the request names a candidate. If all first choices were tried and a
-// fallback's KV can be fetched (not NoDecodeRank), it keeps all candidates but those with NoDecodeRank.
+// dropFallbacks removes, in place, the candidates that are only a second choice for the model (Candidate.Fallback and FallbackFor), unless
+// they are needed. They are needed if there is no first choice, if the request names a candidate, or if the request has tried all first
+// choices already (Exclude). In this last case it removes the candidates whose KV no rank would fetch (NoDecodeRank).
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	first := func(c *candidate) bool { return !fallback(c) }
@@ -286,8 +299,10 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	switch {
 	case r.Target != "" || !slices.ContainsFunc(candidates, first):
 		return candidates
-	case slices.ContainsFunc(candidates, untriedFirst) || !slices.ContainsFunc(candidates, usefulFallback):
-		return slices.DeleteFunc(candidates, fallback) // keeps the first choices only: one is untried, or no rank would fetch a fallback's KV
+	case slices.ContainsFunc(candidates, untriedFirst):
+		return slices.DeleteFunc(candidates, fallback)
+	case !slices.ContainsFunc(candidates, usefulFallback): // a first choice is tried again, because no rank would fetch a fallback's KV
+		return slices.DeleteFunc(candidates, fallback)
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
@@ -302,8 +317,12 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 
 // filterAtProbeLimit drops the candidates that are new in service and have as many probes as they may (Candidate.ProbeLimit).
 func (d *chooser) filterAtProbeLimit(candidates []*candidate) []*candidate {
-	full := func(c *candidate) bool { return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit }
-	return d.dropIfOthersUsable(filterFresh, candidates, full, everyCandidate)
+	return d.dropIfOthersUsable(filterFresh, candidates, (*candidate).atProbeLimit, everyCandidate)
+}
+
+// atProbeLimit reports whether the candidate has as many unanswered probes as it may have while it is new in service.
+func (c *candidate) atProbeLimit() bool {
+	return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit
 }
 
 // filterTried keeps the candidates of instances that were not tried yet, because the candidates of one instance fail
@@ -313,7 +332,7 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
 	instanceTried := func(c *candidate) bool {
 		return tried(c) || slices.ContainsFunc(exclude, func(id string) bool {
-			excluded := d.candidates[id]
+			excluded := d.candidates[id] // nil: it was removed meanwhile
 			return excluded != nil && excluded.Instance == c.Instance
 		})
 	}
@@ -350,7 +369,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	}
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
-	if c.Profile != nil && c.Profile.Early() { // the probe is sent later, when a decode rank is chosen
+	if c.needsRankFirst() { // the probe is sent later, when a decode rank is chosen
 		lease.request = r.asRetry()
 		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	} else {
@@ -380,7 +399,8 @@ func (r *Request) asRetry() *Request {
 	return &retry
 }
 
-// prefiller returns the numbers of a candidate by which RemoteRegions decide how many unanswered probes it may have.
+// prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
+// the result are not set.
 func (d *chooser) prefiller(c *candidate) Prefiller {
 	ran, answered := c.load.SinceIdle()
 	p := Prefiller{
@@ -398,7 +418,7 @@ func (d *chooser) prefiller(c *candidate) Prefiller {
 		// The candidate is new in service: the unanswered probes that it may not have yet count as taken by others.
 		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
 	}
-	if ofOthers, waiting, ok := c.load.WaitingCounts(d.now); ok {
+	if ofOthers, waiting, recent := c.load.WaitingCounts(d.now); recent {
 		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(ofOthers))), int(math.Ceil(waiting))
 	}
 	// Other dispatchers may have sent probes after the scrape, which it does not show.

@@ -173,8 +173,8 @@ func Default() Config {
 	}
 }
 
-// withDefaults returns the config with its zero fields set from Default, and the zero fields of Early from Queue. If KV events
-// or affinity are off, all of their settings have their defaults.
+// withDefaults returns the config with its zero fields set from Default, and the zero fields of Early from Queue. If KV events or
+// affinity are off, all of their settings take their defaults, so that Validate does not refuse a setting that has no effect.
 func (c Config) withDefaults() Config {
 	d := Default()
 	c.Policy, c.Work = cmp.Or(c.Policy, d.Policy), cmp.Or(c.Work, d.Work)

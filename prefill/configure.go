@@ -7,31 +7,32 @@ import (
 )
 
 // Configure changes the settings that a running scheduler can change: policies, KV threshold, push, calibration, hotspots,
-// affinity, scraping, queue and retries. It ignores the rest of c. Accounts, gates, learned latencies and waiting requests
-// keep their state. If c is not valid, Configure changes nothing.
-func (s *Scheduler) Configure(c Config) error {
-	c.Scraper = s.cfg.Scraper // Validate needs it; the scraper never changes
-	if err := c.Validate(); err != nil {
+// affinity, scraping, queue and retries. It ignores the rest of the new config. Accounts, gates, learned latencies and waiting requests
+// keep their state. If the new config is not valid, Configure changes nothing.
+func (s *Scheduler) Configure(next Config) error {
+	next.Scraper = s.cfg.Scraper // Validate needs it; the scraper never changes
+	if err := next.Validate(); err != nil {
 		return err
 	}
-	c = c.withDefaults()
-	policies, err := steer.NewPolicies(c.Policies, c.Policy, s.cfg.Clock == nil)
+	next = next.withDefaults()
+	simulated := s.cfg.Clock != nil
+	policies, err := steer.NewPolicies(next.Policies, next.Policy, !simulated)
 	if err != nil {
 		return err
 	}
 	s.lock()
 	s.overrides.Policies = policies
-	s.overrides.Configure(c.Hotspot.Enabled, c.Affinity)
-	s.cfg.Hotspot, s.cfg.Affinity = c.Hotspot, c.Affinity
-	s.cfg.KVThreshold, s.cfg.Push, s.cfg.Calibration = c.KVThreshold, c.Push, c.Calibration
-	s.fit.Configure(c.Calibration)
-	s.cfg.Scrape, s.cfg.Queue, s.cfg.Early, s.cfg.Retry = c.Scrape, c.Queue, c.Early, c.Retry
+	s.overrides.Configure(next.Hotspot.Enabled, next.Affinity)
+	s.cfg.Hotspot, s.cfg.Affinity = next.Hotspot, next.Affinity
+	s.cfg.KVThreshold, s.cfg.Push, s.cfg.Calibration = next.KVThreshold, next.Push, next.Calibration
+	s.fit.Configure(next.Calibration)
+	s.cfg.Scrape, s.cfg.Queue, s.cfg.Early, s.cfg.Retry = next.Scrape, next.Queue, next.Early, next.Retry
 	s.ledger.Configure(s.cfg.ledger())
 	for _, c := range s.candidates { // the gates must follow the new KV threshold
 		c.load.UpdateGate(s.now)
 	}
 	s.unlock()
-	s.wakeRun()
+	s.wakeRun() // because the scrape settings may have changed
 	return nil
 }
 
@@ -40,14 +41,14 @@ func (s *Scheduler) CheckPolicy(spec string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, err := s.overrides.Named(spec)
-	return badPolicy(err)
+	return wrapPolicyError(err)
 }
 
 // SetPolicy changes the policy for requests that name none.
 func (s *Scheduler) SetPolicy(spec string) error {
 	s.lock()
 	defer s.unlock()
-	return badPolicy(s.overrides.SetDefault(spec))
+	return wrapPolicyError(s.overrides.SetDefault(spec))
 }
 
 // Policy is the present policy for requests that name none.
@@ -57,8 +58,8 @@ func (s *Scheduler) Policy() string {
 	return s.overrides.Default().String()
 }
 
-// badPolicy wraps an error in ErrBadPolicy, by which callers recognise it; nil stays nil.
-func badPolicy(err error) error {
+// wrapPolicyError wraps an error in ErrBadPolicy, by which callers recognise it; nil stays nil.
+func wrapPolicyError(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", ErrBadPolicy, err)
 	}

@@ -35,40 +35,46 @@ func (d *chooser) lacksDecodeSlot(m *model, c *candidate) bool {
 
 // filterWithoutDecodeSlot removes, in place, the candidates that lack a decode slot, if another candidate can start the request.
 func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*candidate) []*candidate {
-	if m.decodeSlots == nil {
+	if m.decodeSlots == nil { // all requests are decoded in one region
 		return candidates
 	}
 	d.countOnTheWay(m)
-	if !slices.ContainsFunc(candidates, func(c *candidate) bool { return !d.lacksDecodeSlot(m, c) && d.canStart(r, c) }) {
+	usable := func(c *candidate) bool { return !d.lacksDecodeSlot(m, c) && d.canStart(r, c) }
+	if !slices.ContainsFunc(candidates, usable) {
 		return candidates
 	}
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.lacksDecodeSlot(m, c) })
 }
 
-// closeWithoutDecodeSlot marks the candidates that lack a decode slot as not open, for the choice of a region. It marks none if no other
-// candidate is open.
+// closeWithoutDecodeSlot marks the candidates that lack a decode slot as not open, for the choice of a region. all are the states of
+// m.candidates, in the same order. It marks none if no candidate with a decode slot is open.
 func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	if m.decodeSlots == nil {
 		return
 	}
 	d.countOnTheWay(m)
-	if slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.lacksDecodeSlot(m, c) }) {
-		for i, c := range m.candidates {
-			if d.lacksDecodeSlot(m, c) {
-				all[i].Open = false
-				all[i].KVGateWillOpen = false // even with an open KV gate, the prompt would wait for a decode slot
-			}
+	openWithSlot := func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.lacksDecodeSlot(m, c) }
+	if !slices.ContainsFunc(m.candidates, openWithSlot) { // no region has a free slot: the candidates stay as they are
+		return
+	}
+	for i, c := range m.candidates {
+		if d.lacksDecodeSlot(m, c) {
+			all[i].Open = false
+			all[i].KVGateWillOpen = false // even with an open KV gate, the prompt would wait for a decode slot
 		}
 	}
 }
 
-// lacksAnyDecodeSlot reports whether the candidate lacks a decode slot for any of its models.
+// lacksAnyDecodeSlot reports whether there is a model for whose prompts the candidate lacks a decode slot.
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
-		if m := d.models[name]; m != nil && m.decodeSlots != nil {
-			if d.countOnTheWay(m); d.lacksDecodeSlot(m, c) {
-				return true
-			}
+		m := d.models[name]
+		if m == nil || m.decodeSlots == nil { // all requests of the model are decoded in one region
+			continue
+		}
+		d.countOnTheWay(m)
+		if d.lacksDecodeSlot(m, c) {
+			return true
 		}
 	}
 	return false
@@ -78,22 +84,22 @@ func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 // KV, because too many hand-offs are on their way already. It is false if this cannot be predicted. A request that waits for this
 // reason is considered again when slots become free; see Wake.
 func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
-	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil {
+	if d.cfg.Decode == nil || c.Board == "" || c.Profile == nil { // the slots or the engine's hold timeout are not known
 		return false
 	}
 	if c.Profile.Early() { // the decode rank is chosen before the prefill, so that no hand-off waits for a slot
 		return false
 	}
 	hold, err := c.Profile.HoldBudget()
-	if err != nil {
+	if err != nil { // the profile does not say how long a hand-off may wait
 		return false
 	}
 	slots, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
-			probing, _ := other.chargesAhead(model, onlySomeRanks)
-			ahead += probing
+			unanswered, _ := other.chargesAhead(model, onlySomeRanks)
+			ahead += unanswered
 		}
 	}
 	return ahead >= slots

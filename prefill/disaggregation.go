@@ -22,7 +22,7 @@ const DefaultLocalThreshold = 256
 // AutoThreshold is the value of ThresholdTokens for a threshold that follows the load of a rank.
 const AutoThreshold = "auto"
 
-// Threshold is ThresholdTokens as a number of tokens; 0 for auto.
+// Threshold is ThresholdTokens as a number of tokens; 0 if it is no number, such as auto.
 func (d *Disaggregation) Threshold() int {
 	n, err := strconv.Atoi(d.ThresholdTokens)
 	if err != nil {

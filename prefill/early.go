@@ -33,7 +33,10 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	s.lock()
 	defer s.unlock()
 	unsent := l.inFlight.Phase() == ledger.Probing && l.inFlight.Sent().IsZero()
-	if l.request == nil || l.predictedMs == 0 || !unsent { // without a prediction, no ends can be compared
+	if !unsent || l.request == nil { // the engine may have begun, or the lease may not be replaced
+		return nil
+	}
+	if l.predictedMs == 0 { // without a prediction, the ends cannot be compared
 		return nil
 	}
 	next := s.choose.makeEarlierLease(l, l.request, leastGain, avoid)
@@ -41,6 +44,7 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 		return nil
 	}
 	next.Policy, next.Wait, next.Trace = l.Policy, l.Wait, l.Trace
+	// The old lease ends without a result: its engine ran nothing, and did not fail.
 	l.inFlight.ClaimEnd()
 	l.predictedHit.NotRun()
 	l.c.circuit.Neutral(l.number)
@@ -68,13 +72,13 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 	}
 	best, bestMs := 0, math.Inf(1)
 	for i := range d.view {
-		v := &d.view[i]
 		latency, _ := d.latencyFor(m.name, eligible[i])
-		if endMs := v.BacklogMs + v.RTTMs + latency.Ms(v.NewTokens, v.HitTokens); endMs < bestMs {
+		if endMs := prefillEndMs(&d.view[i], latency); endMs < bestMs {
 			best, bestMs = i, endMs
 		}
 	}
-	if bestMs+float64(leastGain)/float64(time.Millisecond) > d.predictedEndMs(l) {
+	leastGainMs := float64(leastGain) / float64(time.Millisecond)
+	if bestMs+leastGainMs > d.predictedEndMs(l) { // the gain is too small
 		return nil
 	}
 	// The default policy is only a placeholder: MoveIfSooner replaces its name by the name of the old lease's policy.
@@ -84,20 +88,26 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
 // chosen for the request.
 func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
-	if c == l.c || c.Profile == nil {
+	if c == l.c || c.Profile == nil { // the lease is on c already, or it is not known how c hands over KV
 		return false
 	}
 	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
-	atLimit := c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit // a candidate that is new in service has a limit
-	return reachesRank && d.canStart(r, c) && !c.load.Stale() && !c.load.Stalled(d.now) && !atLimit
+	if !reachesRank || !d.canStart(r, c) {
+		return false
+	}
+	predictable := !c.load.Stale() && !c.load.Stalled(d.now) // otherwise the end of its prefill would be a guess
+	return predictable && !c.atProbeLimit()
 }
 
 // predictedEndMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
 // takes no probes now.
 func (d *chooser) predictedEndMs(l *Lease) float64 {
-	if c := l.c; !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
+	c := l.c
+	takesProbes := c.Live && c.configured && c.circuit.Allows(d.now) && !c.load.Stalled(d.now)
+	if !takesProbes {
 		return math.Inf(1)
 	}
 	currentEnds, rest := l.predictEnd(d.now)
-	return float64(rest+max(0, currentEnds.Sub(d.now))) / float64(time.Millisecond)
+	untilCurrentEnds := max(0, currentEnds.Sub(d.now)) // 0 if the prompt that the engine computes now is overdue
+	return float64(rest+untilCurrentEnds) / float64(time.Millisecond)
 }

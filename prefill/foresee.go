@@ -18,11 +18,13 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Dura
 		return max(time.Duration(minBacklogShare*float64(predicted)), predicted+residual)
 	}
 	currentEnds, rest = load.PredictEnd(&l.inFlight, corrected)
-	if l.inFlight.Sent().IsZero() {
+	if unsent := l.inFlight.Sent().IsZero(); unsent {
+		// The prompts of other proxies and clients that the engine has now come before this probe.
 		latency, _ := scheduler.latencyFor(l.model, l.c)
 		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.MeanNewTokens(), l.c.Decodes, now) * float64(time.Millisecond))
-		if notBefore := now.Add(corrected(ownPrediction) - rest); notBefore.After(currentEnds) {
-			currentEnds = notBefore // the prefill begins at currentEnds+rest-corrected(ownPrediction), which cannot be before now
+		// The prefill begins at currentEnds + rest - corrected(ownPrediction), but not before now: currentEnds is raised if necessary.
+		if earliest := now.Add(corrected(ownPrediction) - rest); earliest.After(currentEnds) {
+			currentEnds = earliest
 		}
 	}
 	return currentEnds, rest + l.c.rtt()

@@ -27,7 +27,7 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 		r.considered.counted = true
 		d.overrides.Hotspots.CountRequest(d.now, class)
 	}
-	if class == 0 {
+	if class == 0 { // the class is not watched
 		return eligible, steer.OK
 	}
 	state := d.overrides.Hotspots.UpdateState(d.now, class, holders, others)
@@ -44,31 +44,38 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm // all candidates hold the prefix, so that the class cannot be kept off them
 	}
-	kept := 0
-	for i, c := range eligible {
-		if !d.holdsPrefix(c, r, depth) {
-			eligible[kept], d.view[kept] = c, d.view[i]
-			kept++
-		}
-	}
-	d.view = d.view[:kept]
-	policy.Aggregate(d.view)
-	return eligible[:kept], state
+	return d.dropHolders(r, depth, eligible), state
 }
 
-// bestScores returns the best (lowest) scores of the last choice: among the holders, and among the other candidates.
-func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible []*candidate) (holder, other float64) {
-	holder, other = math.Inf(1), math.Inf(1)
+// dropHolders removes, in place, the candidates that hold the first depth blocks of the prompt, together with their indicators in d.view.
+// It returns the remaining candidates, and computes anew the indicators that compare all candidates.
+func (d *chooser) dropHolders(r *Request, depth int, eligible []*candidate) []*candidate {
+	others := 0
+	for i, c := range eligible {
+		if !d.holdsPrefix(c, r, depth) {
+			eligible[others], d.view[others] = c, d.view[i]
+			others++
+		}
+	}
+	d.view = d.view[:others]
+	policy.Aggregate(d.view)
+	return eligible[:others]
+}
+
+// bestScores returns the best (lowest) scores of the policy's last choice among the holders and among the other candidates; infinite if
+// there are none.
+func (d *chooser) bestScores(p *policy.Policy, r *Request, depth int, eligible []*candidate) (bestHolder, bestOther float64) {
+	bestHolder, bestOther = math.Inf(1), math.Inf(1)
 	for i, c := range eligible {
 		score := p.ScoreOf(i)
 		switch holds := d.holdsPrefix(c, r, depth); {
-		case holds && score < holder:
-			holder = score
-		case !holds && score < other:
-			other = score
+		case holds && score < bestHolder:
+			bestHolder = score
+		case !holds && score < bestOther:
+			bestOther = score
 		}
 	}
-	return holder, other
+	return bestHolder, bestOther
 }
 
 // holdsPrefix reports whether a candidate has the first depth blocks of the request's prompt in its prefix cache.
@@ -79,10 +86,10 @@ func (d *chooser) holdsPrefix(c *candidate, r *Request, depth int) bool {
 // classOf is the class of a request: the hash of its first depth blocks, or 0 if the class is not watched (trackedShare).
 // holders is the number of live candidates that hold these blocks, and others the number of live candidates that do not.
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
-	if depth == 0 {
+	if depth == 0 { // the prompt has no blocks to compare
 		return 0, 0, 0
 	}
-	longest := 0
+	longest := 0 // the largest number of the prompt's blocks that one candidate holds
 	for _, c := range m.candidates {
 		if !c.Live {
 			continue
@@ -98,5 +105,5 @@ func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holder
 	if float64(longest) < trackedShare*float64(len(r.Prompt.Keys)) {
 		return 0, holders, others
 	}
-	return r.Prompt.Keys[depth-1].Hash, holders, others
+	return r.Prompt.Keys[depth-1].Hash, holders, others // a block's hash covers all blocks before it
 }

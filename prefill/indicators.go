@@ -55,27 +55,34 @@ func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes in
 	return max(ms*minBacklogShare, ms+probes*c.residual.Ms(s.now)), others
 }
 
+// The values of the parameter furtherProbes of backlogMs: the present backlog is asked for, or a request is about to be sent.
+const (
+	noFurtherProbe  = 0
+	oneFurtherProbe = 1
+)
+
 // minBacklogShare is the smallest share of a predicted time that remains after a negative error is added.
 const minBacklogShare = 0.25
 
-// setIndicators sets the indicators of a candidate that do not depend on the request. Prompts that wait for the candidate in this
-// round count like prompts that it computes.
+// setIndicators sets in v the indicators of a candidate that do not depend on the request; SetPrompt sets the others. Prompts that wait for
+// the candidate in this round (load.Waiting) count like prompts that it computes.
 func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
-	load, block := &c.load, float64(c.blockTokens())
-	active, kv := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
+	load, blockTokens := &c.load, float64(c.blockTokens())
+	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the 1 adds the prediction error of the request that is about to be sent
+	v.BacklogMs, _ = d.backlogMs(c, latency, oneFurtherProbe) // the request for which the candidates are compared
 	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
-	v.ActiveTokens, v.KVTokens = active, kv
+	v.ActiveTokens, v.KVTokens = unansweredTokens, kvTokens
 	v.KVUsage = load.Usage()
-	v.HeldTokens = kv - active
-	v.ActiveBlocks = math.Ceil(kv / block)
+	v.HeldTokens = kvTokens - unansweredTokens
+	v.ActiveBlocks = math.Ceil(kvTokens / blockTokens)
 	v.RTTMs = c.rttMs()
 	v.TPMs, v.T0Ms, v.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
-	v.BlockTokens = block
-	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2
+	v.BlockTokens = blockTokens
+	v.QueuedAttention = float64(load.Attention+load.Waiting.Attention) / 2 // the ledger counts twice the attention, as an integer
+	// The ledger counts work in millionths, also as an integer.
 	v.ActiveWork, v.KVWork = float64(load.Work[ledger.Probing])/1e6, float64(load.KVWork())/1e6
 }

@@ -50,7 +50,7 @@ func (l *Lease) Answered(u Usage, expires time.Time) {
 // has another KV capacity than it reports, bookAnswer returns this change, and otherwise nil.
 func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	s := l.scheduler
-	if !l.inFlight.CheckAnswerable() {
+	if !l.inFlight.CheckAnswerable() { // the probe was not sent, or was answered or ended before: a misuse, which is counted
 		return nil
 	}
 	if expires.IsZero() {
@@ -59,21 +59,21 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 	if u.PromptTokens > 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
 	}
-	tokens := l.inFlight.Weight.Tokens
+	kvTokens := l.inFlight.Weight.Tokens // counted or estimated before; replaced if the engine reports its own count
 	if u.PromptTokens > 0 {
-		tokens = int64(u.PromptTokens)
+		kvTokens = int64(u.PromptTokens)
 	}
 	l.recordProbeEnd(probeAnswered)
 	l.c.circuit.Succeed()
 	l.c.lastFault = ""
-	if m := s.models[l.model]; m != nil {
+	if m := s.models[l.model]; m != nil { // nil: no candidate serves the model any more
 		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
 	l.learnPrefillTime(u)
-	found := l.predictedHit.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), s.now)
-	s.metrics.observeHitError(found)
-	l.inFlight.Answer(tokens, expires, s.now)
-	return found.Suspected
+	verdict := l.predictedHit.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), s.now)
+	s.metrics.observeHitError(verdict)
+	l.inFlight.Answer(kvTokens, expires, s.now)
+	return verdict.Suspected
 }
 
 // learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
@@ -92,9 +92,10 @@ func (l *Lease) learnPrefillTime(u Usage) {
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
 			Concurrent: l.c.concurrentRequests(s.now), Predicted: l.predictedMs},
 	}
+	// A sample may be of an earlier answer, because the timer waits for further answers of the same step of the engine.
 	for _, sample := range l.c.computeTimer.Answered(answer, load.NextSent(&l.inFlight), s.now) {
 		s.fit.Learn(l.model, l.c.Hardware, sample)
-		if sample.Predicted > 0 {
+		if sample.Predicted > 0 { // 0: there was no prediction, and so no error
 			l.c.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
 	}
@@ -138,11 +139,11 @@ func (l *Lease) Renewed() {
 func (l *Lease) Failed(written bool, hold time.Duration) {
 	s := l.scheduler
 	s.lock()
-	out := l.bookFailure(written, hold)
+	outFor := l.bookFailure(written, hold)
 	s.unlock()
-	if out > 0 {
+	if outFor > 0 { // this failure took the candidate out of service
 		s.cfg.Log.Warn("a prefill engine is out after failures in a row; one probe at a time tries it until it answers one",
-			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", out))
+			zap.String("candidate", l.Candidate.ID), zap.Int("failures", circuit.Limit), zap.Duration("first_trial_in", outFor))
 	}
 }
 
@@ -168,7 +169,8 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 		l.inFlight.Orphan(l.holdTimeout(), s.now)
 		return 0
 	}
-	if wasIn := l.c.circuit.InService(); l.c.circuit.Fail(l.number, s.now) && wasIn {
+	wasInService := l.c.circuit.InService()
+	if l.c.circuit.Fail(l.number, s.now) && wasInService { // not for a failed trial, which only prolongs the outage
 		outFor = l.c.circuit.OutageLength()
 	}
 	if written { // the engine may have computed the prompt and hold its KV
@@ -178,7 +180,7 @@ func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Durat
 			hold = l.holdTimeout()
 		}
 		l.inFlight.Orphan(hold, s.now)
-	} else {
+	} else { // the engine has computed nothing, and holds no KV
 		l.recordProbeEnd(probeFailed)
 		l.predictedHit.NotRun()
 		l.endCharge()
@@ -206,7 +208,7 @@ func (l *Lease) Orphan() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.ClaimEnd() {
+	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing { // the probe has no answer, and it is not known what the engine has computed
@@ -223,7 +225,7 @@ func (l *Lease) Release() {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	if !l.inFlight.ClaimEnd() {
+	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
 		return
 	}
 	if l.inFlight.Phase() == ledger.Probing { // the probe ended without a hand-off, by no fault of the engine
@@ -277,7 +279,7 @@ func (l *Lease) recordProbeEnd(outcome string) {
 		m.answered.Inc()
 		return
 	}
-	if !sent.IsZero() {
+	if !sent.IsZero() { // zero: the probe was never sent, so that it took no time
 		l.c.computeTimer.ProbeDropped(l.scheduler.now)
 		m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(seconds)
 	}

@@ -66,15 +66,15 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})
 	}
-	served := len(tickets)
-	waiting := legs[served:]
+	oneServed := len(tickets) > 0
+	waiting := legs[len(tickets):]
 	if len(waiting) == 0 {
 		return tickets, nil
 	}
 	if err := s.manager.makeRoomOrRefuse(m, &waiting[0], len(waiting)); err != nil {
 		return tickets, err
 	}
-	for _, w := range s.manager.addLegs(m, p, waiting, served > 0) {
+	for _, w := range s.manager.addLegs(m, p, waiting, oneServed) {
 		tickets = append(tickets, Ticket{scheduler: s, w: w})
 	}
 	return tickets, nil
@@ -85,7 +85,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneServed bool) []*waiter {
 	siblings := make([]*waiter, len(legs))
 	decision := &regionDecision{done: make(chan struct{})}
-	if oneServed {
+	if oneServed { // the legs stay in this region
 		decision.announce()
 	}
 	for i := range legs {
@@ -93,7 +93,7 @@ func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneS
 		siblings[i] = w
 		w.siblings = siblings
 		w.regionDecision = decision
-		if oneServed {
+		if oneServed { // the client may already have a part of the answer, so that the leg must not be displaced
 			w.item.Pin()
 		}
 	}
@@ -104,7 +104,7 @@ func (qm *queueManager) addLegs(m *model, p *policy.Policy, legs []Request, oneS
 // have gone to another region. It reports whether they have gone. If ctx or the request's time in the queue ends first, the
 // legs stay.
 func (k *Ticket) AwaitRegionDecision(ctx context.Context) bool {
-	if k.w == nil {
+	if k.w == nil { // the leg was served at once, in this region
 		return false
 	}
 	timeout := time.NewTimer(time.Until(k.w.timesOutAt))

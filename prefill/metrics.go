@@ -125,19 +125,21 @@ const (
 	filterPolicy   = "policy"
 )
 
-// countChoice counts a choice of a candidate. The caller holds the scheduler's lock.
+// countChoice counts a choice of a candidate. It looks up the series only if the choice before had other labels. The caller holds the
+// scheduler's lock, because m.lastChoice has none of its own.
 func (m *metrics) countChoice(policy, reason string) {
-	known := &m.lastChoice
-	if known.count == nil || known.policy != policy || known.reason != reason {
-		known.policy, known.reason, known.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
+	last := &m.lastChoice
+	sameLabels := last.count != nil && last.policy == policy && last.reason == reason
+	if !sameLabels {
+		last.policy, last.reason, last.count = policy, reason, m.decisions.WithLabelValues(policy, reason)
 	}
-	known.count.Inc()
+	last.count.Inc()
 }
 
-// observeHitError records the error of a predicted prefix hit.
+// observeHitError records by how many tokens a prefix hit was predicted too high (over) or too low (under).
 func (m *metrics) observeHitError(v cache.Verdict) {
 	switch {
-	case !v.Compared:
+	case !v.Compared: // the engine did not report its hit
 	case v.ErrorTokens > 0:
 		m.misprediction.WithLabelValues("over").Observe(float64(v.ErrorTokens))
 	case v.ErrorTokens < 0:
@@ -145,11 +147,11 @@ func (m *metrics) observeHitError(v cache.Verdict) {
 	}
 }
 
-// dropCandidate drops the series of a removed candidate.
+// dropCandidate drops the series of a removed candidate. canaries and probeSeconds are the only metrics with this label that are kept here.
 func (m *metrics) dropCandidate(candidate string) {
-	gone := prometheus.Labels{"candidate": candidate}
-	m.canaries.DeletePartialMatch(gone)
-	m.probeSeconds.DeletePartialMatch(gone)
+	label := prometheus.Labels{"candidate": candidate}
+	m.canaries.DeletePartialMatch(label)
+	m.probeSeconds.DeletePartialMatch(label)
 }
 
 // register registers the metrics, and the scheduler as the collector of its own state.
@@ -238,8 +240,8 @@ const maxNamedModels = 64
 // other is the label of the series for all further models.
 const other = "other"
 
-// exportByModel exports a value for each model. The first maxNamedModels models, by order and name, have their own series; the others
-// share one series with their mean.
+// exportByModel exports a value for each model. The models are sorted by their number in order (0 if they are not in it), then by name. The
+// first maxNamedModels of them have their own series; the rest share the series of the label other, with their mean.
 func (s series) exportByModel(d *prometheus.Desc, order map[string]int, values map[string]float64) {
 	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(a, b)) })
 	named := min(len(names), maxNamedModels)
@@ -262,7 +264,7 @@ func boolGauge(b bool) float64 {
 	return 0
 }
 
-// exportLearned exports the learned values: prefix hits, prefill times and hotspots.
+// exportLearned exports what the scheduler has learned: prefix hits, prefill times and hotspots. The caller holds the scheduler's lock.
 func (s series) exportLearned(tier *state, now time.Time) {
 	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
@@ -288,14 +290,14 @@ func (s series) exportLearned(tier *state, now time.Time) {
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
-	if h := tier.overrides.Hotspots; h != nil {
-		n := h.States(now)
-		s.gauge(hotDesc, float64(n[steer.Alarm]), string(steer.Alarm))
-		s.gauge(hotDesc, float64(n[steer.Filter]), string(steer.Filter))
+	if h := tier.overrides.Hotspots; h != nil { // nil: hotspots are not detected
+		classes := h.States(now)
+		s.gauge(hotDesc, float64(classes[steer.Alarm]), string(steer.Alarm))
+		s.gauge(hotDesc, float64(classes[steer.Filter]), string(steer.Filter))
 	}
 }
 
-// finiteOrNil returns nil for NaN and the infinities, which JSON cannot represent.
+// finiteOrNil returns a pointer to v, or nil for NaN and the infinities, which JSON cannot represent.
 func finiteOrNil(v float64) *float64 {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return nil

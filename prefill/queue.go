@@ -59,10 +59,10 @@ func (s *Scheduler) giveUp(w *waiter) error {
 	s.lock()
 	defer s.unlock()
 	m := s.models[w.Model]
-	if m == nil || !w.item.Remove() {
+	if m == nil || !w.item.Remove() { // the waiter is not in the queue any more
 		return nil
 	}
-	s.manager.reportQueued(m, &w.Request, false)
+	s.manager.reportQueued(m, &w.Request, leftQueue)
 	return s.manager.timeoutError(m, &w.Request)
 }
 
@@ -72,14 +72,14 @@ func (s *Scheduler) withdraw(w *waiter) {
 	s.lock()
 	stillWaited := w.item.Remove()
 	if m := s.models[w.Model]; stillWaited && m != nil {
-		s.manager.reportQueued(m, &w.Request, false)
+		s.manager.reportQueued(m, &w.Request, leftQueue)
 	}
 	s.unlock()
-	if stillWaited || w.lease == nil {
+	if stillWaited || w.lease == nil { // nothing was reserved for the request
 		return
 	}
 	w.lease.Release()
-	if !w.HasPlace && s.cfg.Places != nil {
+	if !w.HasPlace && s.cfg.Places != nil { // a retry (HasPlace) keeps the place that it had before
 		s.cfg.Places.Release() // without the scheduler's lock, because Places.Release may call Wake
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// enter serves a request at once, refuses it, or returns its waiter.
+// enter serves a request at once, refuses it with an error, or puts it into the arrival queue. Only one of the results is set: the waiter
+// of a request that waits, the lease of a request that is served, or the error.
 func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 	m, p, err := qm.acceptNew(&r)
 	if err != nil {
@@ -31,13 +32,13 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 	p, err := qm.overrides.Named(r.Policy)
 	if err != nil {
-		return nil, nil, badPolicy(err)
+		return nil, nil, wrapPolicyError(err)
 	}
 	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
 	if firstAttempt {
 		qm.budget.countRequest(qm.now)
 	}
-	if err := qm.checkServable(r.Model); err != nil && !r.remoteMayServe() {
+	if err := qm.checkServable(r.Model); err != nil && !r.remoteMayServe() { // neither this region nor another one can serve the model
 		return nil, nil, err
 	}
 	if r.Arrival.IsZero() {
@@ -101,7 +102,7 @@ func (qm *queueManager) fullError(m *model, r *Request) error {
 	if m.needsRankFirst() { // Config.Early bounds the queue, and pool.size sets Config.Early
 		key = "pool.size"
 	}
-	if r.Batch {
+	if r.Batch { // batch requests may fill only a part of the queue
 		key, limit = "half of "+key+" for batch", queue.MaxBatch(limit)
 	}
 	return &FullError{m.name, limit, key}
@@ -111,10 +112,11 @@ func (qm *queueManager) fullError(m *model, r *Request) error {
 // room, it displaces none and returns false.
 func (qm *queueManager) makeRoom(m *model, r *Request, n int) bool {
 	displaced, ok := m.queue.MakeRoom(r.class(), r.Key, n, qm.queueLimits(m).Max)
-	for _, e := range displaced {
+	for _, item := range displaced {
+		w := item.Value
 		qm.metrics.displaced.Inc()
-		qm.reportQueued(m, &e.Value.Request, false)
-		e.Value.deliverResult(nil, qm.fullError(m, &e.Value.Request))
+		qm.reportQueued(m, &w.Request, leftQueue)
+		w.deliverResult(nil, qm.fullError(m, &w.Request))
 	}
 	return ok
 }
@@ -129,7 +131,7 @@ func (qm *queueManager) addWaiter(m *model, p *policy.Policy, r Request) *waiter
 		w.item.Target = r.Target
 	}
 	m.queue.Add(&w.item)
-	qm.reportQueued(m, &w.Request, true)
+	qm.reportQueued(m, &w.Request, enteredQueue)
 	return w
 }
 
@@ -226,7 +228,7 @@ func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err erro
 		keepSiblingsHere(w.siblings)
 	}
 	w.item.Remove()
-	qm.reportQueued(m, &w.Request, false)
+	qm.reportQueued(m, &w.Request, leftQueue)
 	w.deliverResult(lease, err)
 	qm.dropModelIfEmpty(m)
 }
@@ -234,14 +236,21 @@ func (qm *queueManager) finishWaiter(m *model, w *waiter, lease *Lease, err erro
 // sendSiblingsElsewhere sends the other prompts of a request to another region, because one of its prompts goes there.
 func (qm *queueManager) sendSiblingsElsewhere(m *model, w *waiter) {
 	for _, sibling := range w.siblings {
-		if sibling.item.InFlowQueue() {
+		if sibling.item.InFlowQueue() { // it still waits; w itself has left the queue already
 			qm.finishWaiter(m, sibling, nil, ErrElsewhere)
 		}
 		sibling.regionDecision.announce()
 	}
 }
 
-// reportQueued reports to the request's RemoteRegions that the request entered the arrival queue, or left it if entered is false.
+// The two values of the parameter entered of reportQueued.
+const (
+	enteredQueue = true
+	leftQueue    = false
+)
+
+// reportQueued reports to the request's RemoteRegions that the request has entered the arrival queue, or has left it. Batch requests are
+// not reported, because OnlineFirstAttempts, the length that goes with the report, does not count them.
 func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	if r.Remote != nil && !r.Batch {
 		r.Remote.Queued(qm.now, entered, m.queue.OnlineFirstAttempts())

@@ -41,18 +41,26 @@ func Backoff(base time.Duration, k int) time.Duration {
 	return rand.N(longest + 1)
 }
 
-// Unsent reports whether a call failed before any part of its request could reach the engine.
+// Unsent reports whether a call failed to connect, so that no part of its request could reach the engine. A call that the proxy itself
+// gave up (Aborted) does not count.
 func Unsent(err error) bool {
 	var failure *engine.Error
-	return errors.As(err, &failure) && !failure.Sent && !failure.Aborted && failure.Phase == engine.PhaseConnect
+	if !errors.As(err, &failure) || failure.Aborted {
+		return false
+	}
+	return failure.Phase == engine.PhaseConnect && !failure.Sent
 }
 
 // Broke reports whether a call lost its connection after the request was sent, because the engine or the network failed. A
 // call that the proxy itself gave up does not count: it was aborted, its time was over, or the answer was not usable.
 func Broke(err error) bool {
 	var failure *engine.Error
-	return errors.As(err, &failure) && failure.Sent && !failure.Aborted && !failure.Timeout &&
-		!errors.Is(err, engine.ErrMalformed) && !errors.Is(err, engine.ErrTooLarge)
+	if !errors.As(err, &failure) || !failure.Sent {
+		return false
+	}
+	unusableAnswer := errors.Is(err, engine.ErrMalformed) || errors.Is(err, engine.ErrTooLarge)
+	gaveUp := failure.Aborted || failure.Timeout || unusableAnswer
+	return !gaveUp
 }
 
 // retryable reports whether the request may succeed on another candidate. For the parameters see Scheduler.Retry.
@@ -70,9 +78,11 @@ func retryable(status int, err error) bool {
 
 // endedByUs reports whether the attempt failed because this proxy ended it: the client left, or its time was over.
 func endedByUs(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
 	var failure *engine.Error
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.As(err, &failure) && failure.Aborted
+	return errors.As(err, &failure) && failure.Aborted
 }
 
 const (
@@ -106,14 +116,16 @@ func (b *budget) grantRetry(now time.Time, share float64, mustGrant bool) bool {
 			retries += s.retries
 		}
 	}
-	if !mustGrant && float64(retries+1) > max(budgetFloor, share*float64(requests)) {
+	maxRetries := max(budgetFloor, share*float64(requests))
+	if !mustGrant && float64(retries+1) > maxRetries {
 		return false
 	}
 	b.seconds[i].retries++
 	return true
 }
 
-// rollTo returns the index of the entry of b.seconds for the present second. It first clears an entry that counts an earlier second.
+// rollTo returns the index of the entry of b.seconds for the present second. Entries are used again after budgetSeconds: rollTo first
+// clears an entry that counts another second.
 func (b *budget) rollTo(now time.Time) int {
 	unix := now.Unix()
 	slot := &b.seconds[unix%budgetSeconds]

@@ -8,11 +8,11 @@ import (
 )
 
 // replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
-// chose last.
+// chose last. A candidate that is not in the new list is dropped when its last charge has ended.
 func (s *state) replaceCandidates(candidates []Candidate) {
 	cursors := s.passedByRoundRobin()
 	for _, c := range s.candidates {
-		c.configured = false
+		c.configured = false // applyConfig sets it again for those that stay
 	}
 	for _, m := range s.models {
 		m.candidates = nil
@@ -54,7 +54,7 @@ func (s *state) newCandidate(id string) *candidate {
 // applyConfig applies the given settings to a candidate, and adds the candidate to its models. If the candidate comes back up, its
 // engine may have restarted: failed scrapes are forgotten, and so are cached blocks that no KV events confirm.
 func (s *state) applyConfig(c *candidate, given Candidate, order int) {
-	if given.Live && !c.Live {
+	if cameUp := given.Live && !c.Live; cameUp {
 		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
 		c.cache.EngineRestarted(s.now)
 	}
@@ -70,8 +70,11 @@ func (s *state) applyConfig(c *candidate, given Candidate, order int) {
 
 // needsRankFirst reports whether a decode rank is chosen for the model's requests before their prefill.
 func (m *model) needsRankFirst() bool {
-	return slices.ContainsFunc(m.candidates, func(c *candidate) bool { return c.Profile != nil && c.Profile.Early() })
+	return slices.ContainsFunc(m.candidates, (*candidate).needsRankFirst)
 }
+
+// needsRankFirst reports whether a decode rank is chosen for the candidate's requests before their prefill.
+func (c *candidate) needsRankFirst() bool { return c.Profile != nil && c.Profile.Early() }
 
 // queueLimits returns the bounds of a model's arrival queue. If the decode rank is chosen before the prefill, these are the bounds
 // of Config.Early.
@@ -115,10 +118,11 @@ func (s *state) dropGoneModels() {
 	s.cache.DropModels(gone)
 }
 
-// dropIfUnused drops a removed candidate without charges. If c was dropped before, a new candidate may have its ID; this candidate
-// stays.
+// dropIfUnused drops a candidate that was removed from the configuration and has no charges. It does nothing if c was dropped before: a new
+// candidate may have c's ID by now.
 func (s *state) dropIfUnused(c *candidate) {
-	if !c.configured && c.load.HeldPrompts() == 0 && s.candidates[c.ID] == c {
+	unused := !c.configured && c.load.HeldPrompts() == 0
+	if unused && s.candidates[c.ID] == c {
 		delete(s.candidates, c.ID)
 		c.cache.Close()
 		s.metrics.dropCandidate(c.ID)

@@ -14,13 +14,15 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// New returns a scheduler without candidates.
+// New returns a scheduler without candidates, and registers its metrics with cfg.Registerer. With cfg.Clock, the clock of a simulation, it
+// has no timer: the simulation calls Wake itself. New fails if a setting cannot work, or if the metrics cannot be registered.
 func New(cfg Config) (*Scheduler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	policies, err := steer.NewPolicies(cfg.Policies, cfg.Policy, cfg.Clock == nil)
+	simulated := cfg.Clock != nil
+	policies, err := steer.NewPolicies(cfg.Policies, cfg.Policy, !simulated)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +41,7 @@ func New(cfg Config) (*Scheduler, error) {
 	s.choose = chooser{state: &s.state, scheduler: s, onTheWay: map[string]int{}}
 	s.manager = queueManager{&s.state, &s.choose}
 	s.overrides.Configure(cfg.Hotspot.Enabled, cfg.Affinity)
-	if cfg.Clock == nil {
+	if !simulated {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
 		s.timer.Stop() // the timer does not run until setTimer starts it
@@ -52,17 +54,17 @@ func New(cfg Config) (*Scheduler, error) {
 	return s, nil
 }
 
-// lock takes the lock, sets the time, and ends the charges that have expired.
+// lock takes the lock, sets the time, and ends the charges that have expired: the engine has freed their KV by its own timeout.
 func (s *Scheduler) lock() {
 	s.mu.Lock()
 	s.now = s.clock()
 	for load := s.ledger.Expire(s.now); load != nil; load = s.ledger.Expire(s.now) {
-		s.dropIfUnused(s.candidates[load.Owner])
+		s.dropIfUnused(s.candidates[load.Owner]) // this may have been the last charge of a candidate that was removed
 	}
 }
 
-// unlock serves the waiters that can be served now, sets the timer for the others, and releases the lock. Without the lock, it
-// logs the classes of requests that have become hot, or are not hot any more.
+// unlock serves the waiters that can be served now, sets the timer for the others, and releases the lock. It then logs, without the lock,
+// which classes of requests (steer.Hotspots) have become hot, or are not hot any more.
 func (s *Scheduler) unlock() {
 	s.manager.serveWaiters()
 	if s.queue.Len() > 0 { // without waiters the timer is left alone: if it fires, it changes nothing
@@ -70,14 +72,14 @@ func (s *Scheduler) unlock() {
 		s.setTimer()
 	}
 	var changes []steer.Change
-	if s.overrides.Hotspots != nil {
+	if s.overrides.Hotspots != nil { // nil: hot classes are not detected
 		changes = s.overrides.Hotspots.Changes()
 	}
 	s.mu.Unlock()
-	for _, h := range changes {
-		s.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(h.Class, 16)),
-			zap.String("to", string(h.To)),
-			zap.Float64("share", h.Share), zap.Int("holders", h.Holders), zap.Int("k", h.K))
+	for _, change := range changes {
+		s.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(change.Class, 16)),
+			zap.String("to", string(change.To)),
+			zap.Float64("share", change.Share), zap.Int("holders", change.Holders), zap.Int("k", change.K))
 	}
 }
 
@@ -88,17 +90,18 @@ func (s *Scheduler) Wake() {
 	s.unlock()
 }
 
-// NextWake is the next time at which a waiter may be answered without any event; false: never.
-func (s *Scheduler) NextWake() (time.Time, bool) {
+// NextWake is the next time at which a waiter may be answered without any event. exists is false if no request waits, or if only an event
+// can help the waiters.
+func (s *Scheduler) NextWake() (at time.Time, exists bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.wakeAt, s.queue.Len() > 0 && !s.wakeAt.IsZero()
 }
 
-// setTimer sets the timer to wakeAt. In a simulation there is no timer.
+// setTimer sets the timer to wakeAt.
 func (s *Scheduler) setTimer() {
 	switch {
-	case s.timer == nil:
+	case s.timer == nil: // a simulation asks NextWake, and calls Wake itself
 	case s.wakeAt.IsZero(): // only an event can help a waiter
 		s.timer.Stop()
 	default:
@@ -115,7 +118,7 @@ func (s *Scheduler) SetCandidates(candidates []Candidate) {
 	s.wakeRun()
 }
 
-// wakeRun makes Run look at the candidates and the scrape settings again.
+// wakeRun makes Run look at the candidates and the scrape settings again. It does not wait.
 func (s *Scheduler) wakeRun() {
 	select {
 	case s.changed <- struct{}{}:
@@ -127,7 +130,7 @@ func (s *Scheduler) wakeRun() {
 func (s *Scheduler) Forgive(id string) {
 	s.lock()
 	defer s.unlock()
-	if c := s.candidates[id]; c != nil {
+	if c := s.candidates[id]; c != nil { // nil: the candidate was removed meanwhile
 		c.circuit.Forgive()
 		c.lastFault = ""
 	}
@@ -147,7 +150,7 @@ func (s *Scheduler) Retry(k int, status int, err error) (backoff time.Duration, 
 		return 0, false
 	}
 	s.lock()
-	mustGrant := k == 1 && status == 0 && Broke(err)
+	mustGrant := k == 1 && status == 0 && Broke(err) // the first attempt had no answer, because the connection broke
 	granted := s.budget.grantRetry(s.now, retry.Budget, mustGrant)
 	s.unlock()
 	if !granted {

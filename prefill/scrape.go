@@ -84,7 +84,7 @@ func (s *Scheduler) Scrape(ctx context.Context, id string) {
 	s.mu.Lock()
 	c, settings := s.candidates[id], s.cfg.Scrape
 	s.mu.Unlock()
-	if c != nil {
+	if c != nil { // nil: no candidate has this ID
 		s.scrape(ctx, c, settings)
 	}
 }
@@ -93,7 +93,7 @@ func (s *Scheduler) Scrape(ctx context.Context, id string) {
 // and once if the candidate's KV capacity is not known. If ctx ends during the scrape, the result is ignored.
 func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) {
 	s.lock()
-	target, at := c.Candidate, c.load.StartScrape(s.now)
+	target, start := c.Candidate, c.load.StartScrape(s.now)
 	s.unlock()
 
 	scrapeCtx, stop := context.WithTimeout(ctx, cfg.Timeout)
@@ -108,17 +108,17 @@ func (s *Scheduler) scrape(ctx context.Context, c *candidate, cfg ScrapeConfig) 
 	}
 	wasStale := c.load.Stale()
 	if err != nil {
-		c.load.RecordFailedScrape(at, s.now)
-	} else if restarted := c.load.StoreSample(sample, at, s.now); restarted {
+		c.load.RecordFailedScrape(start, s.now)
+	} else if restarted := c.load.StoreSample(sample, start, s.now); restarted {
 		c.cache.EngineRestarted(s.now)
 		s.dropIfUnused(c) // the restart may have ended the last charge of a removed candidate
 	}
 	isStale := c.load.Stale()
-	newlyUnbounded := err == nil && c.load.Capacity() == 0 && !c.capacityWarned
-	c.capacityWarned = c.capacityWarned || newlyUnbounded
+	warnCapacity := err == nil && c.load.Capacity() == 0 && !c.capacityWarned
+	c.capacityWarned = c.capacityWarned || warnCapacity
 	s.unlock()
 
-	if newlyUnbounded {
+	if warnCapacity {
 		s.cfg.Log.Warn("the KV capacity of a prefill engine is not known, so the prefix index may promise more than the engine has; set "+
 			"kv_tokens_per_rank in its profile",
 			zap.String("candidate", target.ID))

@@ -24,7 +24,7 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	if r.deadlinePassed(d.now) {
 		return nil, deadlineMissed
 	}
-	if reason := reasonOf(d.askRegions(m, r, since)); reason != canServe {
+	if reason := regionWaitReason(d.askRegions(m, r, since)); reason != canServe {
 		return nil, reason
 	}
 	lease, reason := d.serveHere(m, p, r, since, start)
@@ -34,9 +34,9 @@ func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Ti
 	return nil, m.reasonForOthers(r, reason)
 }
 
-// reasonOf returns the reason for which a request is not served in this region now, by the decision of its RemoteRegions; canServe: it may
-// be served here.
-func reasonOf(decision Where) waitReason {
+// regionWaitReason returns the reason for which a request is not served in this region now, by the decision of its RemoteRegions;
+// canServe: it may be served here.
+func regionWaitReason(decision Where) waitReason {
 	switch decision {
 	case ToHere:
 	case ToThere:
@@ -49,20 +49,23 @@ func reasonOf(decision Where) waitReason {
 	return canServe
 }
 
-// reasonForOthers returns the reason for which a request cannot be served now, limited to those other requests of the model that
-// must wait, too. reason is the request's own reason. It is returned unchanged only if the request may go to every candidate of
-// the model and to no other region.
-func (m *model) reasonForOthers(r *Request, reason waitReason) waitReason {
+// reasonForOthers returns the reason that tryServe reports for a request that cannot be served now. The caller lets all requests wait that
+// have the same reason, so that the request's own reason is returned only if it holds for all requests of the model. It does if the request
+// may go to every candidate of the model and to no other region.
+func (m *model) reasonForOthers(r *Request, ownReason waitReason) waitReason {
+	if r.Remote != nil { // the request may go to another region, so that its reason says nothing about other requests
+		return waitsAlone
+	}
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
 	// targetForbidden finds a target that this request may not use, although other requests that name it may.
 	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
-	switch {
-	case r.Remote == nil && r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden):
+	if r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden) {
 		return targetBusy // also if the target is no candidate any more
-	case r.Remote != nil || slices.ContainsFunc(m.candidates, forbidden):
-		return waitsAlone // requests behind this one may go to other candidates or regions, and must not wait for it
 	}
-	return reason
+	if slices.ContainsFunc(m.candidates, forbidden) { // requests behind this one may go to other candidates, and must not wait for it
+		return waitsAlone
+	}
+	return ownReason
 }
 
 // serveHere is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
@@ -71,34 +74,30 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 	if why != canServe {
 		return nil, why
 	}
-	known := d.fillView(m, r, eligible)
+	timesKnown := d.fillView(m, r, eligible)
 	if d.allMissDeadline(r, eligible) {
 		return nil, deadlineMissed
 	}
-	if !known { // a policy that predicts the ends of prefills cannot choose without learned times
+	if !timesKnown { // a policy that predicts the ends of prefills cannot choose without learned times
 		p = d.overrides.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
 	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
 	keptAt, affinity := d.overrides.Affinity.Keep(r.Session, d.view, d.now)
 	choice := policy.Choice{Index: keptAt}
-	if affinity != steer.Kept {
+	if affinity != steer.Kept { // the session does not stay with the engine of its last request
 		choice = p.Choose(&query, d.view)
 	}
 	c, indicators := eligible[choice.Index], &d.view[choice.Index]
 	if why := d.admit(r, c, indicators); why != canServe {
 		return nil, why
 	}
-	if p.TakesTurns() {
+	if p.TakesTurns() { // round-robin continues after this candidate
 		m.cursor = c.order
 	}
 	lease := d.makeLease(c, p, r, indicators, since)
-	switch {
-	case affinity == "": // the request has no session, or affinity is off
-	case r.EndsSession:
-		d.overrides.Affinity.EndSession(r.Session)
-	default:
-		d.overrides.Affinity.Record(r.Session, c.ID, d.now)
+	if hasSession := affinity != ""; hasSession { // false also if affinity is off
+		d.rememberSession(r, c)
 	}
 	d.recordWait(r, lease)
 	reason := d.recordChoice(lease, choice, affinity, hotspot, len(eligible))
@@ -109,9 +108,18 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 	return lease, canServe
 }
 
+// rememberSession records the candidate of a session's last request, for session affinity. It drops a session that has no further request.
+func (d *chooser) rememberSession(r *Request, c *candidate) {
+	if r.EndsSession {
+		d.overrides.Affinity.EndSession(r.Session)
+	} else {
+		d.overrides.Affinity.Record(r.Session, c.ID, d.now)
+	}
+}
+
 // applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
-	eligible, skipped := d.filterCircuit(r, m.candidates)
+	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible)
 	if len(eligible) == 0 {
 		return nil, gatesClosed
@@ -124,13 +132,14 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		// Refuse the request now: to wait would be useless, because every candidate would miss the deadline.
+		// A request that would miss its deadline on every candidate is refused now, because to wait would be useless. fillView measures the
+		// candidates for allMissDeadline; it is false while prefill times are not known.
 		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) {
 			return nil, deadlineMissed
 		}
 		return nil, noneCanStart
 	}
-	if skipped {
+	if circuitsIgnored {
 		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
 	}
 	if len(r.Exclude) > 0 {
@@ -141,8 +150,8 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 	return d.filterBusy(p, r, eligible), canServe
 }
 
-// admit reserves a place in the pool if the chosen candidate can take the request now, and returns canServe; otherwise it returns
-// the reason why not. If the candidate is busy, the request waits for it: the request's prompt counts on it for the rest of the round.
+// admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe; otherwise it
+// returns the reason why not. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
 	if !d.canStart(r, c) {
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
@@ -157,7 +166,7 @@ func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) wai
 	if d.handoffWouldExpire(c, r.Model) { // the engine would drop the KV before a decode rank is free
 		return waitsAlone
 	}
-	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() {
+	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() { // nil: the pool has no bound
 		return poolFull
 	}
 	return canServe

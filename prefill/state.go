@@ -151,13 +151,14 @@ type waiter struct {
 	regionDecision *regionDecision // shared by all siblings; nil: the request was not entered by EnterAll
 }
 
-// deliverResult passes the result of a request to the caller that waits for it.
+// deliverResult passes the result of a request, a lease or an error, to its caller: it closes w.done, and calls w.onResult for a request
+// of Offer. It must be called once, under the scheduler's lock.
 func (w *waiter) deliverResult(lease *Lease, err error) {
 	w.lease, w.err = lease, err
 	close(w.done)
 	if w.regionDecision != nil {
-		// The result decides about the siblings: they stay here if this leg was served or refused here, and leave if it goes to another
-		// region.
+		// The result decides about the request's other legs, too: they stay here if this leg was served or refused here, and leave if it
+		// goes to another region.
 		w.regionDecision.announce()
 	}
 	if w.onResult != nil {
@@ -165,7 +166,7 @@ func (w *waiter) deliverResult(lease *Lease, err error) {
 	}
 }
 
-// announce wakes the goroutines that wait in AwaitRegionDecision. It may be called more than once.
+// announce wakes the goroutines that wait in AwaitRegionDecision. It may be called more than once, under the scheduler's lock.
 func (d *regionDecision) announce() {
 	if !d.closed {
 		d.closed = true

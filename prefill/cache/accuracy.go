@@ -51,7 +51,7 @@ func (a *Accuracy) add(prompt, predicted, actual float64) {
 // blocks of the candidate because of this capacity. Between trustShare and suspectShare the suspicion does not change.
 func (a *Accuracy) nextSuspicion(binding bool) Suspicion {
 	switch {
-	case a.answers < minAnswers:
+	case a.answers < minAnswers: // too few to judge
 		return a.Suspect
 	case a.over > suspectShare*a.predicted:
 		return HoldsLess
@@ -108,7 +108,8 @@ func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
-	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
+	bounded := slot.blocks > 0
+	binding := bounded && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
 	suspicion := a.nextSuspicion(binding)
 	if suspicion == a.Suspect {
 		return nil

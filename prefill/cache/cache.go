@@ -50,18 +50,18 @@ type Lookup struct {
 // times per second, and a long prompt has thousands of blocks to look up.
 const matchValidFor = 50 * time.Millisecond
 
-// Match looks a prompt up. It returns, for each slot, how many of the prompt's blocks the slot holds. A result that is kept in
-// last is used again for matchValidFor. The slice is valid until the next call.
+// Match looks a prompt up. It returns, for each slot, how many of the prompt's first blocks the slot holds. last is the request's own: from
+// its second look-up on the result is kept there, and used again for matchValidFor. The slice is valid until the next call.
 func (c *Cache) Match(p *Prompt, last *Lookup, now time.Time) []int32 {
 	switch {
-	case len(p.Keys) == 0:
+	case len(p.Keys) == 0: // the prompt has nothing to look up
 		return nil
 	case last.at.IsZero(): // the result is not kept, because most requests are served at their first look-up
 		c.index.Sweep(now)
 		c.matched = c.index.Match(c.matched, p.Keys)
 		last.at = now
 		return c.matched
-	case last.matched == nil || now.Sub(last.at) >= matchValidFor:
+	case last.matched == nil || now.Sub(last.at) >= matchValidFor: // a request that waits: the result is kept from now on
 		c.index.Sweep(now)
 		last.matched = c.index.Match(last.matched, p.Keys)
 		last.at = now
@@ -75,13 +75,14 @@ func (c *Cache) PromptTokens(p *Prompt, model string, estimate int) int {
 	switch {
 	case p.Tokens > 0:
 		return p.Tokens
-	case p.Bytes > 0 && !p.Media:
+	case p.Bytes > 0 && !p.Media: // the bytes of pictures or sound do not predict tokens
 		return max(1, c.ratios[model].Tokens(p.Bytes))
 	}
 	return max(1, estimate)
 }
 
-// LearnRatio updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported.
+// LearnRatio updates a model's ratio of bytes per token. tokens is the engine's count for the prompt; 0: not reported. A prompt that was
+// not rendered as text, or that has pictures or sound, teaches nothing.
 func (c *Cache) LearnRatio(p *Prompt, model string, tokens int) {
 	if tokens > 0 && p.Bytes > 0 && !p.Media {
 		ratio := c.ratios[model]

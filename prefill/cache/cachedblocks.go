@@ -28,9 +28,11 @@ type slot struct {
 // CachedBlocks returns the empty CachedBlocks of a new candidate.
 func (c *Cache) CachedBlocks(id string) CachedBlocks { return CachedBlocks{cache: c, id: id} }
 
-// Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match.
+// Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match. A slot that was made after this
+// Match holds none of them.
 func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
-	if s := &b.slots[p.unit()]; s.known && s.handle.N < len(matched) {
+	s := &b.slots[p.unit()]
+	if wasMatched := s.known && s.handle.N < len(matched); wasMatched {
 		return int(matched[s.handle.N])
 	}
 	return 0
@@ -45,25 +47,13 @@ func (b *CachedBlocks) Held() (blocks int) {
 }
 
 // EnsureSlot returns the candidate's slot for blocks of the prompt's unit, and makes it if there is none. It bounds the slot's
-// blocks by capacity, the KV tokens of the engine; 0: unknown, so that there is no bound.
+// blocks by capacity, the KV tokens of the engine; 0: unknown, so that a new slot has no bound, and an earlier bound stays.
 func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now time.Time) index.Slot {
-	blocks, unit := 0, p.unit() // blocks 0: the slot has no bound
-	if capacity > 0 {
-		switch {
-		case unit == byBytes:
-			blocks = b.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
-		case b.Mode(now) == Precise:
-			// The bound is twice the capacity, because events remove blocks; it is needed for an engine that never publishes removals.
-			blocks = 2 * int(capacity) / p.BlockTokens
-		default:
-			blocks = int(capacity) / p.BlockTokens
-		}
-		blocks = max(1, blocks)
-	}
+	blocks, unit := b.capacityInBlocks(p, model, capacity, now), p.unit()
 	s := &b.slots[unit]
 	changed := blocks > s.blocks+s.blocks/16 || blocks < s.blocks-s.blocks/16 // a change up to 1/16 is a drift of the bytes per token
 	switch {
-	case !s.known:
+	case !s.known: // the slot does not exist yet
 		id := b.id
 		if unit == byTokens {
 			id += " tokens" // a second slot of the candidate, because blocks of tokens have another size than blocks of bytes
@@ -76,16 +66,36 @@ func (b *CachedBlocks) EnsureSlot(p *Prompt, model string, capacity int64, now t
 	return s.handle
 }
 
+// capacityInBlocks is how many blocks of the prompt's unit the index may hold for the candidate; 0: no bound, because the capacity, in KV
+// tokens, is not known.
+func (b *CachedBlocks) capacityInBlocks(p *Prompt, model string, capacity int64, now time.Time) (blocks int) {
+	if capacity <= 0 {
+		return 0
+	}
+	switch {
+	case p.unit() == byBytes:
+		blocks = b.cache.ratios[model].Blocks(int(capacity), index.BlockBytes)
+	case b.Mode(now) == Precise:
+		// The bound is twice the capacity, because events remove blocks; it is needed for an engine that never publishes removals.
+		blocks = 2 * int(capacity) / p.BlockTokens
+	default:
+		blocks = int(capacity) / p.BlockTokens
+	}
+	return max(1, blocks)
+}
+
 // Correct compares the predicted hit with cached, the number of prompt tokens that the engine found in its cache (-1: not
 // reported). If the engine found at least one block less than predicted, wrong is true, and the index drops the blocks behind the
 // found ones from the candidate's slot, which is returned as at. tokens is the length of the prompt; 0: not reported, so that
 // nothing can be compared.
 func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slot, wrong bool) {
 	at = b.slots[p.unit()].handle
-	block := p.BlockSize(tokens)
-	wrong = tokens > 0 && cached >= 0 && float64(hit-cached) >= block
+	blockTokens := p.BlockSize(tokens)
+	reported := tokens > 0 && cached >= 0
+	wrong = reported && float64(hit-cached) >= blockTokens
 	if wrong {
-		b.cache.index.Correct(at, p.Keys, int(float64(cached)/block))
+		foundBlocks := int(float64(cached) / blockTokens)
+		b.cache.index.Correct(at, p.Keys, foundBlocks)
 	}
 	return at, wrong
 }
@@ -180,7 +190,7 @@ func (b *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 // also drops the blocks of bytes, which no stream names.
 func (b *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	b.cache.index.Clear(at, why)
-	if why == index.Removed {
+	if engineEmptied := why == index.Removed; engineEmptied {
 		b.cache.index.Clear(b.slots[byBytes].handle, why)
 	}
 }

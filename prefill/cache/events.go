@@ -25,8 +25,8 @@ type Feed struct {
 	Source EventSource
 }
 
-// Follow starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds lock; the
-// stream takes it for each change.
+// Follow starts a stream of an engine's KV events, whose blocks have blockTokens tokens. The caller holds the lock of the index's owner;
+// the stream, which runs on a goroutine of its own, takes it for each change. capacity is in KV tokens; 0: unknown.
 func (b *CachedBlocks) Follow(lock lock, source EventSource, blockTokens int, capacity int64, now time.Time) Feed {
 	feed := Feed{kvevents.Start(kvevents.Config{
 		Place: source.Place, Finder: source.Finder, ReplayTimeout: source.ReplayTimeout,

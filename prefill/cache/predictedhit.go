@@ -15,14 +15,14 @@ func (b *CachedBlocks) ExpectHit(h *PredictedHit, p *Prompt, model string, token
 	*h = PredictedHit{blocks: b, model: model, prompt: *p, hit: hit}
 	b.cache.Totals.Prompt += uint64(tokens)
 	b.cache.Totals.Predicted += uint64(hit)
-	if len(p.Keys) > 0 {
+	if len(p.Keys) > 0 { // a prompt without keys is not in the index
 		h.beingComputed = b.isBeingComputed(p, b.Blocks(matched, p))
 		h.speculation = b.cache.index.Speculate(b.EnsureSlot(p, model, capacity, now), p.Keys)
 		b.pending = append(b.pending, h)
 	}
 }
 
-// isBeingComputed reports whether an unanswered probe still computes the first blocks of the prompt, which are predicted to be
+// isBeingComputed reports whether an unanswered probe may still compute the first blocks of the prompt, as many as are predicted to be
 // cached. If the engine then does not find them, its capacity is not to blame.
 func (b *CachedBlocks) isBeingComputed(p *Prompt, blocks int) bool {
 	if blocks == 0 {
@@ -37,9 +37,9 @@ func (b *CachedBlocks) isBeingComputed(p *Prompt, blocks int) bool {
 	return false
 }
 
-// finish removes the PredictedHit from the pending ones. It drops the prompt, because the hand-off that contains the
-// PredictedHit may wait for minutes.
-func (h *PredictedHit) finish() {
+// endPrediction removes the PredictedHit from the pending ones. It also lets go of the prompt, so that its keys can be freed: the hand-off
+// that contains the PredictedHit may wait for minutes.
+func (h *PredictedHit) endPrediction() {
 	if i := slices.Index(h.blocks.pending, h); i >= 0 {
 		h.blocks.pending = slices.Delete(h.blocks.pending, i, i+1)
 	}
@@ -49,14 +49,14 @@ func (h *PredictedHit) finish() {
 // NotRun notes that the prefill did not run: the index drops the prompt's blocks, except those that it knew before.
 func (h *PredictedHit) NotRun() {
 	h.blocks.cache.index.Drop(&h.speculation)
-	h.finish()
+	h.endPrediction()
 }
 
 // OutcomeUnknown notes that it is not known whether the prefill ran: the index keeps the prompt's blocks for a short time, in which an
 // event may confirm them.
 func (h *PredictedHit) OutcomeUnknown(now time.Time) {
 	h.blocks.cache.index.ExpireSoon(&h.speculation, now)
-	h.finish()
+	h.endPrediction()
 }
 
 // Verdict compares a predicted hit with the hit that the engine reports.
@@ -72,20 +72,22 @@ func (h *PredictedHit) Answered(u Usage, capacity int64, blockTokens int, now ti
 	b, c := h.blocks, h.blocks.cache
 	c.LearnRatio(&h.prompt, h.model, u.PromptTokens)
 	if u.PromptTokens > 0 {
-		c.feedback[h.model] = u.CachedTokens >= 0
-		if u.CachedTokens >= 0 {
+		reported := u.CachedTokens >= 0
+		c.feedback[h.model] = reported
+		if reported {
 			c.Totals.Actual += uint64(u.CachedTokens)
 			v = Verdict{Compared: true, ErrorTokens: h.hit - u.CachedTokens, Suspected: h.compareHit(u, capacity)}
 		}
 	}
 	computedTokens := u.PromptTokens - max(0, u.CachedTokens)
-	b.ExpectEvent(computedTokens > blockTokens, now) // fewer tokens than a block may fill no block, and then no event follows
-	if b.NamesBlocksOf(&h.prompt, now) {             // events are more exact than the answer
+	computedBlock := computedTokens > blockTokens // with fewer tokens, it may have filled no block, and then no event follows
+	b.ExpectEvent(computedBlock, now)
+	if b.NamesBlocksOf(&h.prompt, now) { // events are more exact than the answer
 		h.learnBesideEvents(u, now)
 	} else {
 		h.learnFromAnswer(u)
 	}
-	h.finish()
+	h.endPrediction()
 	return v
 }
 
@@ -100,16 +102,20 @@ func (b *CachedBlocks) ExpectEvent(computed bool, now time.Time) {
 // NamesBlocksOf reports whether the candidate's KV events name the blocks of this prompt. They do if the stream is precise, the
 // prompt is in blocks of token ids of the engine's size, and it has no cache_salt.
 func (b *CachedBlocks) NamesBlocksOf(p *Prompt, now time.Time) bool {
-	if b.stream == nil || p.BlockTokens == 0 || p.Salted || !b.stream.Precise(now) {
+	ofTokenIDs := p.BlockTokens > 0
+	if b.stream == nil || !ofTokenIDs || p.Salted {
 		return false
 	}
-	size := b.stream.BlockTokens()
-	return size == 0 || size == p.BlockTokens
+	if !b.stream.Precise(now) {
+		return false
+	}
+	engineBlock := b.stream.BlockTokens()
+	return engineBlock == 0 || engineBlock == p.BlockTokens // 0: no event has told the size yet
 }
 
 // learnBesideEvents learns from an answer of a candidate whose KV events are precise. The blocks that the probe's prefill
-// computed count as held for a short time, in which an event must name them. The answer's cached tokens change the index
-// only while the events are known to be incomplete.
+// computed count as held for a short time, in which an event must name them. The answer's cached tokens change the index only while the
+// events are known to be incomplete: only then does an answer show more than they do.
 func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	b, p, blockIndex := h.blocks, &h.prompt, h.blocks.cache.index
 	slot := b.slots[byTokens].handle
@@ -117,7 +123,7 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 	reported := u.CachedTokens >= 0
 	notCleared := blockIndex.StillValid(&h.speculation) // after a clear, the answer may speak of blocks that are gone
 	if reported && notCleared && !b.stream.Complete() {
-		heldBlocks := min(u.CachedTokens/p.BlockTokens, len(p.Keys))
+		heldBlocks := min(u.CachedTokens/p.BlockTokens, len(p.Keys)) // blocks that the engine found
 		blockIndex.Insert(slot, p.Keys[:heldBlocks])
 		if u.CachedTokens < h.hit { // the engine had fewer blocks than predicted
 			blockIndex.Correct(slot, p.Keys, heldBlocks)
@@ -130,7 +136,7 @@ func (h *PredictedHit) learnBesideEvents(u Usage, now time.Time) {
 // held no more than the cached tokens of the answer; now it holds the whole prompt.
 func (h *PredictedHit) learnFromAnswer(u Usage) {
 	b, p := h.blocks, &h.prompt
-	if len(p.Keys) == 0 {
+	if len(p.Keys) == 0 { // the prompt is not in the index
 		return
 	}
 	b.Correct(p, u.PromptTokens, h.hit, u.CachedTokens)

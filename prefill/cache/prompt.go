@@ -40,19 +40,21 @@ const classBytes = 4
 func (p *Prompt) ClassDepth(tokens []int) int {
 	for _, depth := range slices.Backward(tokens) {
 		blocks := depth * classBytes / index.BlockBytes
-		if p.BlockTokens > 0 {
+		if p.BlockTokens > 0 { // the blocks are made of token ids, not of bytes
 			blocks = depth / p.BlockTokens
 		}
-		if blocks >= 1 && blocks <= len(p.Keys) {
+		withinPrompt := blocks <= len(p.Keys)
+		if blocks >= 1 && withinPrompt { // 0: the depth is less than one block
 			return blocks
 		}
 	}
 	return len(p.Keys)
 }
 
-// BlockSize is how many tokens one of the prompt's blocks stands for. tokens is the length of the prompt.
+// BlockSize is how many tokens one of the prompt's blocks stands for. tokens is the length of the prompt. A block of bytes stands for its
+// share of the prompt's tokens: its bytes times the tokens per byte.
 func (p *Prompt) BlockSize(tokens int) float64 {
-	if p.BlockTokens > 0 {
+	if p.BlockTokens > 0 { // the blocks are made of token ids
 		return float64(p.BlockTokens)
 	}
 	return float64(index.BlockBytes) * float64(tokens) / float64(max(1, p.Bytes))

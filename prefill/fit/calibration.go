@@ -87,78 +87,65 @@ func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
 
 // Add learns from one prefill. It reports whether the sample was used.
 func (c *Calibration) Add(s Sample) bool {
-	target := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // ms that the learned terms must explain
-	valid := s.New > 0 && s.Ms > 0 && s.Concurrent >= 0 && !math.IsInf(s.New+s.Hit+s.Concurrent+target, 0)
-	if !valid {
+	targetMs := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // the time that the learned terms must explain
+	positive := s.New > 0 && s.Ms > 0 && s.Concurrent >= 0
+	if !positive || math.IsInf(s.New+s.Hit+s.Concurrent+targetMs, 0) { // such a sample would spoil the sums
 		return false
 	}
-	if c.fitted && c.checkOutlier(s) {
+	if c.fitted && c.rejectOutlier(s) { // before the first fit, no sample can be recognised as an outlier
 		return false
 	}
 	c.n++
-	c.sums.add(s, target, c.decay)
+	c.sums.add(s, targetMs, c.decay)
 	c.updateRange(s.New)
 	c.fit()
 	return true
 }
 
-// checkOutlier reports whether a sample is too far from the prediction, and counts it then. Other samples update the usual distance.
-func (c *Calibration) checkOutlier(s Sample) bool {
-	predicted := c.latency.predictMs(s)
-	distance := math.Abs(s.Ms - predicted)
-	far := distance > outlier*max(c.residual, residualFloor*predicted)
+// rejectOutlier reports whether a sample is dropped, because its distance from the prediction is too large, and counts it then. After
+// maxOutlierRow dropped samples in a row it drops no further one, until a sample is near the prediction again. The samples that are not
+// dropped update the usual distance.
+func (c *Calibration) rejectOutlier(s Sample) (dropped bool) {
+	predictedMs := c.latency.predictMs(s)
+	distanceMs := math.Abs(s.Ms - predictedMs)
+	far := distanceMs > outlier*max(c.residual, residualFloor*predictedMs)
 	if far && c.dropped < maxOutlierRow {
 		c.dropped++
 		c.droppedInTotal++
 		return true
 	}
-	if !far {
+	if !far { // the row of outliers is over
 		c.dropped = 0
 	}
-	c.residual += residualEMA * (distance - c.residual)
+	c.residual += residualEMA * (distanceMs - c.residual)
 	return false
 }
 
-// updateRange updates the smallest and the largest number of new tokens in this half-life and in the one before.
+// updateRange updates the smallest and the largest number of new tokens of a sample, in this half-life (index 0 of minNew and maxNew) and
+// in the one before (index 1). Older samples do not count, because their weight in the fit is small.
 func (c *Calibration) updateRange(newTokens float64) {
-	if c.inHalf == c.halfLife {
+	if c.inHalf == c.halfLife { // this half-life is over
 		c.minNew[1], c.maxNew[1] = c.minNew[0], c.maxNew[0]
 		c.inHalf = 0
 	}
-	if c.inHalf == 0 {
+	if c.inHalf == 0 { // the first sample of a half-life
 		c.minNew[0], c.maxNew[0] = newTokens, newTokens
 	}
-	if c.n == 1 {
+	if c.n == 1 { // the first sample of all: there is no half-life before
 		c.minNew[1], c.maxNew[1] = newTokens, newTokens
 	}
 	c.inHalf++
 	c.minNew[0], c.maxNew[0] = min(c.minNew[0], newTokens), max(c.maxNew[0], newTokens)
 }
 
-// fit fits every allowed set of terms, and uses the set with the smallest squared errors if the fit is good. Each term beyond the
-// plain line adds a penalty to the errors, so that it is used only if it explains enough.
+// fit uses the best fit of all samples if it is good: if there are enough samples, their sizes differ enough, and the fit explains enough.
 func (c *Calibration) fit() {
-	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
+	sizesDiffer := max(c.maxNew[0], c.maxNew[1]) >= fitSpread*min(c.minNew[0], c.minNew[1])
+	if c.n < fitSamples || !sizesDiffer {
 		return
 	}
 	totalSpread := c.sums.totalSpread()
-	best, cost := [terms]float64{}, math.Inf(1)
-	for set := plainLine; set < 1<<terms; set++ {
-		withoutLine := set&plainLine != plainLine
-		tooEarly := c.n < termSamples && set != plainLine
-		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<perPair) != 0
-		if withoutLine || tooEarly || attentionConfigured {
-			continue
-		}
-		factors, squaredErrors, ok := c.sums.solve(set)
-		if !ok || !plausible(set, factors) {
-			continue
-		}
-		penalty := 1 + termF*float64(extraTerms(set))/c.sums.weight()
-		if costOfSet := max(squaredErrors, roundingShare*totalSpread) * penalty; costOfSet < cost {
-			best, cost = factors, costOfSet
-		}
-	}
+	best, cost := c.bestFactors(totalSpread)
 	if !(cost < (1-fitR2)*totalSpread) { // negated, so that a NaN cost is refused, too
 		if !c.fitted && c.n >= fitRestart { // before the first fit outliers are not dropped, and one of them may prevent a good fit
 			c.sums = moments{}
@@ -177,11 +164,37 @@ func (c *Calibration) fit() {
 	c.fitted, c.r2 = true, 1-c.sums.squaredErrors(best)/totalSpread
 }
 
-// plausible reports whether a fit makes sense: no term may make a prefill shorter, and each term but the fixed one must
+// bestFactors fits every allowed set of terms, and returns the factors of the set with the lowest cost. The cost is the sum of the squared
+// errors with a penalty for each term beyond the plain line, so that such a term is used only if it explains enough. The cost is infinite
+// if no set can be fitted. totalSpread is the result of moments.totalSpread.
+func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cost float64) {
+	cost = math.Inf(1)
+	for set := plainLine; set < 1<<terms; set++ {
+		withoutLine := set&plainLine != plainLine
+		tooEarly := c.n < termSamples && set != plainLine
+		attentionConfigured := c.configured.Beta2 > 0 && set&(1<<perPair) != 0
+		if withoutLine || tooEarly || attentionConfigured {
+			continue
+		}
+		factors, squaredErrors, ok := c.sums.solve(set)
+		if !ok || !plausible(set, factors) {
+			continue
+		}
+		penalty := 1 + termF*float64(extraTerms(set))/c.sums.weight()
+		if costOfSet := max(squaredErrors, roundingShare*totalSpread) * penalty; costOfSet < cost {
+			best, cost = factors, costOfSet
+		}
+	}
+	return best, cost
+}
+
+// plausible reports whether a fit of a set of terms makes sense: no term may make a prefill shorter, and each term but the fixed one must
 // take some time.
 func plausible(set int, factors [terms]float64) bool {
 	for i, factor := range factors {
-		if set&(1<<i) != 0 && (factor < 0 || factor == 0 && i != fixed) {
+		inSet := set&(1<<i) != 0
+		zeroAllowed := i == fixed
+		if inSet && (factor < 0 || factor == 0 && !zeroAllowed) {
 			return false
 		}
 	}

@@ -29,18 +29,18 @@ type Answer struct {
 	Sample
 }
 
-// Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldest is
+// Answered adds an answer and returns the samples that are complete now; the slice is valid until the next call. oldestUnanswered is
 // when the oldest unanswered probe was sent; zero: all probes are answered.
-func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
+func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sample {
 	done := t.done[:0]
-	if t.collecting && now.Sub(t.lastAnswer) > sameStep {
-		oldestUnanswered := a.Sent // oldest unanswered probe before this answer came
-		if !oldest.IsZero() && oldest.Before(oldestUnanswered) {
-			oldestUnanswered = oldest
+	if t.collecting && now.Sub(t.lastAnswer) > sameStep { // this answer belongs to another step than the open prefill
+		oldestBefore := a.Sent // the oldest unanswered probe before this answer came
+		if !oldestUnanswered.IsZero() && oldestUnanswered.Before(oldestBefore) {
+			oldestBefore = oldestUnanswered
 		}
-		done = t.complete(done, oldestUnanswered)
+		done = t.complete(done, oldestBefore)
 	}
-	if !t.collecting {
+	if !t.collecting { // this answer opens a prefill
 		t.collecting, t.unusable, t.sample, t.latestSent = true, false, Sample{}, a.Sent
 		t.began = a.Sent.Add(a.RTT)      // adds the whole round trip, so that the measured duration contains none of it
 		if t.lastAnswer.After(t.began) { // until the last answer the engine computed another prompt
@@ -53,18 +53,18 @@ func (t *ComputeTimer) Answered(a Answer, oldest, now time.Time) []Sample {
 		t.latestSent = a.Sent
 	}
 	t.sample.merge(a.Sample)
-	if oldest.IsZero() { // no probe is unanswered, so that no other answer can join this one
+	if oldestUnanswered.IsZero() { // no other answer can join this one
 		done = t.complete(done, now)
 	}
 	return done
 }
 
-// complete ends the open prefill, and appends its sample to done unless it is unusable. oldest is when the oldest probe outside
+// complete ends the open prefill, and appends its sample to done unless it is unusable. oldestOutside is when the oldest probe outside
 // the prefill was sent. If this was before one of the prefill's own probes, then this probe was overtaken: the engine may
 // have computed a part of it already, so that the times cannot be separated.
-func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
+func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
-	if oldest.Before(t.latestSent) {
+	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {
 		t.unusable, t.spoiltUntil = true, t.latestSent
 	}
 	if t.unusable {
@@ -79,9 +79,9 @@ func (t *ComputeTimer) complete(done []Sample, oldest time.Time) []Sample {
 func (t *ComputeTimer) ProbeDropped(now time.Time) { t.spoiltUntil = now }
 
 // merge adds a prefill that was computed together with this one. The hit of the sum is chosen so that its attention, the
-// number of token pairs, equals the attention of both prefills.
+// number of token pairs, equals the attention of both prefills. A prefill of N new tokens after H cached ones has N*(H + N/2) pairs.
 func (s *Sample) merge(other Sample) {
-	if newTokens := s.New + other.New; newTokens > 0 {
+	if newTokens := s.New + other.New; newTokens > 0 { // otherwise there is no attention
 		pairs := s.New*(s.Hit+s.New/2) + other.New*(other.Hit+other.New/2)
 		s.New, s.Hit = newTokens, max(0, pairs/newTokens-newTokens/2)
 	}

@@ -32,10 +32,9 @@ type moments struct {
 	yy float64
 }
 
-// add adds a sample. target is the time, in ms, that the terms must explain. The weight of all earlier samples is multiplied
-// by decay.
-func (m *moments) add(s Sample, target, decay float64) {
-	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New}
+// add adds a sample. targetMs is the time that the terms must explain. The weight of all earlier samples is multiplied by decay.
+func (m *moments) add(s Sample, targetMs, decay float64) {
+	x := [terms]float64{1, s.New, policy.Attention(s.New, s.Hit), s.Concurrent, s.Concurrent * s.New} // in the order of the terms
 	for i := range x {
 		x[i] *= scale[i]
 	}
@@ -43,9 +42,9 @@ func (m *moments) add(s Sample, target, decay float64) {
 		for k := range x {
 			m.xx[i][k] = m.xx[i][k]*decay + x[i]*x[k]
 		}
-		m.xy[i] = m.xy[i]*decay + x[i]*target
+		m.xy[i] = m.xy[i]*decay + x[i]*targetMs
 	}
-	m.yy = m.yy*decay + target*target
+	m.yy = m.yy*decay + targetMs*targetMs
 }
 
 // weight is the sum of the weights of all samples.
@@ -60,8 +59,9 @@ func (m *moments) totalSpread() float64 {
 // the term is almost a combination of the earlier terms, and a fit could not separate them.
 const minPivotShare = 1e-6
 
-// solve fits the terms whose bits are set, by Cholesky's method. factors are the fitted factors by term, 0 for the other terms,
-// and errors is the sum of the squared errors. ok is false if the samples do not separate the terms.
+// solve fits the terms whose bits are set in set, by least squares: it solves the normal equations xx·factors = xy with Cholesky's method.
+// factors are the fitted factors by term, 0 for the other terms, and errors is the sum of the squared errors. ok is false if the samples do
+// not separate the terms.
 func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok bool) {
 	var chosen [terms]int // the first n are the terms of the set
 	n := 0
@@ -75,20 +75,20 @@ func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok boo
 	if !ok {
 		return factors, 0, false
 	}
-	var z [terms]float64 // first the solution of root·z = xy, then that of rootᵀ·z = z
-	for i := range n {
+	var z [terms]float64
+	for i := range n { // solves root·z = xy, from the first equation on
 		z[i] = m.xy[chosen[i]]
 		for l := range i {
 			z[i] -= root[i][l] * z[l]
 		}
 		z[i] /= root[i][i]
 	}
-	for i := n - 1; i >= 0; i-- {
+	for i := n - 1; i >= 0; i-- { // solves rootᵀ·factors = z in place, from the last equation on
 		for l := i + 1; l < n; l++ {
 			z[i] -= root[l][i] * z[l]
 		}
 		z[i] /= root[i][i]
-		factors[chosen[i]] = z[i] * scale[chosen[i]]
+		factors[chosen[i]] = z[i] * scale[chosen[i]] // moments hold scaled terms
 	}
 	return factors, m.squaredErrors(factors), true
 }
@@ -98,12 +98,12 @@ func (m *moments) solve(set int) (factors [terms]float64, errors float64, ok boo
 func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	for i := range chosen {
 		for k := range i + 1 {
-			sum := m.xx[chosen[i]][chosen[k]]
+			sum := m.xx[chosen[i]][chosen[k]] // less what the columns before k explain
 			for l := range k {
 				sum -= root[i][l] * root[k][l]
 			}
 			switch {
-			case k < i:
+			case k < i: // left of the diagonal
 				root[i][k] = sum / root[k][k]
 			case !(sum > minPivotShare*m.xx[chosen[i]][chosen[i]]): // negated, so that NaN is refused, too
 				return root, false
@@ -115,8 +115,8 @@ func (m *moments) cholesky(chosen []int) (root [terms][terms]float64, ok bool) {
 	return root, true
 }
 
-// squaredErrors is the weighted sum of the squared errors of a fit, whose factors are per unscaled term. The square of each error is
-// multiplied out, so that the moments are enough and no sample has to be kept.
+// squaredErrors is the weighted sum of the squared errors of a fit, whose factors are per unscaled term. The square of each error, (y - Σ
+// factor·x)², is multiplied out, so that the moments are enough and no sample has to be kept.
 func (m *moments) squaredErrors(factors [terms]float64) float64 {
 	sum := m.yy
 	for i, factor := range factors {

@@ -29,7 +29,8 @@ func (t *Throughput) Arrived(now time.Time) {
 	t.arrivals++
 }
 
-// Answered records how long a probe took. The first duration counts as the median until the first window ends.
+// Answered records how long a probe took, in place of the oldest of the last paceProbes durations. The first duration counts as the median
+// until the first window ends.
 func (t *Throughput) Answered(now time.Time, ms float64) {
 	t.lastMs[t.probes%paceProbes] = ms
 	if t.probes++; t.probes == 1 {
@@ -58,7 +59,7 @@ func (t *Throughput) rollWindow(now time.Time) {
 		return
 	}
 	rate := float64(t.arrivals) / elapsed.Seconds()
-	if t.hasRate {
+	if t.hasRate { // the mean moves towards the rate of this window
 		rate = t.perS + paceShare*(rate-t.perS)
 	}
 	t.perS = rate

@@ -30,10 +30,11 @@ func (r *Residual) Add(took, predicted float64, now time.Time) {
 	r.weight++
 }
 
-// Ms is by how many ms the engine's prefills take longer than predicted, without the part that may be chance; negative: shorter.
+// Ms is by how many ms the engine's prefills take longer than predicted, without the part that may be chance; negative: shorter. The mean
+// difference is moved towards 0 by residualNoise standard errors, and then reduced as if residualPrior further prefills had had none.
 func (r *Residual) Ms(now time.Time) float64 {
 	r.fadeTo(now)
-	if r.weight < 1 {
+	if r.weight < 1 { // there are no answers, or only old ones
 		return 0
 	}
 	mean := r.sum / r.weight
@@ -44,6 +45,6 @@ func (r *Residual) Ms(now time.Time) float64 {
 
 // fadeTo reduces the weight of all earlier differences by the time that has passed since the last call.
 func (r *Residual) fadeTo(now time.Time) {
-	keep := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
-	r.sum, r.squares, r.weight, r.at = r.sum*keep, r.squares*keep, r.weight*keep, now
+	decay := math.Exp2(-float64(now.Sub(r.at)) / float64(residualHalfLife))
+	r.sum, r.squares, r.weight, r.at = r.sum*decay, r.squares*decay, r.weight*decay, now
 }

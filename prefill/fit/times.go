@@ -62,7 +62,7 @@ func (t *Times) Latency(model, hardware string) (latency LatencyModel, known boo
 func (t *Times) Learn(model, hardware string, s Sample) {
 	k := engineKind{model, hardware}
 	calibration := t.calibrations[k]
-	if calibration == nil {
+	if calibration == nil { // the first prefill on an engine of this kind
 		calibration = NewCalibration(t.initial.InitialLatency(), halfLife)
 		t.calibrations[k] = calibration
 	}
@@ -105,7 +105,7 @@ const usualWeight = 0.05
 
 // LearnNewTokens learns from one prompt how many tokens an engine usually has to compute.
 func (t *Times) LearnNewTokens(newTokens int64) {
-	if t.meanNewTokens == 0 {
+	if t.meanNewTokens == 0 { // the first prompt: the mean begins with its length
 		t.meanNewTokens = float64(newTokens)
 	}
 	t.meanNewTokens += usualWeight * (float64(newTokens) - t.meanNewTokens)
@@ -135,7 +135,7 @@ func (t *Times) CallbackLatencyOf(profile string) *CallbackLatency {
 
 // Add learns how long after the choice of the decode rank the callback of its engine came.
 func (l *CallbackLatency) Add(took time.Duration) {
-	if l.meanMs == 0 {
+	if l.meanMs == 0 { // the first callback: the mean begins with its time
 		l.meanMs = ms(took)
 	}
 	l.meanMs += callbackWeight * (ms(took) - l.meanMs)

@@ -106,10 +106,21 @@ func (s *slot) fitting(keys []Key) []Key {
 // lookUp returns the claim of slot n on a key; 0: the slot does not hold the key.
 func (x *Index) lookUp(n int, k Key) uint32 {
 	entry := x.table.find(k, x.keys)
-	if x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) == 0 {
+	if !x.isHeld(entry, n) {
 		return 0
 	}
 	return x.claimOf(entry, n)
+}
+
+// isHeld reports whether slot n holds an entry. Entry 0, which stands for an unknown key, is held by none.
+func (x *Index) isHeld(entry uint32, n int) bool {
+	word, bit := x.holderBit(entry, n)
+	return *word&bit != 0
+}
+
+// holderBit returns the word of the holders that has the bit of slot n for an entry, and this bit.
+func (x *Index) holderBit(entry uint32, n int) (word *uint64, bit uint64) {
+	return &x.holders[int(entry)*x.words+n/64], 1 << (n % 64)
 }
 
 // claimOf returns the claim of slot n on an entry that the slot holds. It first tries the neighbours of the claim that was
@@ -122,7 +133,7 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 		}
 	}
 	c := x.firstClaim[entry]
-	for int(x.claims[c].slot) != n {
+	for int(x.claims[c].slot) != n { // walks over the entry's claims, one of which is the slot's
 		c = x.claims[c].sibling
 	}
 	x.lastClaim = c
@@ -132,9 +143,8 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 // ensureClaim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
 // one, and drops other claims if the slot or the index is full.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
-	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64)
-	entry := x.table.find(k, x.keys)
-	if x.holders[int(entry)*x.words+word]&bit != 0 {
+	s, entry := &x.slots[n], x.table.find(k, x.keys)
+	if x.isHeld(entry, n) {
 		c := x.claimOf(entry, n)
 		if x.cfg.Evict == LeastRecent {
 			x.useOrder.touch(x.useLinks, entry)
@@ -150,12 +160,13 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 	}
 	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
 		x.evictEntry(x.useOrder.oldest)
-		entry = x.table.find(k, x.keys)
+		entry = x.table.find(k, x.keys) // 0 if k's own entry was evicted
 	}
 	if entry == 0 {
 		entry = x.newEntry(k)
 	}
-	x.holders[int(entry)*x.words+word] |= bit
+	word, bit := x.holderBit(entry, n)
+	*word |= bit
 	c := x.newClaim()
 	x.claims[c] = claim{entry: entry, sibling: x.firstClaim[entry], born: x.clock, slot: uint16(n)}
 	x.firstClaim[entry] = c
@@ -167,9 +178,9 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 // newEntry makes the entry of a key, which no slot holds yet.
 func (x *Index) newEntry(k Key) uint32 {
 	entry := x.freeEntry
-	if entry != 0 {
+	if entry != 0 { // takes the first number off the list of free ones
 		x.freeEntry = x.firstClaim[entry]
-	} else {
+	} else { // no number is free: the slices grow by one
 		entry = uint32(len(x.keys))
 		x.keys, x.firstClaim, x.useLinks = append(x.keys, Key{}), append(x.firstClaim, 0), append(x.useLinks, link{})
 		for range x.words {
@@ -186,7 +197,7 @@ func (x *Index) newEntry(k Key) uint32 {
 // newClaim returns an unused claim number.
 func (x *Index) newClaim() uint32 {
 	x.claimCount++
-	if c := x.freeClaim; c != 0 {
+	if c := x.freeClaim; c != 0 { // takes the first number off the list of free ones
 		x.freeClaim = x.claims[c].sibling
 		return c
 	}
@@ -202,27 +213,33 @@ func (x *Index) dropClaim(c uint32, why Reason) {
 	s.held--
 	x.claimCount--
 	x.evictions[why]++
-	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
-	next := &x.firstClaim[entry] // becomes the link in the entry's list of claims that points to c
-	for *next != c {
-		next = &x.claims[*next].sibling
+	word, bit := x.holderBit(entry, n)
+	*word &^= bit
+	toClaim := &x.firstClaim[entry] // becomes the link in the entry's list of claims that points to c
+	for *toClaim != c {
+		toClaim = &x.claims[*toClaim].sibling
 	}
-	*next = x.claims[c].sibling
+	*toClaim = x.claims[c].sibling
 	x.claims[c] = claim{sibling: x.freeClaim}
 	x.freeClaim = c
-	if x.firstClaim[entry] == 0 { // no slot holds the entry any more: its number becomes free
-		x.table.remove(x.keys[entry], entry)
-		x.useOrder.remove(x.useLinks, entry)
-		x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
-		x.freeEntry = entry
-		x.entries--
+	if x.firstClaim[entry] == 0 { // no slot holds the entry any more
+		x.dropEntry(entry)
 	}
+}
+
+// dropEntry removes an entry that no slot holds. Its number becomes free, so that newEntry uses it again.
+func (x *Index) dropEntry(entry uint32) {
+	x.table.remove(x.keys[entry], entry)
+	x.useOrder.remove(x.useLinks, entry)
+	x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
+	x.freeEntry = entry
+	x.entries--
 }
 
 // evictEntry drops all claims on an entry, and so the entry itself, to free memory.
 func (x *Index) evictEntry(entry uint32) {
 	for c := x.firstClaim[entry]; c != 0; {
-		next := x.claims[c].sibling
+		next := x.claims[c].sibling // read first, because dropClaim overwrites it
 		x.dropClaim(c, ForBytes)
 		c = next
 	}
@@ -254,7 +271,7 @@ func (x *Index) bytes() int64 {
 
 // Reset drops all blocks and frees their memory. The slots stay valid.
 func (x *Index) Reset() {
-	x.words = (max(len(x.slots), 1) + 63) / 64
+	x.words = (max(len(x.slots), 1) + 63) / 64 // rounded up
 	x.table = table{}
 	x.keys, x.holders = make([]Key, 1), make([]uint64, x.words)
 	x.firstClaim, x.useLinks, x.useOrder = make([]uint32, 1), make([]link, 1), order{}
@@ -264,7 +281,7 @@ func (x *Index) Reset() {
 	x.claimCount = 0
 	for i := range x.slots {
 		s := &x.slots[i]
-		s.clearCount++
+		s.clearCount++ // ends the speculations of the slot
 		s.held, s.recent = 0, order{}
 	}
 	x.lingering = nil
@@ -305,7 +322,7 @@ const (
 
 // widen enlarges each entry's bit set of holders so that it has a bit for every slot.
 func (x *Index) widen() {
-	words := (len(x.slots) + 63) / 64
+	words := (len(x.slots) + 63) / 64 // rounded up
 	if words == x.words {
 		return
 	}
@@ -314,7 +331,7 @@ func (x *Index) widen() {
 		copy(wide[entry*words:], x.holders[entry*x.words:(entry+1)*x.words])
 	}
 	x.holders, x.words = wide, words
-	for x.bytes() > x.cfg.MaxBytes {
+	for x.bytes() > x.cfg.MaxBytes { // an entry now needs more memory
 		x.evictEntry(x.useOrder.oldest)
 	}
 }

@@ -11,18 +11,18 @@ func (x *Index) Match(dst []int32, keys []Key) []int32 {
 	for range x.slots {
 		dst = append(dst, 0)
 	}
-	for w := range x.words {
+	for w := range x.words { // each word has the bits of 64 slots
 		x.matchWord(dst[64*w:], keys, w)
 	}
 	return dst
 }
 
-// matchWord walks over the keys for the 64 slots of one word of the holders. A slot leaves the walk at the first block
-// that it does not hold.
+// matchWord is Match for the 64 slots of one word of the holders; dst begins with the first of them. It walks over the keys with a bit for
+// each slot. A slot leaves the walk at the first block that it does not hold.
 func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 	matching := x.inUse(word) // a bit for each slot that holds all blocks so far
 	for depth := range keys {
-		if matching == 0 {
+		if matching == 0 { // all slots have their result
 			return
 		}
 		entry := int(x.table.find(keys[depth], x.keys)) // 0 if the key is unknown; entry 0 has no holders
@@ -33,7 +33,7 @@ func (x *Index) matchWord(dst []int32, keys []Key, word int) {
 		}
 		matching = next
 	}
-	for ; matching != 0; matching &= matching - 1 {
+	for ; matching != 0; matching &= matching - 1 { // these slots hold all blocks
 		dst[bits.TrailingZeros64(matching)] = int32(len(keys))
 	}
 }
@@ -68,10 +68,14 @@ func (x *Index) Remove(s Slot, k Key) {
 	if !x.isCurrent(s) {
 		return
 	}
-	if c := x.lookUp(s.N, k); c != 0 {
-		if x.claims[c].support &^= confirmed; x.claims[c].support == 0 { // otherwise a probe in flight still needs the claim
-			x.dropClaim(c, Removed)
-		}
+	n := x.lookUp(s.N, k)
+	if n == 0 { // the slot does not hold the block
+		return
+	}
+	c := &x.claims[n]
+	c.support &^= confirmed
+	if c.support == 0 { // otherwise a probe in flight still needs the claim
+		x.dropClaim(n, Removed)
 	}
 }
 
@@ -82,7 +86,7 @@ func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) {
 		return 0
 	}
-	for i := len(keys) - 1; i >= max(cached, 0); i-- {
+	for i := len(keys) - 1; i >= max(cached, 0); i-- { // from the last block to the first one that was not found
 		if c := x.lookUp(s.N, keys[i]); c != 0 {
 			x.dropClaim(c, Removed)
 			dropped++

@@ -32,7 +32,7 @@ func (s Scope) Root(unit Unit, block int) Key {
 	buf := append(scratch[:0], keyVersion...)
 	buf = append(buf, byte(unit))
 	buf = binary.LittleEndian.AppendUint64(buf, uint64(block))
-	for _, part := range [...]string{s.Model, s.LoRA, s.Salt, s.Tenant} {
+	for _, part := range [...]string{s.Model, s.LoRA, s.Salt, s.Tenant} { // with its length, so that no two scopes have the same bytes
 		buf = binary.LittleEndian.AppendUint64(buf, uint64(len(part)))
 		buf = append(buf, part...)
 	}
@@ -69,7 +69,7 @@ const parentKeyBytes = 16
 
 // start begins a prompt. The keys are appended to dst, and root is the key before the first block. A block has blockBytes bytes.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
-	if cap(h.buf) < parentKeyBytes+blockBytes {
+	if cap(h.buf) < parentKeyBytes+blockBytes { // earlier prompts had smaller blocks
 		h.buf = make([]byte, parentKeyBytes+blockBytes)
 	}
 	h.buf = h.buf[:parentKeyBytes+blockBytes]
@@ -90,7 +90,7 @@ func (h *Hasher) write(p []byte) {
 	for {
 		n := copy(h.buf[h.filled:], p)
 		h.filled += n
-		if h.filled < len(h.buf) {
+		if h.filled < len(h.buf) { // all of p is copied, and the block is not full yet
 			return
 		}
 		h.endBlock()
@@ -125,10 +125,11 @@ func (h *Hasher) end() []Key {
 // Tokens appends the keys of the token ids, in blocks of block tokens; an incomplete last block has no key. prev is the
 // scope's root, or the key of the block before ids.
 func (h *Hasher) Tokens(dst []Key, prev Key, ids []int32, block int) []Key {
-	h.start(dst, prev, 4*block)
+	const idBytes = 4
+	h.start(dst, prev, idBytes*block)
 	for ; len(ids) >= block; ids = ids[block:] {
 		for i, id := range ids[:block] {
-			binary.LittleEndian.PutUint32(h.buf[parentKeyBytes+4*i:], uint32(id))
+			binary.LittleEndian.PutUint32(h.buf[parentKeyBytes+idBytes*i:], uint32(id))
 		}
 		h.endBlock()
 	}
@@ -148,7 +149,7 @@ func (s *Salts) Shared(salt string) bool {
 		return true
 	}
 	h := maphash.String(secret, salt) | 1 // never 0, which is an empty cell
-	cell := &s.seen[h>>52]
+	cell := &s.seen[h>>52]                // by the top 12 bits
 	if *cell == h {
 		return true
 	}

@@ -45,5 +45,6 @@ func UsableHit(matched, prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
 	}
-	return max(0, min(matched, (prompt-1)/block*block))
+	wholeBlocks := (prompt - 1) / block * block // tokens of the whole blocks before the last token
+	return max(0, min(matched, wholeBlocks))
 }

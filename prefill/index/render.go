@@ -28,14 +28,14 @@ type Text struct {
 // be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
-	if len(tools) > 0 && tools[0] == '[' {
+	if isArray := len(tools) > 0 && tools[0] == '['; isArray {
 		for tool := range rawjson.Elements(tools) {
 			h.writeCompact(tool)
 			h.writeByte(separator)
 		}
 	}
 	for a := rawjson.ArrayAt(messages, 0); a.Next(); {
-		a.Pos = h.writeMessage(messages, a.Val)
+		a.Pos = h.writeMessage(messages, a.Val) // the next message is looked for behind this one
 	}
 	return h.finish()
 }
@@ -44,7 +44,7 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 // PromptTokens. A list of prompts gets no keys, because it is not known on which rank each prompt will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
-	if len(prompt) > 0 && prompt[0] == '"' {
+	if isString := len(prompt) > 0 && prompt[0] == '"'; isString {
 		h.writeText(prompt)
 	}
 	return h.finish()
@@ -77,7 +77,7 @@ func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	h.writeMember(name)
 	h.writeMember(id)
 	h.writeContent(content)
-	if len(calls) > 0 && calls[0] == '[' {
+	if isArray := len(calls) > 0 && calls[0] == '['; isArray {
 		h.writeCompact(calls)
 	}
 	h.writeByte(separator)
@@ -95,13 +95,13 @@ func (h *Hasher) writeMember(value json.RawMessage) {
 
 // writeContent writes a message's text. The parts of a list are joined by newlines, as engines do.
 func (h *Hasher) writeContent(content json.RawMessage) {
-	if len(content) == 0 {
+	if len(content) == 0 { // the message has none, as when it only calls tools
 		return
 	}
 	switch content[0] {
 	case '"':
 		h.writeText(content)
-	case '[':
+	case '[': // a list of parts
 		first := true
 		for part := range rawjson.Elements(content) {
 			if !first {
@@ -116,21 +116,21 @@ func (h *Hasher) writeContent(content json.RawMessage) {
 // writePart writes a part's text. A part with members that a text does not have, such as a picture or a sound, is replaced by a hash of
 // the whole part, with its URL or data.
 func (h *Hasher) writePart(part json.RawMessage) {
-	if len(part) > 0 && part[0] == '"' {
+	if len(part) > 0 && part[0] == '"' { // the part is a string
 		h.writeText(part)
 		return
 	}
-	text, plain := json.RawMessage(nil), true
+	text, onlyText := json.RawMessage(nil), true
 	for key, value := range rawjson.Members(part) {
 		switch key {
 		case "text", "refusal":
 			text = value
-		case "type", "cache_control":
+		case "type", "cache_control": // a text may have these members, which do not change it
 		default:
-			plain = false
+			onlyText = false
 		}
 	}
-	if plain && len(text) > 0 && text[0] == '"' {
+	if onlyText && len(text) > 0 && text[0] == '"' {
 		h.writeText(text)
 		return
 	}
@@ -152,13 +152,13 @@ const (
 func (h *Hasher) writeText(quoted json.RawMessage) {
 	text := quoted[1 : len(quoted)-1]
 	for len(text) >= 8 {
-		word, n := binary.LittleEndian.Uint64(text), 8
-		x := word ^ slashes
-		escaped := (x - ones) &^ x & highs // marks backslashes; only the lowest mark is reliable, and only it is used
+		word, n := binary.LittleEndian.Uint64(text), 8 // n is the number of bytes before the first backslash
+		x := word ^ slashes                            // a backslash becomes a byte 0
+		escaped := (x - ones) &^ x & highs             // sets the top bit of a byte 0; only the lowest mark is reliable, and only it is used
 		if escaped != 0 {
-			n = bits.TrailingZeros64(escaped) >> 3
+			n = bits.TrailingZeros64(escaped) >> 3 // from bits to bytes
 		}
-		if h.filled+8 < len(h.buf) {
+		if h.filled+8 < len(h.buf) { // the word does not fill the block
 			binary.LittleEndian.PutUint64(h.buf[h.filled:], word) // writes 8 bytes; the next write overwrites those after n
 			h.filled += n
 			h.total += n
@@ -170,7 +170,7 @@ func (h *Hasher) writeText(quoted json.RawMessage) {
 			text = h.writeEscaped(text)
 		}
 	}
-	for len(text) > 0 {
+	for len(text) > 0 { // the last bytes, fewer than eight
 		if text[0] == '\\' {
 			text = h.writeEscaped(text)
 			continue
@@ -182,7 +182,7 @@ func (h *Hasher) writeText(quoted json.RawMessage) {
 
 // writeEscaped writes the character of the escape at the start of text, and returns the text after the escape.
 func (h *Hasher) writeEscaped(text []byte) []byte {
-	if c := rawjson.Escaped(text[1]); c != 0 {
+	if c := rawjson.Escaped(text[1]); c != 0 { // an escape of two bytes, such as \n
 		h.writeByte(c)
 		return text[2:]
 	}
@@ -198,7 +198,7 @@ func (h *Hasher) writeCompact(value json.RawMessage) {
 		switch c := value[0]; c {
 		case ' ', '\t', '\r', '\n':
 			value = value[1:]
-		case '"':
+		case '"': // white space in a string stays
 			end := rawjson.StringEnd(value, 0)
 			h.write(value[:end])
 			value = value[end:]
@@ -217,7 +217,7 @@ func PromptTokens(dst []int32, prompt json.RawMessage) (ids []int32, ok bool) {
 	ids = dst
 	for element := range rawjson.Elements(prompt) {
 		id, ok := rawjson.Int(element, 0, len(element)) // not strconv: its error would copy the element, which may be long
-		if !ok || id > math.MaxInt32 {
+		if !ok || id > math.MaxInt32 {                  // not a token id
 			return dst, false
 		}
 		ids = append(ids, int32(id))

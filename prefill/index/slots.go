@@ -14,7 +14,7 @@ func (x *Index) Add(id string, capacity int) Slot {
 			vacant = i
 		}
 	}
-	if vacant < 0 {
+	if vacant < 0 { // all slots are in use: one more is made
 		vacant = len(x.slots)
 		x.slots = append(x.slots, slot{})
 		x.widen()
@@ -70,7 +70,11 @@ func (x *Index) Held(s Slot) int {
 
 // isCurrent reports whether s still stands for the candidate for which it was made. Otherwise that candidate was removed.
 func (x *Index) isCurrent(s Slot) bool {
-	return s.N >= 0 && s.N < len(x.slots) && x.slots[s.N].inUse && x.slots[s.N].generation == s.generation
+	if s.N < 0 || s.N >= len(x.slots) {
+		return false
+	}
+	at := &x.slots[s.N]
+	return at.inUse && at.generation == s.generation
 }
 
 // Stats counts the content of an index, and its evictions since the start.

@@ -5,7 +5,7 @@ import "time"
 // Speculate counts a prompt's blocks as held by the slot while the prompt's probe is in flight. The caller must not change
 // keys before the speculation ends.
 func (x *Index) Speculate(s Slot, keys []Key) Speculation {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed: nothing is counted
 		return Speculation{}
 	}
 	at := &x.slots[s.N]
@@ -28,7 +28,7 @@ func (x *Index) Confirm(p *Speculation) {
 		for i := len(p.keys) - 1; i >= 0; i-- {
 			n := x.ensureClaim(p.slot.N, p.keys[i])
 			c := &x.claims[n]
-			if p.isCountedBy(c) {
+			if p.isCountedBy(c) { // false for a claim that was just made
 				c.support--
 			}
 			c.support |= confirmed
@@ -53,7 +53,7 @@ const lingerTime = 2 * time.Second
 func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 	if x.StillValid(p) {
 		x.releaseConfirmed(p)
-		if len(p.keys) > 0 {
+		if len(p.keys) > 0 { // some blocks are not confirmed yet
 			x.lingering = append(x.lingering, lingering{*p, now.Add(lingerTime)})
 		}
 	}
@@ -62,18 +62,18 @@ func (x *Index) ExpireSoon(p *Speculation, now time.Time) {
 
 // releaseConfirmedLingering removes confirmed blocks from the slot's lingering speculations, as releaseConfirmed does.
 func (x *Index) releaseConfirmedLingering(s Slot) {
-	kept := x.lingering[:0]
+	remaining := x.lingering[:0] // reuses the memory of the list
 	for i := range x.lingering {
 		l := &x.lingering[i]
 		if l.slot == s && x.StillValid(&l.Speculation) {
 			x.releaseConfirmed(&l.Speculation)
 		}
-		if len(l.keys) > 0 {
-			kept = append(kept, *l)
+		if len(l.keys) > 0 { // 0: all of its blocks are confirmed
+			remaining = append(remaining, *l)
 		}
 	}
-	clear(x.lingering[len(kept):]) // lets the garbage collector free their keys
-	x.lingering = kept
+	clear(x.lingering[len(remaining):]) // lets the garbage collector free their keys
+	x.lingering = remaining
 }
 
 // releaseConfirmed removes the first blocks from p, up to the first block that is not confirmed. A confirmed block stays in the index
@@ -107,7 +107,7 @@ func (x *Index) StillValid(p *Speculation) bool {
 
 // endSpeculation removes p from its claims, and drops each claim that no other speculation needs and that is not confirmed.
 func (x *Index) endSpeculation(p *Speculation, why Reason) {
-	if !x.StillValid(p) {
+	if !x.StillValid(p) { // its claims are gone already
 		return
 	}
 	for i := len(p.keys) - 1; i >= 0; i-- {

@@ -24,9 +24,9 @@ func (t *table) find(k Key, keys []Key) uint32 {
 		return 0
 	}
 	tag, mask := uint32(k.Check), uint32(len(t.cells)-1)
-	for i := tag & mask; ; i = (i + 1) & mask {
+	for i := tag & mask; ; i = (i + 1) & mask { // begins at the key's home; the mask wraps around at the end
 		cell := t.cells[i]
-		if cell == 0 {
+		if cell == 0 { // add would have put the key here
 			return 0
 		}
 		if cellTag, n := unpack(cell); cellTag == tag && keys[n] == k {
@@ -35,7 +35,8 @@ func (t *table) find(k Key, keys []Key) uint32 {
 	}
 }
 
-// add adds a key that is not in the table.
+// add adds a key that is not in the table; n is its number. It makes the table larger if more than three quarters of the cells would be in
+// use.
 func (t *table) add(k Key, n uint32) {
 	if t.used++; t.used > len(t.cells)*3/4 {
 		t.grow()
@@ -69,16 +70,17 @@ func (t *table) grow() {
 func (t *table) remove(k Key, n uint32) {
 	mask := uint32(len(t.cells) - 1)
 	hole := t.home(uint32(k.Check))
-	for uint32(t.cells[hole]) != n {
+	for uint32(t.cells[hole]) != n { // the lower 32 bits of a cell are its number
 		hole = (hole + 1) & mask
 	}
 	for i := (hole + 1) & mask; t.cells[i] != 0; i = (i + 1) & mask {
 		tag, _ := unpack(t.cells[i])
 		home := t.home(tag)
-		holeIsOnItsWay := (i-home)&mask >= (i-hole)&mask // the hole lies between the key's home and cell i, where find would stop
+		// The hole lies between the key's home and cell i, so that find would stop there: i is at least as far behind home as behind the hole.
+		holeIsOnItsWay := (i-home)&mask >= (i-hole)&mask
 		if holeIsOnItsWay {
 			t.cells[hole] = t.cells[i]
-			hole = i
+			hole = i // the moved cell leaves a hole of its own
 		}
 	}
 	t.cells[hole] = 0

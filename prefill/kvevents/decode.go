@@ -225,7 +225,7 @@ func (d *decoder) decodeField(key string) (err error) {
 	case "extra_keys":
 		return d.orNil(d.decodeExtraKeys)
 	}
-	return d.skipValue(0)
+	return d.skipValue(outermost)
 }
 
 // orNil calls read unless the next value is null, which it skips.
@@ -240,8 +240,9 @@ func (d *decoder) orNil(read func() error) error {
 	return read()
 }
 
-// decodeHash reads a block's hash, which engines write as an integer, as bytes or as a string. null: the value is null.
-func (d *decoder) decodeHash() (h engineHash, null bool, err error) {
+// decodeHash reads a block's hash, which engines write as an integer, as bytes or as a string. isNull says that the value is null, so that
+// there is no hash.
+func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 	code, err := d.PeekCode()
 	if err != nil {
 		return h, false, err
@@ -271,31 +272,35 @@ func (d *decoder) decodeExtraKeys() error {
 	return err
 }
 
-// decodeExtraKey reads the extra keys of one block. It returns a single string as it is, empty for no keys, and otherExtraKeys for
-// anything else.
+// decodeExtraKey reads the extra keys of one block, which are an array. It returns the key if the array has only one string, empty if it
+// has no keys, and otherExtraKeys for anything else.
 func (d *decoder) decodeExtraKey() (string, error) {
 	code, err := d.PeekCode()
 	if err != nil {
 		return "", err
 	}
 	if !isArray(code) {
-		return otherExtraKeys, d.skipValue(0)
+		return otherExtraKeys, d.skipValue(outermost)
 	}
 	n, err := d.DecodeArrayLen()
-	if err != nil || n <= 0 {
+	if err != nil || n <= 0 { // no keys
 		return "", err
 	}
 	code, err = d.PeekCode()
-	if err == nil && n == 1 && msgpcode.IsString(code) {
+	if onlyString := err == nil && n == 1 && msgpcode.IsString(code); onlyString {
 		return d.readString()
 	}
 	for i := 0; i < n && err == nil; i++ {
-		err = d.skipValue(1)
+		err = d.skipValue(outermost + 1)
 	}
 	return otherExtraKeys, err
 }
 
-// skipValue skips one value. The library's Skip has no limit on nesting, so that a hostile value could exhaust the stack.
+// outermost is the depth of a value that no array or map contains.
+const outermost = 0
+
+// skipValue skips one value. depth is the number of arrays and maps that contain it. The library's Skip has no limit on nesting, so that a
+// hostile value could exhaust the stack.
 func (d *decoder) skipValue(depth int) error {
 	const deepest = 32
 	if depth > deepest {
@@ -305,13 +310,13 @@ func (d *decoder) skipValue(depth int) error {
 	if err != nil {
 		return err
 	}
-	n := 0
+	n := 0 // values inside this one
 	switch {
 	case isArray(code):
 		n, err = d.DecodeArrayLen()
 	case isMap(code):
 		n, err = d.DecodeMapLen()
-		n *= 2
+		n *= 2 // a key and a value for each entry
 	case msgpcode.IsString(code) || msgpcode.IsBin(code):
 		_, err = d.readBinary()
 		return err

@@ -29,31 +29,30 @@ func (f *follower) startConnection() {
 
 // resume requests the batches since the last connection, and applies them. It reports whether this succeeded: the
 // publisher still had the batch that was applied last, and sent all batches after it.
-func (f *follower) resume() bool {
-	known, whole := false, true
+func (f *follower) resume() (ok bool) {
+	samePublisher, gap := false, false
 	err := f.replay(f.nextSeq-1, func(seq uint64, payload []byte) bool {
 		switch {
-		case !known:
-			known = seq == f.nextSeq-1 && xxhash.Sum64(payload) == f.lastHash
-			return known
-		case seq != f.nextSeq:
-			whole = false
+		case !samePublisher: // the first batch must be the one that was applied last; otherwise the replay ends here
+			samePublisher = seq == f.nextSeq-1 && xxhash.Sum64(payload) == f.lastHash
+			return samePublisher
+		case seq != f.nextSeq: // a batch is missing
+			gap = true
 			return false
 		}
 		f.applyNext(seq, payload)
 		return true
 	})
-	return known && whole && err == nil
+	return samePublisher && !gap && err == nil
 }
 
-// restart drops everything and requests all batches that the publisher still has. Without a replay, the follower starts
-// with the first live batch.
+// restart drops everything and requests all batches that the publisher still has.
 func (f *follower) restart() {
-	if f.synced {
+	if f.synced { // otherwise nothing was applied since the last drop
 		f.synced = false
 		f.dropAll()
 	}
-	_ = f.replay(0, f.applyIfNew)
+	_ = f.replay(0, f.applyIfNew) // if the replay fails, the follower starts with the first live batch
 }
 
 // receiveLive applies a live batch of the subscription. If batches before it are missing, it first requests them by replay.
@@ -74,13 +73,13 @@ func (f *follower) receiveLive(seq uint64, payload []byte) {
 // applied before, continues with the batches that come, and reports lost.
 func (f *follower) fillGap() (lost bool) {
 	err := f.replay(f.nextSeq, func(seq uint64, payload []byte) bool {
-		if seq > f.nextSeq {
+		if seq > f.nextSeq { // the publisher has skipped batches
 			f.dropAfterGap()
 			lost = true
 		}
 		return f.applyIfNew(seq, payload)
 	})
-	if err != nil && !lost {
+	if err != nil && !lost { // the replay failed
 		f.dropAfterGap()
 		lost = true
 	}
@@ -105,7 +104,7 @@ func (f *follower) applyIfNew(seq uint64, payload []byte) bool {
 
 // applyNext applies a batch, and expects the batch with the next sequence number from then on.
 func (f *follower) applyNext(seq uint64, payload []byte) {
-	if !f.synced {
+	if !f.synced { // this batch begins a new sequence
 		f.firstSeq = seq
 	}
 	f.nextSeq, f.synced, f.lastHash = seq+1, true, xxhash.Sum64(payload)

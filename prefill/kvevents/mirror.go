@@ -77,7 +77,7 @@ func fullAttention(spec string) bool {
 // applyStored passes on the blocks that an engine has stored in GPU memory, up to the first block whose hash depends on more
 // than tokens: its key is not known.
 func (m *mirror) applyStored(e *event) {
-	if !onGPU(e.medium) || !fullAttention(e.attentionKind) {
+	if !onGPU(e.medium) || !fullAttention(e.attentionKind) { // the event says nothing about cached prefixes in GPU memory
 		return
 	}
 	if e.blockTokens == 0 || len(e.tokens) != e.blockTokens*len(e.hashes) { // the event contradicts itself
@@ -86,12 +86,12 @@ func (m *mirror) applyStored(e *event) {
 	}
 	m.counters.blockTokens.Store(int64(e.blockTokens))
 	hashable := m.hashableBlocks(e)
-	if hashable == 0 {
+	if hashable == 0 { // no block of the event has a known key
 		m.counters.skipped.Add(int64(len(e.hashes)))
 		return
 	}
-	parent, ok := m.parentKey(e)
-	if !ok {
+	parent, known := m.parentKey(e)
+	if !known { // a key depends on the block before, so that these blocks have no known key either
 		m.counters.unknownParents.Add(1)
 		return
 	}
@@ -109,15 +109,15 @@ func (m *mirror) applyStored(e *event) {
 	m.sink.Stored(m.slot, m.keys)
 }
 
-// parentKey is the key before the first stored block of an event; false: the parent block is not known.
-func (m *mirror) parentKey(e *event) (index.Key, bool) {
-	if e.isRoot {
+// parentKey is the key before the first stored block of an event. known is false if the parent block is not known.
+func (m *mirror) parentKey(e *event) (key index.Key, known bool) {
+	if e.isRoot { // the event's first block starts a prompt
 		scope := m.scope
 		scope.LoRA = e.lora
 		return scope.Root(index.Tokens, e.blockTokens), true
 	}
-	parent, ok := m.known[e.parent]
-	return parent.key, ok
+	parent, known := m.known[e.parent]
+	return parent.key, known
 }
 
 // recordHash records that the engine holds a block under a hash. The hash may be known already, because vLLM reports a block
@@ -126,7 +126,7 @@ func (m *mirror) parentKey(e *event) (index.Key, bool) {
 func (m *mirror) recordHash(h engineHash, b block) {
 	old, wasKnown := m.known[h]
 	m.known[h] = b
-	if wasKnown && old.key == b.key {
+	if wasKnown && old.key == b.key { // a repeated report: the hash is counted already
 		return
 	}
 	if wasKnown { // the engine used this hash before for other tokens or another parent
@@ -148,7 +148,7 @@ func (m *mirror) releaseHash(k index.Key) {
 // hashableBlocks is how many of an event's first blocks depend only on tokens and on a LoRA whose name is known. The blocks after
 // these have no known parent.
 func (m *mirror) hashableBlocks(e *event) int {
-	if e.loraID != "" && e.lora == "" {
+	if e.loraID != "" && e.lora == "" { // the LoRA's name is not known, only its number
 		return 0
 	}
 	for i, keys := range e.extraKeys {
@@ -162,13 +162,14 @@ func (m *mirror) hashableBlocks(e *event) int {
 // applyRemoved passes on the keys whose last hash the engine has removed from GPU memory. An event that names a group of layers
 // removes only blocks that were stored in this group.
 func (m *mirror) applyRemoved(e *event) {
-	if !onGPU(e.medium) {
+	if !onGPU(e.medium) { // the blocks stay in GPU memory
 		return
 	}
 	m.removedKeys = m.removedKeys[:0]
 	for _, h := range e.hashes {
-		b, ok := m.known[h]
-		if ok && (!e.hasGroup || e.group == b.group) {
+		b, known := m.known[h]
+		ofGroup := !e.hasGroup || e.group == b.group
+		if known && ofGroup {
 			delete(m.known, h)
 			m.releaseHash(b.key) // may add to removedKeys
 		}

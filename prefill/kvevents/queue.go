@@ -13,10 +13,14 @@ type message struct {
 }
 
 // messageOf reads the sequence number and the payload, which are the last two frames. A topic stands before them in a live
-// message, and an empty frame in a replayed message; newer engines add the topic after the empty frame.
+// message, and an empty frame in a replayed message; newer engines add the topic after the empty frame. ok is false for a message of
+// another form.
 func messageOf(frames [][]byte) (m message, ok bool) {
 	n := len(frames)
-	if n < 3 || n > 4 || len(frames[n-2]) != 8 { // a sequence number has 8 bytes
+	if n < 3 || n > 4 {
+		return m, false
+	}
+	if len(frames[n-2]) != 8 { // a sequence number has 8 bytes
 		return m, false
 	}
 	return message{binary.BigEndian.Uint64(frames[n-2]), frames[n-1]}, true
@@ -45,7 +49,8 @@ func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 // use the others either.
 func (q *queue) push(m message) {
 	q.mu.Lock()
-	if len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes {
+	full := len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes
+	if full {
 		q.items, q.bytes, q.overflowed = nil, 0, true
 	}
 	q.items = append(q.items, m)

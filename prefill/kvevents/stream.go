@@ -82,7 +82,7 @@ func Start(cfg Config) *Stream {
 	cfg.ReplayTimeout = cmp.Or(cfg.ReplayTimeout, 2*time.Second)
 	ctx, cancel := context.WithCancel(context.Background())
 	if cfg.Finder == nil {
-		cfg.Finder = only(cfg.Place)
+		cfg.Finder = fixedPlace(cfg.Place)
 	}
 	s := &Stream{cfg: cfg, cancel: cancel, done: make(chan struct{}), resync: make(chan struct{}, 1), decode: newDecoder()}
 	s.mirror = mirror{slot: cfg.Slot, scope: cfg.Scope, sink: cfg.Sink, maxHashes: maxKnownHashes, counters: &s.counters,
@@ -94,10 +94,10 @@ func Start(cfg Config) *Stream {
 	return s
 }
 
-// only is a Finder that returns one fixed place.
-type only Place
+// fixedPlace is a Finder that returns one fixed place.
+type fixedPlace Place
 
-func (p only) Places(context.Context) ([]Place, error) { return []Place{Place(p)}, nil }
+func (p fixedPlace) Places(context.Context) ([]Place, error) { return []Place{Place(p)}, nil }
 
 // Close ends the stream. After it returns, the sink is not called any more. The blocks that the sink received stay.
 func (s *Stream) Close() {
@@ -114,10 +114,12 @@ func (s *Stream) Resync() {
 // ExpectEvent notes that the engine has answered a probe for which it computed a new block: an event should follow.
 func (s *Stream) ExpectEvent(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
 
-// Precise reports whether the events are reliable. While they are not, the index should learn from answers.
+// Precise reports whether the events are reliable: the stream is connected, the last batch could be read, and no expected event is overdue.
+// While they are not, the index should learn from answers.
 func (s *Stream) Precise(now time.Time) bool {
-	since := s.answered.Load()
-	return s.connected.Load() && !s.unreadable.Load() && (since == 0 || now.UnixNano()-since < int64(maxSilence))
+	answeredAt := s.answered.Load() // 0: no event is expected
+	silentTooLong := answeredAt != 0 && now.UnixNano()-answeredAt >= int64(maxSilence)
+	return s.connected.Load() && !s.unreadable.Load() && !silentTooLong
 }
 
 // Complete reports whether the events have named all blocks that the engine holds. After a gap, and until a Resync is
@@ -157,7 +159,7 @@ func (s *Stream) Status() Status {
 	if why := s.failure.Load(); why != nil {
 		status.Failure = *why
 	}
-	status.Connected = status.Failure == "" && c.connects.Load() > 0
+	status.Connected = status.Failure == "" && c.connects.Load() > 0 // without a connect, the stream still tries for the first time
 	return status
 }
 
@@ -172,7 +174,7 @@ func (s *Stream) run(ctx context.Context) {
 		if time.Since(began) > lastBackoff { // the connection worked for a while, so that its end is no repeated failure
 			backoff = firstBackoff
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil { // Close was called
 			return
 		}
 		failure := err.Error()
@@ -208,7 +210,7 @@ func (s *Stream) session(ctx context.Context) error {
 	s.connected.Store(true)
 	for {
 		items, overflowed, connErr := batches.take()
-		if overflowed {
+		if overflowed { // batches were dropped
 			s.follower.dropAfterGap()
 			s.follower.restart()
 		}
@@ -301,12 +303,12 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 // apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. All blocks
 // are also dropped when more hashes are known than the stream may remember.
 func (s *Stream) apply(payload []byte) {
-	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the start; the publisher's first batch has number 0
-		s.complete.Store(s.follower.firstSeq == 0)
+	if isFirst := s.follower.nextSeq == s.follower.firstSeq+1; isFirst { // since the last restart or lost batch
+		s.complete.Store(s.follower.firstSeq == 0) // the publisher's first batch has number 0: nothing was stored before it
 	}
 	ts, err := s.decode.decodeBatch(payload, func(e *event) {
 		s.mirror.apply(e)
-		if e.kind == allCleared {
+		if e.kind == allCleared { // the cache is empty now, and the events name all that comes
 			s.complete.Store(true)
 		}
 	})

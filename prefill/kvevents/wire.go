@@ -43,7 +43,7 @@ func dial(ctx context.Context, as zmq4.SocketType, addr string) (*wire, error) {
 		w.close()
 		return nil, fmt.Errorf("kvevents: %s does not speak ZeroMQ as a publisher does: %w", addr, err)
 	}
-	_ = raw.SetDeadline(time.Time{})
+	_ = raw.SetDeadline(time.Time{}) // no limit from now on
 	return w, nil
 }
 
@@ -113,22 +113,25 @@ func (g *guard) withinLimit(p []byte) bool {
 			p = p[n:]
 		case g.lengthLeft == 0: // the byte with the next frame's flags
 			g.moreFrames, g.frameSize, g.lengthLeft = p[0]&flagMore != 0, 0, 1
-			if p[0]&flagLong != 0 {
+			if p[0]&flagLong != 0 { // the length field has eight bytes, not one
 				g.lengthLeft = 8
 			}
 			p = p[1:]
 		default: // a byte of the length field, which is big-endian
 			g.frameSize = g.frameSize<<8 | uint64(p[0])
 			p = p[1:]
-			if g.lengthLeft--; g.lengthLeft > 0 {
+			if g.lengthLeft--; g.lengthLeft > 0 { // further bytes of the field follow
 				continue
 			}
-			if g.frameSize > maxMessageBytes || g.messageSize+g.frameSize+frameCost > maxMessageBytes {
+			if g.frameSize > maxMessageBytes { // tested alone, because the sum below could overflow
+				return false
+			}
+			if g.messageSize+g.frameSize+frameCost > maxMessageBytes {
 				return false
 			}
 			g.bodyLeft = g.frameSize
 			g.messageSize += g.frameSize + frameCost
-			if !g.moreFrames {
+			if !g.moreFrames { // this is the message's last frame: the next one begins another message
 				g.messageSize = 0
 			}
 		}

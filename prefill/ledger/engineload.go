@@ -19,15 +19,16 @@ type Sums struct {
 	NewTokens, PredictedUs, Attention int64
 }
 
-// book adds the weight of a prompt if times is 1, and subtracts the weight if times is -1.
-func (s *Sums) book(phase Phase, weight Weight, times int64) {
-	s.Leases[phase] += int(times)
-	s.Tokens[phase] += times * weight.Tokens
-	s.Work[phase] += times * weight.Work
+// book adds a prompt and its weight if sign is 1, and subtracts them if sign is -1. The load of the prefill itself counts only until the
+// probe is answered.
+func (s *Sums) book(phase Phase, weight Weight, sign int64) {
+	s.Leases[phase] += int(sign)
+	s.Tokens[phase] += sign * weight.Tokens
+	s.Work[phase] += sign * weight.Work
 	if phase == Probing {
-		s.NewTokens += times * weight.NewTokens
-		s.PredictedUs += times * weight.PredictedUs
-		s.Attention += times * weight.Attention
+		s.NewTokens += sign * weight.NewTokens
+		s.PredictedUs += sign * weight.PredictedUs
+		s.Attention += sign * weight.Attention
 	}
 }
 
@@ -130,8 +131,8 @@ func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	if answered {
 		e.AnsweredAt = now
 	}
-	computed := i == 0 && !e.Stalled(now)
-	if answered || computed {
+	wasComputed := i == 0 && !e.Stalled(now) // an engine computes its oldest prompt
+	if answered || wasComputed {
 		e.turnedAt = now
 	}
 	e.unanswered = slices.Delete(e.unanswered, i, i+1)
@@ -149,7 +150,7 @@ func (e *EngineLoad) OldestSent() time.Time {
 
 // NextSent is when the oldest unanswered probe other than f was sent; zero: there is none.
 func (e *EngineLoad) NextSent(f *InFlight) time.Time {
-	for _, probe := range e.unanswered[:min(2, len(e.unanswered))] {
+	for _, probe := range e.unanswered[:min(2, len(e.unanswered))] { // only one of the two oldest probes can be f
 		if probe != f {
 			return probe.sent
 		}
@@ -161,7 +162,7 @@ func (e *EngineLoad) NextSent(f *InFlight) time.Time {
 // have begun to compute this probe: when the probe was sent, or when the engine ended the prompt before it, whichever is later.
 func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 	if len(e.unanswered) == 0 {
-		return nil, since
+		return nil, time.Time{}
 	}
 	oldest = e.unanswered[0]
 	if e.turnedAt.After(oldest.sent) {
@@ -177,35 +178,37 @@ const (
 	stallSlack  = time.Second
 )
 
-// StallsAt is the time from which the candidate counts as stalled, unless it answers a probe before; false: it has no
+// StallsAt is the time from which the candidate counts as stalled, unless it answers a probe before. known is false if it has no
 // unanswered probe.
-func (e *EngineLoad) StallsAt() (time.Time, bool) {
+func (e *EngineLoad) StallsAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
 	if oldest == nil {
-		return since, false
+		return at, false
 	}
 	return since.Add(stallFactor*oldest.Predicted() + stallSlack), true
 }
 
 // Stalled reports whether the oldest unanswered probe counts as stuck now.
 func (e *EngineLoad) Stalled(now time.Time) bool {
-	at, ok := e.StallsAt()
-	return ok && !now.Before(at)
+	at, known := e.StallsAt()
+	return known && !now.Before(at)
 }
 
 // Unsent is the number of charged prompts whose probe was not sent yet.
 func (e *EngineLoad) Unsent() int { return e.Leases[Probing] - len(e.unanswered) }
 
 // Backlog is the part of the indicator backlog_ms that this proxy's own prompts cause, in ms. Prompts that wait for the
-// candidate in this round count like the prompts that it computes.
+// candidate in this round count like the prompts that it computes. The oldest unanswered probe counts only with the time that it still
+// needs.
 func (e *EngineLoad) Backlog(now time.Time) float64 {
-	waiting := float64(e.Waiting.PredictedUs) / 1000
+	waitingMs := float64(e.Waiting.PredictedUs) / 1000
 	oldest, since := e.oldestUnanswered()
 	if oldest == nil {
-		return waiting
+		return waitingMs
 	}
-	return waiting + policy.Backlog(float64(e.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000,
-		float64(now.Sub(since))/float64(time.Millisecond))
+	unansweredMs, oldestMs := float64(e.PredictedUs)/1000, float64(oldest.Weight.PredictedUs)/1000
+	oldestRanMs := float64(now.Sub(since)) / float64(time.Millisecond)
+	return waitingMs + policy.Backlog(unansweredMs, oldestMs, oldestRanMs)
 }
 
 // PrefillsDoneAt is the time by which all charged prompts are predicted to be prefilled. known is false if no probe is unanswered,
@@ -219,8 +222,9 @@ func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 }
 
 // PredictEnd predicts the end of a charged prompt's prefill in two parts. currentEnds is when the engine ends the prompt that it
-// computes now. rest is how long the engine then takes for the prompts up to and including the charged one. corrected adds the
-// recent error of the engine's predictions to a predicted prefill time. A prompt that was not sent yet comes last.
+// computes now, which is the oldest unanswered probe; zero: it computes none. rest is how long the engine then takes for the prompts up to
+// and including the charged one. corrected adds the recent error of the engine's predictions to a predicted prefill time. A prompt that was
+// not sent yet comes last.
 func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Duration) time.Duration) (
 	currentEnds time.Time, rest time.Duration,
 ) {
@@ -228,11 +232,11 @@ func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Durat
 	if oldest != nil {
 		currentEnds = since.Add(corrected(oldest.Predicted()))
 	}
-	if f == oldest {
+	if f == oldest { // the engine computes this prompt now
 		return currentEnds, 0
 	}
 	for _, probe := range e.unanswered {
-		if probe == f {
+		if probe == f { // the probes behind f do not delay it
 			break
 		}
 		if probe != oldest {
@@ -250,7 +254,7 @@ func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Durat
 func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
 	reported := float64(e.ReportedByOthers.Unanswered)
 	ms := reported*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
-	if e.ObservedOthers == 0 || !e.Current(now) {
+	if e.ObservedOthers == 0 || !e.Current(now) { // no sample shows more than the reports
 		return ms
 	}
 	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
@@ -357,9 +361,9 @@ func (e *EngineLoad) CountedUsage() float64 {
 	return 0
 }
 
-// gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never. It leaves time for staleAfter
-// further scrapes, each as long as the last good one. A scrape that is still under way does not extend the time, because
-// it may wait for its whole timeout.
+// gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never, because there was no scrape. It is counted from
+// when the last good scrape was sent, and leaves time for this scrape and staleAfter further ones, each as long as the last good one. A
+// scrape that is still under way does not extend the time, because it may wait for its whole timeout.
 func (e *EngineLoad) gaugeCountsUntil() time.Time {
 	if e.SampledAt.IsZero() {
 		return time.Time{}
@@ -392,9 +396,9 @@ func (e *EngineLoad) Usage() float64 {
 // the probes of this proxy that were sent or answered since then.
 func (e *EngineLoad) RequestCounts() (waiting, running float64) { return e.waitingNow, e.runningNow }
 
-// WaitingCounts is how many requests waited in the engine at the last scrape: those of other proxies and clients, and all. ok is
+// WaitingCounts is how many requests waited in the engine at the last scrape: those of other proxies and clients, and all. recent is
 // false if the scrape is too old to count.
-func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, ok bool) {
+func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, recent bool) {
 	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }
 
@@ -416,22 +420,23 @@ func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
 // AbandonScrape notes that the scrape under way was cancelled. It counts neither as good nor as failed.
 func (e *EngineLoad) AbandonScrape() { e.scrapeSentAt = time.Time{} }
 
-// RecordFailedScrape counts a failed scrape. After staleAfter failures in a row the gauges no longer count.
-func (e *EngineLoad) RecordFailedScrape(at ScrapeStart, now time.Time) {
-	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
+// RecordFailedScrape counts a failed scrape. After staleAfter failures in a row the gauges no longer count. start is the result of
+// StartScrape.
+func (e *EngineLoad) RecordFailedScrape(start ScrapeStart, now time.Time) {
+	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(start.sent)
 	e.FailedInRow++
 	e.FailedScrapes++
 	e.UpdateGate(now)
 }
 
-// StoreSample stores the result of a scrape; at is the state of the EngineLoad when the scrape was sent. What the scrape did not
-// report keeps its last value, except KVUsage and the request counts. If the engine counts more requests than this proxy's
-// unanswered prefill calls (probes), the others came from elsewhere. StoreSample reports whether the engine restarted since the last
-// scrape. If so, it ends the orphaned charges whose KV is gone.
-func (e *EngineLoad) StoreSample(s Sample, at ScrapeStart, now time.Time) (restarted bool) {
-	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(at.sent)
-	if restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime; restarted {
-		e.ledger.freeOrphans(e, e.SampledAt, now)
+// StoreSample stores the result of a scrape; start is the state of the EngineLoad when the scrape was sent (StartScrape). What the scrape
+// did not report keeps its last value, except KVUsage and the request counts. StoreSample reports whether the engine restarted since the
+// last scrape. If so, it ends the orphaned charges whose KV is gone.
+func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (restarted bool) {
+	e.scrapeSentAt, e.scrapeTook = time.Time{}, now.Sub(start.sent)
+	restarted = e.startTime > 0 && s.StartTime > 0 && s.StartTime != e.startTime
+	if restarted {
+		e.ledger.freeOrphans(e, e.SampledAt, now) // those from before the last good scrape, when the old process still ran
 	}
 	if s.StartTime > 0 {
 		e.startTime = s.StartTime
@@ -446,31 +451,34 @@ func (e *EngineLoad) StoreSample(s Sample, at ScrapeStart, now time.Time) (resta
 		e.RTT = s.RTT
 	}
 	e.gaugeUsage = s.KVUsage
-	e.sampledTokens = at.tokens
-	if at.unanswered > 0 && s.Waiting > 0 { // the engine's gauge does not count the KV of prompts that still wait
-		e.sampledTokens -= at.probing * min(1, s.Waiting/float64(at.unanswered))
+	e.sampledTokens = start.tokens
+	// The engine's gauge does not count the KV of prompts that still wait. Of this proxy's unanswered prompts, as many are taken to wait as
+	// the engine shows waiting requests.
+	if start.unanswered > 0 && s.Waiting > 0 {
+		e.sampledTokens -= start.probing * min(1, s.Waiting/float64(start.unanswered))
 	}
-	e.countRequests(s, at)
-	e.SampledAt, e.goodScrapeTook, e.FailedInRow = at.sent, e.scrapeTook, 0
+	e.countRequests(s, start)
+	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0
 	e.UpdateGate(now)
 	return restarted
 }
 
-// countRequests takes over the engine's counts of requests, and corrects them by the probes that were sent or answered
-// after the scrape was sent.
-func (e *EngineLoad) countRequests(s Sample, at ScrapeStart) {
+// countRequests takes over the engine's counts of requests. What exceeds this proxy's unanswered probes came from elsewhere. It corrects
+// waitingNow and runningNow by the probes that were sent or answered after the scrape was sent.
+func (e *EngineLoad) countRequests(s Sample, start ScrapeStart) {
 	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
 	if math.IsNaN(requests) { // the engine did not report both counts
 		return
 	}
-	e.ObservedOthers = max(0, requests-float64(at.unanswered))
-	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(at.unanswered)), s.Waiting
-	if s.Waiting == 0 {
-		e.idle = idle{ran: s.Running, sends: at.sends, answers: at.answers}
+	e.ObservedOthers = max(0, requests-float64(start.unanswered))
+	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(start.unanswered)), s.Waiting
+	if s.Waiting == 0 { // SinceIdle counts from this scrape on
+		e.idle = idle{ran: s.Running, sends: start.sends, answers: start.answers}
 	}
-	e.waitingNow, e.runningNow = s.Waiting+float64(e.sends-at.sends), s.Running
-	for range e.answers - at.answers {
+	sentSince, answeredSince := e.sends-start.sends, e.answers-start.answers
+	e.waitingNow, e.runningNow = s.Waiting+float64(sentSince), s.Running
+	for range answeredSince {
 		e.removeAnswered()
 	}
 }
@@ -488,8 +496,8 @@ func (e *EngineLoad) removeAnswered() {
 // is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
 // dispatchers fill the room that their own prompts leave.
 func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
-	capacity, pace := float64(e.Capacity()), e.freedPace.perMs(now)
-	if capacity == 0 || pace == 0 {
+	capacity, tokensPerMs := float64(e.Capacity()), e.freedPace.perMs(now)
+	if capacity == 0 || tokensPerMs == 0 {
 		return r, false
 	}
 	ownTokens := float64(e.KVTokens())
@@ -502,7 +510,7 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 	if e.Closed(now) { // a closed gate opens only when usage is below the threshold by Hysteresis
 		limit *= e.ledger.cfg.KVThreshold - Hysteresis
 	}
-	r = Room{InMs: (usedTokens - limit) / pace, TokenMs: 1 / pace}
+	r = Room{InMs: (usedTokens - limit) / tokensPerMs, TokenMs: 1 / tokensPerMs}
 	if e.Closed(now) { // the gate can open only at the next scrape, when the engine's gauge shows the room
 		r.InMs = max(r.InMs, float64(e.ledger.cfg.Interval-now.Sub(e.SampledAt))/float64(time.Millisecond), 0)
 	}

@@ -59,7 +59,7 @@ func (l *Ledger) NextExpiry() (time.Time, bool) {
 // Expire ends one charge whose KV the engine has freed by its own timeout, and returns the EngineLoad of the charge; nil: no
 // charge has expired.
 func (l *Ledger) Expire(now time.Time) *EngineLoad {
-	if len(l.expiries) == 0 || now.Before(l.expiries[0].expires) {
+	if len(l.expiries) == 0 || now.Before(l.expiries[0].expires) { // the first charge of the heap expires first
 		return nil
 	}
 	l.expired++
@@ -71,7 +71,7 @@ func (l *Ledger) Expire(now time.Time) *EngineLoad {
 // freeOrphans ends the charges of an engine that were orphaned before the cutoff. The engine has restarted after the cutoff, so their KV is
 // gone with its old process.
 func (l *Ledger) freeOrphans(e *EngineLoad, cutoff, now time.Time) {
-	var gone []*InFlight
+	var gone []*InFlight // collected first, because moveTo changes the heap
 	for _, f := range l.expiries {
 		if f.load == e && f.phase == Orphaned && f.since.Before(cutoff) {
 			gone = append(gone, f)
@@ -116,7 +116,7 @@ type LeaseOwner struct {
 // OwnerEnded notes that an owner makes no more calls, and returns the number of its lost charges. A lost charge stays on its
 // engine, because the engine may still hold the KV, and counts as drift in the audit.
 func (l *Ledger) OwnerEnded(o *LeaseOwner) (lost int) {
-	if !o.ended {
+	if !o.ended { // a second call counts nothing again
 		o.ended = true
 		l.lostCharges += o.openCharges
 	}
@@ -174,7 +174,7 @@ func WeightOf(v *policy.Engine, promptBytes int) Weight {
 		Work:        ascendWork(promptBytes),
 		NewTokens:   newTokens,
 		PredictedUs: int64(1000 * latency.Ms(float64(newTokens), float64(hitTokens))),
-		Attention:   newTokens * (2*hitTokens + newTokens),
+		Attention:   newTokens * (2*hitTokens + newTokens), // 2 * policy.Attention
 	}
 }
 
@@ -263,7 +263,7 @@ func (f *InFlight) Answer(tokens int64, expires, now time.Time) {
 // nothing.
 func (f *InFlight) Dispatch(now time.Time) {
 	switch {
-	case f.endClaimed || f.phase == Probing:
+	case f.endClaimed || f.phase == Probing: // the charge is over, or there is no hand-off yet
 		f.load.ledger.misuses++
 	case f.phase == Pooled:
 		f.moveTo(Dispatched, f.Weight.Tokens, now)
@@ -293,7 +293,7 @@ func (f *InFlight) ClaimEnd() bool {
 	}
 	f.endClaimed = true
 	f.DetachOwner()
-	return f.phase != Ended
+	return f.phase != Ended // Ended: the charge has expired
 }
 
 // Orphan books that no decode engine will fetch the KV, so that the engine frees it by its own timeout. For an answered probe the
@@ -326,13 +326,14 @@ func (f *InFlight) leaveModelCounts() {
 func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load
 	e.book(f.phase, f.Weight, -1)
-	if to == Ended {
+	if to == Ended { // the engine has freed the prompt's KV
 		e.freedPace.add(f.Weight.Tokens, now)
 	}
 	if f.phase == Probing {
-		e.probeEnded(f, to == Pooled, now)
+		answered := to == Pooled
+		e.probeEnded(f, answered, now)
 		f.leaveModelCounts()
-	} else {
+	} else { // only an unanswered probe has no time at which it expires
 		heap.Remove(&e.ledger.expiries, f.expiriesIndex)
 	}
 	f.phase, f.Weight.Tokens, f.since = to, tokens, now

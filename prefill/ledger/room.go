@@ -18,7 +18,7 @@ type freedPace struct {
 // fadeTo brings tokens and ms up to date. What was counted before loses half its weight in each freedHalfLife that has
 // passed since the last call. The time that has passed is then added to ms, with weights that fall in the same way.
 func (f *freedPace) fadeTo(now time.Time) {
-	if f.at.IsZero() {
+	if f.at.IsZero() { // the first call: the measurement begins now
 		f.at = now
 	}
 	passed := now.Sub(f.at)
@@ -26,10 +26,10 @@ func (f *freedPace) fadeTo(now time.Time) {
 		return
 	}
 	f.at = now
-	kept := math.Exp2(-float64(passed) / float64(freedHalfLife))
-	f.tokens *= kept
-	// The last term is the integral of the weight, which falls from 1 to kept, over the time that passed.
-	f.ms = f.ms*kept + (1-kept)*float64(freedHalfLife)/float64(time.Millisecond)/math.Ln2
+	decay := math.Exp2(-float64(passed) / float64(freedHalfLife))
+	f.tokens *= decay
+	// The last term is the integral of the weight, which falls from 1 to decay, over the time that passed.
+	f.ms = f.ms*decay + (1-decay)*float64(freedHalfLife)/float64(time.Millisecond)/math.Ln2
 }
 
 func (f *freedPace) add(tokens int64, now time.Time) {
@@ -95,12 +95,12 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 		usage = s.scraped
 	}
 	limit := threshold
-	if g.Closed(now) {
+	if g.Closed(now) { // usage must fall further before the gate opens
 		limit -= Hysteresis
 	}
 	g.closed, g.opensAt = usage >= limit, time.Time{}
-	// Charges of threshold-Hysteresis or more keep a closed gate closed even without the gauge.
-	if onlyByGauge := s.own < threshold-Hysteresis; g.closed && onlyByGauge {
+	ownKeepsClosed := s.own >= threshold-Hysteresis // then the gate stays closed even without the gauge
+	if g.closed && !ownKeepsClosed {
 		g.opensAt = s.until
 	}
 
@@ -118,12 +118,12 @@ func (g *gate) Closed(now time.Time) bool {
 	return g.closed && (g.opensAt.IsZero() || now.Before(g.opensAt))
 }
 
-// MayPassAt is when a probe may pass the closed gate even if the state does not change; false: never. At that time either
-// the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
+// MayPassAt is when a probe may pass the closed gate even if the state does not change. exists is false if there is no such time. At that
+// time either the gauge that closed the gate becomes too old, or one probe may pass as a canary. An idle candidate can only be full of
 // orphans, and only a probe can show whether the engine still holds them.
-func (g *gate) MayPassAt() (time.Time, bool) {
+func (g *gate) MayPassAt() (at time.Time, exists bool) {
 	switch {
-	case !g.closed:
+	case !g.closed: // any probe may pass
 		return time.Time{}, false
 	case !g.idleSince.IsZero():
 		return g.idleSince.Add(CanaryEvery), true
@@ -131,11 +131,11 @@ func (g *gate) MayPassAt() (time.Time, bool) {
 	return g.opensAt, !g.opensAt.IsZero()
 }
 
-// MayPass reports whether a probe may pass now, and whether it passes as a canary.
+// MayPass reports whether a probe may pass now, and whether it passes as a canary, which means that the gate is closed.
 func (g *gate) MayPass(now time.Time) (ok, canary bool) {
 	if !g.Closed(now) {
 		return true, false
 	}
-	at, ok := g.MayPassAt()
-	return ok && !now.Before(at), true
+	at, exists := g.MayPassAt()
+	return exists && !now.Before(at), true
 }

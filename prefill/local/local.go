@@ -92,12 +92,13 @@ func (l *Ranks) Set(ranks []Rank) {
 	for i := range ranks {
 		wanted[ranks[i].ID] = ranks[i].Events
 	}
-	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.stream.Source })
+	l.unfollow(func(r *rank) bool { return wanted[r.ID] != r.stream.Source }) // ranks that are gone, or publish elsewhere now
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.replaceRanks(ranks)
 	for _, r := range l.ranks {
-		if r.stream.Stream == nil && r.Events.Exists() && !l.closed {
+		followed := r.stream.Stream != nil
+		if !followed && r.Events.Exists() && !l.closed {
 			r.stream = r.cache.Follow(&l.mu, r.Events, engineBlock, r.Capacity, time.Now())
 		}
 	}
@@ -137,8 +138,12 @@ func (l *Ranks) BlockTokens(model string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.ranks {
-		if r.stream.Stream != nil && r.Events.Model == model && r.stream.BlockTokens() > 0 {
-			return r.stream.BlockTokens()
+		followed := r.stream.Stream != nil
+		if !followed || r.Events.Model != model {
+			continue
+		}
+		if blockTokens := r.stream.BlockTokens(); blockTokens > 0 {
+			return blockTokens
 		}
 	}
 	return 0
@@ -234,7 +239,8 @@ func (l *Ranks) Offers(p *Prompt, avoid []int32) (offers []Offer) {
 	now := time.Now()
 	found := l.cache.Match(&p.Prompt, &cache.Lookup{}, now)
 	for _, r := range l.ranks {
-		if r.Model != p.Model || !r.Computes || !r.Up || slices.Contains(avoid, r.ID) {
+		mayCompute := r.Model == p.Model && r.Computes && r.Up
+		if !mayCompute || slices.Contains(avoid, r.ID) {
 			continue
 		}
 		offer := Offer{Rank: r.ID, Hit: r.hitTokens(found, p, tokens), New: tokens}
@@ -270,7 +276,7 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 		least = min(least, hit)
 		held = append(held, Offer{Rank: r.ID, Hit: hit})
 	}
-	for i := range held {
+	for i := range held { // all of the ranks hold these tokens, so that they do not tell the ranks apart
 		held[i].Hit -= least
 	}
 	held = slices.DeleteFunc(held, func(o Offer) bool { return o.Hit == 0 })
@@ -279,8 +285,8 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 }
 
 // NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the
-// rank's KV events name the blocks, they say it better, and blocks that were learned from answers are dropped. tokens is the engine's count
-// of the prompt's tokens; 0: not reported.
+// rank's KV events name the blocks, nothing is noted, and blocks that were learned from answers are dropped: events are more exact. tokens
+// is the engine's count of the prompt's tokens; 0: not reported. A rank that is gone is ignored.
 func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -290,10 +296,10 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 	l.cache.LearnRatio(&p.Prompt, p.Model, tokens)
 	now := time.Now()
-	emptiedSince := !r.emptiedAt.Before(sent) // after Forget, the KV may be gone
+	emptiedSince := !r.emptiedAt.Before(sent) // Forget was called meanwhile, so that the KV may be gone
 	switch {
-	case len(p.Keys) == 0 || emptiedSince: // without keys, or after Forget, nothing is noted
-	case r.cache.NamesBlocksOf(&p.Prompt, now): // the rank's events name the blocks more exactly than an answer
+	case len(p.Keys) == 0 || emptiedSince: // nothing is noted
+	case r.cache.NamesBlocksOf(&p.Prompt, now):
 		r.cache.DropLearnedFromAnswers()
 	default:
 		r.cache.AddFromAnswer(r.cache.EnsureSlot(&p.Prompt, r.Model, r.Capacity, now), &p.Prompt)
@@ -314,15 +320,19 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	engine := l.engines[r.Engine]
 	trustedBefore := engine.trusted()
 	engine.addAnswer(hit, cached)
+	trusted = engine.trusted()
+	turned = trustedBefore != trusted
 	now := time.Now()
-	r.cache.ExpectEvent(tokens-max(0, cached) > r.blockTokens(), now)
-	if r.cache.NamesBlocksOf(&p.Prompt, now) {
-		return trustedBefore != engine.trusted(), engine.trusted()
+	computedTokens := tokens - max(0, cached)
+	computedBlock := computedTokens > r.blockTokens() // with fewer tokens, it may have filled no block, and then no event follows
+	r.cache.ExpectEvent(computedBlock, now)
+	if r.cache.NamesBlocksOf(&p.Prompt, now) { // the events show what the rank holds, more exactly than the answer
+		return turned, trusted
 	}
 	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
 		r.cache.AddFromAnswer(at, &p.Prompt) // the rank has now computed the whole prompt
 	}
-	return trustedBefore != engine.trusted(), engine.trusted()
+	return turned, trusted
 }
 
 // Forget drops all blocks of some ranks. Later results of requests that were sent before are ignored.
@@ -367,10 +377,10 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	handoff := rtt.Seconds()*1000 + latency.T0Ms/2
+	handoffMs := rtt.Seconds()*1000 + latency.T0Ms/2
 	if times := l.transfers[p.Model]; times != nil {
 		transfer, _ := times.Latency()
-		handoff += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms
+		handoffMs += transfer.Ms(float64(l.length(p)), 0) - transfer.T0Ms // only the part that grows with the prompt
 	}
-	return handoff / latency.TPMs
+	return handoffMs / latency.TPMs
 }

@@ -16,7 +16,7 @@ const (
 // addAnswer adds one answer: the number of tokens that were expected in the cache, and the number that the engine found, -1 if
 // not reported.
 func (t *trust) addAnswer(expected, found int) {
-	if expected <= 0 {
+	if expected <= 0 { // the answer says nothing about predictions
 		return
 	}
 	t.expected = trustDecay*t.expected + float64(expected)

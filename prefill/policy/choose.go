@@ -41,13 +41,13 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 	if q.Key == 0 { // without a session, sticky-ring uses the request's ID
 		p.query.Key = HRW(q.ID, "")
 	}
-	good := 0
+	anyFinite := false
 	p.scores = p.scores[:0]
 	for i := range candidates {
-		s := math.NaN()
+		s := math.NaN() // ranks last: the score of a candidate that was filtered out, or that has no finite score
 		if p.passes(i) {
 			if s = p.evaluate(&candidates[i]); finite(s) {
-				good++
+				anyFinite = true
 			} else {
 				s = math.NaN()
 				choice.Bad++
@@ -56,7 +56,7 @@ func (p *Policy) Choose(q *Query, candidates []Engine) Choice {
 		p.scores = append(p.scores, s)
 	}
 	ties := p.ties
-	if good == 0 {
+	if !anyFinite {
 		choice.Fallback, ties = true, cacheAwareTies
 		for i := range candidates {
 			if p.passes(i) {
@@ -99,11 +99,11 @@ func (p *Policy) indexOfLowest(q *Query, candidates []Engine, ties []tieKey) int
 		if best >= 0 {
 			order = compare(ties, &candidates[i], &candidates[best])
 		}
-		if order > 0 {
+		if order > 0 { // the best so far stays
 			continue
 		}
 		hash := HRW(q.ID, candidates[i].ID)
-		if order < 0 || hash < bestHash {
+		if order < 0 || hash < bestHash { // with order 0, the hash decides
 			best, bestHash = i, hash
 		}
 	}
@@ -130,7 +130,7 @@ type Row struct {
 // Explain returns a table of the last choice with at most `rows` rows: the chosen candidate first, the others by score. candidates
 // must be the same as in that choice.
 func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
-	rank := func(i int) float64 {
+	rank := func(i int) float64 { // the candidates are listed by rising rank
 		switch {
 		case i == chosen:
 			return math.Inf(-1)
@@ -140,16 +140,17 @@ func (p *Policy) Explain(candidates []Engine, chosen, rows int) []Row {
 			return math.Inf(1)
 		}
 	}
-	order := make([]int, 0, min(rows, len(candidates))) // the best candidates so far, best first
+	maxRows := min(rows, len(candidates))
+	order := make([]int, 0, maxRows) // the best candidates so far, best first
 	for i := range candidates {
 		position := len(order)
 		for position > 0 && rank(i) < rank(order[position-1]) {
 			position--
 		}
-		if position == cap(order) { // worse than every row of a full table
+		if position == maxRows { // worse than every row of a full table
 			continue
 		}
-		if len(order) == cap(order) {
+		if len(order) == maxRows { // the last row makes room
 			order = order[:len(order)-1]
 		}
 		order = slices.Insert(order, position, i)

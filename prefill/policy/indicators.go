@@ -63,8 +63,9 @@ type Query struct {
 // the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
 func (e *Engine) SetPrompt(prompt, matched float64) {
 	block := max(1, e.BlockTokens)
+	mostHitTokens := math.Floor((prompt-1)/block) * block // whole blocks, without the prompt's last token
 	e.PromptTokens = prompt
-	e.HitTokens = max(0, min(matched, math.Floor((prompt-1)/block)*block))
+	e.HitTokens = max(0, min(matched, mostHitTokens))
 	e.HitRatio = 0
 	if prompt > 0 {
 		e.HitRatio = e.HitTokens / prompt
@@ -105,7 +106,8 @@ const minLeftShare = 0.25
 // Backlog is the predicted time, in ms, until a candidate has computed all unanswered probes. totalMs is their predicted time
 // together, oldestMs the predicted time of the oldest probe, which runs, and elapsedMs the time for which it has run.
 func Backlog(totalMs, oldestMs, elapsedMs float64) float64 {
-	return totalMs - oldestMs + max(minLeftShare*oldestMs, oldestMs-max(0, elapsedMs))
+	oldestLeftMs := max(minLeftShare*oldestMs, oldestMs-max(0, elapsedMs))
+	return totalMs - oldestMs + oldestLeftMs
 }
 
 // attention is the number of token pairs that the request's prefill would compute on this candidate.
@@ -127,11 +129,12 @@ func Vnodes(id string) []uint64 {
 
 // ringDistance is the distance on the ring from the key to the next point, as a share of the whole ring.
 func ringDistance(ring []uint64, key uint64) float64 {
-	if len(ring) == 0 {
+	if len(ring) == 0 { // no candidate is farther away
 		return 1
 	}
 	i, _ := slices.BinarySearch(ring, key)
-	return float64(ring[i%len(ring)]-key) / (1 << 64) // the subtraction wraps around like the ring
+	next := ring[i%len(ring)]            // behind the last point comes the first one
+	return float64(next-key) / (1 << 64) // the subtraction wraps around like the ring
 }
 
 // HRW returns a hash that orders candidates for a request by rendezvous hashing, the lowest hash first. Each request has its
@@ -140,7 +143,7 @@ func HRW(requestID, candidateID string) uint64 {
 	var d xxhash.Digest
 	d.Reset()
 	_, _ = d.WriteString(requestID)
-	_, _ = d.Write([]byte{0})
+	_, _ = d.Write([]byte{0}) // separates the IDs
 	_, _ = d.WriteString(candidateID)
 	return d.Sum64()
 }

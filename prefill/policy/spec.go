@@ -35,7 +35,7 @@ func Names() []string {
 // simulationOnly reports whether a policy may only be used in simulations. advice says what to write in its place.
 func simulationOnly(name string) (advice string, only bool) {
 	i := slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name })
-	if i < 0 {
+	if i < 0 { // a user's policy, or an unknown name
 		return "", false
 	}
 	advice = builtins[i].advice

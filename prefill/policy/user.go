@@ -139,7 +139,7 @@ func compile(name string, d Definition) (*user, error) {
 	default:
 		bad("objective", fmt.Sprintf("%q is none; write min or max", d.Objective))
 	}
-	if d.TieBreak == nil {
+	if d.TieBreak == nil { // an empty list, in contrast, leaves no tie-break but the hash
 		u.ties = cacheAwareTies
 	}
 	for i, text := range d.TieBreak {
@@ -176,11 +176,11 @@ func compileExpression(text string, result expr.Option) (*vm.Program, *Definitio
 	if err != nil {
 		return nil, wrap(err)
 	}
-	var g nodeChecker
-	ast.Walk(&tree.Node, &g)
-	if g.refused != nil {
+	var checker nodeChecker
+	ast.Walk(&tree.Node, &checker)
+	if checker.refused != nil {
 		return nil, errorAt(fmt.Sprintf("%s is not for expressions here; they have numbers, the indicators, arithmetic, comparisons, "+
-			"?: and %s", g.what, strings.Join(functions, ", ")), g.refused.Location())
+			"?: and %s", checker.what, strings.Join(functions, ", ")), checker.refused.Location())
 	}
 	options := []expr.Option{expr.Env(&Indicators{}), result, expr.MaxNodes(maxNodes), expr.DisableAllBuiltins()}
 	for _, name := range functions {
@@ -209,7 +209,7 @@ func (g *nodeChecker) Visit(node *ast.Node) {
 	what := ""
 	switch n := (*node).(type) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.ConditionalNode:
-	case *ast.IdentifierNode:
+	case *ast.IdentifierNode: // an indicator; expr.Compile refuses unknown names
 	case *ast.UnaryNode:
 		if !slices.Contains(operators, n.Operator) {
 			what = n.Operator
@@ -229,7 +229,7 @@ func (g *nodeChecker) Visit(node *ast.Node) {
 	default:
 		what = "this"
 	}
-	if what != "" && g.refused == nil {
+	if what != "" && g.refused == nil { // what names the part that is not allowed, for the error
 		g.refused, g.what = *node, what
 	}
 }
@@ -278,7 +278,7 @@ func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 	anyPassed := false
 	for i := range candidates {
 		result, err := r.machine.Run(r.filter, &candidates[i].Indicators)
-		passed := err != nil || result == true
+		passed := err != nil || result == true // a filter that fails must not exclude a candidate
 		anyPassed = anyPassed || passed
 		r.passed = append(r.passed, passed)
 	}
@@ -288,7 +288,10 @@ func (p *Policy) applyFilter(candidates []Engine) (skipped bool) {
 
 // passes reports whether candidate i passes the user's filter. Without a filter every candidate passes.
 func (p *Policy) passes(i int) bool {
-	return p.user == nil || p.user.filter == nil || p.user.ignored || p.user.passed[i]
+	if p.user == nil || p.user.filter == nil || p.user.ignored {
+		return true
+	}
+	return p.user.passed[i]
 }
 
 // evaluate is the user's score for a candidate, with the sign changed if larger is better; NaN if the expression fails.
@@ -297,7 +300,7 @@ func (r *run) evaluate(i *Indicators) float64 {
 	if err != nil {
 		return math.NaN()
 	}
-	s, ok := v.(float64)
+	s, ok := v.(float64) // compile demands a number
 	if !ok {
 		return math.NaN()
 	}

@@ -175,17 +175,18 @@ const roundDepth, keysDepth, modelDepth = 64, 128, 4
 // Next is the first request that may still be served in this round and was not deferred in it; nil: the round is over.
 func (q *Queue[T]) Next() (first *Item[T]) {
 	for _, mq := range q.modelQueues {
-		ownDeferrals := 0
-		if mq.deferredIn == q.round { // in another round, mq.deferrals is the count of an earlier round
-			ownDeferrals = mq.deferrals
+		deferredHere := 0
+		if mq.deferredIn == q.round { // otherwise mq.deferrals is the count of an earlier round
+			deferredHere = mq.deferrals
 		}
-		onlyUndeferredFlows := q.deferrals >= roundDepth && ownDeferrals >= modelDepth
+		onlyUndeferredFlows := q.deferrals >= roundDepth && deferredHere >= modelDepth
 		searchedEnough := onlyUndeferredFlows && q.deferrals >= keysDepth
 		if mq.closedIn == q.round || searchedEnough {
 			continue
 		}
 		placesFree := q.placesFree && mq.onlyRetriesIn != q.round // false: only retries are considered
-		if item := mq.firstNotDeferred(q.round, placesFree, onlyUndeferredFlows); item != nil && (first == nil || item.before(first)) {
+		item := mq.firstNotDeferred(q.round, placesFree, onlyUndeferredFlows)
+		if item != nil && (first == nil || item.before(first)) {
 			first = item
 		}
 	}
@@ -204,7 +205,7 @@ func (i *Item[T]) Defer() {
 	i.deferredIn = round
 	if i.flowQueue != nil {
 		i.flowQueue.deferredIn = round
-	} else {
+	} else { // only retries wait outside of a flow queue
 		mq.retryDeferredIn = round
 	}
 	mq.deferrals++
@@ -223,7 +224,8 @@ func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
 	}
-	if i.Target == "" || i.modelQueue.deferredIn != round { // deferredTargets lists only requests with a target, and is stale in a later round
+	listIsStale := i.modelQueue.deferredIn != round // then deferredTargets is of an earlier round
+	if i.Target == "" || listIsStale {
 		return false
 	}
 	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
@@ -238,6 +240,7 @@ func (mq *ModelQueue[T]) CloseForRound() { mq.closedIn = mq.queue.round }
 // before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
 // priority, retry before first attempt, deadline, turn of the key, age.
 func (i *Item[T]) before(other *Item[T]) bool {
+	bothTakeTurns := i.flowQueue != nil && other.flowQueue != nil // retries do not
 	switch {
 	case i.Priority != other.Priority:
 		return i.Priority > other.Priority
@@ -245,7 +248,7 @@ func (i *Item[T]) before(other *Item[T]) bool {
 		return i.HasPlace
 	case !i.Deadline.Equal(other.Deadline):
 		return i.hasEarlierDeadline(other)
-	case i.flowQueue != nil && other.flowQueue != nil && i.flowQueue.nextTurn != other.flowQueue.nextTurn:
+	case bothTakeTurns && i.flowQueue.nextTurn != other.flowQueue.nextTurn:
 		return i.flowQueue.nextTurn < other.flowQueue.nextTurn
 	}
 	return i.olderThan(other)
@@ -351,19 +354,19 @@ func (mq *ModelQueue[T]) Add(item *Item[T]) {
 	if fq.items.Len() == 1 {
 		heap.Push(&mq.byTurn, fq)
 		heap.Push(&mq.byDisplacement, fq)
-	} else {
+	} else { // its first request and its length may have changed
 		heap.Fix(&mq.byTurn, fq.turnIndex)
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
 }
 
-// addToCounts adds a request to the model queue's counts if n is 1, and subtracts it if n is -1.
-func (mq *ModelQueue[T]) addToCounts(item *Item[T], n int) {
-	mq.firstAttempts += n
+// addToCounts adds a first attempt to the model queue's counts if sign is 1, and subtracts it if sign is -1.
+func (mq *ModelQueue[T]) addToCounts(item *Item[T], sign int) {
+	mq.firstAttempts += sign
 	if item.Priority == Batch {
-		mq.batch += n
+		mq.batch += sign
 	} else {
-		mq.tokens += int64(n * item.Tokens)
+		mq.tokens += int64(sign * item.Tokens)
 	}
 }
 
@@ -383,7 +386,7 @@ func (mq *ModelQueue[T]) flowQueueOf(f *flow[T]) *flowQueue[T] {
 func (i *Item[T]) Remove() bool {
 	mq := i.modelQueue
 	if i.HasPlace {
-		if i.retriesIndex < 0 {
+		if i.retriesIndex < 0 { // the retry does not wait any more
 			return false
 		}
 		heap.Remove(&mq.retries, i.retriesIndex)
@@ -392,7 +395,7 @@ func (i *Item[T]) Remove() bool {
 		return true
 	}
 	fq := i.flowQueue
-	if fq == nil {
+	if fq == nil { // the request does not wait any more
 		return false
 	}
 	if fq.items.Len() == 1 { // before the item leaves, because the heaps compare the first items
@@ -405,7 +408,7 @@ func (i *Item[T]) Remove() bool {
 	if !i.pinned {
 		fq.displaceable--
 	}
-	if fq.items.Len() > 0 {
+	if fq.items.Len() > 0 { // its first request and its length may have changed
 		heap.Fix(&mq.byTurn, fq.turnIndex)
 		heap.Fix(&mq.byDisplacement, fq.displacementIndex)
 	}
@@ -425,13 +428,13 @@ func (i *Item[T]) InFlowQueue() bool { return i.flowQueue != nil }
 // MarkServed notes that the request is served. The tokens of its prompt delay the next turn of its key, in the model queues of all
 // models. MarkServed must be called before Remove.
 func (i *Item[T]) MarkServed() {
-	if i.flowQueue == nil {
+	if i.flowQueue == nil { // a retry: its key has used its turn at the first attempt
 		return
 	}
 	f := i.flowQueue.flow
 	f.class.virtualTime = max(f.class.virtualTime, f.nextTurn)
 	f.nextTurn += int64(max(1, i.Tokens))
-	for _, fq := range f.queues {
+	for _, fq := range f.queues { // the key's turn has moved in each of them
 		heap.Fix(&fq.modelQueue.byTurn, fq.turnIndex)
 	}
 }
@@ -453,7 +456,7 @@ func (q *Queue[T]) NextDeadline() *Item[T] {
 // Pin keeps the request in the model queue: it can no longer be displaced, and NextDeadline no longer returns it. Its deadline
 // still decides its position in the queue.
 func (i *Item[T]) Pin() {
-	if i.flowQueue == nil || i.pinned {
+	if i.flowQueue == nil || i.pinned { // a retry is never displaced, and a request that was removed does not wait
 		return
 	}
 	i.pinned = true
@@ -465,13 +468,13 @@ func (i *Item[T]) Pin() {
 // MakeRoom displaces requests until the model queue has room for n more of a priority and key. limit is how many requests may
 // wait in the model queue, without retries. If displacing cannot make enough room, none is displaced and ok is false.
 func (mq *ModelQueue[T]) MakeRoom(priority int, key string, n, limit int) (displaced []*Item[T], ok bool) {
-	ownWaiting := mq.waitingOf(priority, key) + n
-	over := mq.firstAttempts + n - limit
-	if priority == Batch {
-		over = max(over, mq.batch+n-MaxBatch(limit))
+	lengthOfKey := mq.waitingOf(priority, key) + n
+	excess := mq.firstAttempts + n - limit
+	if priority == Batch { // batch requests have a limit of their own, too
+		excess = max(excess, mq.batch+n-MaxBatch(limit))
 	}
-	for ; over > 0; over-- {
-		item := mq.toDisplace(priority, key, ownWaiting)
+	for ; excess > 0; excess-- {
+		item := mq.toDisplace(priority, key, lengthOfKey)
 		if item == nil {
 			for _, removed := range displaced { // there is not enough room: put the removed requests back
 				mq.Add(removed)
@@ -489,9 +492,9 @@ func MaxBatch(limit int) int { return max(1, limit/2) }
 
 // toDisplace is the request that leaves a full model queue to make room for a new request with this priority and key; nil: there
 // is none. It is the last displaceable request of the flow queue that comes first in byDisplacement. A flow queue of a higher
-// priority loses no request. A flow queue of the same priority loses one only if it is longer than ownWaiting, which is the length
-// of the new request's flow queue with all new requests.
-func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *Item[T] {
+// priority loses no request. A flow queue of the same priority loses one only if it is longer than lengthOfKey, which is the length
+// of the new request's own flow queue with all new requests.
+func (mq *ModelQueue[T]) toDisplace(priority int, key string, lengthOfKey int) *Item[T] {
 	if mq.byDisplacement.Len() == 0 {
 		return nil
 	}
@@ -499,10 +502,10 @@ func (mq *ModelQueue[T]) toDisplace(priority int, key string, ownWaiting int) *I
 	switch {
 	case fq.displaceable == 0, fq.priority > priority:
 		return nil
-	case fq.priority == priority && (fq.key == key || fq.items.Len() <= ownWaiting):
+	case fq.priority == priority && (fq.key == key || fq.items.Len() <= lengthOfKey):
 		return nil
 	}
-	element := fq.items.Back()
+	element := fq.items.Back() // the request that would be served last
 	for element.Value.(*Item[T]).pinned {
 		element = element.Prev()
 	}

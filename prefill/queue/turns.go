@@ -41,14 +41,14 @@ func (fq *flowQueue[T]) first() *Item[T] { return fq.items.Front().Value.(*Item[
 
 // insert adds a request to the flow queue, at its position by deadline and arrival.
 func (fq *flowQueue[T]) insert(item *Item[T]) {
-	before := fq.items.Back() // searches from the end, because nearly every new request belongs there
-	for before != nil && item.beforeInFlow(before.Value.(*Item[T])) {
-		before = before.Prev()
+	previous := fq.items.Back() // searches from the end, because nearly every new request belongs there
+	for previous != nil && item.beforeInFlow(previous.Value.(*Item[T])) {
+		previous = previous.Prev()
 	}
-	if before == nil {
+	if previous == nil {
 		item.element = fq.items.PushFront(item)
 	} else {
-		item.element = fq.items.InsertAfter(item, before)
+		item.element = fq.items.InsertAfter(item, previous)
 	}
 	item.flowQueue = fq
 	if !item.pinned {
@@ -61,7 +61,7 @@ func (fq *flowQueue[T]) insert(item *Item[T]) {
 // a key that fills the queue gives way to other keys. A flow queue without displaceable requests comes last.
 func (fq *flowQueue[T]) displacedBefore(other *flowQueue[T]) bool {
 	switch {
-	case (fq.displaceable == 0) != (other.displaceable == 0):
+	case (fq.displaceable == 0) != (other.displaceable == 0): // only one of them can lose a request
 		return other.displaceable == 0
 	case fq.priority != other.priority:
 		return fq.priority < other.priority
@@ -97,16 +97,19 @@ func (fq *flowQueue[T]) leaveFlow() {
 	f, c := fq.flow, fq.class
 	i := slices.Index(f.queues, fq)
 	f.queues = slices.Delete(f.queues, i, i+1)
-	if len(f.queues) == 0 && f.nextTurn <= c.virtualTime {
+	if f.isUnneeded() {
 		delete(c.flows, f.key)
 	}
 	if len(c.flows) < c.sweepAt {
 		return
 	}
 	for key, f := range c.flows {
-		if len(f.queues) == 0 && f.nextTurn <= c.virtualTime {
+		if f.isUnneeded() {
 			delete(c.flows, key)
 		}
 	}
-	c.sweepAt = max(firstSweep, 2*len(c.flows))
+	c.sweepAt = max(firstSweep, 2*len(c.flows)) // so that sweeps stay rare, however many flows are needed
 }
+
+// isUnneeded reports whether no request of the key waits, and its nextTurn has passed, so that a new flow would be the same.
+func (f *flow[T]) isUnneeded() bool { return len(f.queues) == 0 && f.nextTurn <= f.class.virtualTime }

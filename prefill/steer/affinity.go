@@ -54,21 +54,21 @@ func (a *Affinity) Keep(key uint64, eligible []policy.Engine, now time.Time) (at
 	if a == nil || key == 0 {
 		return 0, ""
 	}
-	last := a.lastCandidate(key, now)
-	if last == "" {
+	lastCandidate := a.lastCandidate(key, now)
+	if lastCandidate == "" {
 		return 0, New
 	}
-	at, sum := -1, 0.0
+	at, totalBS := -1, 0.0
 	for i := range eligible {
-		sum += eligible[i].BS
-		if eligible[i].ID == last {
+		totalBS += eligible[i].BS
+		if eligible[i].ID == lastCandidate {
 			at = i
 		}
 	}
 	if at < 0 {
 		return 0, Gone
 	}
-	if !withinLoad(eligible[at].BS, sum, len(eligible), a.loadFactor) {
+	if !withinLoad(eligible[at].BS, totalBS, len(eligible), a.loadFactor) {
 		return 0, Overloaded
 	}
 	return at, Kept
@@ -90,7 +90,7 @@ func (a *Affinity) Record(key uint64, candidate string, now time.Time) {
 	e := a.byKey[key]
 	if e == nil {
 		if len(a.byKey) >= a.maxSessions {
-			a.drop(a.byUse.Back())
+			a.drop(a.byUse.Back()) // the least recently used session
 		}
 		e = a.byUse.PushFront(&session{key: key})
 		a.byKey[key] = e
@@ -118,8 +118,8 @@ func (a *Affinity) drop(e *list.Element) {
 	delete(a.byKey, a.byUse.Remove(e).(*session).key)
 }
 
-// withinLoad reports whether a candidate with a batch of bs may take one more request: with it, the candidate must have at
-// most factor times its even share. sum is the sum of the batches of all n eligible candidates.
-func withinLoad(bs, sum float64, n int, factor float64) bool {
-	return bs+1 <= math.Ceil(factor*(sum+1)/float64(n))
+// withinLoad reports whether a candidate with a batch of bs requests may take one more: with it, the candidate must have at most factor
+// times its even share of all requests. totalBS is the sum of the batches of all n eligible candidates.
+func withinLoad(bs, totalBS float64, n int, factor float64) bool {
+	return bs+1 <= math.Ceil(factor*(totalBS+1)/float64(n))
 }

@@ -71,13 +71,15 @@ type window struct {
 	sum        int
 }
 
-// advance advances the window to a bucket, and drops the counts of buckets that have left it.
+// advance advances the window to a bucket, and drops the counts of buckets that have left it. An earlier bucket than the newest one changes
+// nothing, unless it is earlier by more than the window.
 func (w *window) advance(to int64) {
 	if to < w.lastBucket-windowBuckets { // the wall clock was set back far, so that the counted requests lie in the future
 		*w = window{lastBucket: to}
 	}
-	for n := max(w.lastBucket, to-windowBuckets) + 1; n <= to; n++ {
-		w.sum -= w.counts[n%windowBuckets]
+	firstNew := max(w.lastBucket, to-windowBuckets) + 1 // of more than windowBuckets new buckets, the last ones overwrite all counts
+	for n := firstNew; n <= to; n++ {
+		w.sum -= w.counts[n%windowBuckets] // of the bucket that is windowBuckets older
 		w.counts[n%windowBuckets] = 0
 	}
 	w.lastBucket = max(w.lastBucket, to)
@@ -132,12 +134,7 @@ func (h *Hotspots) CountRequest(now time.Time, hash uint64) {
 func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	c := &hotClass{hash: hash, watchedSince: bucket, state: OK}
 	if len(h.classes) >= h.maxClasses {
-		var least *hotClass
-		for _, other := range h.classes {
-			if least == nil || cmp.Or(cmp.Compare(other.keepPriority(bucket), least.keepPriority(bucket)), cmp.Compare(other.hash, least.hash)) < 0 {
-				least = other
-			}
-		}
+		least := h.leastFrequent(bucket)
 		c.inheritedPriority = least.keepPriority(bucket)
 		h.setState(least, OK, now)
 		delete(h.classes, least.hash)
@@ -146,11 +143,22 @@ func (h *Hotspots) watch(hash uint64, bucket int64, now time.Time) *hotClass {
 	return c
 }
 
+// leastFrequent returns the class with the lowest keepPriority. Of equal ones it is the class with the lowest hash, so that the order of
+// the map does not decide.
+func (h *Hotspots) leastFrequent(bucket int64) (least *hotClass) {
+	for _, c := range h.classes {
+		if least == nil || cmp.Or(cmp.Compare(c.keepPriority(bucket), least.keepPriority(bucket)), cmp.Compare(c.hash, least.hash)) < 0 {
+			least = c
+		}
+	}
+	return least
+}
+
 // keepPriority decides which class is kept or replaced: the number of the class's requests in the window. Until the class has been
 // watched for as long as the window, its inherited priority is added.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
-	if bucket-c.watchedSince < windowBuckets {
+	if isNew := bucket-c.watchedSince < windowBuckets; isNew {
 		return c.requests.sum + c.inheritedPriority
 	}
 	return c.requests.sum
@@ -162,7 +170,7 @@ func (c *hotClass) keepPriority(bucket int64) int {
 // RecordScores begins a filter.
 func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) State {
 	c := h.classes[hash]
-	if c == nil {
+	if c == nil { // the class is not watched
 		return OK
 	}
 	bucket := bucketOf(now)
@@ -175,7 +183,7 @@ func (h *Hotspots) UpdateState(now time.Time, hash uint64, holders, others int) 
 	canMove := holders >= 1 && others >= 1 // the class has holders to avoid, and other candidates to use
 	hot := all >= minRequests && canMove && overloaded
 	switch {
-	case !hot, c.filterOver(now):
+	case !hot, c.filterOver(now): // after a filter, a class that is still hot is alarmed again at its next request
 		h.setState(c, OK, now)
 	case c.state == OK:
 		h.setState(c, Alarm, now)
@@ -193,7 +201,7 @@ func (c *hotClass) filterOver(now time.Time) bool {
 // is kept off its holders from then on (State Filter). RecordScores returns the state of the class.
 func (h *Hotspots) RecordScores(now time.Time, hash uint64, bestHolder, bestOther float64) State {
 	c := h.classes[hash]
-	if c == nil || c.state != Alarm {
+	if c == nil || c.state != Alarm { // scores decide only during an alarm
 		return h.stateOf(hash)
 	}
 	if !(bestHolder <= bestOther) { // negated, so that a NaN score ends the row, too
@@ -224,7 +232,7 @@ func (h *Hotspots) setState(c *hotClass, to State, now time.Time) {
 	h.changes = append(h.changes,
 		Change{Class: c.hash, To: to, Share: float64(c.requests.sum) / float64(max(1, h.Requests())), Holders: c.holders, K: c.holderWins})
 	c.state = to
-	if to == OK {
+	if to == OK { // the next alarm counts from the beginning
 		c.holderWins = 0
 	}
 }

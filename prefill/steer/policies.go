@@ -69,7 +69,7 @@ func (p *Policies) Named(spec string) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(p.parsed) >= maxParsedPolicies {
+	if len(p.parsed) >= maxParsedPolicies { // drops them all: each is parsed again when a request names it
 		clear(p.parsed)
 	}
 	p.parsed[spec] = parsed
