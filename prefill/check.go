@@ -93,25 +93,28 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 // checkPolicies compiles the user's policies and parses the configured policy. It reports the line and the column of a wrong
 // expression.
 func (c *Config) checkPolicies(bad func(key, format string, args ...any)) {
-	if c.Work != "tokens" && c.Work != "vllm-ascend" {
+	switch {
+	case c.Work == "tokens":
+	case c.Work != "vllm-ascend":
 		bad("work", "%q weighs nothing; write tokens or vllm-ascend", c.Work)
-	} else if c.Work != "tokens" && c.Policy != "least-tokens" {
+	case c.Policy != "least-tokens": // no other policy reads the weights of vllm-ascend
 		bad("work", "only policy least-tokens weighs work, and the policy is %s; remove it, or write policy: least-tokens", c.Policy)
 	}
 	library, err := policy.NewLibrary(c.Policies)
 	if err != nil {
-		for _, err := range flatten(err) {
-			var wrong *policy.DefinitionError
-			if !errors.As(err, &wrong) {
-				bad("policies", "%v", err)
+		for _, mistake := range flatten(err) {
+			var inDefinition *policy.DefinitionError
+			if !errors.As(mistake, &inDefinition) {
+				bad("policies", "%v", mistake)
 				continue
 			}
-			key := strings.TrimSuffix("policies."+wrong.Policy+"."+wrong.Key, ".name") // a bad name is reported at the policy itself
-			bad(key, "%s", wrong.Where())
+			key := "policies." + inDefinition.Policy + "." + inDefinition.Key
+			key = strings.TrimSuffix(key, ".name") // a bad name is reported at the policy itself
+			bad(key, "%s", inDefinition.Where())
 		}
 		return
 	}
-	library.ForServing = c.Clock == nil
+	library.ForServing = c.Clock == nil // a simulation may use every policy
 	if _, err := library.Parse(c.Policy); err != nil {
 		bad("policy", "%v", err)
 	}

@@ -96,9 +96,9 @@ func (d *chooser) trace(p *policy.Policy, chosen int, reason string, byPolicy bo
 	return trace
 }
 
-// recordChoice records in the metrics how the candidate of a lease was chosen, and returns the reason in one word. affinity is the
-// outcome of session affinity, such as steer.Kept; it is empty for a request without a session. hotspot is the state of the
-// request's class. eligible is the number of candidates that passed the filters.
+// recordChoice records in the metrics how the candidate of a lease was chosen, and returns the reason in one word: the first one below that
+// applies, or "policy". affinity is the outcome of session affinity, such as steer.Kept; it is empty for a request without a session.
+// hotspot is the state of the request's class. eligible is the number of candidates that passed the filters.
 func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, hotspot steer.State, eligible int) (reason string) {
 	reason = "policy"
 	switch {
@@ -117,7 +117,7 @@ func (d *chooser) recordChoice(l *Lease, choice policy.Choice, affinity string, 
 	if choice.FilterSkipped { // no candidate passed the policy's own filter
 		d.metrics.filterSkipped.WithLabelValues(filterPolicy).Inc()
 	}
-	if affinity != "" {
+	if affinity != "" { // empty: there was no outcome to count
 		d.metrics.affinity.WithLabelValues(affinity).Inc()
 	}
 	if hotspot == steer.Filter { // the request was kept off the engines that hold its prefix
@@ -307,7 +307,7 @@ func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return c.NoDecodeRank })
 }
 
-// filterGate removes, in place, the candidates whose KV gate lets no probe pass.
+// filterGate removes, in place, the candidates whose KV gate lets no probe pass, because their KV cache is too full.
 func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 	return slices.DeleteFunc(candidates, func(c *candidate) bool {
 		open, _ := c.load.MayPass(d.now)

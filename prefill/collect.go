@@ -22,13 +22,13 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(newTokensDesc, float64(c.QueuedNewTokens), c.ID)
 		out.gauge(gateDesc, boolGauge(c.GateOpen), c.ID)
 		out.count(missesDesc, float64(c.missed), c.ID)
-		if c.CapacityTokens > 0 {
+		if c.CapacityTokens > 0 { // otherwise the share of the capacity is not known
 			out.gauge(usageDesc, c.OwnUsage, c.ID, "own")
 		}
-		if c.ScrapedUsage != nil {
+		if c.ScrapedUsage != nil { // nil: the engine's gauge cannot be read
 			out.gauge(usageDesc, *c.ScrapedUsage, c.ID, "scraped")
 		}
-		for p := ledger.Pooled; p < ledger.Phases; p++ {
+		for p := ledger.Pooled; p < ledger.Phases; p++ { // the phases in which there is a hand-off
 			out.gauge(heldDesc, float64(c.sums.Tokens[p]), c.ID, p.String())
 			handoffs[p] += c.sums.Leases[p]
 		}

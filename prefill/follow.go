@@ -26,7 +26,7 @@ func (w watcher) updateStreams() {
 		}
 	}
 	for c, source := range wanted {
-		if _, ok := w.streams[c]; ok {
+		if _, running := w.streams[c]; running {
 			continue
 		}
 		w.lock()
@@ -94,7 +94,7 @@ func (s *Scheduler) ForgetPrefixes(id string) bool {
 	if id == "" {
 		s.cache.Reset()
 		for _, c := range s.candidates {
-			c.cache.DropAll()
+			c.cache.DropAll() // also makes a stream name the engine's blocks again
 		}
 		return true
 	}

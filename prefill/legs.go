@@ -31,9 +31,9 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 	if err == nil {
 		return tickets, nil
 	}
-	for _, k := range tickets { // without the scheduler's lock, because Lease.Release and Places.Release may take it
-		if k.lease != nil {
-			k.lease.Release()
+	for _, served := range tickets { // without the scheduler's lock, because Lease.Release and Places.Release may take it
+		if served.lease != nil {
+			served.lease.Release()
 			if s.cfg.Places != nil {
 				s.cfg.Places.Release()
 			}

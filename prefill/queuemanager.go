@@ -55,7 +55,8 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 // tryAtOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	if m.queue.AnyServable(!r.HasPlace) { // only other retries come before a retry, which has its place in the pool
+	firstAttemptsCount := !r.HasPlace // only other retries come before a retry, which has its place in the pool
+	if m.queue.AnyServable(firstAttemptsCount) {
 		return nil, nil
 	}
 	qm.queue.StartRound()
@@ -69,7 +70,7 @@ func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Leas
 		qm.dropModelIfEmpty(m)
 		return nil, qm.deadlineError(r)
 	}
-	return lease, nil
+	return lease, nil // nil for any other reason: the request waits
 }
 
 // makeRoomOrRefuse makes room in the queue for n requests like this one, for which it may displace waiting ones. An error says why
@@ -190,7 +191,7 @@ func (qm *queueManager) serveWaiters() {
 	for item := qm.queue.Next(); item != nil; item = qm.queue.Next() {
 		w := item.Value
 		m := qm.models[w.Model]
-		if err := qm.checkServable(m.name); err != nil && !w.remoteMayServe() {
+		if err := qm.checkServable(m.name); err != nil && !w.remoteMayServe() { // neither this region nor another one can serve the model now
 			qm.finishWaiter(m, w, nil, err)
 			continue
 		}
@@ -262,12 +263,12 @@ func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 // may also allow a trial, an engine begin to count as stalled, or a prompt whose decode rank is chosen first be sent ahead.
 func (qm *queueManager) nextWake() (next time.Time) {
 	consider := func(at time.Time) {
-		if at.After(qm.now) && (next.IsZero() || at.Before(next)) {
+		if at.After(qm.now) && (next.IsZero() || at.Before(next)) { // a time that has passed brings nothing new
 			next = at
 		}
 	}
-	if e := qm.queue.NextDeadline(); e != nil {
-		consider(e.Deadline)
+	if item := qm.queue.NextDeadline(); item != nil {
+		consider(item.Deadline)
 	}
 	if at, ok := qm.ledger.NextExpiry(); ok {
 		consider(at)

@@ -91,7 +91,7 @@ func (s *state) passedByRoundRobin() map[string][]*candidate {
 	passed := map[string][]*candidate{}
 	for name, m := range s.models {
 		for _, c := range m.candidates {
-			if c.order <= m.cursor {
+			if c.order <= m.cursor { // never with cursor -1: none was chosen yet
 				passed[name] = append(passed[name], c)
 			}
 		}
@@ -154,7 +154,7 @@ func (s *state) checkServable(name string) error {
 	m := s.models[name]
 	switch {
 	case m == nil || len(m.candidates) == 0:
-		if s.modelsUnknown {
+		if s.modelsUnknown { // an engine may still name this model
 			return fmt.Errorf("%w for model %q: its engines have not named their models yet; check engines.prefill and their /v1/models",
 				ErrUnavailable, name)
 		}

@@ -17,18 +17,18 @@ func (s *Scheduler) Run(ctx context.Context) {
 	defer wg.Wait()
 	w := watcher{s, map[*candidate]cache.Feed{}}
 	defer w.stopStreams()
-	running := map[*candidate]context.CancelFunc{}
-	var current ScrapeConfig
+	running := map[*candidate]context.CancelFunc{} // the loops that scrape one candidate each
+	var runningSettings ScrapeConfig
 	for {
 		w.updateStreams()
 		wanted, settings := w.scrapeTargets()
 		for c, stop := range running {
-			if !wanted[c] || settings != current { // a running loop cannot change its settings: it is stopped, and started again below
+			if !wanted[c] || settings != runningSettings { // a loop cannot change its settings: it is stopped, and started again below
 				stop()
 				delete(running, c)
 			}
 		}
-		current = settings
+		runningSettings = settings
 		for c := range wanted {
 			if running[c] == nil {
 				scrapeCtx, stop := context.WithCancel(ctx)
@@ -37,7 +37,7 @@ func (s *Scheduler) Run(ctx context.Context) {
 			}
 		}
 		select {
-		case <-s.changed:
+		case <-s.changed: // the candidates or the settings: look at them again
 		case <-ctx.Done():
 			for _, stop := range running {
 				stop()
@@ -49,11 +49,11 @@ func (s *Scheduler) Run(ctx context.Context) {
 
 // scrapeTargets returns the candidates to scrape, none if scraping is switched off, and the settings. A group of ranks that prefill and
 // decode (Aggregated) is not scraped: it is no single engine, and has no KV gate that gauges could close.
-func (w watcher) scrapeTargets() (map[*candidate]bool, ScrapeConfig) {
+func (w watcher) scrapeTargets() (targets map[*candidate]bool, settings ScrapeConfig) {
 	w.lock()
 	defer w.unlock()
-	targets := map[*candidate]bool{}
-	if w.cfg.Scrape.Interval == 0 {
+	targets = map[*candidate]bool{}
+	if w.cfg.Scrape.Interval == 0 { // scraping is switched off
 		return targets, w.cfg.Scrape
 	}
 	for _, c := range w.candidates {

@@ -89,7 +89,7 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 		switch {
 		case a.configured == b.configured:
 			return a.order - b.order
-		case a.configured:
+		case a.configured: // b was removed, and comes last
 			return -1
 		}
 		return 1
@@ -97,7 +97,7 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	audit := s.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		audit.Drift -= int64(c.load.HeldPrompts())
+		audit.Drift -= int64(c.load.HeldPrompts()) // these charges are not released yet, and so are no drift
 		all = append(all, s.choose.describeCandidate(c))
 	}
 	return all, audit
@@ -217,7 +217,7 @@ func (s *Scheduler) Overview() Overview {
 	defer s.unlock()
 	o.Policy = s.overrides.Default().String()
 	o.Policies = s.overrides.Names()
-	o.Waiting = s.queue.Len() - s.queue.ByPriority()[queue.Batch]
+	o.Waiting = s.queue.Len() - s.queue.ByPriority()[queue.Batch] // Len counts batch requests, too
 	for _, learned := range s.fit.All() {
 		fitted, known := s.fit.Latency(learned.Model, learned.Hardware)
 		o.Lines = append(o.Lines,

@@ -36,8 +36,8 @@ var accuracyDecay = math.Exp2(-1 / accuracyHalfLife)
 // add counts one answer. prompt is the length of the prompt, predicted the predicted hit and actual the hit that the
 // engine found, all in tokens.
 func (a *Accuracy) add(prompt, predicted, actual float64) {
-	for _, v := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
-		*v *= accuracyDecay
+	for _, sum := range []*float64{&a.answers, &a.prompt, &a.predicted, &a.actual, &a.over, &a.under} {
+		*sum *= accuracyDecay // so that older answers count less
 	}
 	a.answers++
 	a.prompt += prompt

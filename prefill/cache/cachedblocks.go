@@ -103,7 +103,7 @@ func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slo
 // EngineRestarted drops the candidate's blocks, because its engine may have restarted. Blocks from precise KV events stay,
 // because the stream notices a restart by itself. Blocks of bytes, which no event names, are always dropped.
 func (b *CachedBlocks) EngineRestarted(now time.Time) {
-	if b.Mode(now) != Precise {
+	if b.Mode(now) != Precise { // no reliable events would show the restart
 		b.DropAll()
 		return
 	}
@@ -172,7 +172,7 @@ func (b *CachedBlocks) DropLearnedFromAnswers() {
 	if b.learnedFromAnswers {
 		b.learnedFromAnswers = false
 		b.cache.index.Clear(b.slots[byTokens].handle, index.Removed)
-		b.stream.Resync()
+		b.stream.Resync() // the stream passes on again what its events have named
 	}
 }
 

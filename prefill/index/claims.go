@@ -158,7 +158,7 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 	if entry != 0 && x.cfg.Evict == LeastRecent {
 		x.useOrder.touch(x.useLinks, entry) // marks the entry as used, so that the loop below does not evict it first
 	}
-	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes {
+	for x.bytes()+x.costOn(entry) > x.cfg.MaxBytes { // one more claim does not fit into the index
 		x.evictEntry(x.useOrder.oldest)
 		entry = x.table.find(k, x.keys) // 0 if k's own entry was evicted
 	}

@@ -51,7 +51,7 @@ func (x *Index) inUse(w int) (word uint64) {
 // Insert notes that the slot's engine holds the blocks. Of a prompt with more blocks than the slot's capacity, only the first ones
 // are kept.
 func (x *Index) Insert(s Slot, keys []Key) {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return
 	}
 	keys = x.slots[s.N].fitting(keys)
@@ -65,7 +65,7 @@ func (x *Index) Insert(s Slot, keys []Key) {
 // Remove notes that the slot's engine no longer holds a block. The blocks behind it cannot be used without it, but they
 // stay in the index, because the engine may store the block again.
 func (x *Index) Remove(s Slot, k Key) {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return
 	}
 	n := x.lookUp(s.N, k)
@@ -83,7 +83,7 @@ func (x *Index) Remove(s Slot, k Key) {
 // its cache. It returns the number of dropped claims. A Confirm for the same probe may then add the blocks again, because
 // the probe's prefill has computed them.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return 0
 	}
 	for i := len(keys) - 1; i >= max(cached, 0); i-- { // from the last block to the first one that was not found

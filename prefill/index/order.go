@@ -12,7 +12,7 @@ func (o *order) push(links []link, n uint32) {
 	links[n] = link{older: o.newest}
 	if o.newest != 0 {
 		links[o.newest].newer = n
-	} else {
+	} else { // the list was empty
 		o.oldest = n
 	}
 	o.newest = n
@@ -23,12 +23,12 @@ func (o *order) remove(links []link, n uint32) {
 	l := links[n]
 	if l.newer != 0 {
 		links[l.newer].older = l.older
-	} else {
+	} else { // n was the newest
 		o.newest = l.older
 	}
 	if l.older != 0 {
 		links[l.older].newer = l.newer
-	} else {
+	} else { // n was the oldest
 		o.oldest = l.newer
 	}
 }

@@ -28,7 +28,7 @@ func (x *Index) Add(id string, capacity int) Slot {
 // SetCapacity sets the number of blocks that the candidate's engine can hold; 0: no bound. If the slot has more blocks,
 // the least recently used ones are dropped.
 func (x *Index) SetCapacity(s Slot, blocks int) {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return
 	}
 	at := &x.slots[s.N]
@@ -41,11 +41,11 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 // Clear drops all blocks of a slot, because its engine restarted or emptied its cache, or because its KV events had a gap.
 // Speculations of the slot's probes in flight have no effect any more.
 func (x *Index) Clear(s Slot, why Reason) {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return
 	}
 	at := &x.slots[s.N]
-	at.clearCount++
+	at.clearCount++ // the slot's speculations see by it that their claims are gone
 	for at.held > 0 {
 		x.dropClaim(at.recent.oldest, why)
 	}
@@ -62,7 +62,7 @@ func (x *Index) Delete(s Slot) {
 
 // Held is the number of blocks that the slot's engine holds, as far as the index knows.
 func (x *Index) Held(s Slot) int {
-	if !x.isCurrent(s) {
+	if !x.isCurrent(s) { // the candidate was removed
 		return 0
 	}
 	return x.slots[s.N].held

@@ -55,7 +55,7 @@ func (t *table) insertCell(cell uint64) {
 	t.cells[i] = cell
 }
 
-// grow doubles the number of cells.
+// grow doubles the number of cells, and puts each cell in its new place.
 func (t *table) grow() {
 	old := t.cells
 	t.cells = make([]uint64, max(leastCells, 2*len(old)))

@@ -70,8 +70,8 @@ func newDecoder() *decoder {
 	return d
 }
 
-// decodeBatch reads a payload and calls visit for each event, in order. After an error, visit was called for the events
-// before it.
+// decodeBatch reads a payload and calls visit for each event, in order. visit must not keep the event, which is reused. ts is the engine's
+// time of the batch, in Unix seconds. After an error, visit was called for the events before it.
 func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, err error) {
 	d.from.Reset(payload)
 	d.ResetReader(&d.from)
@@ -79,7 +79,7 @@ func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, e
 	if err != nil {
 		return 0, fmt.Errorf("kvevents: a batch is no array: %w", err)
 	}
-	if n < 2 {
+	if n < 2 { // the time and the events are missing
 		return 0, fmt.Errorf("kvevents: a batch of %d parts; it has a time and events", n)
 	}
 	if ts, err = d.DecodeFloat64(); err != nil {
@@ -168,39 +168,14 @@ func (d *decoder) decodeField(key string) (err error) {
 	e := &d.current
 	switch key {
 	case "type":
-		name, err := d.readString()
-		switch name {
-		case "BlockStored":
-			e.kind = blockStored
-		case "BlockRemoved":
-			e.kind = blockRemoved
-		case "AllBlocksCleared":
-			e.kind = allCleared
-		}
-		return err
+		return d.decodeType()
 	case "block_hashes":
-		n, err := d.DecodeArrayLen()
-		for i := 0; i < n && err == nil; i++ {
-			var h engineHash
-			h, _, err = d.decodeHash()
-			e.hashes = append(e.hashes, h)
-		}
-		return err
-	case "parent_block_hash":
-		var null bool
-		e.parent, null, err = d.decodeHash()
-		e.isRoot = null
+		return d.decodeHashes()
+	case "parent_block_hash": // null for a block that starts a prompt
+		e.parent, e.isRoot, err = d.decodeHash()
 		return err
 	case "token_ids":
-		n, err := d.DecodeArrayLen()
-		for i := 0; i < n && err == nil; i++ {
-			var id int64
-			if id, err = d.DecodeInt64(); err == nil && (id < 0 || id > math.MaxInt32) {
-				return fmt.Errorf("%d is no token id", id)
-			}
-			e.tokens = append(e.tokens, int32(id))
-		}
-		return err
+		return d.decodeTokenIDs()
 	case "block_size":
 		n, err := d.DecodeInt64()
 		if err == nil && (n < 1 || n > 1<<20) {
@@ -226,6 +201,44 @@ func (d *decoder) decodeField(key string) (err error) {
 		return d.orNil(d.decodeExtraKeys)
 	}
 	return d.skipValue(outermost)
+}
+
+// decodeType reads the type of the event. An unknown type leaves unknownType, because later versions of vLLM may add types.
+func (d *decoder) decodeType() error {
+	name, err := d.readString()
+	switch name {
+	case "BlockStored":
+		d.current.kind = blockStored
+	case "BlockRemoved":
+		d.current.kind = blockRemoved
+	case "AllBlocksCleared":
+		d.current.kind = allCleared
+	}
+	return err
+}
+
+// decodeHashes reads the hashes of the event's blocks.
+func (d *decoder) decodeHashes() error {
+	n, err := d.DecodeArrayLen()
+	for i := 0; i < n && err == nil; i++ {
+		var h engineHash
+		h, _, err = d.decodeHash()
+		d.current.hashes = append(d.current.hashes, h)
+	}
+	return err
+}
+
+// decodeTokenIDs reads the token ids of the event's blocks, which follow one another without a gap.
+func (d *decoder) decodeTokenIDs() error {
+	n, err := d.DecodeArrayLen()
+	for i := 0; i < n && err == nil; i++ {
+		var id int64
+		if id, err = d.DecodeInt64(); err == nil && (id < 0 || id > math.MaxInt32) {
+			return fmt.Errorf("%d is no token id", id)
+		}
+		d.current.tokens = append(d.current.tokens, int32(id))
+	}
+	return err
 }
 
 // orNil calls read unless the next value is null, which it skips.
@@ -262,7 +275,7 @@ func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 func (d *decoder) decodeExtraKeys() error {
 	n, err := d.DecodeArrayLen()
 	for i := 0; i < n && err == nil; i++ {
-		keys := ""
+		keys := "" // stays so for a block whose extra keys are null
 		err = d.orNil(func() error {
 			keys, err = d.decodeExtraKey()
 			return err

@@ -235,18 +235,19 @@ func (s *Stream) session(ctx context.Context) error {
 	}
 }
 
-// connect dials the first place at which a publisher answers.
+// connect dials the places that the Finder knows, in order, and returns the first connection that succeeds. Otherwise it returns the first
+// error.
 func (s *Stream) connect(ctx context.Context) (*wire, error) {
-	places, why := s.cfg.Finder.Places(ctx)
+	places, firstErr := s.cfg.Finder.Places(ctx) // also returns places together with an error
 	for _, p := range places {
 		w, err := dial(ctx, zmq4.Sub, p.Events)
 		if err == nil {
 			s.place.Store(&p)
 			return w, nil
 		}
-		why = cmp.Or(why, err)
+		firstErr = cmp.Or(firstErr, err)
 	}
-	return nil, cmp.Or(why, errNowhere)
+	return nil, cmp.Or(firstErr, errNowhere)
 }
 
 var errNowhere = errors.New("kvevents: nothing tells where the rank publishes")
@@ -281,7 +282,8 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 		return err
 	}
 	defer conn.close()
-	if err := conn.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from))); err != nil {
+	request := zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, from)) // an empty frame, and the number
+	if err := conn.SendMsg(request); err != nil {
 		return fmt.Errorf("kvevents: asking %s: %w", place.Replay, err)
 	}
 	for {

@@ -215,7 +215,10 @@ func (e *EngineLoad) Backlog(now time.Time) float64 {
 // if nothing is predicted, or if the probe of a charged prompt was not sent yet.
 func (e *EngineLoad) PrefillsDoneAt() (at time.Time, known bool) {
 	oldest, since := e.oldestUnanswered()
-	if oldest == nil || e.PredictedUs == 0 || e.Unsent() > 0 {
+	if oldest == nil || e.PredictedUs == 0 {
+		return at, false
+	}
+	if e.Unsent() > 0 { // it is not known when the engine can begin with this prompt
 		return at, false
 	}
 	return since.Add(time.Duration(e.PredictedUs) * time.Microsecond), true
@@ -289,7 +292,7 @@ func (e *EngineLoad) ConcurrentRequests(now time.Time) float64 {
 // sample shows some. On an engine that also decodes, running requests count as decodes.
 func (e *EngineLoad) HasOthersPrompts(decodes bool, now time.Time) bool {
 	prompts := e.ObservedOthers
-	if decodes {
+	if decodes { // the running requests may all be decodes
 		prompts = e.observedOthersWaiting
 	}
 	sampled := prompts > 0 && e.Current(now)

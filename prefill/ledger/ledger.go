@@ -127,7 +127,7 @@ func (l *Ledger) OwnerEnded(o *LeaseOwner) (lost int) {
 // Orphan). If the owner has ended already, the charge counted as lost, and does so no more. Without an owner, DetachOwner does nothing.
 func (f *InFlight) DetachOwner() {
 	o := f.owner
-	if o == nil {
+	if o == nil { // it was detached before, or never had an owner
 		return
 	}
 	f.owner = nil
@@ -218,7 +218,8 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 // MarkSent notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or if its end was
 // claimed.
 func (f *InFlight) MarkSent(now time.Time) {
-	if f.endClaimed || f.phase != Probing || !f.sent.IsZero() {
+	sendable := !f.endClaimed && f.phase == Probing && f.sent.IsZero()
+	if !sendable {
 		f.load.ledger.misuses++
 		return
 	}
@@ -245,11 +246,11 @@ func (f *InFlight) Sent() time.Time { return f.sent }
 
 // CheckAnswerable reports whether the probe was sent and not answered yet; if not, it counts a misuse.
 func (f *InFlight) CheckAnswerable() bool {
-	if f.endClaimed || f.phase != Probing || f.sent.IsZero() {
+	answerable := !f.endClaimed && f.phase == Probing && !f.sent.IsZero()
+	if !answerable {
 		f.load.ledger.misuses++
-		return false
 	}
-	return true
+	return answerable
 }
 
 // Answer books that the probe was answered with a hand-off. tokens is the size of the hand-off's KV in tokens, and expires is when

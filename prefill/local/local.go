@@ -164,7 +164,7 @@ func (l *Ranks) Events() (all []prefill.RankEvents) {
 
 // replaceRanks sets the ranks, and drops the state of engines and models without ranks. mu must be held.
 func (l *Ranks) replaceRanks(ranks []Rank) {
-	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{}
+	present, engines, models := map[int32]bool{}, map[string]bool{}, map[string]bool{} // what the new list names
 	for _, given := range ranks {
 		present[given.ID], engines[given.Engine], models[given.Model] = true, true, true
 		r := l.ranks[given.ID]
@@ -363,7 +363,7 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	times := l.transfers[model]
-	if times == nil {
+	if times == nil { // the first hand-off of the model
 		times = fit.NewCalibration(policy.Latency{}, transferHalfLife)
 		l.transfers[model] = times
 	}

@@ -76,15 +76,15 @@ func (e *Engine) SetPrompt(prompt, matched float64) {
 
 // Aggregate sets the indicators that compare all eligible candidates: MaxBS, MinBS, MeanBS and N.
 func Aggregate(candidates []Engine) {
-	least, most, sum := math.Inf(1), 0.0, 0.0
+	minBS, maxBS, sumBS := math.Inf(1), 0.0, 0.0
 	for i := range candidates {
 		bs := candidates[i].BS
-		least, most, sum = min(least, bs), max(most, bs), sum+bs
+		minBS, maxBS, sumBS = min(minBS, bs), max(maxBS, bs), sumBS+bs
 	}
 	n := float64(len(candidates))
 	for i := range candidates {
 		e := &candidates[i]
-		e.MinBS, e.MaxBS, e.MeanBS, e.N = least, most, sum/n, n
+		e.MinBS, e.MaxBS, e.MeanBS, e.N = minBS, maxBS, sumBS/n, n
 	}
 }
 

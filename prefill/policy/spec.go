@@ -46,24 +46,25 @@ func simulationOnly(name string) (advice string, only bool) {
 // serving, Parse refuses a policy that is only for simulations.
 func (l *Library) Parse(text string) (*Policy, error) {
 	name, _, _ := strings.Cut(text, ":")
-	if advice, only := simulationOnly(name); only && l != nil && l.ForServing {
+	serving := l != nil && l.ForServing
+	if advice, only := simulationOnly(name); only && serving {
 		return nil, fmt.Errorf("policy %s is only for comparisons in evenkeel simulate; %s", name, advice)
 	}
-	name, set, err := namedargs.Parse(text, l.Names())
+	name, arguments, err := namedargs.Parse(text, l.Names())
 	if err != nil {
 		return nil, err
 	}
 	if u := l.customNamed(name); u != nil {
-		if len(set) > 0 {
-			return nil, fmt.Errorf("policy %s: %s: it has no parameters; change its expressions in prefill.policies", name, set[0])
+		if len(arguments) > 0 {
+			return nil, fmt.Errorf("policy %s: %s: it has no parameters; change its expressions in prefill.policies", name, arguments[0])
 		}
 		return u.build(), nil
 	}
-	f := &builtins[slices.IndexFunc(builtins, func(f builtin) bool { return f.name == name })] // namedargs.Parse has refused other names
-	p := &Policy{name: f.name, ties: f.ties, score: f.score, param: f.defaultParam, takesTurns: f.takesTurns, loadBlind: f.loadBlind}
-	if err := namedargs.Apply(name, f.params, &p.param, set...); err != nil {
+	b := &builtins[slices.IndexFunc(builtins, func(b builtin) bool { return b.name == name })] // namedargs.Parse has refused other names
+	p := &Policy{name: b.name, ties: b.ties, score: b.score, param: b.defaultParam, takesTurns: b.takesTurns, loadBlind: b.loadBlind}
+	if err := namedargs.Apply(name, b.params, &p.param, arguments...); err != nil {
 		return nil, err
 	}
-	p.spec = namedargs.Text(name, f.params, &p.param, &f.defaultParam)
+	p.spec = namedargs.Text(name, b.params, &p.param, &b.defaultParam)
 	return p, nil
 }

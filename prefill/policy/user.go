@@ -121,7 +121,8 @@ func compile(name string, d Definition) (*user, error) {
 		}
 		return program
 	}
-	if name == "" || strings.ContainsAny(name, ":,= ") || slices.Contains(Names(), name) {
+	writable := name != "" && !strings.ContainsAny(name, ":,= ") // these characters end a name in a spec such as name:key=value
+	if !writable || slices.Contains(Names(), name) {
 		bad("name", fmt.Sprintf("%q is built in or cannot be written in prefill.policy; use another name, of letters, digits and dashes", name))
 	}
 	if d.Score == "" {

@@ -299,10 +299,10 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 	if first == nil {
 		return nil
 	}
-	if !onlyUndeferredFlows && !first.isDeferred(round) {
+	if !onlyUndeferredFlows && !first.isDeferred(round) { // the usual case
 		return first
 	}
-	first = nil
+	first = nil // searched for below
 	consider := func(item *Item[T]) {
 		if first == nil || item.before(first) {
 			first = item
@@ -314,7 +314,7 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 			consider(item)
 		}
 	}
-	if !placesFree {
+	if !placesFree { // first attempts have no place yet
 		return first
 	}
 	for _, fq := range mq.byTurn.members {

@@ -82,7 +82,7 @@ func (q *Queue[T]) flowOf(priority int, key string) *flow[T] {
 		f = &flow[T]{class: ofPriority, priority: priority, key: key, nextTurn: ofPriority.virtualTime}
 		ofPriority.flows[key] = f
 	}
-	if len(f.queues) == 0 {
+	if len(f.queues) == 0 { // no request of the key waits
 		f.nextTurn = max(f.nextTurn, ofPriority.virtualTime)
 	}
 	return f

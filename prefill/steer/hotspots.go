@@ -121,7 +121,7 @@ func (h *Hotspots) CountRequest(now time.Time, hash uint64) {
 		return
 	}
 	c := h.classes[hash]
-	if c == nil {
+	if c == nil { // the class is not watched yet
 		c = h.watch(hash, bucket, now)
 	}
 	c.requests.advance(bucket)
@@ -154,8 +154,8 @@ func (h *Hotspots) leastFrequent(bucket int64) (least *hotClass) {
 	return least
 }
 
-// keepPriority decides which class is kept or replaced: the number of the class's requests in the window. Until the class has been
-// watched for as long as the window, its inherited priority is added.
+// keepPriority decides which class is kept or replaced: the number of the class's requests in the window, which it first advances to the
+// bucket. Until the class has been watched for as long as the window, its inherited priority is added.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
 	if isNew := bucket-c.watchedSince < windowBuckets; isNew {

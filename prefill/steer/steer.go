@@ -22,9 +22,9 @@ func (o *Overrides) Configure(hotspots bool, a AffinityConfig) {
 	switch {
 	case !a.Enabled:
 		o.Affinity = nil
-	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.maxSessions != a.MaxKeys:
+	case o.Affinity == nil || o.Affinity.ttl != a.TTL || o.Affinity.maxSessions != a.MaxKeys: // what it remembers was bounded otherwise
 		o.Affinity = NewAffinity(a)
-	default:
+	default: // only the load factor may have changed
 		o.Affinity.loadFactor = a.LoadFactor
 	}
 }
