@@ -68,7 +68,8 @@ func (m *model) reasonForOthers(r *Request, ownReason waitReason) waitReason {
 	return ownReason
 }
 
-// serveHere is tryServe for a request that does not go to another region. start is when the decision began, for its metric.
+// serveHere is tryServe for a request that does not go to another region: it filters the candidates, lets session affinity or the policy
+// choose one, admits the request to it, and books the lease. start is when the decision began, for its metric.
 func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
 	eligible, why := d.applyFilters(m, p, r)
 	if why != canServe {
@@ -82,7 +83,7 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 		p = d.overrides.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
+	eligible, hotspot := d.filterHot(p, &query, r, m, eligible) // keeps a hot class off the engines that hold its prefix
 	keptAt, affinity := d.overrides.Affinity.Keep(r.Session, d.view, d.now)
 	choice := policy.Choice{Index: keptAt}
 	if affinity != steer.Kept { // the session does not stay with the engine of its last request

@@ -184,7 +184,7 @@ func keepSiblingsHere(siblings []*waiter) {
 	}
 }
 
-// keepHere tells the request's RemoteRegions that the request is served in this region.
+// keepHere tells the request's RemoteRegions, if it has any, that the request is served in this region.
 func (r *Request) keepHere() {
 	if r.Remote != nil {
 		r.Remote.Stay()

@@ -140,19 +140,20 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 	return c
 }
 
-// ensureClaim returns the claim of slot n on a key, and makes it if there is none. It marks the claim as the slot's most recent
-// one, and drops other claims if the slot or the index is full.
+// ensureClaim returns the claim of slot n on a key, and makes it if there is none. For a new claim it drops other claims if the slot or the
+// index is full. A new claim is the slot's most recent one. An existing one becomes so, too, unless the index evicts the oldest blocks
+// first.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
 	s, entry := &x.slots[n], x.table.find(k, x.keys)
-	if x.isHeld(entry, n) {
+	if x.isHeld(entry, n) { // the slot has this claim already
 		c := x.claimOf(entry, n)
-		if x.cfg.Evict == LeastRecent {
+		if x.cfg.Evict == LeastRecent { // with Oldest, the order of insertion stays
 			x.useOrder.touch(x.useLinks, entry)
 			s.recent.touch(x.recency, c)
 		}
 		return c
 	}
-	if s.capacity > 0 && s.held >= s.capacity {
+	if slotFull := s.capacity > 0 && s.held >= s.capacity; slotFull {
 		x.dropClaim(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
 	if entry != 0 && x.cfg.Evict == LeastRecent {
