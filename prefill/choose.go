@@ -41,8 +41,8 @@ func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (allTime
 		latency, learned := d.latencyFor(m.name, c)
 		allTimesKnown = allTimesKnown && learned
 		d.setIndicators(&d.view[i], c, latency)
-		cachedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.heldBlocks, &r.Prompt)))
-		d.view[i].SetPrompt(float64(tokens), cachedTokens)
+		matchedTokens := math.Floor(blockTokens * float64(c.cache.Blocks(d.heldBlocks, &r.Prompt)))
+		d.view[i].SetPrompt(float64(tokens), matchedTokens)
 	}
 	policy.Aggregate(d.view) // sets the indicators that compare the candidates
 	return allTimesKnown
@@ -290,7 +290,8 @@ func (d *chooser) filterCircuit(r *Request, candidates []*candidate) (eligible [
 
 // dropFallbacks removes, in place, the candidates that are only a second choice for the model (Candidate.Fallback and FallbackFor), unless
 // they are needed. They are needed if there is no first choice, if the request names a candidate, or if the request has tried all first
-// choices already (Exclude). In this last case it removes the candidates whose KV no rank would fetch (NoDecodeRank).
+// choices already (Exclude) and the KV of a fallback can be fetched. In this last case it removes the candidates whose KV no rank would
+// fetch (NoDecodeRank).
 func (r *Request) dropFallbacks(candidates []*candidate) []*candidate {
 	fallback := func(c *candidate) bool { return c.Fallback || slices.Contains(c.FallbackFor, r.Model) }
 	first := func(c *candidate) bool { return !fallback(c) }

@@ -54,7 +54,7 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	}
 	d.countOnTheWay(m)
 	openWithSlot := func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.lacksDecodeSlot(m, c) }
-	if !slices.ContainsFunc(m.candidates, openWithSlot) { // no region has a free slot: the candidates stay as they are
+	if !slices.ContainsFunc(m.candidates, openWithSlot) { // to close the others would leave no candidate open
 		return
 	}
 	for i, c := range m.candidates {

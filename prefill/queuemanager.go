@@ -55,8 +55,8 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 // tryAtOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	firstAttemptsCount := !r.HasPlace // only other retries come before a retry, which has its place in the pool
-	if m.queue.AnyServable(firstAttemptsCount) {
+	behindFirstAttempts := !r.HasPlace // only other retries come before a retry, which has its place in the pool
+	if m.queue.AnyServable(behindFirstAttempts) {
 		return nil, nil
 	}
 	qm.queue.StartRound()

@@ -49,12 +49,12 @@ func (d *chooser) localState(m *model, r *Request) Local {
 
 // fullPrefiller returns the state of a candidate with all fields, for the choice between regions. indicators are the candidate's indicators
 // for the request. hasPlace says that the pool of hand-offs has a place for the request; without one, no candidate is open.
-func (d *chooser) fullPrefiller(m *model, c *candidate, indicators *policy.Engine, hasPlace bool) Prefiller {
+func (d *chooser) fullPrefiller(m *model, c *candidate, indicators *policy.Engine, hasPlace bool) (prefiller Prefiller) {
 	open, _ := c.load.MayPass(d.now)
 	if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
 		open = d.mayEnterPool(c, m.name)
 	}
-	prefiller := d.prefiller(c)
+	prefiller = d.prefiller(c)
 	prefiller.Engine = *indicators
 	prefiller.Live = c.Live && c.circuit.Allows(d.now)
 	prefiller.Open = open && hasPlace

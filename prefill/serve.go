@@ -49,9 +49,9 @@ func regionWaitReason(decision Where) waitReason {
 	return canServe
 }
 
-// reasonForOthers returns the reason that tryServe reports for a request that cannot be served now. The caller lets all requests wait that
-// have the same reason, so that the request's own reason is returned only if it holds for all requests of the model. It does if the request
-// may go to every candidate of the model and to no other region.
+// reasonForOthers returns the reason that tryServe reports for a request that cannot be served now. For this reason the caller also lets
+// other requests of the model wait, without trying them. The request's own reason is therefore returned only if the request may go to every
+// candidate of the model and to no other region.
 func (m *model) reasonForOthers(r *Request, ownReason waitReason) waitReason {
 	if r.Remote != nil { // the request may go to another region, so that its reason says nothing about other requests
 		return waitsAlone

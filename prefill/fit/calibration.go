@@ -88,8 +88,8 @@ func NewCalibration(configured policy.Latency, halfLife int) *Calibration {
 // Add learns from one prefill. It reports whether the sample was used.
 func (c *Calibration) Add(s Sample) bool {
 	targetMs := s.Ms - c.configured.Beta2*policy.Attention(s.New, s.Hit) // the time that the learned terms must explain
-	positive := s.New > 0 && s.Ms > 0 && s.Concurrent >= 0
-	if !positive || math.IsInf(s.New+s.Hit+s.Concurrent+targetMs, 0) { // such a sample would spoil the sums
+	inRange := s.New > 0 && s.Ms > 0 && s.Concurrent >= 0
+	if !inRange || math.IsInf(s.New+s.Hit+s.Concurrent+targetMs, 0) { // such a sample would spoil the sums
 		return false
 	}
 	if c.fitted && c.rejectOutlier(s) { // before the first fit, no sample can be recognised as an outlier

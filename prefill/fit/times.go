@@ -105,7 +105,7 @@ const usualWeight = 0.05
 
 // LearnNewTokens learns from one prompt how many tokens an engine usually has to compute.
 func (t *Times) LearnNewTokens(newTokens int64) {
-	if t.meanNewTokens == 0 { // the first prompt: the mean begins with its length
+	if t.meanNewTokens == 0 { // the first prompt: the mean begins with its tokens
 		t.meanNewTokens = float64(newTokens)
 	}
 	t.meanNewTokens += usualWeight * (float64(newTokens) - t.meanNewTokens)

@@ -68,14 +68,13 @@ func (x *Index) Remove(s Slot, k Key) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return
 	}
-	n := x.lookUp(s.N, k)
-	if n == 0 { // the slot does not hold the block
+	c := x.lookUp(s.N, k)
+	if c == 0 { // the slot does not hold the block
 		return
 	}
-	c := &x.claims[n]
-	c.support &^= confirmed
-	if c.support == 0 { // otherwise a probe in flight still needs the claim
-		x.dropClaim(n, Removed)
+	x.claims[c].support &^= confirmed
+	if x.claims[c].support == 0 { // otherwise a probe in flight still needs the claim
+		x.dropClaim(c, Removed)
 	}
 }
 

@@ -69,7 +69,7 @@ const parentKeyBytes = 16
 
 // start begins a prompt. The keys are appended to dst, and root is the key before the first block. A block has blockBytes bytes.
 func (h *Hasher) start(dst []Key, root Key, blockBytes int) {
-	if cap(h.buf) < parentKeyBytes+blockBytes { // earlier prompts had smaller blocks
+	if cap(h.buf) < parentKeyBytes+blockBytes { // this is the first prompt, or all earlier ones had smaller blocks
 		h.buf = make([]byte, parentKeyBytes+blockBytes)
 	}
 	h.buf = h.buf[:parentKeyBytes+blockBytes]

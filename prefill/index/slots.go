@@ -41,7 +41,7 @@ func (x *Index) SetCapacity(s Slot, blocks int) {
 // Clear drops all blocks of a slot, because its engine restarted or emptied its cache, or because its KV events had a gap.
 // Speculations of the slot's probes in flight have no effect any more.
 func (x *Index) Clear(s Slot, why Reason) {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) { // the candidate was removed, or has no such slot
 		return
 	}
 	at := &x.slots[s.N]
@@ -62,7 +62,7 @@ func (x *Index) Delete(s Slot) {
 
 // Held is the number of blocks that the slot's engine holds, as far as the index knows.
 func (x *Index) Held(s Slot) int {
-	if !x.isCurrent(s) { // the candidate was removed
+	if !x.isCurrent(s) { // the candidate was removed, or has no such slot
 		return 0
 	}
 	return x.slots[s.N].held

@@ -30,12 +30,12 @@ func (f *follower) startConnection() {
 // resume requests the batches since the last connection, and applies them. It reports whether this succeeded: the
 // publisher still had the batch that was applied last, and sent all batches after it.
 func (f *follower) resume() (ok bool) {
-	samePublisher, gap := false, false
+	foundLast, gap := false, false
 	err := f.replay(f.nextSeq-1, func(seq uint64, payload []byte) bool {
 		switch {
-		case !samePublisher: // the first batch must be the one that was applied last; otherwise the replay ends here
-			samePublisher = seq == f.nextSeq-1 && xxhash.Sum64(payload) == f.lastHash
-			return samePublisher
+		case !foundLast: // the first batch must be the one that was applied last; otherwise the replay ends here
+			foundLast = seq == f.nextSeq-1 && xxhash.Sum64(payload) == f.lastHash
+			return foundLast
 		case seq != f.nextSeq: // a batch is missing
 			gap = true
 			return false
@@ -43,7 +43,7 @@ func (f *follower) resume() (ok bool) {
 		f.applyNext(seq, payload)
 		return true
 	})
-	return samePublisher && !gap && err == nil
+	return foundLast && !gap && err == nil
 }
 
 // restart drops everything and requests all batches that the publisher still has.

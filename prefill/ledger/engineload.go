@@ -257,7 +257,7 @@ func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Durat
 func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
 	reported := float64(e.ReportedByOthers.Unanswered)
 	ms := reported*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
-	if e.ObservedOthers == 0 || !e.Current(now) { // no sample shows more than the reports
+	if e.ObservedOthers == 0 || !e.Current(now) { // no current sample shows requests of others
 		return ms
 	}
 	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting

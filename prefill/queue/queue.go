@@ -314,7 +314,7 @@ func (mq *ModelQueue[T]) firstNotDeferred(round uint64, placesFree, onlyUndeferr
 			consider(item)
 		}
 	}
-	if !placesFree { // first attempts have no place yet
+	if !placesFree { // only retries can be served
 		return first
 	}
 	for _, fq := range mq.byTurn.members {
