@@ -13,18 +13,18 @@ package board
 // sent ahead in any step, but the policy wants all ranks to compute prompts in the same steps.
 func (r *rank) maxNewRequests(policy *policyInUse) int {
 	free := r.freeSlots()
-	nothingLearned := r.group == nil
+	nothingLearned := r.group == nil // each group learns for itself how long a new request has no token yet
 	needsFreeSlot := r.Limit > 0 || r.Early && r.AtOnce || r.Mixed || nothingLearned
 	if needsFreeSlot || !policy.sendsAhead {
 		return free
 	}
 	configured := policy.shared.cfg.BindAhead // number of requests to send ahead to an early rank, as configured
 	switch {
-	case !r.Early:
+	case !r.Early: // the KV of a new request is copied first, and some of the requests that have slots end during the copy
 		// Requests in the queue of the engine are in r.slots, too, but they use no slot of the engine.
 		withSlot := min(len(r.slots), r.Slots)
 		return free + r.group.handoffDelay.extraSlots(withSlot)
-	case configured == AheadAuto:
+	case configured == AheadAuto: // the number is learned: how many requests wait for their first token, so that they need no slot yet
 		return free + r.group.prefillDelay.extraSlots(r.Slots)
 	}
 	return free + configured
@@ -36,7 +36,7 @@ func (g *group) admitsAny() bool {
 	policy := g.policyInForce()
 	for _, r := range g.steppingRanks {
 		if r.takesRequests() && (policy.Immediate() || r.maxNewRequests(policy) > 0) {
-			return true
+			return true // one rank is enough
 		}
 	}
 	return false

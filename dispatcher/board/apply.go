@@ -16,7 +16,8 @@ func (e *Release) apply(l *Boards) {
 	s := &b.slots.records[e.Slot]
 	s.estimate.maxTokens = e.MaxUnreported // MaxUnreported may have changed since measureTokenRate ran last
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
-	if hasEstimate := s.estimate.firstStep != 0; hasEstimate && s.rank.group != nil {
+	hasEstimate := s.estimate.firstStep != 0 && s.rank.group != nil // only the steps of a group can be estimated
+	if hasEstimate {
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
 		if laterStep(firstStep, lastStep) { // by the estimate, the first token came in the step that is not over yet
 			lastStep = firstStep
@@ -67,7 +68,8 @@ func (e SetFit) apply(l *Boards) { l.setFit(e.Fit) }
 
 func (s Settings) apply(l *Boards) { l.reportRejected(l.applySettings(s)) }
 
-// apply stores the Counts for the next event, and measures how fast the streams of the board's groups get tokens.
+// apply stores the Counts for the next event and the rounds that follow from it, and measures how fast the streams of the board's groups
+// get tokens. It does nothing if the board has been removed.
 func (e *Counts) apply(l *Boards) {
 	if b := l.boards[e.Model]; b != nil {
 		b.counts = e
@@ -76,7 +78,7 @@ func (e *Counts) apply(l *Boards) {
 }
 
 // apply ends the waits that are over, and prepares the rounds that are due (see advance). It removes the board if it has neither ranks nor
-// entries left.
+// entries left. It does nothing if the board has been removed before.
 func (e *Tick) apply(l *Boards) {
 	b := l.boards[e.Model]
 	if b == nil {
@@ -89,14 +91,15 @@ func (e *Tick) apply(l *Boards) {
 	}
 }
 
-// apply runs one round of decisions, on the first board that has one to run. The caller must then send the event Decided.
+// apply runs one round of decisions, on the first board that has one to run. The board stays in l.round until the event Decided, which the
+// caller must send next. If no board has a round to run, nothing happens.
 func (Decide) apply(l *Boards) {
 	if l.round = l.nextToDecide(); l.round != nil {
 		l.round.runRound(l.now)
 	}
 }
 
-// apply finishes the round that the event Decide ran, with the duration of that round.
+// apply finishes the round that the event Decide ran, with the duration of that round. It does nothing if Decide found no round to run.
 func (e *Decided) apply(l *Boards) {
 	if b := l.round; b != nil {
 		l.round = nil
@@ -118,7 +121,8 @@ func (l *Boards) reportRejected(err error) {
 	}
 }
 
-// MayHoldEndedKV says whether the engine of a rank may still hold KV of ended requests, by the boards' own count.
+// MayHoldEndedKV says whether the engine of a worker may still hold KV of ended requests, by the boards' own count: KV of orphans
+// (orphans.go), or KV that the engine keeps of ended answers (kept.go).
 func (l *Boards) MayHoldEndedKV(worker int32) bool {
 	return slices.ContainsFunc(l.inOrder, func(b *board) bool {
 		r := b.ranks[worker]
@@ -148,14 +152,14 @@ func (l *Boards) Apply(e Event, now time.Time) []Effect {
 	clear(l.effects) // otherwise the old effects would keep their entries from being garbage collected
 	l.effects, l.now = l.effects[:0], now
 	e.apply(l)
-	if _, isCounts := e.(*Counts); !isCounts {
+	if _, isCounts := e.(*Counts); !isCounts { // the event Counts itself brings Counts for the event that follows
 		l.forgetCounts()
 	}
 	return l.effects
 }
 
 // NeedsCounts says whether a Tick at the time now would read how many tokens the running requests of a model have. If so, the caller first
-// applies Counts, which brings these numbers up to date.
+// applies Counts, which brings these numbers up to date. It is false for a model without a board.
 func (l *Boards) NeedsCounts(model string, now time.Time) bool {
 	b := l.boards[model]
 	return b != nil && b.needsCounts(now)
@@ -178,7 +182,7 @@ func (l *Boards) Deciding() bool { return l.nextToDecide() != nil }
 // follow from it.
 func (l *Boards) forgetCounts() {
 	for _, b := range l.inOrder {
-		if b != l.round && !b.deciding() {
+		if b != l.round && !b.deciding() { // otherwise a round of this board is under way or has yet to run
 			b.counts = nil
 		}
 	}

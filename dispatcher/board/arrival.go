@@ -8,13 +8,15 @@ package board
 // prefillDelay learns this number from ended requests: how many of a rank's requests wait for their first token, on average.
 const AheadAuto = -1
 
-// markDecoding finds the requests of a rank whose first event has come, and counts them as decoding from now on.
+// markDecoding finds the requests of a rank whose first event has come, and counts them as decoding from now on. If the rank itself has
+// computed their prompts, these are complete, so they leave its backlog.
 func (b *board) markDecoding(r *rank) {
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]
-		// A request that was preempted decodes again once its answer has more tokens than before the preemption.
-		preempted := s.tokensBeforePreemption > 0 && r.running[i].Generated <= s.tokensBeforePreemption
-		if !s.notDecoding || !b.hasBegun(slot) || preempted {
+		// A preempted request had its first event before. It decodes again once its answer has more tokens than before the preemption.
+		stillPreempted := s.tokensBeforePreemption > 0 && r.running[i].Generated <= s.tokensBeforePreemption
+		beginsToDecode := s.notDecoding && b.hasBegun(slot) && !stillPreempted
+		if !beginsToDecode {
 			continue
 		}
 		s.notDecoding = false

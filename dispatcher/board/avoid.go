@@ -38,10 +38,10 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 		return false
 	}
 	for _, g := range b.groups {
-		watermark := policy.Watermark(g.policyInForce().Policy)
+		watermark := policy.Watermark(g.policyInForce().Policy) // share of a rank's KV room that the policy keeps empty
 		for _, r := range g.steppingRanks {
 			if r.Up && mayGo(e, r) && int64(e.Prompt) <= r.largestPrompt(watermark) {
-				return true
+				return true // this rank could take the entry, so the entry waits for such a rank
 			}
 		}
 	}
@@ -125,6 +125,7 @@ func (b *board) countRestricted() {
 	}
 	for id, w := range b.waiting {
 		inPool := w.Local == nil // a local entry never enters the pool
+		// As in countWaitingForName, a discarded hand-off does not count, because no client waits for it.
 		if p := b.partialNames[w.Entry.Name]; p != nil && inPool && !w.Entry.Discard {
 			p.waiting++
 		}
@@ -142,27 +143,28 @@ func (b *board) hiddenFrom(e *pool.Entry, g *group) bool {
 	return p != nil && !slices.Contains(p.wholeGroups, g)
 }
 
-// Values of the parameter before of bindPartlyListed: whether it runs before or after the rounds of the policies.
+// Values of the parameter beforeRounds of bindPartlyListed: whether it runs before or after the rounds of the policies.
 const beforePolicies, afterPolicies = true, false
 
 // bindPartlyListed binds the entries whose model name is listed by only some ranks of a group, because policies do not see these entries.
 // Before the policies decide, it binds only those that are older than every entry that policies see. After the policies have decided, it
 // binds all that it can. So neither kind of entry is always served before the other.
-func (b *board) bindPartlyListed(now time.Time, before bool) {
-	if b.restrictedCount == 0 || len(b.partialNames) == 0 {
+func (b *board) bindPartlyListed(now time.Time, beforeRounds bool) {
+	if b.restrictedCount == 0 || len(b.partialNames) == 0 { // no waiting entry asks for such a name
 		return
 	}
 	for i := 0; i < b.pool.Len(); {
 		e := b.pool.Entries()[i]
 		p := b.partialNames[e.Name]
-		// Policies see an entry whose name all ranks of a group list, and choose between such groups. Entries that they do not assign may go to
-		// other groups.
-		leftToPolicies := p == nil || before && len(p.wholeGroups) > 0
+		// If all ranks of some group list the name, the policy of this group sees the entry, so before the rounds the entry is left to it. If
+		// the policy has not assigned the entry, it may go to a rank of another group.
+		leftToPolicies := p == nil || beforeRounds && len(p.wholeGroups) > 0
 		switch {
 		case b.mustAvoid(e, now): // bindAvoiding binds such entries
-		case leftToPolicies && before: // the entries that follow are younger than this one, which policies see
+		case leftToPolicies && beforeRounds: // the entries that follow are younger than this one, which policies see
 			return
-		case !leftToPolicies && !p.noFreeSlot && b.bindToPlacement(p, e, now):
+		case leftToPolicies || p.noFreeSlot: // all ranks or none list the name, or an earlier entry found no free slot on the ranks that do
+		case b.bindToPlacement(p, e, now):
 			continue // the entry has left the pool, so the next one has the index i now
 		}
 		i++
@@ -171,17 +173,18 @@ func (b *board) bindPartlyListed(now time.Time, before bool) {
 
 // bindToPlacement binds an entry to the emptiest rank that lists its name and can take it now. It returns false if there is no such rank.
 // It leaves the groups in which every rank lists the name to the policies. If every rank that lists the name is spared or down, it uses all
-// ranks that are up, even spared ones: updateSpared keeps at least one rank of the board in service, but not one for each name.
+// of them that are up, even spared ones: updateSpared keeps at least one rank of the board in service, but not one for each name.
 func (b *board) bindToPlacement(p *namePlacement, e *pool.Entry, now time.Time) (bound bool) {
 	var best *rank
 	full := true // no rank that takes requests has a free slot
 	ranks := p.partialGroupRanks
-	allSpared := !slices.ContainsFunc(p.ranks, (*rank).takesRequests)
-	if allSpared {
+	noneInService := !slices.ContainsFunc(p.ranks, (*rank).takesRequests)
+	if noneInService {
 		ranks = p.ranks
 	}
 	for _, r := range ranks {
-		takes := r.takesRequests() || allSpared && r.Up
+		takes := r.takesRequests() || noneInService && r.Up
+		// A policy that sends entries at once needs no free slot, because the engine queues them.
 		if takes && (r.group.policyInForce().Immediate() || r.freeSlots() > 0) {
 			full = false
 			if b.hasRoomFor(e, r, now) && (best == nil || suitsBetter(e, r, best)) {

@@ -13,7 +13,7 @@ import (
 
 // bindOverdue binds an entry whose hand-off is at its deadline to a rank whose engine can begin with it at once, or else to the rank whose
 // engine has the shortest queue. It returns false if no rank can take the entry. The loads of the ranks must be up to date (refresh).
-func (b *board) bindOverdue(e *pool.Entry, now time.Time) bool {
+func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 	if e.Discard {
 		return false // no client waits for a discarded hand-off, and waiting in a queue would only make the prefill engine keep the KV for longer
 	}
@@ -40,9 +40,10 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) bool {
 	return true
 }
 
-// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline. A rank with a Limit above 0 gets the
-// prompt only if its engine can begin at once, because requests of other proxies may wait there or the engine has just started. The KV that
-// the engine keeps of ended answers does not count as taken, because the engine frees it sooner or later.
+// mayTakeOverdue says whether the rank may get a prompt (in tokens) whose hand-off is at its deadline. With MaxEngineQueue 0 it may not,
+// because its engine does not make the prefill engine keep the KV for longer. A rank with a Limit above 0 gets the prompt only if its
+// engine can begin at once, because requests of other proxies may wait there or the engine has just started. The KV that the engine keeps
+// of ended answers does not count as taken, because the engine frees it sooner or later.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
 	tooLarge := r.Capacity > 0 && prompt > r.usableCapacity()+r.keptKV.Tokens()
 	if !r.takesRequests() || r.MaxEngineQueue == 0 || tooLarge {
@@ -59,7 +60,8 @@ func (r *rank) startsAtOnce(prompt int64) bool {
 }
 
 // engineQueueLength returns how many requests wait in the queue of the rank's engine. Policies that send entries at once bind more requests
-// than there are slots, and engineQueued does not count these. So the requests without a slot are the least that can be in the queue.
+// than there are slots, and engineQueued does not count these. So the queue has at least as many requests as the rank has beyond its slots:
+// freeSlots is then below 0.
 func (r *rank) engineQueueLength() int { return max(r.engineQueued, -r.freeSlots()) }
 
 // beginsSooner says whether a prompt (in tokens) would probably begin sooner on this rank than on the other one. The rank on which the
@@ -89,7 +91,8 @@ func (b *board) promoteQueued(r *rank) {
 	}
 	b.refresh(r)
 	records := b.slots.records
-	begun, kv := len(r.slots)-r.engineQueued, r.kv // number of requests that the engine has begun, and their KV tokens
+	// Number of requests that the engine has begun, and their KV tokens: those on the rank without those of the queued requests.
+	begun, kv := len(r.slots)-r.engineQueued, r.kv
 	for i, slot := range r.slots {
 		if records[slot].inEngineQueue {
 			kv -= r.running[i].Tokens()
@@ -105,7 +108,7 @@ func (b *board) promoteQueued(r *rank) {
 		tokens := r.running[s.pos].Tokens()
 		isFull := begun >= r.usableSlots() || r.Capacity > 0 && kv+tokens > r.usableCapacity()
 		if begun > 0 && isFull {
-			return
+			return // an engine takes requests in order, so the younger ones wait, too
 		}
 		begun, kv = begun+1, kv+tokens
 		s.inEngineQueue = false
@@ -166,9 +169,9 @@ func (b *board) emitPace() {
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})
 }
 
-// addRank counts the slots of a rank that takes requests: the free slots for which there is KV room, and the slots whose requests the
-// engine has begun, together at least 1. Free slots without KV room do not count, because Dispatcher.Room would promise them although no
-// request can use them.
+// addRank counts the slots of a rank that takes requests. Slots counts the slots whose requests the engine has begun and the free slots for
+// which there is KV room, but at most the usable slots. It counts at least 1, because Dispatcher.Room takes 0 as a board whose ranks take
+// no requests. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can use them.
 func (p *Throughput) addRank(r *rank) {
 	if r.takesRequests() {
 		free := r.freeFor(p.tokens)
@@ -184,7 +187,8 @@ func (r *rank) freeFor(tokens float64) int {
 	if r.Capacity == 0 || tokens == 0 {
 		return free
 	}
-	return int(min(float64(free), float64(max(0, r.usableCapacity()-r.kv))/tokens))
+	freeKV := max(0, r.usableCapacity()-r.kv)
+	return int(min(float64(free), float64(freeKV)/tokens))
 }
 
 // paceOfName returns the slots of the ranks that list a name, the free ones among them, and the number of entries that wait for the name.

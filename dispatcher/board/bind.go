@@ -44,24 +44,25 @@ func (b *board) bind(g *group, p *policyInUse, a policy.Assignment, now time.Tim
 // request is the trial.
 func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	e := w.Entry
-	if r.Mixed {
+	if r.Mixed { // the rank itself computes the part of the prompt that is not in its prefix cache
 		bound.NewTokens = w.uncached(r.ID)
 	}
 	if wasHeld := !w.sendableSince.IsZero(); wasHeld && r.Mixed {
 		bound.Held = max(0, now.Sub(w.sendableSince))
 	}
-	if e.Early {
+	if e.Early { // the caller moves a prefill only to an engine on which it ends at least one step sooner
 		bound.StepMs = r.group.stepMs()
 	}
+	// This must be known before charge takes the slot and the room.
 	bound.Full = bound.InEngineQueue || !r.hasKVRoom(int64(w.prompt())) || r.freeSlots() <= 0
 	bound.Slot = b.charge(r, newSlotRecord(r, w, &bound, now))
-	if r.Mixed {
+	if r.Mixed { // the prompt comes last in the order in which the rank computes prompts
 		b.addPrompt(r, bound.Slot, bound.NewTokens, len(r.promptsToCompute))
 		r.promptsSent++
 		bound.ComputeMs = r.computeMs()
 	}
 	bound.Step = b.slots.records[bound.Slot].boundAtStep
-	if b.pairs.quarantinedCount > 0 {
+	if b.pairs.quarantinedCount > 0 { // otherwise no pair can be due for a trial
 		b.pairs.recordSend(&b.slots.records[bound.Slot], now)
 	}
 	b.recordSend(r, e.ID, now)
@@ -71,6 +72,7 @@ func (b *board) admit(r *rank, w waitingEntry, bound Binding, now time.Time) {
 	b.emit(Effect{Kind: EffectBind, Group: b.key(r.group), Entry: e, Bound: bound})
 }
 
+// newSlotRecord returns the record of an entry that rank r is about to get. charge fills in the rank, the place in its lists, and the step.
 func newSlotRecord(r *rank, w waitingEntry, bound *Binding, now time.Time) slotRecord {
 	e := w.Entry
 	return slotRecord{

@@ -13,6 +13,7 @@ import (
 	"evenkeel/pool"
 )
 
+// newBoard returns the board of a model, without ranks and entries. a is what all boards share.
 func newBoard(model string, a *allBoards) *board {
 	return &board{
 		allBoards: a, model: model, pool: pool.New(a.cfg.TTL), pace: newPace(),
@@ -33,6 +34,7 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 	placement := b.partialNames[w.Entry.Name]
 	// noneUp: no rank that may take the entry is up, or soon will be.
 	noneUp := b.upOrAwaited == 0 || placement != nil && placement.upOrAwaited == 0
+	// A duplicate or an outage is reported even if no rank could ever take the entry.
 	if _, taken := b.waiting[w.Entry.ID]; taken {
 		err = ErrDuplicate
 	} else if noneUp {
@@ -46,7 +48,7 @@ func (b *board) enqueue(w waitingEntry, now time.Time) {
 		b.startLocalRounds(w, now)
 		return
 	}
-	if w.Output > 0 {
+	if w.Output > 0 { // only a simulation knows the length of the output in advance
 		b.outputLengths[w.Entry.ID] = w.Output
 	}
 	b.pool.Add(w.Entry, now)
@@ -181,17 +183,17 @@ func (b *board) refuseInNameOutage(now time.Time) {
 // board learn from the outcome.
 func (b *board) release(slot int32, o Outcome, generated int32, started bool, now time.Time) {
 	s := &b.slots.records[slot]
-	r, released := s.rank, *s // a copy, because discharge clears the record
+	r, recordCopy := s.rank, *s // discharge clears the record
 	s.started = s.started || started
 	b.learnFromEnd(s, o, generated, now)
 	delete(b.outputLengths, s.id)
 	b.discharge(slot)
 	// The orphan of an unpinned request is not counted, because its KV may be on another rank.
-	if o.Orphaned && r.present && !released.unpinned {
-		b.addOrphan(r, &released, now)
+	if o.Orphaned && r.present && !recordCopy.unpinned {
+		b.addOrphan(r, &recordCopy, now)
 	}
 	if o.Kept && r.present && r.KeepsKVFor > 0 {
-		b.keepKV(r, &released, o.Generated, now)
+		b.keepKV(r, &recordCopy, o.Generated, now)
 	}
 	b.promoteQueued(r)
 	b.endStepsIfIdle(r.group)
@@ -240,7 +242,7 @@ func (b *board) openWindow(now time.Time) {
 	case b.pool.Len() == 0: // no entry waits for the slot
 	case b.cfg.Window == 0:
 		b.decideNow = true
-	case b.windowEnds.IsZero():
+	case b.windowEnds.IsZero(): // this slot is the first of a burst
 		b.windowEnds = now.Add(b.cfg.Window)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // pool.ttl and at bind.ahead. Errors that show only in the contents of the fit file are reported by New.
 func (c *Config) Check(bad func(key, format string, args ...any)) {
 	c.checkNumbers(bad)
-	if c.TickLimit == 0 {
+	if c.TickLimit == 0 { // the file itself says 0, because Default fills in a limit if it says nothing
 		bad("dispatch.tick_limit", "%v; a time above 0 is needed", c.TickLimit)
 	}
 	if c.Beyond < 0 {

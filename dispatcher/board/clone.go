@@ -72,12 +72,12 @@ func (b *board) clone(a *allBoards) *board {
 }
 
 // copyRanks gives the board, which is a copy of from, copies of all ranks and groups. These refer to each other, and not to the originals.
-// a is what all boards of the copy share.
+// A group that has left the fleet is copied, too, as long as a rank still refers to it. a is what all boards of the copy share.
 func (b *board) copyRanks(from *board, a *allBoards) {
 	groups := make(map[*group]*group, len(from.groups))
 	b.ranks = make(map[int32]*rank, len(from.ranks))
 	for id, old := range from.ranks {
-		if groups[old.group] == nil && old.group != nil {
+		if groups[old.group] == nil && old.group != nil { // no other rank of the group has come before
 			groups[old.group] = old.group.clone(a)
 		}
 		b.ranks[id] = old.clone()
@@ -133,7 +133,8 @@ func (g *group) clone(a *allBoards) *group {
 	return &c
 }
 
-// clone builds a policy of the same spec that goes on from the state of the original. a is what all boards of the copy share.
+// clone builds a policy of the same spec that goes on from the state of the original. Its predictor is the copy of the same predictor in a,
+// which is what all boards of the copy share.
 func (p policyInUse) clone(a *allBoards) policyInUse {
 	c := a.buildPolicy(p.spec)
 	policy.Resume(c.Policy, p.Policy)

@@ -46,14 +46,17 @@ func (b *board) fillSnapshot(g *group, p *policyInUse, now time.Time) {
 		b.addToSnapshot(e, p, now)
 	}
 	s.MaxAgeMs = p.MaxAgeMs()
-	if s.MaxAgeMs > 0 { // with MaxAgeMs 0, the policy has no starvation guard
+	// With MaxAgeMs 0, the policy has no starvation guard. Otherwise the guard serves entries only after several mean waits, because most
+	// entries of a saturated pool wait for longer than the policy's own MaxAgeMs.
+	if s.MaxAgeMs > 0 {
 		s.MaxAgeMs = max(s.MaxAgeMs, guardWaits*b.waitTimes.meanMs())
 	}
 	s.Budget = g.searchBudget.evaluations()
 }
 
-// fillStepCosts writes into the snapshot how long the group's steps take, what tokens and requests add to them, and how many requests wait
-// for their first token.
+// fillStepCosts writes into the snapshot how long the group's steps take: without load (C0Ms), per KV token (C1Ms), and on average at the
+// present loads (StepMs). It also writes how many KV tokens a request counts as, what a prompt token costs on the rank that computes it,
+// how many requests wait for their first token, and how many prompt tokens are computed per second.
 func (b *board) fillStepCosts(g *group) {
 	s := &b.snapshot
 	model, _, _ := g.steps.Model()
@@ -71,7 +74,7 @@ func (b *board) fillStepCosts(g *group) {
 func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Workers = s.Workers[:0]
-	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0)
+	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0) // policyCapacity leaves room for the longest prompt on an idle rank
 	for _, e := range b.pool.Entries() {
 		longestPrompt = max(longestPrompt, int64(e.Prompt))
 	}
@@ -122,7 +125,7 @@ func (b *board) sortDecidingGroups() {
 	b.decidingGroups = b.decidingGroups[:0]
 	for _, g := range b.groups {
 		if !g.admitsAny() {
-			g.heldEntries = 0 // entries wait for a free slot here, so the policy holds none back
+			g.heldEntries = 0 // if entries wait, they wait for a free slot, and the policy holds none of them back
 			continue
 		}
 		b.refreshGroup(g)

@@ -28,11 +28,11 @@ const (
 // and last are the numbers of the steps that brought its first and its last token.
 func (d *handoffDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) {
-		return
+		return // the delay of this request is not known
 	}
 	delay, decodeSteps := int32(first-boundAt-1), float64(last-first)+1 // the delay is 0 if the very next step brought the first token
 	if d.requests == 0 {
-		d.meanDecodeSteps = decodeSteps
+		d.meanDecodeSteps = decodeSteps // the first request sets the mean
 	}
 	if d.requests%delayWindow == 0 {
 		d.leastBefore, d.leastNow = d.leastNow, delay // a new window begins
@@ -72,7 +72,7 @@ type prefillDelay struct {
 // learn learns from a request that has ended. The parameters are step numbers, as in handoffDelay.learn.
 func (d *prefillDelay) learn(boundAt, first, last uint32) {
 	if !comparableSteps(boundAt, first) {
-		return
+		return // the delay of this request is not known
 	}
 	delay, decodeSteps := float64(first-boundAt-1), float64(last-first)+1
 	weight := meanWeight

@@ -46,7 +46,7 @@ func (b *board) setWorkers(ws []Worker) {
 // updateRank replaces the properties of rank r by those of the given worker, which has the same ID. The rank keeps its requests. If the
 // worker has more slots or KV room than before, requests in the engine's queue may begin.
 func (b *board) updateRank(r *rank, w Worker) {
-	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down
+	w.Slots, w.Up = max(0, w.Slots), w.Up && !w.Down // whatever Up says, a rank that is down takes no requests
 	// The restart has emptied the KV of the engine. Requests that it refused before say nothing about it now.
 	if r.hasRestarted(&w) {
 		b.forgetOrphans(r, everyOrphan)
@@ -67,15 +67,16 @@ func (b *board) updateRank(r *rank, w Worker) {
 
 // reserve gives the lists of a rank the largest capacity that they can need, so that a tick allocates nothing.
 func (r *rank) reserve() {
-	most := r.Slots + r.MaxEngineQueue // largest number of requests that the rank may have at one time
-	if missing := most - len(r.slots); missing > 0 {
+	mostRequests := r.Slots + r.MaxEngineQueue // largest number of requests that the rank may have at one time
+	if missing := mostRequests - len(r.slots); missing > 0 {
 		r.slots = slices.Grow(r.slots, missing)
 		r.running = slices.Grow(r.running, missing) // running always has the same length as slots
 		if r.Mixed {
 			r.promptsToCompute = slices.Grow(r.promptsToCompute, r.Slots) // the prompts of all slots may wait to be computed
 		}
 	}
-	if missing := 2*most - len(r.recentlyEnded); missing > 0 { // the list may have all requests of the current step and of the previous one
+	// The list may have all requests of the current step and of the previous one.
+	if missing := 2*mostRequests - len(r.recentlyEnded); missing > 0 {
 		r.recentlyEnded = slices.Grow(r.recentlyEnded, missing)
 	}
 }
@@ -110,7 +111,7 @@ func (b *board) regroup() {
 			continue
 		}
 		key := GroupKey{Model: b.model, Barrier: r.Barrier}
-		if r.Barrier {
+		if r.Barrier { // all ranks without a barrier are one group, which has no name
 			key.Name = r.Group
 		}
 		g := groups[key]
@@ -149,7 +150,8 @@ func (b *board) keepGroups(groups []*group) {
 	slices.SortFunc(b.groups, func(x, y *group) int { return cmp.Compare(x.allRanks[0].ID, y.allRanks[0].ID) })
 }
 
-// setPolicy gives each barrier group a new policy, built from the spec in force, and makes the board decide anew.
+// setPolicy gives each barrier group a new policy, built from the spec in force, and makes the board decide anew. The new policy decides at
+// once, even if the fallback policy was deciding, and begins with the full search budget.
 func (b *board) setPolicy() {
 	for _, g := range b.groups {
 		if g.barrier {
@@ -179,9 +181,9 @@ func (b *board) recheckWaiting() {
 
 // largestPrompt returns the largest prompt that any of the ranks could take when idle, in KV tokens. The policy of a rank's group may keep
 // a share of the rank's room empty.
-func largestPrompt(ranks []*rank) (most int64) {
+func largestPrompt(ranks []*rank) (largest int64) {
 	for _, r := range ranks {
-		most = max(most, r.largestPrompt(policy.Watermark(r.group.chosenPolicy.Policy)))
+		largest = max(largest, r.largestPrompt(policy.Watermark(r.group.chosenPolicy.Policy)))
 	}
-	return most
+	return largest
 }

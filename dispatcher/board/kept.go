@@ -28,7 +28,8 @@ func (b *board) keepKV(r *rank, s *slotRecord, generated int, now time.Time) {
 // keepKVOn counts this many KV tokens as kept on a rank from now on, for the time that its engine keeps KV (KeepsKVFor).
 func (b *board) keepKVOn(r *rank, tokens int64, now time.Time) {
 	b.slots.keptTotal += tokens
-	b.countFreedKV(r.keptKV.Add(tokens, now, r.KeepsKVFor))
+	expired := r.keptKV.Add(tokens, now, r.KeepsKVFor) // Add first drops the KV whose time is over
+	b.countFreedKV(expired)
 	b.keptKVFreedAt = earlier(b.keptKVFreedAt, r.keptKV.Next())
 }
 
@@ -50,7 +51,7 @@ func (b *board) expireKept(now time.Time) {
 	}
 }
 
-// correctKept lowers the count of a rank's kept KV to what the engine's gauge allows. If the decoding requests and the kept KV together
+// correctKept lowers the count of a rank's kept KV to what the engine's gauge (e) allows. If the decoding requests and the kept KV together
 // need more tokens than the gauge shows in use, the engine no longer keeps the difference. There are two usual causes: several answers
 // share a prefix, which the engine stores only once, or a prefill engine has fetched some of the KV, so that the decode engine has freed
 // it.

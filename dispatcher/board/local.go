@@ -27,7 +27,8 @@ func (l *Local) Allows(tokens, running, inFlight int) bool {
 	case tokens <= leastThreshold:
 		return true
 	}
-	// Each running request makes the computation longer by an eighth of its time on an idle rank (see BreakEven).
+	// The rank must compute the prompt in less time than a hand-off takes (BreakEven). Each running request makes the computation longer by an
+	// eighth of its time on an idle rank.
 	return tokens <= mostThreshold && float64(tokens)*(1+float64(running)/8) < l.BreakEven
 }
 
@@ -66,7 +67,7 @@ func (b *board) leastLocal(w waitingEntry, now time.Time) (least int) {
 // rank as down if the rank may not compute the prompt, or would have to compute more of the prompt than another rank.
 func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	w := b.waiting[b.localEntry.ID]
-	watermark := policy.Watermark(p.Policy)
+	watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
 	mayChoose := func(r *rank) bool {
 		n, ok := b.localTokens(r, w, watermark, now)
 		return ok && n == b.leastLocalTokens
@@ -86,7 +87,7 @@ func (b *board) runLocalRound(g *group, p *policyInUse, now time.Time) {
 	b.addToSnapshot(w.Entry, p, now)
 	b.runPolicy(g, p, now)
 	if b.policyFailure != nil {
-		return
+		return // the policy panicked, so it assigned nothing; finishLocalRound replaces it
 	}
 	for _, a := range b.assignments {
 		r := g.rankWithID(a.Worker)
@@ -126,18 +127,19 @@ func (b *board) localTokens(r *rank, w waitingEntry, watermark float64, now time
 		if offer.Worker != r.ID {
 			continue
 		}
-		tokens = max(1, offer.Tokens)
-		return tokens, r.takesRequests() && r.lists(w.Entry.Name) && r.hasSlotAndRoom(int64(w.prompt()), watermark, now) &&
+		tokens = max(1, offer.Tokens) // an engine always computes the last token of a prompt
+		ok = r.takesRequests() && r.lists(w.Entry.Name) && r.hasSlotAndRoom(int64(w.prompt()), watermark, now) &&
 			w.Local.Allows(tokens, len(r.slots), b.promptsInFlight(r))
+		return tokens, ok
 	}
-	return 0, false
+	return 0, false // the entry does not name this rank
 }
 
 // promptsInFlight returns how many prompt tokens the rank has yet to compute. All tokens of a prompt count until the first event of the
 // answer, because the engine does not report how many of them are computed.
 func (b *board) promptsInFlight(r *rank) (prompt int) {
 	for _, slot := range r.slots {
-		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.hasBegun(slot) {
+		if s := &b.slots.records[slot]; s.newTokens > 0 && !b.hasBegun(slot) { // newTokens 0: the KV comes from a prefill engine
 			prompt += int(s.newTokens)
 		}
 	}

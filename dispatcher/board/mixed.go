@@ -56,6 +56,8 @@ func (r *rank) computeMs() float32 {
 	if decodeMs <= 0 || m.OwnPromptMs+m.SharedPromptMs+m.PrefillMs <= 0 {
 		return 0
 	}
+	// A step that computes prompts takes longer than a decode step: by PrefillMs, and for each prompt token by OwnPromptMs on the rank that
+	// computes it and by SharedPromptMs on all ranks. All ranks are assumed to compute as many prompt tokens as this one.
 	promptTokens := max(1, r.promptTokensPerStep())
 	stepMs := float64(decodeMs) + m.PrefillMs + (m.OwnPromptMs*r.costFactor()+m.SharedPromptMs)*float64(promptTokens)
 	promptSteps := math.Ceil(float64(r.backlog) / float64(promptTokens))
@@ -74,7 +76,7 @@ func (b *board) estimatePromptProgress(g *group, lastStep uint32) (tokens int64)
 	busy := uint64(0)
 	for _, r := range g.steppingRanks {
 		budget := 0
-		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts {
+		if computesPrompts := r.Interval <= 1 || lastStep%uint32(r.Interval) == 0; computesPrompts { // only every Interval-th step does
 			budget = r.promptTokensPerStep()
 		}
 		r.computePrompts(b, int64(budget), lastStep+1)
@@ -107,16 +109,18 @@ func (r *rank) computePrompts(b *board, budget int64, step uint32) {
 	for _, slot := range r.promptsToCompute {
 		s := &b.slots.records[slot]
 		if s.promptLeft <= 0 {
-			continue
+			continue // by the estimate, the prompt is complete; markDecoding removes it from the list when the first event comes
 		}
-		n := r.computePrompt(s, budget)
-		s.chunks = chunks{earlier: s.chunks.earlier + s.chunks.inStepBefore, inStepBefore: s.chunks.inStep, inStep: int32(n), step: step}
-		r.stepPromptTokens += n
-		budget -= n
+		computed := r.computePrompt(s, budget)
+		// The new chunk takes the place of the one before, and so on. It may have no tokens, if the budget is used up.
+		s.chunks = chunks{earlier: s.chunks.earlier + s.chunks.inStepBefore, inStepBefore: s.chunks.inStep, inStep: int32(computed), step: step}
+		r.stepPromptTokens += computed
+		budget -= computed
 	}
 }
 
-// computePrompt counts up to budget tokens of one request's prompt as computed, and returns how many tokens it counted.
+// computePrompt counts up to budget tokens of one request's prompt as computed, and returns how many tokens it counted: 0 if the budget is
+// below 0.
 func (r *rank) computePrompt(s *slotRecord, budget int64) (computed int64) {
 	computed = max(0, min(budget, int64(s.promptLeft)))
 	s.promptLeft -= int32(computed)
@@ -132,11 +136,11 @@ type chunks struct {
 	step         uint32 // number of the last step that computed a part of the prompt
 }
 
-// computedBefore returns how many prompt tokens were computed before the given step. This must be the step that brought the first token, so
-// it finished the prompt. The estimate may have put the last chunk (inStep) into an earlier step. This chunk then counts as computed in the
-// given step.
+// computedBefore returns how many prompt tokens were computed before the given step, which brought the first token of the answer and so
+// finished the prompt. The last chunk of the estimate (inStep) counts as computed in the given step, even if the estimate has put it into
+// an earlier one, because this step must have computed something.
 func (k *chunks) computedBefore(step uint32) int32 {
-	// The estimate has put one more chunk into the step after the given one. The chunk of the given step is then inStepBefore.
+	// The estimate has put the last chunk into the step after the given one, so the chunk of the given step is the one before.
 	if k.step == step+1 {
 		return k.earlier
 	}
@@ -145,6 +149,7 @@ func (k *chunks) computedBefore(step uint32) int32 {
 
 // computedIn returns how many tokens of a request's prompt a past step computed. firstStep is the number of the step that brought the first
 // token of the answer; 0: no token has come. The step firstStep computed the whole rest of the prompt, whatever the board had estimated.
+// For steps before it, the estimate (chunks) decides.
 //
 // sure is false if the board estimates that this step finished the prompt, but the step brought no token, so the estimate is wrong.
 func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool) {
@@ -164,29 +169,29 @@ func (s *slotRecord) computedIn(step, firstStep uint32) (tokens int64, sure bool
 	if k.step == step+1 { // the last chunk is already that of the next step
 		return int64(k.inStepBefore), true
 	}
-	return 0, true
+	return 0, true // by the estimate, the step computed no token of this prompt
 }
 
 // requeuePreempted records that the rank's engine ran out of KV room and preempted a request. The engine preempts the request that it
 // admitted last. It will compute this request's prompt and generated tokens again, before all other prompts.
 func (b *board) requeuePreempted(r *rank) {
 	b.refresh(r)
-	last := int32(-1)
+	newest := int32(-1) // slot of the decoding request that was bound last; -1: no request decodes
 	for _, slot := range r.slots {
 		s := &b.slots.records[slot]
-		if decodes := !s.notDecoding; decodes && (last < 0 || b.slots.records[last].boundBefore(s)) {
-			last = slot
+		if decodes := !s.notDecoding; decodes && (newest < 0 || b.slots.records[newest].boundBefore(s)) {
+			newest = slot
 		}
 	}
-	if last < 0 {
-		return // no request decodes, so the engine still has to compute the prompts of all requests
+	if newest < 0 {
+		return // the engine still has to compute the prompts of all requests, so a preemption changes nothing
 	}
-	s := &b.slots.records[last]
+	s := &b.slots.records[newest]
 	request := &r.running[s.pos]
 	s.notDecoding, s.tokensBeforePreemption, s.chunks = true, request.Generated, chunks{}
 	r.notDecodingSlots++
 	r.notDecodingKV += int64(s.prompt)
-	b.addPrompt(r, last, s.prompt+request.Generated, 0)
+	b.addPrompt(r, newest, s.prompt+request.Generated, 0) // at index 0, before all other prompts
 }
 
 // storeHoldReport stores the report of a policy that holds entries back, to send them together. The report has the entries for which a rank
@@ -247,13 +252,15 @@ func (b *board) awaitingFirstToken(g *group) float64 {
 			}
 		}
 	}
-	groups, held := 0, 0
+	groups, heldEntries := 0, 0
 	for _, other := range b.groups {
-		held = max(held, other.heldEntries) // the largest number and not the sum, because several groups may hold the same entry back
+		// The largest number and not the sum, because several groups may hold the same entry back.
+		heldEntries = max(heldEntries, other.heldEntries)
 		if slices.ContainsFunc(other.steppingRanks, (*rank).takesRequests) {
 			groups++
 		}
 	}
-	// If no group takes requests, the whole pool counts for each group.
-	return float64(max(0, onRanks)) + float64(max(0, b.pool.Len()-held))/float64(max(1, groups))
+	// If no group takes requests, the whole pool counts for each group. heldEntries is of the last decisions, so it may be larger than the
+	// pool is now.
+	return float64(max(0, onRanks)) + float64(max(0, b.pool.Len()-heldEntries))/float64(max(1, groups))
 }

@@ -35,8 +35,9 @@ func (n *Names) Has(name string) bool {
 // Same says whether both sets have the same names. Neither set may be nil.
 func (n *Names) Same(other *Names) bool { return maps.Equal(n.set, other.set) }
 
-// updatePartialNames updates where the names are listed that some ranks list and others do not. It searches for these names only if the
-// ranks or their lists have changed. Otherwise it only updates how many ranks of each name are up, and when their outage ends.
+// updatePartialNames updates partialNames: the model names that some ranks list and others do not, with the ranks that list each of them.
+// It searches for these names only if the ranks or their lists have changed. Otherwise it only updates for each name how many of its ranks
+// are up, what the largest prompt for them is, and when their outage ends.
 func (b *board) updatePartialNames() {
 	b.listers = b.listers[:0]
 	for _, g := range b.groups {
@@ -44,7 +45,7 @@ func (b *board) updatePartialNames() {
 			b.listers = append(b.listers, lister{r, g, r.Lists})
 		}
 	}
-	if !slices.Equal(b.listers, b.listersBefore) {
+	if !slices.Equal(b.listers, b.listersBefore) { // lists are compared by their pointers
 		b.listersBefore = append(b.listersBefore[:0], b.listers...)
 		b.findPartialNames()
 	}
@@ -84,7 +85,7 @@ func (b *board) findPartialNames() {
 			if b.partialNames[name] != nil { // the name was found in another list before
 				continue
 			}
-			if ranksListing(ranksWith, name) < len(b.listersBefore) {
+			if ranksListing(ranksWith, name) < len(b.listersBefore) { // not all ranks list the name
 				b.addPlacement(name, partialBefore[name])
 			}
 		}
@@ -142,11 +143,11 @@ func (p *namePlacement) findRanks(b *board, name string) {
 // lists says whether a request for the model name may go to the rank. It may go to any rank whose list is not known.
 func (r *rank) lists(name string) bool { return r.Lists.Has(name) }
 
-// countWaitingForName adds n to the number of entries that wait for the model name of e: 1 when e begins to wait, -1 when it ends. It
+// countWaitingForName adds change to the number of entries that wait for the model name of e: 1 when e begins to wait, -1 when it ends. It
 // leaves out names that all ranks list, and discarded hand-offs, because no client waits for these.
-func (b *board) countWaitingForName(e *pool.Entry, n int) {
+func (b *board) countWaitingForName(e *pool.Entry, change int) {
 	if p := b.partialNames[e.Name]; p != nil && !e.Discard {
-		p.waiting += n
+		p.waiting += change
 	}
 }
 

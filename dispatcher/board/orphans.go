@@ -15,7 +15,7 @@ const mostOrphans = 64
 // gaugeLife is the largest age at which the boards still use a value of an engine's gauges.
 const gaugeLife = 30 * time.Second
 
-// addOrphan counts the KV room of a request that was discharged as still taken on its rank.
+// addOrphan counts the KV room of a request that was discharged as still taken on its rank, from now on.
 func (b *board) addOrphan(r *rank, s *slotRecord, now time.Time) {
 	// discharge has counted these tokens as released, but they are released only when the orphan is forgotten.
 	b.slots.released.kvTokens -= int64(s.prompt)
@@ -84,7 +84,7 @@ func (b *board) correctOrphans(r *rank, e Gauged) {
 		}
 	}
 	b.forgetOrphans(r, func(o orphan) bool {
-		if o.tokens > surplus || !o.since.Before(e.At) {
+		if o.tokens > surplus || !o.since.Before(e.At) { // the engine may still have its KV, or the gauge was read before the request ended
 			return false
 		}
 		surplus -= o.tokens

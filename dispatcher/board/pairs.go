@@ -68,7 +68,8 @@ func (b *board) recordLost(s *slotRecord, now time.Time) {
 // quarantineIfBroken quarantines a pair that has failed pairLimit times in a row, while each of its two engines worked with another engine.
 // In this case only the connection between the two can be broken. A pair that is quarantined already stays as it is.
 func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time) {
-	if !health.quarantined() && health.failures >= pairLimit && health.prefillerWorks && health.engineWorks {
+	bothWorkElsewhere := health.prefillerWorks && health.engineWorks
+	if !health.quarantined() && health.failures >= pairLimit && bothWorkElsewhere {
 		health.circuit.Trip(now)
 		b.emitQuarantine(link, health)
 	}
@@ -142,20 +143,22 @@ func (b *board) changePrefiller(slot int32, prefiller string, now time.Time) {
 		health.circuit.Neutral(s.id)
 	}
 	s.prefiller = prefiller
-	if b.pairs.quarantinedCount > 0 {
+	if b.pairs.quarantinedCount > 0 { // otherwise the new pair cannot be due for a trial
 		b.pairs.recordSend(s, now)
 	}
 }
 
 // Quarantined returns the prefill engines from which no KV should go to the rank of a slot now, because the pair of the two engines is
-// quarantined. For a slot below 0, it returns those from which no KV should go to at least one rank of the model.
+// quarantined. For a slot below 0, it returns those from which no KV should go to at least one rank of the model. It returns none for a
+// model without a board.
 func (l *Boards) Quarantined(model string, slot int32, now time.Time) (prefillers []string) {
 	b := l.boards[model]
 	if b == nil {
 		return nil
 	}
 	for link, health := range b.pairs.suspected {
-		if (slot < 0 || link.Engine == b.slots.records[slot].rank.Engine) && !health.circuit.Allows(now) {
+		isAskedFor := slot < 0 || link.Engine == b.slots.records[slot].rank.Engine
+		if isAskedFor && !health.circuit.Allows(now) { // Allows is true again once a trial of the pair is due
 			prefillers = append(prefillers, link.Prefiller)
 		}
 	}
@@ -176,8 +179,11 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 	a := &b.assignments[i]
 	w, ok := b.waiting[a.Entry]
 	r := g.rankWithID(a.Worker)
-	if !ok || r == nil || w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
-		return true
+	if !ok || r == nil {
+		return true // the entry or the rank is not known, which bind reports as a fault
+	}
+	if w.Entry.Prefiller == "" || !b.pairs.isQuarantined(w.Entry, r, now) {
+		return true // no hand-off comes over a quarantined pair
 	}
 	outcome := b.reassign(g, p, i, w, now)
 	b.emit(Effect{Kind: EffectSteered, Label: outcome})
@@ -233,8 +239,9 @@ func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapp
 	return false
 }
 
-// couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free. It is false if the pair of
-// the entry's prefill engine and the rank's engine is quarantined.
+// couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free: the rank takes requests
+// and lists the entry's model name, the prompt is not larger than the rank, and the pair of the entry's prefill engine and the rank's
+// engine is not quarantined.
 func (b *board) couldTake(r *rank, w waitingEntry, now time.Time) bool {
 	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity
 	return largeEnough && r.takesRequests() && r.lists(w.Entry.Name) && r.usableSlots() > 0 && !b.pairs.isQuarantined(w.Entry, r, now)

@@ -32,7 +32,8 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 // "": the policy's own default stays. If the policy cannot work with the kind, the error ends with hint, which tells the user what to do.
 func parseSpecWithKind(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
-	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
+	namesNone := err == nil && sp.Accepts("predictor") && !sp.Sets("predictor")
+	if kind != "" && namesNone {
 		if sp, err = sp.With("predictor", string(kind)); err != nil {
 			err = fmt.Errorf("%w; %s", err, hint)
 		}
@@ -154,7 +155,7 @@ func (b *board) addPredictions(g *group, p *policyInUse) {
 		b.setTrueRemaining(s.Workers, int32(needs.Horizon))
 		return
 	}
-	f.KeepScores()
+	f.KeepScores() // the oracle above is never wrong, so it needs no scores
 	f.Update(s.Workers, t.predictor)
 }
 
@@ -165,8 +166,8 @@ func (b *board) setTrueRemaining(workers []policy.Worker, horizon int32) {
 		running := workers[i].Running
 		for k := range running {
 			request := &running[k]
-			left := max(1, b.outputLengths[request.ID]-request.Age) // at least 1, because a request that still runs gets one more token
-			request.Rhat = float32(min(left, horizon))
+			tokensLeft := max(1, b.outputLengths[request.ID]-request.Age) // at least 1, because a request that still runs gets one more token
+			request.Rhat = float32(min(tokensLeft, horizon))
 		}
 	}
 }

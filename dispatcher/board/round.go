@@ -36,7 +36,7 @@ func (r *Round) Copy(from *Round) {
 	for _, w := range from.Snapshot.Workers {
 		first := len(r.running)
 		r.running = append(r.running, w.Running...)
-		w.Running = r.running[first:len(r.running):len(r.running)]
+		w.Running = r.running[first:len(r.running):len(r.running)] // no capacity beyond its end, where the list of the next worker begins
 		workers = append(workers, w)
 	}
 	pool = append(pool, from.Snapshot.Pool...)

@@ -12,7 +12,7 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 	if r.group != nil { // a rank without a group has left the fleet, and no step of it can have been reported
 		s.boundAtStep = r.group.lastStep.Number
 	}
-	if n := len(t.freeIndices); n > 0 {
+	if n := len(t.freeIndices); n > 0 { // an index that was freed last is used first
 		slot = t.freeIndices[n-1]
 		t.freeIndices = t.freeIndices[:n-1]
 		t.records[slot] = s
@@ -28,7 +28,7 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 		r.unpinnedSlots++
 		r.chargeOtherRanks(r.divideKV(request))
 	}
-	r.kv += request.Tokens()
+	r.kv += request.Tokens() // without the parts that divideKV has given to other ranks
 	if s.notDecoding {
 		r.notDecodingSlots++
 		r.notDecodingKV += int64(s.prompt)
@@ -40,20 +40,20 @@ func (b *board) charge(r *rank, s slotRecord) (slot int32) {
 // when the slot was bound; prompt is the number of tokens that an engine has counted.
 func (b *board) correctPrompt(slot, prompt int32) {
 	s := &b.slots.records[slot]
-	r, longer := s.rank, prompt-s.prompt // longer is below 0 if the prompt is shorter than estimated
-	b.slots.charged.kvTokens += int64(longer)
+	r, difference := s.rank, prompt-s.prompt // difference is below 0 if the prompt is shorter than estimated
+	b.slots.charged.kvTokens += int64(difference)
 	request := &r.running[s.pos]
 	before := request.Tokens()
 	if s.notDecoding {
-		r.notDecodingKV += int64(longer)
+		r.notDecodingKV += int64(difference)
 	}
 	if r.Mixed { // the rank computes the prompt itself, so its backlog changes, too
 		if s.notDecoding { // otherwise the answer has begun, so no token of the prompt is left to compute
-			left := max(0, s.promptLeft+longer)
-			r.backlog += int64(left - s.promptLeft)
-			s.promptLeft = left
+			promptLeft := max(0, s.promptLeft+difference)
+			r.backlog += int64(promptLeft - s.promptLeft)
+			s.promptLeft = promptLeft
 		}
-		s.newTokens = max(1, s.newTokens+longer)
+		s.newTokens = max(1, s.newTokens+difference) // at least 1, because 0 would mean that the KV comes from a prefill engine
 	}
 	s.prompt, request.Prompt = prompt, prompt
 	if s.unpinned { // the other ranks of the engine are charged with their parts of the difference
@@ -71,7 +71,7 @@ func (b *board) discharge(slot int32) {
 	t.records[slot] = slotRecord{}
 	t.freeIndices = append(t.freeIndices, slot)
 	t.released.add(&s)
-	r, last := s.rank, len(s.rank.slots)-1
+	r, lastIndex := s.rank, len(s.rank.slots)-1
 	r.kv -= r.running[s.pos].Tokens()
 	if s.unpinned {
 		r.unpinnedSlots--
@@ -81,23 +81,23 @@ func (b *board) discharge(slot int32) {
 		r.notDecodingSlots--
 		r.notDecodingKV -= int64(s.prompt)
 	}
-	r.slots[s.pos], r.running[s.pos] = r.slots[last], r.running[last]
-	if s.pos < last { // otherwise the removed request was the last one
+	r.slots[s.pos], r.running[s.pos] = r.slots[lastIndex], r.running[lastIndex]
+	if s.pos < lastIndex { // otherwise the removed request was the last one
 		t.records[r.slots[s.pos]].pos = s.pos
 	}
-	r.slots, r.running = r.slots[:last], r.running[:last]
+	r.slots, r.running = r.slots[:lastIndex], r.running[:lastIndex]
 }
 
 // drift checks the accounts of slots and KV tokens. What was charged in total, less what was released in total, must equal the sum over the
 // slots in the table and the orphans. The same holds for the KV that engines keep of answers. Both results are 0 unless there is a bug.
 func (b *board) drift() (slots, kvTokens int64) {
 	var inUse tally
-	var kept int64
+	var keptKV int64
 	for _, r := range b.ranks {
 		for _, o := range r.orphans { // the tokens of an orphan count as released only after forgetOrphans
 			inUse.kvTokens += o.tokens
 		}
-		kept += r.keptKV.SumOfEntries()
+		keptKV += r.keptKV.SumOfEntries()
 	}
 	t := &b.slots
 	for i := range t.records {
@@ -106,7 +106,7 @@ func (b *board) drift() (slots, kvTokens int64) {
 		}
 	}
 	return t.charged.slots - t.released.slots - inUse.slots,
-		t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens + t.keptTotal - t.freedTotal - kept
+		t.charged.kvTokens - t.released.kvTokens - inUse.kvTokens + t.keptTotal - t.freedTotal - keptKV
 }
 
 // refresh updates the tokens of the rank's requests, and the sums of them, by the Counts. Without Counts, each request keeps the number of
@@ -118,7 +118,7 @@ func (b *board) refresh(r *rank) {
 		request := &r.running[i]
 		if b.counts != nil {
 			generated := b.generated(slot)
-			request.Age += generated - request.Generated
+			request.Age += generated - request.Generated // Age also counts tokens that other ranks generated before
 			request.Generated = generated
 		}
 		if r.unpinnedSlots > 0 && b.slots.records[slot].unpinned {

@@ -34,6 +34,7 @@ func (b *board) recordAccepted(s *slotRecord) {
 	if inService && r.refusals.Failures() == 0 { // the rank has refused none of its last requests
 		return
 	}
+	// The rank was spared one OutageLength before its trial is due.
 	if sparedSince := r.refusals.TrialAt().Add(-r.refusals.OutageLength()); !inService && s.boundAt.Before(sparedSince) {
 		return
 	}
@@ -63,7 +64,7 @@ func (b *board) updateFirstEventWatch() {
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 {
-		return
+		return // no rank is spared or would have to be
 	}
 	anyTakes := false
 	for _, g := range b.groups {
@@ -76,7 +77,7 @@ func (b *board) updateSpared(now time.Time) {
 		}
 	}
 	if anyTakes {
-		return
+		return // at least one rank takes requests, so the others may be spared
 	}
 	for _, g := range b.groups {
 		for _, r := range g.steppingRanks {

@@ -365,25 +365,25 @@ type endedRequest struct {
 // waitTimes has the times that the last 1000 admitted entries waited in the pool. The starvation guard, which serves overdue entries first,
 // uses the mean.
 type waitTimes struct {
-	last    [1000]time.Duration // ring buffer of waits
-	n, next int                 // number of times in last, and the index at which the next time is written
-	sum     time.Duration
+	waits       [1000]time.Duration // ring buffer
+	count, next int                 // number of times in waits, and the index at which the next time is written
+	sum         time.Duration
 }
 
 // add adds a wait. Once 1000 are stored, it replaces the oldest one.
 func (w *waitTimes) add(d time.Duration) {
-	w.sum += d - w.last[w.next]
-	w.last[w.next] = d
-	w.next = (w.next + 1) % len(w.last)
-	w.n = min(w.n+1, len(w.last))
+	w.sum += d - w.waits[w.next] // the replaced wait is 0 until the buffer is full
+	w.waits[w.next] = d
+	w.next = (w.next + 1) % len(w.waits)
+	w.count = min(w.count+1, len(w.waits))
 }
 
 // meanMs returns the mean wait in ms; 0: no entry was admitted yet.
 func (w *waitTimes) meanMs() float32 {
-	if w.n == 0 {
+	if w.count == 0 {
 		return 0
 	}
-	return float32(w.sum.Seconds() * 1000 / float64(w.n))
+	return float32(w.sum.Seconds() * 1000 / float64(w.count))
 }
 
 // Boards has one board for each model. A board mirrors the model's decode ranks with their requests, and has the pool of entries that wait

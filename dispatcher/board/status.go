@@ -253,7 +253,7 @@ func (l *Boards) Loads() Loads {
 		for _, r := range b.ranks {
 			output := r.runningTokens()
 			all.OutputTokens += output
-			if r.present && !r.Down {
+			if r.present && !r.Down { // the answers of other ranks count only in the sum of output tokens
 				all.Ranks = append(all.Ranks, Load{
 					Worker: r.ID, Running: b.begunAnswers(r), KVTokens: r.kv, Output: r.outputTokens + output,
 					Answers: r.answers, Empty: r.emptyAnswers,
@@ -324,7 +324,8 @@ func (b *board) poolAges(now time.Time) []int {
 	return ages
 }
 
-// rankStatus returns the status of a rank. The caller must have updated the rank's loads with refresh.
+// rankStatus returns the status of a rank. The caller must have updated the rank's loads with refresh. KVTokens leaves out the tokens of
+// other proxies, which the status shows as Others. Limit is 0 while the rank is not up.
 func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	w := WorkerStatus{
 		Lists: r.Lists,
@@ -340,7 +341,7 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	for _, slot := range r.slots {
 		if b.hasBegun(slot) {
 			w.Running++
-		} else if b.slots.records[slot].early {
+		} else if b.slots.records[slot].early { // the request got its slot before its prefill
 			w.Bound++
 		}
 	}
@@ -349,7 +350,8 @@ func (b *board) rankStatus(r *rank, now time.Time) WorkerStatus {
 	return w
 }
 
-// status returns the status of the group. The caller must have updated the loads of its ranks with refresh.
+// status returns the status of the group. The caller must have updated the loads of its ranks with refresh. A barrier group also gets the
+// imbalance of its ranks and its step times, and a mixed group its rounds.
 func (g *group) status(now time.Time) GroupStatus {
 	s := GroupStatus{Held: g.heldEntries, Budget: g.searchBudget.evaluations()}
 	s.Name, s.Barrier, s.Policy, s.FallbackRounds = g.name, g.barrier, g.policyInForce().name, g.fallbackRounds
@@ -390,8 +392,8 @@ func (g *group) roundStatus(now time.Time) *RoundStatus {
 	return s
 }
 
-// stepStatus returns the step times of the group, and what imbalance costs. loads has the load of each rank as rank.stepLoad returns it, in
-// KV tokens.
+// stepStatus returns the step times of the group, and what imbalance costs: the length of a step at the present loads, less its length if
+// all loads were equal, both by the step model. loads has the load of each rank as rank.stepLoad returns it, in KV tokens.
 func (g *group) stepStatus(loads policy.Balance) *StepStatus {
 	m, source, r2 := g.steps.Model()
 	s := &StepStatus{

@@ -42,13 +42,13 @@ func (b *board) recordSteps(g *group, reported []Step) {
 		return
 	}
 	b.refreshGroup(g)
-	before := g.tokensAtStep
+	tokensBefore := g.tokensAtStep
 	g.tokensAtStep = g.generated()
 	for _, s := range reported {
 		follows := g.lastStep.Number != 0 && s.Number == g.lastStep.Number+1
 		if follows && len(reported) == 1 { // otherwise the token counts are sums over several steps
 			if requests, sure := b.reconstructLastStep(g); sure {
-				tokensPerRequest := float64(g.tokensAtStep-before) / float64(max(1, requests))
+				tokensPerRequest := float64(g.tokensAtStep-tokensBefore) / float64(max(1, requests))
 				g.steps.Learn(step.Sample{Ranks: g.stepRanks, Tokens: tokensPerRequest, Length: g.lastStep.Length})
 			}
 		}
@@ -83,6 +83,7 @@ func (b *board) reconstructLastStep(g *group) (requests int, sure bool) {
 	last := g.lastStep.Number
 	for _, r := range g.steppingRanks {
 		kv, decodes, prompt := r.Others+r.kvFromOtherRanks, 0, int64(0)
+		// addRequest counts a request that got a token in the last step. tokens are its KV tokens.
 		addRequest := func(firstStep uint32, tokens int64) {
 			requests++
 			if !r.Mixed || firstStep != last { // otherwise a mixed rank computed the prompt in this step, and did not decode the request
@@ -108,6 +109,7 @@ func (b *board) reconstructLastStep(g *group) (requests int, sure bool) {
 				prompt += ended.promptInFirstStep
 			}
 		}
+		// prompt is estimated, but a step computes no more tokens than its budget.
 		g.stepRanks = append(g.stepRanks, step.Rank{
 			Requests: float64(decodes) * r.costFactor(), KV: float64(r.scaleByCost(kv)),
 			Prompt: float64(min(prompt, int64(r.StepBudget()))) * r.costFactor(),
@@ -139,7 +141,7 @@ func (b *board) rememberEnded(slot, generated int32, firstStep, lastStep uint32)
 	if s.unpinned {
 		kv /= r.kvParts
 	}
-	if len(r.recentlyEnded) == cap(r.recentlyEnded) {
+	if len(r.recentlyEnded) == cap(r.recentlyEnded) { // more requests ended in one step than the rank has room for
 		r.recentlyEnded = r.recentlyEnded[:0]
 	}
 	prompt := int64(0)
@@ -179,7 +181,7 @@ func (b *board) endStepsIfIdle(g *group) {
 	}
 	for _, r := range g.steppingRanks {
 		if r.notDecodingSlots > 0 {
-			b.markDecoding(r)
+			b.markDecoding(r) // updates notDecodingSlots, because the first event of a request may have come
 		}
 		if len(r.slots) > r.notDecodingSlots { // a request still decodes
 			return

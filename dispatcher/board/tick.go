@@ -87,7 +87,7 @@ func (b *board) anyImmediate() bool {
 // not decide about.
 func (b *board) prepareRounds(now time.Time) {
 	for _, p := range b.sortedPlacements {
-		p.noFreeSlot = false
+		p.noFreeSlot = false // slots may have come free since the last tick
 	}
 	b.sortDecidingGroups()
 	if len(b.decidingGroups) == 0 {
@@ -134,7 +134,7 @@ func (b *board) finishRound(took time.Duration, now time.Time) {
 	}
 	// The fallback policy has decided. Its round is not judged, because no other policy could replace it.
 	if b.fallbackNext {
-		g.heldEntries, b.fallbackNext = 0, false
+		g.heldEntries, b.fallbackNext = 0, false // the fallback policy holds no entries back
 	} else {
 		b.judgeRound(g, took)
 	}

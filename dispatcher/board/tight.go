@@ -51,7 +51,7 @@ func (r *rank) policyCapacity(watermark float64, now time.Time, longest int64) i
 	}
 	doubled := max(watermark, min(2*watermark, mostEmptyShare))
 	capacity := math.Ceil(float64(r.usableCapacity()) * (1 - doubled) / (1 - watermark))
-	if len(r.slots) == 0 {
+	if len(r.slots) == 0 { // one token more than the prompt needs, because KVBudget rounds down
 		capacity = max(capacity, math.Ceil(float64(longest+1)/(1-watermark)))
 	}
 	return int64(min(max(capacity, 1), float64(r.usableCapacity()))) // at least 1, because 0 would mean unlimited
@@ -78,11 +78,11 @@ func (l *Boards) recordPreemption(worker int32) {
 
 // largestPrompt returns the longest prompt, in tokens, that any rank of the group could take if it were idle. Only ranks that are up count.
 // watermark is the share of the room that the policy keeps empty.
-func (g *group) largestPrompt(watermark float64) (most int64) {
+func (g *group) largestPrompt(watermark float64) (largest int64) {
 	for _, r := range g.steppingRanks {
 		if r.Up {
-			most = max(most, policy.KVBudget(r.usableCapacity(), watermark))
+			largest = max(largest, policy.KVBudget(r.usableCapacity(), watermark))
 		}
 	}
-	return most
+	return largest
 }

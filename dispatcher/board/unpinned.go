@@ -13,12 +13,13 @@ func (r *rank) kvPerOtherRank(request *policy.Request) int64 {
 	return int64(request.KVElsewhere) / max(1, r.kvParts-1)
 }
 
-// divideKV divides the present KV tokens of an unpinned request equally among the ranks of its engine. It returns how many more tokens of
-// the request must be charged to each other rank than before.
-func (r *rank) divideKV(request *policy.Request) (more int64) {
-	before, now := r.kvPerOtherRank(request), (int64(request.Prompt)+int64(request.Generated))/r.kvParts
-	request.KVElsewhere = int32(now * (r.kvParts - 1))
-	return now - before
+// divideKV divides the present KV tokens of an unpinned request equally among the ranks of its engine (kvParts of them). It stores in the
+// request how many tokens are on the other ranks, and returns how many more tokens must be charged to each other rank than before; below 0:
+// fewer. The caller charges them (chargeOtherRanks).
+func (r *rank) divideKV(request *policy.Request) (moreForEach int64) {
+	partBefore, part := r.kvPerOtherRank(request), (int64(request.Prompt)+int64(request.Generated))/r.kvParts
+	request.KVElsewhere = int32(part * (r.kvParts - 1))
+	return part - partBefore
 }
 
 // chargeOtherRanks charges this many more KV tokens to each of the other ranks of the rank's engine; below 0: fewer.
@@ -46,7 +47,7 @@ func (b *board) regroupEngines() {
 	// This loop resets all ranks first, because the next loop may charge KV to a rank before it comes to that rank.
 	for _, r := range b.ranks {
 		r.kv, r.kvFromOtherRanks = r.kv-r.kvFromOtherRanks, 0
-		r.engineRanks, r.kvParts = engines[r.Engine], 1
+		r.engineRanks, r.kvParts = engines[r.Engine], 1 // one part is for r itself, even if it has left the fleet
 		for _, other := range r.engineRanks {
 			if other != r {
 				r.kvParts++

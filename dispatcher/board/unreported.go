@@ -33,14 +33,15 @@ func (r *tokenRate) perSecond() float64 {
 	return r.tokens / r.seconds
 }
 
-// add adds a measurement: the number of tokens that this many streams together got in the given time.
-func (r *tokenRate) add(streams int, tokens int64, in time.Duration) {
+// add adds a measurement: the number of tokens that this many streams together got in the elapsed time. Older measurements lose weight with
+// this time.
+func (r *tokenRate) add(streams int, tokens int64, elapsed time.Duration) {
 	if streams == 0 { // without streams, the old measurements keep their weight
 		return
 	}
-	fade := math.Exp(-in.Seconds() / rateMemory.Seconds())
+	fade := math.Exp(-elapsed.Seconds() / rateMemory.Seconds())
 	r.tokens = r.tokens*fade + float64(tokens)
-	r.seconds = r.seconds*fade + float64(streams)*in.Seconds()
+	r.seconds = r.seconds*fade + float64(streams)*elapsed.Seconds()
 }
 
 // estimate has what the board assumes about an answer whose engine reports nothing before its end.
@@ -71,7 +72,7 @@ func (b *board) measureTokenRate(now time.Time) {
 		streams, tokens, unreported := b.countStreamTokens(g)
 		g.tokenRate.add(streams, tokens, between)
 		if unreported > 0 {
-			stepsReported := g.barrier && streams > 0
+			stepsReported := g.barrier && streams > 0 // the steps of a barrier group are found by its streams
 			b.growEstimates(g, between, now, stepsReported)
 		}
 	}
