@@ -103,7 +103,7 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	for i := range waiting {
 		p.placed[i] = unplaced
 		if waiting[i].Urgent {
-			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != unplaced {
+			if r := p.bestRank(g, &waiting[i], p.largestBacklog()); r != unplaced { // otherwise the loop below tries again
 				p.send(g, waiting, i, r)
 			}
 		}
@@ -111,13 +111,13 @@ func (p *Planner) Decide(now float64, g *Group, waiting []Candidate, rule Rule) 
 	for {
 		p.ranksBefore = append(p.ranksBefore[:0], p.ranks...)
 		placed, uneven := p.placeAll(now, g, waiting, rule)
-		if placed == 0 {
+		if placed == 0 { // no candidate is left, or no rank has room: only an event can change this
 			return p.picks, math.Inf(1)
 		}
 		sendAt := p.sendTime(now, g, waiting, rule, placed, uneven)
 		if p.roundSent = sendAt <= now; p.roundSent {
 			for i, r := range p.placed {
-				if r >= 0 {
+				if r >= 0 { // the candidate is placed, and neither picked before nor unplaced
 					p.picks = append(p.picks, Pick{int32(i), r})
 				}
 			}
@@ -146,9 +146,9 @@ func (p *Planner) HeldFor() float64 { return p.heldSeconds }
 func (p *Planner) Released() bool { return p.roundSent }
 
 // placeAll finds ranks for as many candidates as there are free slots, and charges the ranks with them. It sets Since of each candidate
-// that finds a rank for the first time. n is the number of candidates that found a rank. uneven is the growth of the largest backlog less
-// the mean growth of all backlogs, in tokens: while one rank computes these tokens, the others wait.
-func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (n int, uneven float64) {
+// that finds a rank for the first time. placed is the number of candidates that found a rank. uneven is the growth of the largest backlog
+// less the mean growth of all backlogs, in tokens: while one rank computes these tokens, the others wait.
+func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule) (placed int, uneven float64) {
 	slots, largestBefore, sumBefore := 0, int64(0), int64(0)
 	for i := range p.ranks {
 		slots += p.ranks[i].Slots
@@ -168,18 +168,18 @@ func (p *Planner) placeAll(now float64, g *Group, waiting []Candidate, rule Rule
 		if !(c.Since <= now) { // Since is NaN because no rank had room for the candidate before, or the clock went back
 			c.Since = now
 		}
-		n++
+		placed++
 	}
 	sum := int64(0)
 	for i := range p.ranks {
 		sum += p.ranks[i].Backlog
 	}
-	return n, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
+	return placed, float64(largest-largestBefore) - float64(sum-sumBefore)/float64(max(1, len(p.ranks)))
 }
 
 // sortCandidates sets p.order to the oldest candidates that are not picked, as many as there are free slots, in the order in which they are
 // placed. Candidates that were held back for MaxHold come first, because others could take their room. The others are sorted by their
-// uncached tokens, the largest number first.
+// uncached tokens, the largest number first, because small ones fill the differences that large ones leave.
 func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, slots int) {
 	p.order = p.order[:0]
 	for i := range waiting {
@@ -203,7 +203,8 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 	})
 }
 
-// sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves.
+// sendTime returns the time at which the placed candidates are sent: when the sum of their holds costs as much as the round saves. placed
+// is their number, and uneven comes from placeAll.
 //
 // The bound follows from a model. Let r be the rate at which prompts come, a the time that a rank takes to compute one, T the time to the
 // first token, and p the rule's patience. If k prompts are sent together, the decodes stand still for the share r*a/k of the time, and a
@@ -214,7 +215,7 @@ func (p *Planner) sortCandidates(now float64, waiting []Candidate, rule Rule, sl
 // that wait for their first token (NotStarted). For a, sendTime takes the time of the uneven tokens, because tokens that are equally many
 // on all ranks make no rank wait. If x is less than 1, no second prompt is expected to come in time, and a request is held back only x
 // times as long.
-func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, n int, uneven float64) float64 {
+func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule, placed int, uneven float64) float64 {
 	decoding := float64(g.Decoding)
 	// Number of request-seconds for which it pays to hold requests back if this saves all decodes a stop of one second.
 	holdPerSecondSaved := mostShare * decoding * min(1, decoding/(float64(g.Slots)/2))
@@ -226,29 +227,29 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	}
 	holdBudget := holdPerSecondSaved * g.Own * uneven // seconds of holds that pay: the round saves each decode a stop of Own*uneven seconds
 	if holdBudget <= 0 {
-		return now
+		return now // holding back would save nothing, or its gain is not known
 	}
-	// The part of the budget that the holds so far have not used is divided equally among the n placed candidates. MaxHold and Until bound the
+	// The part of the budget that the holds so far have not used is divided equally among the placed candidates. MaxHold and Until bound the
 	// hold of each candidate, and the earliest bound decides for the whole round.
 	sendAt, heldSoFar := math.Inf(1), 0.0
 	for i, r := range p.placed {
-		if r >= 0 {
+		if r >= 0 { // the candidate is placed on rank r
 			c := &waiting[i]
 			heldSoFar += now - c.Since
 			sendAt = min(sendAt, c.Since+rule.MaxHold, c.Until)
 		}
 	}
-	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(n))
+	return min(sendAt, now+max(0, holdBudget-heldSoFar)/float64(placed))
 }
 
 // longestHeld returns for how many seconds the oldest placed candidate has been held back.
-func (p *Planner) longestHeld(now float64, waiting []Candidate) (most float64) {
+func (p *Planner) longestHeld(now float64, waiting []Candidate) (longest float64) {
 	for i, r := range p.placed {
-		if r >= 0 {
-			most = max(most, now-waiting[i].Since)
+		if r >= 0 { // the candidate is placed on rank r
+			longest = max(longest, now-waiting[i].Since)
 		}
 	}
-	return most
+	return longest
 }
 
 // sendHidden sends each candidate, oldest first, that fits a rank without making its backlog larger than largest, the largest backlog of
@@ -303,16 +304,17 @@ func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 		}
 	}
 	if best == unplaced {
-		return best
+		return best // no rank has a slot and room, not even one with a prefix
 	}
 	mostSaved, chosen := int64(0), best
 	for _, h := range c.Hits {
-		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) {
+		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) { // the group has no such rank, or the rank has no room
 			continue
 		}
 		uncached := int64(c.uncached(h.Rank))
-		saved := int64(c.uncached(best)) - uncached
-		if grows := max(0, p.ranks[h.Rank].Backlog+uncached-largest); saved > mostSaved && grows <= saved {
+		saved := int64(c.uncached(best)) - uncached                // prompt tokens that need not be computed thanks to this choice
+		growth := max(0, p.ranks[h.Rank].Backlog+uncached-largest) // by how much this choice makes the largest backlog larger
+		if saved > mostSaved && growth <= saved {
 			mostSaved, chosen = saved, h.Rank
 		}
 	}
@@ -344,11 +346,11 @@ func (p *Planner) charge(g *Group, c *Candidate, r int32) {
 }
 
 // largestBacklog returns the largest backlog of any rank, which includes the candidates that are sent or placed.
-func (p *Planner) largestBacklog() (most int64) {
+func (p *Planner) largestBacklog() (largest int64) {
 	for i := range p.ranks {
-		most = max(most, p.ranks[i].Backlog)
+		largest = max(largest, p.ranks[i].Backlog)
 	}
-	return most
+	return largest
 }
 
 // uncached returns how many tokens of the prompt rank r would have to compute: those that its prefix cache does not have. It is at least 1
