@@ -40,6 +40,7 @@ func (t *sumTable) fill(sizes []int64, maxItems int, bound int64) {
 	zero.words[0] = 1 // bit 0: the sum of no items is 0
 	t.rows[0] = zero
 	for i, size := range sizes {
+		// The sets of (i, j) and of (i+1, j) for all j.
 		before, after := t.rows[i*(maxItems+1):][:maxItems+1], t.rows[(i+1)*(maxItems+1):][:maxItems+1]
 		after[0] = zero
 		for j := 1; j <= min(i+1, maxItems); j++ {
@@ -54,6 +55,7 @@ func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 // union returns a row with the sums of without, and the sums of fewer plus size, up to bound. The sums of without leave out the item with
 // this size. The sums of fewer are of one item less. If no sum of fewer plus size is within bound, union returns without itself.
 func (t *sumTable) union(without, fewer row, size int64) row {
+	// The smallest sum with the item is in this word. A word has the bits of 64 sums.
 	low := fewer.low + int(size>>6)
 	if fewer.words == nil || int64(low) > t.bound>>6 { // no sum with the item exists, or all are above bound
 		return without // both sets can share one row, because a row does not change after it is built
@@ -67,14 +69,16 @@ func (t *sumTable) union(without, fewer row, size int64) row {
 	clear(next.words[:first])
 	end := first + copy(next.words[first:], without.words)
 	clear(next.words[end:])
+	// Bit 0 of fewer.words stands for 64*fewer.low, and bit 0 of next.words for 64*low, so the bits move by size and by the difference.
 	orShifted(next.words, fewer.words, uint(size)+uint(fewer.low-low)<<6)
 	next.trim(t.bound)
 	return next
 }
 
-// reserve makes the arena large enough for all rows before any is built, because the words of a row must not move.
+// reserve makes the arena large enough for all rows before any is built, because the words of a row must not move. It counts the words that
+// each row needs at most: a sum of j items is at most j times the largest of them.
 func (t *sumTable) reserve(sizes []int64) {
-	need := 1
+	need := 1 // the row with the sum 0
 	var largest int64
 	for i, size := range sizes {
 		largest = max(largest, min(size, t.bound))
@@ -105,25 +109,27 @@ func (w row) trim(bound int64) {
 	}
 }
 
+// has says whether a sum is in the row: whether bit sum&63 of the word sum>>6 is 1.
 func (w row) has(sum int64) bool {
 	k := sum>>6 - int64(w.low)
 	return k >= 0 && k < int64(len(w.words)) && w.words[k]>>(uint(sum)&63)&1 == 1
 }
 
-// largestAtMost returns the largest sum in the row that is at most x, or false if the row has no such sum.
-func (w row) largestAtMost(x int64) (int64, bool) {
+// largestAtMost returns the largest sum in the row that is at most x; ok is false if the row has no such sum.
+func (w row) largestAtMost(x int64) (sum int64, ok bool) {
 	from := int64(w.low) << 6 // sum that the first bit of the row stands for
 	if len(w.words) == 0 || x < from {
 		return 0, false
 	}
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
-	at, ok := b.PreviousSet(uint(min(x-from, int64(len(w.words))<<6-1)))
+	lastBit := int64(len(w.words))<<6 - 1
+	at, ok := b.PreviousSet(uint(min(x-from, lastBit)))
 	return from + int64(at), ok
 }
 
-// smallestAtLeast returns the smallest sum in the row that is at least x, or false if the row has no such sum.
-func (w row) smallestAtLeast(x int64) (int64, bool) {
+// smallestAtLeast returns the smallest sum in the row that is at least x; ok is false if the row has no such sum.
+func (w row) smallestAtLeast(x int64) (sum int64, ok bool) {
 	var b bitset.BitSet
 	b.SetBitsetFrom(w.words)
 	from := int64(w.low) << 6 // sum that the first bit of the row stands for

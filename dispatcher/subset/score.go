@@ -85,13 +85,14 @@ func (s *Score) SetBRH(margins []int64, discounts []float64, alpha, beta float64
 		s.keys = append(s.keys, margin<<stepBits|int64(h))
 		s.startSlope += alpha * discounts[h]
 	}
-	slices.Sort(s.keys) // sorting the numbers takes a third of the time that sorting the knots takes
+	slices.Sort(s.keys) // by margin, which is in the high bits; sorting the numbers takes a third of the time that sorting the knots takes
 	if cap(s.knots) < len(margins) {
 		s.knots = make([]knot, len(margins))
 	}
 	s.knots = s.knots[:len(margins)]
 	for i, k := range s.keys {
-		s.knots[i] = knot{margin: k >> stepBits, discount: discounts[k&(1<<stepBits-1)]}
+		margin, step := k>>stepBits, k&(1<<stepBits-1)
+		s.knots[i] = knot{margin: margin, discount: discounts[step]}
 	}
 	s.knee = Unlimited
 	var sumD, sumDMul float64

@@ -59,18 +59,18 @@ type Solver struct {
 }
 
 // Best returns the non-empty subset with the largest score among those with at most p.Cap candidates and p.Limit tokens. In a tie, the
-// smaller sum wins, then more candidates, then the smaller mask. Best returns false if no candidate fits.
+// smaller sum wins, then more candidates, then the smaller mask. ok is false if no candidate fits.
 //
 // The score F rises up to its knee, and does not rise beyond it. Therefore either the largest sum up to the knee or the smallest sum beyond
-// it is the best. All searches look for these two sums.
+// it is the best. All searches look for these two sums: they try single candidates, or all subsets if there are few, or make a table.
 //
 // The answer is exact if there are at most 4096 subsets, or if Cost is 1 and min(Limit, knee + largest size) is at most 65,536 tokens.
-func (s *Solver) Best(f *Score, p Problem) (Set, bool) {
+func (s *Solver) Best(f *Score, p Problem) (best Set, ok bool) {
 	s.loadCandidates(f, p)
 	switch {
 	case s.count == 0 || s.maxCount == 0:
 		return Set{}, false
-	case s.maxCount == 1:
+	case s.maxCount == 1: // each set is a single candidate
 		s.singles()
 	case countSubsets(s.count, s.maxCount) <= enumerable:
 		s.walk(0, choice{}, 0)
@@ -88,7 +88,7 @@ func (s *Solver) pickBetter(f *Score) Set {
 		best = s.high
 	}
 	set := Set{Sum: best.sum, Score: f.F(best.sum)}
-	for m := best.mask; m != 0; m &= m - 1 {
+	for m := best.mask; m != 0; m &= m - 1 { // each turn clears the lowest bit of m
 		set.Mask |= 1 << s.index[bits.TrailingZeros64(m)]
 	}
 	return set
@@ -114,15 +114,15 @@ func (s *Solver) singles() {
 	}
 }
 
-// walk considers each allowed set that consists of the candidates in have and at least one more, with an index not below the parameter
-// from. tokens is the number of unscaled tokens in have.
-func (s *Solver) walk(from int, have choice, tokens int64) {
+// walk considers each allowed set that consists of the candidates in base and at least one more, with an index not below the parameter
+// from. tokens is the number of unscaled tokens in base.
+func (s *Solver) walk(from int, base choice, tokens int64) {
 	for i := from; i < s.count; i++ {
 		t := tokens + s.tokens[i]
 		if t > s.limit {
-			continue
+			continue // no larger set with this candidate fits either
 		}
-		next := choice{sum: have.sum + s.sizes[i], count: have.count + 1, mask: have.mask | 1<<i, ok: true}
+		next := choice{sum: base.sum + s.sizes[i], count: base.count + 1, mask: base.mask | 1<<i, ok: true}
 		if next.sum > s.knee && s.high.ok && next.sum > s.high.sum {
 			continue // a smaller sum beyond the knee was found before, and more candidates would only make next.sum larger
 		}
@@ -152,7 +152,7 @@ func (s *Solver) consider(x choice) {
 func countSubsets(n, maxCount int) int {
 	sum, binomial := 1, 1
 	for k := 1; k <= maxCount && sum <= enumerable; k++ {
-		binomial = binomial * (n - k + 1) / k
+		binomial = binomial * (n - k + 1) / k // number of subsets with k elements
 		sum += binomial
 	}
 	return sum
@@ -169,7 +169,8 @@ func (s *Solver) searchTable(f *Score, cost float64) {
 		limit, exact = int64(math.Floor(float64(limit)*cost-float64(s.maxCount)/2)), false
 	}
 	if limit >= 0 { // a limit below 0 means that no set is certain to be within the limit for unscaled tokens
-		exact = s.findInTable(limit) && exact
+		countsTokens := s.findInTable(limit)
+		exact = exact && countsTokens
 	}
 	if exact {
 		return
@@ -190,7 +191,7 @@ func (s *Solver) considerChecked(x choice) {
 		return
 	}
 	var sum, tokens int64
-	for m := x.mask; m != 0; m &= m - 1 {
+	for m := x.mask; m != 0; m &= m - 1 { // each turn clears the lowest bit of m
 		i := bits.TrailingZeros64(m)
 		sum += s.sizes[i]
 		tokens += s.tokens[i]
@@ -201,12 +202,12 @@ func (s *Solver) considerChecked(x choice) {
 	}
 }
 
-// findInTable builds the table of sums and sets s.low and s.high from it. It returns whether the table counted single tokens. If the table
-// counted blocks of tokens, the sums of s.low and s.high are in blocks, and only their masks can be used.
-func (s *Solver) findInTable(limit int64) bool {
+// findInTable builds the table of sums and sets s.low and s.high from it. countsTokens is false if the table counted blocks of tokens,
+// because sums may be too large for single tokens. Then the sums of s.low and s.high are in blocks, and only their masks can be used.
+func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	sizes, knee := s.sizes[:s.count], s.knee
 	bound := boundOf(sizes, s.maxCount, knee, limit)
-	unit := (bound + maxBits - 1) / maxBits // tokens per block; 0 or 1: single tokens
+	unit := (bound + maxBits - 1) / maxBits // tokens per block, so that no sum is above maxBits blocks; 0 or 1: single tokens
 	if unit > 1 {
 		for i, w := range sizes {
 			s.units[i] = max(1, (w+unit/2)/unit) // rounded, but a short prompt counts as a block, too
@@ -222,7 +223,7 @@ func (s *Solver) findInTable(limit int64) bool {
 	if sum, count, ok := s.table.largestUpTo(min(knee, bound)); ok {
 		s.low = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 	}
-	if knee < bound {
+	if knee < bound { // otherwise no sum in the table is beyond the knee
 		if sum, count, ok := s.table.smallestFrom(knee + 1); ok {
 			s.high = choice{sum: sum, count: count, mask: s.table.trace(sizes, sum, count), ok: true}
 		}
@@ -259,7 +260,7 @@ func (s *Solver) greedy() choice {
 				pick = i
 			}
 		}
-		if pick < 0 {
+		if pick < 0 { // no further candidate fits
 			break
 		}
 		taken.mask |= 1 << pick
