@@ -74,13 +74,12 @@ func (l *decisionLog) open() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("dispatcher: decision log: %w", err), f.Close())
 	}
-	// rest is the incomplete line at the end of the file, and begin is its position in the file.
-	begin, rest := logfile.Rest(l.cfg.File)
+	begin, partialLine := logfile.Rest(l.cfg.File) // the incomplete line at the end of the file, and where it begins
 	l.file, l.size = f, info.Size()
 	l.regular = info.Mode().IsRegular()
-	l.out = logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}
+	l.out = logfile.Writer{Log: f, EndsMidLine: len(partialLine) > 0}
 	// An incomplete line of this log begins with lineBegin, or is a part of lineBegin if it is shorter.
-	isOwnLine := bytes.HasPrefix(rest, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(rest))
+	isOwnLine := bytes.HasPrefix(partialLine, []byte(lineBegin)) || strings.HasPrefix(lineBegin, string(partialLine))
 	if l.out.EndsMidLine && isOwnLine && f.Truncate(begin) == nil { // Truncate fails on an append-only file
 		l.size, l.out.EndsMidLine = begin, false
 	}
@@ -133,7 +132,7 @@ func (l *decisionLog) write(r *board.Round) {
 		Snapshot: &r.Snapshot, Outputs: l.outputs, Assign: r.Assign,
 	}
 	l.line = line.AppendJSON(l.line[:0])
-	l.unusedRounds <- r
+	l.unusedRounds <- r // never blocks: the channel has room for all rounds
 	err := l.append(l.line)
 	if err == nil {
 		l.lastOK = true
@@ -150,13 +149,14 @@ func (l *decisionLog) write(r *board.Round) {
 // append writes one line. If the line would make the file larger than half of MaxBytes, append first starts a new file (rotate), because
 // FILE.1 takes the other half.
 func (l *decisionLog) append(line []byte) error {
-	if l.file == nil {
+	if l.file == nil { // the last write or rotation has failed
 		if err := l.open(); err != nil {
 			return err
 		}
 	}
 	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes a line of any size
-	if tooLarge && l.regular {
+	mustRotate := tooLarge && l.regular                                  // a pipe or a device is never rotated
+	if mustRotate {
 		if err := l.rotate(); err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (l *decisionLog) append(line []byte) error {
 	}
 	n, err := l.out.WriteLine(line)
 	l.size += int64(n)
-	if err != nil && l.regular { // the next call of open removes the part of the line that was written
+	if err != nil && l.regular { // the next append opens the file again, and open removes the part of the line that was written
 		err = errors.Join(err, l.file.Close())
 		l.file = nil
 	}

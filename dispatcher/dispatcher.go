@@ -53,7 +53,7 @@ func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result
 }
 
 // enqueue passes an entry to the scheduler's goroutine, and returns the channel for its answer. If the dispatcher has ended, the answer is
-// ErrDraining at once.
+// ErrDraining at once. An entry without a time of entry gets the present time.
 func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	if e.Entry.Entered.IsZero() {
 		e.Entry.Entered = time.Now()
@@ -128,7 +128,7 @@ func (d *Dispatcher) Loads(ctx context.Context) (l board.Loads, ok bool) {
 func (d *Dispatcher) Status(ctx context.Context) board.Status {
 	reply := make(chan board.Status, 1)
 	if !d.inbox.push(func(r *scheduler) { reply <- r.status(time.Now()) }) {
-		<-d.done
+		<-d.done // the dispatcher is ending, and writes its last status before it closes done
 		return d.last
 	}
 	select {
@@ -154,13 +154,13 @@ func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
-// rank's engine failed.
+// rank's engine failed. If no pair of engines of the board is suspected, it does not ask the scheduler.
 func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
-	if s.board.pace.watchedFirstEvents.Load() == 0 {
+	if s.board.pace.watchedFirstEvents.Load() == 0 { // 0: no pair is suspected, and no rank refuses requests
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
-		if s.isHeld() {
+		if s.isHeld() { // otherwise the slot was given back, and its number may belong to another request
 			prefillers = r.boards.Quarantined(s.board.model, s.Slot, time.Now())
 		}
 		return nil
@@ -169,7 +169,7 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 }
 
 // Blocked returns the prefill engines from which no KV should go now to at least one decode rank of a board, because recent hand-offs
-// failed.
+// failed. If there is no such board, or none of its pairs of engines is suspected, it does not ask the scheduler.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watchedFirstEvents.Load() == 0 {
 		return nil
@@ -184,7 +184,7 @@ func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 // Rerouted records that the KV of a slot comes from another prefill engine than was planned. The slot was bound before its prefill.
 func (d *Dispatcher) Rerouted(s *Slot, prefiller string) {
 	d.inbox.push(func(r *scheduler) {
-		if s.isHeld() {
+		if s.isHeld() { // otherwise the slot was given back, and its number may belong to another request
 			r.apply(board.Rerouted{Model: s.board.model, Slot: s.Slot, Prefiller: prefiller})
 		}
 	})
@@ -244,7 +244,7 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 		r.advance(queue, time.Now())
 		clear(queue) // the functions would keep the memory that they refer to from being garbage collected
 		if next := r.boards.Next(); next.IsZero() {
-			timer.Stop()
+			timer.Stop() // the boards have nothing to do before the next call
 		} else {
 			timer.Reset(time.Until(next))
 		}
@@ -273,9 +273,10 @@ func (d *Dispatcher) Room(board, model string, within time.Duration) (n int, own
 	if slots == 0 { // no rank takes requests now: a shortage of slots is not the reason to hold prefills back
 		return math.MaxInt, ownRanks
 	}
-	// Each slot comes free once per meanSlotSeconds, the mean time for which a request has its slot. A mean below 1 ms counts as 1 ms.
+	// Number of slots that come free in this time: each does so once per meanSlotSeconds, the mean time for which a request has its slot. A
+	// mean below 1 ms counts as 1 ms, so that the division is safe.
 	freed := within.Seconds() * float64(slots) / max(math.Float64frombits(p.meanSlotSeconds.Load()), 1e-3)
-	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32)))
+	free := max(1, int(min(float64(p.free.Load())+freed, math.MaxInt32))) // at least 1, so that prefills never stop
 	return free - int(p.waiting.Load()), ownRanks
 }
 

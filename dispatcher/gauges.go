@@ -259,7 +259,7 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 	if rounds := g.Rounds; rounds != nil { // the group prefills and decodes
 		s.counter(descRounds, float64(rounds.Sent), group)
 		s.counter(descPrefillSteps, float64(rounds.PrefillSteps), group)
-		if rounds.MeanBacklog > 0 {
+		if rounds.MeanBacklog > 0 { // otherwise the quotient is not defined
 			s.gauge(descBacklogImbalance, float64(rounds.MostBacklog)/rounds.MeanBacklog, group)
 		}
 	}

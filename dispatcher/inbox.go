@@ -14,7 +14,7 @@ type inbox struct {
 func newInbox() *inbox { return &inbox{wake: make(chan struct{}, 1)} }
 
 // push queues a function for the scheduler's goroutine. It returns false if the inbox is closed, so that the function will never be called.
-func (b *inbox) push(f func(*scheduler)) bool {
+func (b *inbox) push(f func(*scheduler)) (accepted bool) {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()

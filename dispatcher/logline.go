@@ -66,7 +66,7 @@ func (l *LogLine) AppendJSON(dst []byte) []byte {
 			dst = appendInt(appendComma(dst, i), o)
 		}
 	}
-	dst = append(dst, `]},"assign":[`...)
+	dst = append(dst, `]},"assign":[`...) // the first bracket ends the outputs or, if there are none, the pool
 	for i, a := range l.Assign {
 		dst = strconv.AppendUint(append(appendComma(dst, i), '['), a.Entry, 10)
 		dst = append(appendInt(append(dst, ','), a.Worker), ']')

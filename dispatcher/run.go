@@ -69,7 +69,7 @@ func (r *scheduler) advance(queue []func(*scheduler), now time.Time) {
 // the other: the event Decide runs a round, and the event Decided tells the board how long the round took.
 func (r *scheduler) apply(e board.Event) {
 	r.twins.record(e, r.now)
-	r.carryOut(r.boards.Apply(e, r.now), 0)
+	r.carryOut(r.boards.Apply(e, r.now), 0) // 0: no round caused these effects
 	for r.boards.Deciding() {
 		start := time.Now()
 		effects := r.boards.Apply(board.Decide{}, r.now)
@@ -199,7 +199,8 @@ func (r *scheduler) carryOut(effects []board.Effect, took time.Duration) {
 }
 
 // carryOutOne carries out one effect: it answers a caller, updates a metric, writes a log line, or passes a value to another part of the
-// dispatcher. took is the duration of the round that caused the effect; 0: no round did.
+// dispatcher. took is the duration of the round that caused the effect; 0: no round did. Only barrier groups have a step detector, so there
+// is none for the other groups.
 func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	m := r.metrics
 	switch e.Kind {
@@ -337,7 +338,8 @@ func (r *scheduler) stateOrNew(model string) *boardState {
 	return b
 }
 
-// dropState drops the scheduler's state for a board that was removed. Dispatcher.Room then finds no board.
+// dropState drops the scheduler's state for a board that was removed. Dispatcher.Room then finds no board. It makes a new list instead of
+// changing the present one, over which advance may be iterating.
 func (r *scheduler) dropState(model string) {
 	r.inOrder = slices.DeleteFunc(slices.Clone(r.inOrder), func(b *boardState) bool { return b.model == model })
 	delete(r.byModel, model)
@@ -363,7 +365,7 @@ func (r *scheduler) dropLabel(key board.GroupKey) {
 	label := r.labels[key]
 	delete(r.labels, key)
 	for _, other := range r.labels {
-		if other == label {
+		if other == label { // another group uses the same series
 			return
 		}
 	}
@@ -399,12 +401,13 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
 	slot.waitsInEngine.Store(slot.InEngineQueue)
-	if e.Entry.Aggregated {
+	if e.Entry.Aggregated { // only entries for ranks that prefill are held back for rounds
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
 	if slot.InEngineQueue {
 		b.inEngineQueue++
 	}
+	// The slot number is an index in b.slots, which grows with the largest number.
 	if missing := int(slot.Slot) + 1 - len(b.slots); missing > 0 {
 		b.slots = append(b.slots, make([]*Slot, missing)...)
 	}
@@ -422,7 +425,8 @@ func (r *scheduler) answer(e *pool.Entry, result Result) {
 // answer sends the result to the caller of Enqueue. Before that, it releases the place that the entry had in the bounded pool
 // (Config.Places), so that the caller can rely on the place being free.
 func (w waitingEntry) answer(places *pool.Semaphore, r Result) {
-	if places != nil && !w.Entry.Discard && w.Local == nil {
+	hasPlace := places != nil && !w.Entry.Discard && w.Local == nil // discarded hand-offs and entries of EnqueueLocal never have one
+	if hasPlace {
 		places.Release()
 	}
 	w.result <- r

@@ -28,7 +28,7 @@ type Slot struct {
 	maxUnreported atomic.Int32
 }
 
-// newSlot returns an empty slot, with memory for a Trace if explain is true. Slot and Trace are one allocation.
+// newSlot returns an empty slot for an entry, with memory for a Trace if explain is true. In that case, Slot and Trace are one allocation.
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	if !explain {
 		return &Slot{}
@@ -48,7 +48,7 @@ func (s *Slot) isHeld() bool { return s.board.slots[s.Slot] == s }
 // and the step detector of the group finds steps by these reports. Progress ignores a number that is not larger than the last one. Any
 // goroutine may call it, and it does not allocate.
 func (s *Slot) Progress(generated int) {
-	for {
+	for { // until the number is stored, or another goroutine has stored one that is not smaller
 		before := s.generated.Load()
 		if int32(generated) <= before {
 			return

@@ -53,7 +53,7 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	if !d.mu.TryLock() {
 		return // another stream is just beginning this step; streamLast gets the new number with the next tokens
 	}
-	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch))
+	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch)) // unless another stream began the step before the lock was taken
 	d.mu.Unlock()
 	streamLast.Store(d.current.Load())
 	if begun {
@@ -63,8 +63,8 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 
 // beginStep begins the next step at a time, given as the time since d.epoch. The Length of the next step is the time since the current step
 // began; 0 if that is not known. If the Length would be below d.minLength, the stream only catches up, so beginStep returns false and
-// changes nothing.
-func (d *stepDetector) beginStep(at time.Duration) bool {
+// changes nothing. The caller holds d.mu.
+func (d *stepDetector) beginStep(at time.Duration) (begun bool) {
 	s := board.Step{Number: d.current.Load() + 1}
 	if d.began > 0 {
 		s.Length = at - d.began

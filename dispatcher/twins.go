@@ -70,7 +70,7 @@ const restAfterLate = time.Second
 
 // newTwins returns nil if no policy is replayed. The methods that the scheduler calls in each turn do nothing on a nil *twins.
 func newTwins(cfg Config, m *metrics) *twins {
-	work := m.addTwin()
+	work := m.addTwin() // the metrics exist even if no policy is replayed
 	if len(cfg.Twin) == 0 {
 		return nil
 	}
@@ -149,6 +149,7 @@ func (t *twins) run(ctx context.Context) {
 				var took time.Duration
 				replayer, took, more = t.runSlice(replayer, turns)
 				turns = nextTurns(turns, took)
+				// The slice counts as took*costFactor of processor time, which is coreShare of the time of slice and rest together.
 				rest = time.Duration(float64(took) * (costFactor/coreShare - 1))
 			}
 			timer.Reset(rest)
@@ -243,7 +244,7 @@ func (t *twins) addVerdict(v *twin.Verdict) {
 		if day := v.To.UTC().Format(time.DateOnly); day != sums.day { // the first verdict of a day begins a new sum
 			sums.day, sums.today = day, 0
 		}
-		if !a.Claimed {
+		if !a.Claimed { // the difference is not larger than the error of the replay
 			continue
 		}
 		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // time saved per step, times the number of steps that no earlier verdict has counted
@@ -292,11 +293,11 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
 			SavedSeconds: sums.saved, LostSeconds: sums.lost, Today: sums.today,
 		}
-		if h := found.Hour; h.Seconds > 0 {
+		if h := found.Hour; h.Seconds > 0 { // 0: the other policy could not be replayed
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
 				ErrorRatio: h.Error}
 		}
-		a.Say(s, found.Failed)
+		a.Say(s, found.Failed) // sets Says, the sentence that people read
 		if otherPolicy, old := v.Policy != policy, s.AgeSeconds > twin.Stale.Seconds(); otherPolicy || old {
 			a.Claimed, a.Hour, a.Says = false, nil, "against "+a.Policy+": nothing was replayed lately"
 		}
