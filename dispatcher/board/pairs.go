@@ -196,7 +196,7 @@ func (b *board) avoidQuarantinedPair(g *group, p *policyInUse, i int, now time.T
 // when idle. The outcome is one of the Steer constants.
 func (b *board) reassign(g *group, p *policyInUse, i int, w waitingEntry, now time.Time) (outcome string) {
 	if w.Entry.Urgent(now) {
-		return SteerKept
+		return SteerKept // the entry cannot wait any longer
 	}
 	var best *rank
 	for _, r := range g.steppingRanks {

@@ -470,6 +470,7 @@ type slotTable struct {
 // tally counts slots and the KV tokens of their prompts.
 type tally struct{ slots, kvTokens int64 }
 
+// add counts the slot of a request, and the KV tokens of its prompt.
 func (t *tally) add(s *slotRecord) {
 	t.slots++
 	t.kvTokens += int64(s.prompt)

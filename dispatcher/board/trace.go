@@ -30,7 +30,7 @@ func (b *board) writeTraces(g *group, p *policyInUse) {
 	for i, a := range b.assignments {
 		w, ok := b.waiting[a.Entry]
 		if !ok || w.Trace == nil {
-			continue
+			continue // there is no such entry, or its caller wants no trace
 		}
 		scores, lowerIsBetter, scored := b.scores[:len(s.Workers)], true, false
 		scoresLeft -= len(scores)

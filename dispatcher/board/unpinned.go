@@ -58,7 +58,7 @@ func (b *board) regroupEngines() {
 		for i, slot := range r.slots {
 			if request := &r.running[i]; b.slots.records[slot].unpinned {
 				before := request.Tokens()
-				request.KVElsewhere = 0
+				request.KVElsewhere = 0 // the loop above has taken all parts off the other ranks
 				r.chargeOtherRanks(r.divideKV(request))
 				r.kv += request.Tokens() - before
 			}

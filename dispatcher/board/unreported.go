@@ -61,19 +61,19 @@ func (s *slotRecord) unreported() bool { return s.estimate.maxTokens > 0 }
 // grow as fast.
 func (b *board) measureTokenRate(now time.Time) {
 	for _, g := range b.groups {
-		between := now.Sub(g.tokenRate.measuredAt)
-		if between < measureEvery {
-			continue
+		elapsed := now.Sub(g.tokenRate.measuredAt)
+		if elapsed < measureEvery {
+			continue // the last measurement is still recent
 		}
 		if first := g.tokenRate.measuredAt.IsZero(); first {
-			between = 0 // at the first measurement, the time since the last one is not known
+			elapsed = 0 // at the first measurement, the time since the last one is not known
 		}
 		g.tokenRate.measuredAt = now
 		streams, tokens, unreported := b.countStreamTokens(g)
-		g.tokenRate.add(streams, tokens, between)
+		g.tokenRate.add(streams, tokens, elapsed)
 		if unreported > 0 {
 			stepsReported := g.barrier && streams > 0 // the steps of a barrier group are found by its streams
-			b.growEstimates(g, between, now, stepsReported)
+			b.growEstimates(g, elapsed, now, stepsReported)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 				continue
 			}
 			n := b.counts.generated(slot)
-			if s.estimate.tokensMeasured > 0 {
+			if s.estimate.tokensMeasured > 0 { // otherwise it is not known for which part of the time the stream ran
 				streams++
 				tokens += int64(n - s.estimate.tokensMeasured)
 			}
@@ -100,15 +100,16 @@ func (b *board) countStreamTokens(g *group) (streams int, tokens int64, unreport
 	return streams, tokens, unreported
 }
 
-// growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time between, since the last
-// measurement. An answer gets none while a mixed rank still computes its prompt. If stepsReported is false, growEstimates also estimates
-// how much of the prompts is computed, by the rank's token budget for each step. Otherwise estimatePromptProgress does this.
-func (b *board) growEstimates(g *group, between time.Duration, now time.Time, stepsReported bool) {
+// growEstimates adds to each unreported answer of a group the tokens that it has probably got in the time elapsed since the last
+// measurement. An answer gets none while it waits in the engine's queue, or while a mixed rank still computes its prompt. If stepsReported
+// is false, growEstimates also estimates how much of the prompts is computed, by the rank's token budget for each step. Otherwise
+// estimatePromptProgress does this.
+func (b *board) growEstimates(g *group, elapsed time.Duration, now time.Time, stepsReported bool) {
 	// perSecond is the number of tokens of one request, and also about the number of steps, because a step brings about one token per request.
 	perSecond := g.tokenRate.perSecond()
 	for _, r := range g.steppingRanks {
 		// Number of prompt tokens that the rank can have computed in this time.
-		budget := int64(perSecond * between.Seconds() * float64(r.StepBudget()))
+		budget := int64(perSecond * elapsed.Seconds() * float64(r.StepBudget()))
 		for _, slot := range r.slots {
 			s := &b.slots.records[slot]
 			if !s.unreported() || s.inEngineQueue {
@@ -118,12 +119,12 @@ func (b *board) growEstimates(g *group, between time.Duration, now time.Time, st
 				budget -= r.computePrompt(s, budget)
 			}
 			if s.promptLeft > 0 {
-				continue
+				continue // the prompt is not complete
 			}
 			if s.estimate.firstStep == 0 { // the prompt is complete, so the answer gets its first token now
 				s.estimate.firstStep, s.estimate.tokens = g.lastStep.Number+1, 1
 			}
-			ran := min(between, now.Sub(s.boundAt)) // the request may have been bound after the last measurement
+			ran := min(elapsed, now.Sub(s.boundAt)) // the request may have been bound after the last measurement
 			s.estimate.tokens = min(s.estimate.tokens+perSecond*ran.Seconds(), float64(s.estimate.maxTokens))
 		}
 	}
@@ -146,7 +147,8 @@ func (b *board) emitEstimate(s *slotRecord, o Outcome, generated int32, now time
 	if !s.unreported() || o.Kind != Finished || generated <= 0 {
 		return // no number to compare with: the answer was cut off, or has no tokens
 	}
-	b.emit(Effect{Kind: EffectEstimate, EstimatedTokens: max(1, s.estimate.tokens), Count: int(generated)})
+	estimated := max(1, s.estimate.tokens) // the answer has at least one token
+	b.emit(Effect{Kind: EffectEstimate, EstimatedTokens: estimated, Count: int(generated)})
 	if g := s.rank.group; g != nil && g.tokenRate.seconds == 0 {
 		g.tokenRate.add(1, int64(generated), now.Sub(s.boundAt))
 	}
