@@ -142,7 +142,7 @@ func (t *twins) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for more := true; more; { // until all segments are replayed
+		for more := true; more; { // until all segments are replayed; runSlice sets more
 			t.handOver(replayer)
 			rest := restAfterLate
 			if !t.wasLate() { // after a slow round there is no slice: only the rest, and more stays true
