@@ -155,8 +155,8 @@ func (l *decisionLog) append(line []byte) error {
 		}
 	}
 	tooLarge := l.size > 0 && l.size+int64(len(line)) > l.cfg.MaxBytes/2 // an empty file takes a line of any size
-	mustRotate := tooLarge && l.regular                                  // a pipe or a device is never rotated
-	if mustRotate {
+	// A pipe or a device is never rotated.
+	if tooLarge && l.regular {
 		if err := l.rotate(); err != nil {
 			return err
 		}

@@ -154,7 +154,7 @@ func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
-// rank's engine failed. If no pair of engines of the board is suspected, it does not ask the scheduler.
+// rank's engine failed. While no pair of engines of the board is suspected and no rank refuses requests, it does not ask the scheduler.
 func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 	if s.board.pace.watchedFirstEvents.Load() == 0 { // 0: no pair is suspected, and no rank refuses requests
 		return nil
@@ -169,7 +169,8 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 }
 
 // Blocked returns the prefill engines from which no KV should go now to at least one decode rank of a board, because recent hand-offs
-// failed. If there is no such board, or none of its pairs of engines is suspected, it does not ask the scheduler.
+// failed. If there is no such board, or none of its pairs of engines is suspected and none of its ranks refuses requests, it does not ask
+// the scheduler.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
 	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watchedFirstEvents.Load() == 0 {
 		return nil

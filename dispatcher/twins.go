@@ -293,7 +293,7 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
 			SavedSeconds: sums.saved, LostSeconds: sums.lost, Today: sums.today,
 		}
-		if h := found.Hour; h.Seconds > 0 { // 0: the other policy could not be replayed
+		if h := found.Hour; h.Seconds > 0 { // 0: too little traffic was replayed for a result
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
 				ErrorRatio: h.Error}
 		}

@@ -36,7 +36,7 @@ func (g *group) admitsAny() bool {
 	policy := g.policyInForce()
 	for _, r := range g.steppingRanks {
 		if r.takesRequests() && (policy.Immediate() || r.maxNewRequests(policy) > 0) {
-			return true // one rank is enough
+			return true
 		}
 	}
 	return false

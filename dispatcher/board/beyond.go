@@ -169,9 +169,9 @@ func (b *board) emitPace() {
 	b.emit(Effect{Kind: EffectPace, Group: GroupKey{Model: b.model}, Pace: b.pace, Named: b.sortedPaces})
 }
 
-// addRank counts the slots of a rank that takes requests. Slots counts the slots whose requests the engine has begun and the free slots for
-// which there is KV room, but at most the usable slots. It counts at least 1, because Dispatcher.Room takes 0 as a board whose ranks take
-// no requests. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can use them.
+// addRank counts the slots of a rank that takes requests: the slots whose requests the engine has begun, and the free slots for which there
+// is KV room. They count as at least 1, because Dispatcher.Room takes 0 as a board whose ranks take no requests, but as at most the usable
+// slots. Free slots without KV room do not count, because Dispatcher.Room would promise them although no request can use them.
 func (p *Throughput) addRank(r *rank) {
 	if r.takesRequests() {
 		free := r.freeFor(p.tokens)

@@ -74,7 +74,7 @@ func (b *board) fillStepCosts(g *group) {
 func (b *board) fillWorkers(g *group, p *policyInUse, now time.Time) {
 	s := &b.snapshot
 	s.Workers = s.Workers[:0]
-	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0) // policyCapacity leaves room for the longest prompt on an idle rank
+	watermark, longestPrompt := policy.Watermark(p.Policy), int64(0) // policyCapacity leaves room for the longest prompt on a tight, idle rank
 	for _, e := range b.pool.Entries() {
 		longestPrompt = max(longestPrompt, int64(e.Prompt))
 	}

@@ -240,7 +240,7 @@ func (b *board) swapRanks(g *group, i int, w waitingEntry, now time.Time) (swapp
 }
 
 // couldTake says whether the rank could take the entry if all slots and the whole KV room of the rank were free: the rank takes requests
-// and lists the entry's model name, the prompt is not larger than the rank, and the pair of the entry's prefill engine and the rank's
+// and lists the entry's model name, the prompt is not larger than its Capacity, and the pair of the entry's prefill engine and the rank's
 // engine is not quarantined.
 func (b *board) couldTake(r *rank, w waitingEntry, now time.Time) bool {
 	largeEnough := r.Capacity == 0 || int64(w.prompt()) <= r.Capacity

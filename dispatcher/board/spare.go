@@ -64,7 +64,7 @@ func (b *board) updateFirstEventWatch() {
 func (b *board) updateSpared(now time.Time) {
 	b.retrySparedAt = time.Time{}
 	if b.refusingRanks == 0 {
-		return // no rank is spared or would have to be
+		return // no rank has refused its last requests, so none is spared
 	}
 	anyTakes := false
 	for _, g := range b.groups {

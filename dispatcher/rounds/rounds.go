@@ -227,7 +227,7 @@ func (p *Planner) sendTime(now float64, g *Group, waiting []Candidate, rule Rule
 	}
 	holdBudget := holdPerSecondSaved * g.Own * uneven // seconds of holds that pay: the round saves each decode a stop of Own*uneven seconds
 	if holdBudget <= 0 {
-		return now // holding back would save nothing, or its gain is not known
+		return now // holding back does not pay, or its gain is not known
 	}
 	// The part of the budget that the holds so far have not used is divided equally among the placed candidates. MaxHold and Until bound the
 	// hold of each candidate, and the earliest bound decides for the whole round.
@@ -308,7 +308,7 @@ func (p *Planner) bestRank(g *Group, c *Candidate, largest int64) int32 {
 	}
 	mostSaved, chosen := int64(0), best
 	for _, h := range c.Hits {
-		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) { // the group has no such rank, or the rank has no room
+		if int(h.Rank) >= len(p.ranks) || !p.fits(h.Rank, c) { // the group has no such rank, or the rank has no slot or no room
 			continue
 		}
 		uncached := int64(c.uncached(h.Rank))

@@ -55,7 +55,7 @@ func (t *sumTable) sumsOf(i, j int) row { return t.rows[i*(t.maxItems+1)+j] }
 // union returns a row with the sums of without, and the sums of fewer plus size, up to bound. The sums of without leave out the item with
 // this size. The sums of fewer are of one item less. If no sum of fewer plus size is within bound, union returns without itself.
 func (t *sumTable) union(without, fewer row, size int64) row {
-	// The smallest sum with the item is in this word. A word has the bits of 64 sums.
+	// A word has the bits of 64 sums. No sum with the item is in a word before this one.
 	low := fewer.low + int(size>>6)
 	if fewer.words == nil || int64(low) > t.bound>>6 { // no sum with the item exists, or all are above bound
 		return without // both sets can share one row, because a row does not change after it is built

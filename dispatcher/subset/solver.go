@@ -207,7 +207,7 @@ func (s *Solver) considerChecked(x choice) {
 func (s *Solver) findInTable(limit int64) (countsTokens bool) {
 	sizes, knee := s.sizes[:s.count], s.knee
 	bound := boundOf(sizes, s.maxCount, knee, limit)
-	unit := (bound + maxBits - 1) / maxBits // tokens per block, so that no sum is above maxBits blocks; 0 or 1: single tokens
+	unit := (bound + maxBits - 1) / maxBits // tokens per block, so that bound is at most maxBits blocks; 0 or 1: single tokens
 	if unit > 1 {
 		for i, w := range sizes {
 			s.units[i] = max(1, (w+unit/2)/unit) // rounded, but a short prompt counts as a block, too
