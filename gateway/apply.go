@@ -16,6 +16,7 @@ import (
 // conf returns the settings in force. A reload may come between two calls, so settings that belong together are read from one call.
 func (g *Gateway) conf() *reload.Settings { return g.config.Settings() }
 
+// reloadDeps returns what the reloader needs from this proxy. Parts that do not exist yet are reached through functions.
 func (g *Gateway) reloadDeps() reload.Deps {
 	return reload.Deps{
 		Log: g.log, Registerer: g.reg, Started: g.started, Prepare: g.prepare,
@@ -74,8 +75,9 @@ func (g *Gateway) prepare(old, next *reload.Settings, fit *predictor.Fit) (apply
 func (g *Gateway) prefillConfig(s *reload.Settings) prefill.Config {
 	c := s.Tier()
 	c.Explain, c.Places = s.RecordsReasons(), g.places
-	c.Free = func(board, model string) (int, bool) { return g.dispatcher.Free(board, model) }
-	c.Decode = func(board, model string, within time.Duration) (int, bool) {
+	// The closures reach the dispatcher when they are called: at the start, the prefill tier is made before the dispatcher.
+	c.Free = func(board, model string) (n int, onlySomeRanks bool) { return g.dispatcher.Free(board, model) }
+	c.Decode = func(board, model string, within time.Duration) (n int, onlySomeRanks bool) {
 		return g.dispatcher.Room(board, model, within)
 	}
 	c.Ranks = g.locals

@@ -122,7 +122,7 @@ func (g observer) fillInHits(f *detect.Facts, now time.Time) {
 	if f.Prefill.IsBacklogLong() && len(f.Waiting) > 0 {
 		key := f.Waiting[0].Key // the key with the most waiting requests
 		lately, before := g.Receipts().Hits(key, now)
-		if lately.Prompt > 0 && before.Prompt > 0 {
+		if lately.Prompt > 0 && before.Prompt > 0 { // without prompts in a span, it has no share to compare
 			f.Prefill.Hits = &detect.Hits{Key: key, Share: share(float64(lately.Cached), float64(lately.Prompt)),
 				Before: share(float64(before.Cached), float64(before.Prompt))}
 		}
@@ -145,31 +145,33 @@ func waitingOf(keys map[string]receipt.Load) []detect.Waiting {
 		return cmp.Or(cmp.Compare(b.Requests, a.Requests), cmp.Compare(a.Key, b.Key))
 	})
 	if len(list) > mostKeys {
-		rest := detect.Waiting{}
+		others := detect.Waiting{}
 		for _, w := range list[mostKeys:] {
-			rest.Requests += w.Requests
+			others.Requests += w.Requests
 		}
-		list = append(list[:mostKeys], rest)
+		list = append(list[:mostKeys], others)
 	}
 	return list
 }
 
-// heaviestKey returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean of its prompts; nil: no key
-// has any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
+// heaviestKey returns the key with the most prompt tokens, its share of the tokens of all keys, and the mean length of its prompts, in
+// tokens; nil: no key has any tokens. Ties go to the key that comes first in the alphabet, because a map has no order.
 func heaviestKey(keys map[string]receipt.Load) *detect.Heaviest {
-	total := 0
-	var most receipt.Load
-	var keyWithMost string
+	totalTokens := 0
+	var heaviest receipt.Load
+	var heaviestName string
 	for key, load := range keys {
-		total += load.Tokens
-		if load.Tokens > most.Tokens || load.Tokens == most.Tokens && key < keyWithMost {
-			most, keyWithMost = load, key
+		totalTokens += load.Tokens
+		winsTie := load.Tokens == heaviest.Tokens && key < heaviestName
+		if load.Tokens > heaviest.Tokens || winsTie {
+			heaviest, heaviestName = load, key
 		}
 	}
-	if most.Prompts == 0 || total == 0 {
+	if heaviest.Prompts == 0 || totalTokens == 0 { // no key has any tokens; both are divisors below
 		return nil
 	}
-	return &detect.Heaviest{Key: keyWithMost, Share: float64(most.Tokens) / float64(total), Mean: most.Tokens / most.Prompts}
+	return &detect.Heaviest{Key: heaviestName, Share: float64(heaviest.Tokens) / float64(totalTokens),
+		Mean: heaviest.Tokens / heaviest.Prompts}
 }
 
 // mostModelsNamed is how many models of an engine are named. LoRA adapters are models, too, and there may be thousands.
@@ -255,9 +257,9 @@ func prefillFacts(c *prefill.CandidateStatus, gate float64) detect.PrefillEngine
 	p := detect.PrefillEngine{
 		ID: c.ID, State: c.State, KVTokens: c.KVTokens, Budget: int64(gate * float64(c.CapacityTokens)), KVShare: c.OwnUsage, GateShare: gate,
 		Inflight: c.Inflight, NewTokens: c.QueuedNewTokens, Waiting: c.Waiting, Pooled: c.Pooled, Dispatched: c.Dispatched,
-		HitShare: c.HitShare, ScrapeAgeMs: -1,
+		HitShare: c.HitShare, ScrapeAgeMs: -1, // -1: the engine's metrics were not read yet
 	}
-	if c.State == "out" {
+	if c.State == "out" { // the engine takes no requests, and Why is the first line of the reason
 		p.Why, _, _ = strings.Cut(c.Fault, "\n")
 	}
 	if c.ScrapedUsage != nil { // the engine may hold KV that this proxy does not know of

@@ -44,7 +44,8 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// New wires a proxy from a validated config. No socket is open before Start.
+// New wires a proxy from a validated config. No socket is open before Start. If New fails, it ends the context of the parts that it has
+// made. Each part is made after the parts that it is given as values; a part that is made later is reached through a function.
 func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	g = &Gateway{log: log, started: time.Now(), reg: prometheus.NewRegistry()}
 	g.ctx, g.stop = context.WithCancel(context.Background())
@@ -102,7 +103,7 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 	decision.Registerer, decision.Log = g.reg, log
 	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
 		r := g.fleet.Now().Rank(worker)
-		if r == nil {
+		if r == nil { // the rank has left the fleet
 			return dispatcher.EngineMetrics{}, false
 		}
 		gauges, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
@@ -152,9 +153,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		Authenticate: g.admission.Authenticate, Caller: g.admission.Caller, Bodies: g.bodies, Refused: g.admission.CountRefused,
 		Answer: g.admission.AnswerRefused,
 	})
-	return g, beginTraces()
+	return g, beginTraces() // traces begin last, when nothing else can fail any more
 }
 
+// requestDeps returns what the server of requests needs from the other parts of this proxy.
 func (g *Gateway) requestDeps() request.Deps {
 	return request.Deps{
 		Context: g.ctx, Log: g.log, Registerer: g.reg, Buckets: secondsBuckets,
@@ -213,7 +215,7 @@ func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, w
 }
 
 // Start puts the engines of the config into the fleet, opens all listeners and begins to watch the engines. It returns once clients can
-// connect; /readyz says when they can be served.
+// connect; /readyz says when they can be served. admin answers the requests at the listener for operators.
 func (g *Gateway) Start(admin http.Handler) error {
 	enter, err := g.fleet.Load()
 	if err != nil {
@@ -231,7 +233,7 @@ func (g *Gateway) Start(admin http.Handler) error {
 			return err
 		}
 	}
-	if err := g.callbacks.Start(); err != nil {
+	if err := g.callbacks.Start(); err != nil { // nil callbacks start nothing
 		return err
 	}
 	if g.callbacks != nil {
@@ -306,8 +308,9 @@ func serveAdmin(g *Gateway, admin http.Handler) error {
 		ErrorLog: errorLog,
 	}
 	g.background.Go(func() {
-		if err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin)); err != nil && !errors.Is(err, http.ErrServerClosed) &&
-			!errors.Is(err, net.ErrClosed) {
+		err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin))
+		closedByExit := errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
+		if err != nil && !closedByExit {
 			g.log.Error("the admin listener has failed", zap.Error(err))
 		}
 	})
@@ -315,8 +318,9 @@ func serveAdmin(g *Gateway, admin http.Handler) error {
 		<-g.ctx.Done()
 		_ = adminServer.Close()
 	})
-	if host, _, err := net.SplitHostPort(g.conf().Admin.Listen); err == nil && !config.Loopback(host) &&
-		g.config.Certificate(reload.Admin) == nil {
+	host, _, err := net.SplitHostPort(g.conf().Admin.Listen)
+	reachableByOthers := err == nil && !config.Loopback(host)
+	if reachableByOthers && g.config.Certificate(reload.Admin) == nil { // nil: the listener has no TLS
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
 			zap.String("admin", g.conf().Admin.Listen))
 	}
@@ -338,8 +342,10 @@ const CutTime = 15 * time.Second
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx)
 	g.service.RefuseForExit()
+	// The end of cut cuts the connections that are still open.
 	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	// If ctx ends before all requests have finished, open becomes the number of the remaining ones, and ended is closed.
 	var open int64
 	ended := make(chan struct{})
 	endedInTime := context.AfterFunc(ctx, func() { // ctx ended before all streams did, so the remaining streams are ended now
@@ -358,7 +364,8 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	wait := g.requests.Finish(cut)
 	if !endedInTime() { // ctx ended before all requests had finished
-		if <-ended; open > 0 {
+		<-ended
+		if open > 0 {
 			err = errors.Join(fmt.Errorf("shutdown: %w: %d requests had not finished and were ended; allow more time if they mattered", ctx.Err(),
 				open), err)
 		}

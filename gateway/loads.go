@@ -26,6 +26,7 @@ func (g *Gateway) modelLoads(ctx context.Context) (list []admission.ModelLoad) {
 		}
 		for i := range boards {
 			b := &boards[i]
+			// A model has a board of its own, and further ones, with a mark in the name, for aggregated ranks and for other regions.
 			isOfModel := b.Model == route.Board || strings.HasPrefix(b.Model, route.Board+roster.AggregatedMark) ||
 				strings.HasPrefix(b.Model, route.Board+roster.RegionMark)
 			if !isOfModel {

@@ -115,17 +115,18 @@ func fillInStates(s *board.Status, engines *roster.Snapshot) {
 // meanSyncWait returns how long the ranks of a barrier group wait for each other, as a mean in ms. known is false if no engine counts these
 // waits.
 func meanSyncWait(ranks []board.WorkerStatus, group string, gaugesOf func(rank int32) (Gauges, bool)) (ms float64, known bool) {
-	sum, n := 0.0, 0
+	sum, counting := 0.0, 0 // counting: ranks whose engine counts the waits
 	for i := range ranks {
 		w := &ranks[i]
-		if !w.Barrier || w.Group != group || w.Down || w.Removed {
+		stepsInGroup := w.Barrier && w.Group == group && !w.Down && !w.Removed
+		if !stepsInGroup {
 			continue
 		}
 		if gauges, ok := gaugesOf(w.ID); ok && gauges.WaitMs >= 0 { // below 0: the engine does not count these waits
-			sum, n = sum+gauges.WaitMs, n+1
+			sum, counting = sum+gauges.WaitMs, counting+1
 		}
 	}
-	return sum / float64(max(1, n)), n > 0
+	return sum / float64(max(1, counting)), counting > 0
 }
 
 // Receipts returns the receipts of all requests that run and of the last ones that ended; nil: no receipts are kept.
@@ -240,9 +241,9 @@ func (g *Gateway) DrainEngine(role, id string, limit time.Duration) error {
 // UndrainEngine ends the drain of an engine or rank, which then takes requests again.
 func (g *Gateway) UndrainEngine(role, id string) error { return g.fleet.Undrain(role, id) }
 
-// ForgetPrefixes drops what is known of the prefix cache of a prefill engine, or of all engines if id is empty. It returns whether there
-// is such an engine.
-func (g *Gateway) ForgetPrefixes(id string) bool {
+// ForgetPrefixes drops what is known of the prefix cache of a prefill engine, or of all engines, decode engines as well, if id is empty.
+// found is false if there is no such engine.
+func (g *Gateway) ForgetPrefixes(id string) (found bool) {
 	if id == "" {
 		g.locals.Forget(g.locals.IDs())
 	}

@@ -11,6 +11,7 @@ import (
 	"evenkeel/mooncake"
 )
 
+// peerDeps returns what the part that serves the other proxies needs from this proxy.
 func (g *Gateway) peerDeps() peerserver.Deps {
 	return peerserver.Deps{
 		Context: g.ctx, Go: g.background.Go, Log: g.log, Registerer: g.reg, Config: g.config, Service: g.service,

@@ -26,7 +26,7 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		return false, "nothing listens for callbacks of decode engines at bind.listen"
 	case (prefills == 0 || decodes == 0) && g.peers != nil && len(g.peers.Geo().Models()) > 0: // ready: other regions serve its requests
 	case prefills == 0 && decodes > 0 && g.onlyPassesThrough(): // ready: decode engines are enough
-	case prefills == 0:
+	case prefills == 0: // Failure is the reason if the discovery of engines fails, else empty
 		return false, "no healthy " + engines.RoleText(roster.Prefill) + " engine" + g.discovery.Failure()
 	case decodes == 0:
 		return false, "no healthy " + engines.RoleText(roster.Decode) + " engine" + g.discovery.Failure()
@@ -72,7 +72,7 @@ func (g *Gateway) logReadiness(ctx context.Context) {
 		case ok && logged != "":
 			g.log.Info("the proxy is ready again", zap.String("was", logged))
 			logged = ""
-		case ok:
+		case ok: // the proxy was ready before, too, so there is nothing to log
 		case why != logged || time.Since(at) >= readyLogEvery:
 			logged, at = why, time.Now()
 			g.log.Warn("not ready: "+why, zap.Strings("engines", g.fleet.Now().Missing()))

@@ -24,7 +24,7 @@ const slotCheckEvery = 100 * time.Millisecond
 func (g *Gateway) TakeSlot(ctx context.Context, name string, tokens int) (selftest.Slot, error) {
 	check := time.NewTicker(slotCheckEvery)
 	defer check.Stop()
-	for deadline := time.Now().Add(slotTimeout); ; {
+	for deadline := time.Now().Add(slotTimeout); ; { // each round tries once; the engines may change between two rounds
 		rank, boardName := g.fleet.Now().RankByName(name)
 		switch {
 		case rank == nil:
