@@ -76,21 +76,21 @@ func checkRequestNames(p *parser, key string, v json.RawMessage) *Error {
 	if !isArray(v) {
 		return wrongValue(key, v, isString, "the name of the request, or a list with a name for each prompt")
 	}
-	p.req.Names = [][]byte{}  // not nil, so that checkGenerateKeys refuses an empty list
-	seen := map[string]bool{} // a map, so that a look-up among very many names is fast
+	p.req.Names = [][]byte{}   // not nil, so that checkGenerateKeys refuses an empty list
+	names := map[string]bool{} // a map, so that a look-up among very many names is fast
 	for value := range rawjson.Elements(v) {
 		// Each name belongs to one answer or more, so the limit of answers bounds the names, too.
-		if most := limitOrInfinite(p.limits.Answers); len(seen) == most {
-			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, most)
+		if maxNames := limitOrInfinite(p.limits.Answers); len(names) == maxNames {
+			return badRequest(CodeInvalidValue, key, "%q has more than %d names", key, maxNames)
 		}
-		if !isString(value) || len(value) <= len(`""`) || len(value) > maxNameBytes {
+		if !isRequestName(value) {
 			return badRequest(CodeInvalidType, key, "%q must have names of 1 to %d bytes", key, maxNameBytes-len(`""`))
 		}
 		name := rawjson.Unquote(value)
-		if seen[name] {
+		if names[name] {
 			return badRequest(CodeInvalidValue, key, "%q has a name twice", key)
 		}
-		seen[name] = true
+		names[name] = true
 		p.req.Names = append(p.req.Names, []byte(name))
 	}
 	return nil
@@ -116,10 +116,10 @@ func (p *parser) checkGenerateKeys() *Error {
 	return nil
 }
 
-// NameGenerate returns the meta_info.id of an answer to /generate: the client's rid, or else id.
+// NameGenerate returns the meta_info.id of an answer to /generate: the client's rid if it can name a request, or else id, the request's id
+// in evenkeel.
 func NameGenerate(body *mooncake.Body, id string) []byte {
-	rid, _ := body.Get("rid")
-	if len(rid) > len(`""`) && len(rid) <= maxNameBytes && isString(rid) {
+	if rid, _ := body.Get("rid"); isRequestName(rid) {
 		id = rawjson.Unquote(rid)
 	}
 	return []byte(id)
@@ -151,7 +151,7 @@ func ParseAbort(path string, raw []byte) (matches func(name string) bool, refusa
 	if string(abortAll) == "true" {
 		return func(string) bool { return true }, nil
 	}
-	name := ""
+	name := "" // empty: the body has no rid, so no request is to end
 	if ok && isString(rid) {
 		name = rawjson.Unquote(rid)
 	}

@@ -12,8 +12,8 @@ import (
 	"evenkeel/mooncake"
 )
 
-// checkContent checks the parts of a message. A media URL must be a data: URL, or name a host that the operator trusts, because both
-// engines fetch it from inside the cluster's network, at different times.
+// checkContent checks the content of a message: one part, or a list of parts. Content that is a string has no media. A media URL must be a
+// data: URL, or name a host that the operator trusts, because both engines fetch it from inside the cluster's network, at different times.
 func (p *parser) checkContent(v json.RawMessage) *Error {
 	check := (*parser).checkPart
 	if p.req.Endpoint == mooncake.Messages {
@@ -25,14 +25,14 @@ func (p *parser) checkContent(v json.RawMessage) *Error {
 		}
 		return nil
 	}
-	n := 0
+	index := 0
 	for part := range rawjson.Elements(v) {
-		if isObject(part) {
+		if isObject(part) { // a part that is a string has no medium
 			if refusal := check(p, part); refusal != nil {
-				return refusal.prefixParam(fmt.Sprintf("[%d].", n))
+				return refusal.prefixParam(fmt.Sprintf("[%d].", index))
 			}
 		}
-		n++
+		index++
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func (p *parser) checkPart(part json.RawMessage) *Error {
 				unknownType = badRequest(CodeUnsupported, key, "a part of type %q is not supported", shorten(kind))
 			}
 		case "image_url", "audio_url", "video_url", "file_url":
-			if isNull(v) {
+			if isNull(v) { // as if the key were absent
 				continue
 			}
 			if refusal := p.checkMedium(key, v); refusal != nil {

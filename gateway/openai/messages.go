@@ -37,7 +37,7 @@ const maxThinkingKeys = 64
 // checkMessageKeys checks that a request to /v1/messages has max_tokens, and that its budget for thinking is below that.
 func (p *parser) checkMessageKeys() *Error {
 	switch {
-	case p.maxTokens == 0:
+	case p.maxTokens == 0: // 0: not given
 		return badRequest(CodeMissing, "max_tokens", "the request has no \"max_tokens\"; set how long the answer may be")
 	case p.thinkingBudget >= p.maxTokens: // otherwise the decode engine refuses the request, after a whole prefill
 		return badRequest(CodeInvalidValue, "thinking.budget_tokens",
@@ -53,25 +53,25 @@ func checkThinking(p *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
-	seen := map[string]bool{}
+	seenKeys := map[string]bool{}
 	for inner, v := range rawjson.Members(v) {
-		if len(seen) == maxThinkingKeys {
+		if len(seenKeys) == maxThinkingKeys {
 			return badRequest(CodeInvalidValue, key, "%q has more than %d keys", key, maxThinkingKeys)
 		}
 		path := key + "." + inner
-		if seen[inner] {
+		if seenKeys[inner] {
 			return badRequest(CodeDuplicateKey, shorten(path), "the key %q appears more than once; send it once", shorten(path))
 		}
-		seen[inner] = true
-		if inner != "budget_tokens" {
+		seenKeys[inner] = true
+		if inner != "budget_tokens" { // only the engines use the other keys
 			continue
 		}
-		n, ok := parseInteger(v, minThinkingTokens, math.MaxInt32)
+		budget, ok := parseInteger(v, minThinkingTokens, math.MaxInt32)
 		if !ok {
 			return wrongValue(path, v, isInteger, fmt.Sprintf("an integer of %d or more", minThinkingTokens))
 		}
-		overwriteWithDigits(v, n)
-		p.thinkingBudget = int(n)
+		overwriteWithDigits(v, budget) // a text that is too short for the digits, such as 1e9, stays as it is
+		p.thinkingBudget = int(budget)
 	}
 	return nil
 }

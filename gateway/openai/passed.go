@@ -39,22 +39,23 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	}
 	p := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}
 	for key, v := range body.All() {
-		rule, ok := rules[key]
-		if (ok || mooncake.Reserved(key)) && body.Count(key) > 1 {
+		rule, hasRule := rules[key] // rule may be nil: then the key must not be repeated, and its value is not checked
+		mayRepeat := !hasRule && !mooncake.Reserved(key)
+		if !mayRepeat && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
 		}
 		var refusal *Error
 		switch {
 		case rule != nil:
 			refusal = rule(&p, key, v)
-		case !ok: // a key with a nil rule is not searched
+		case !hasRule: // evenkeel does not know the key, and the engine may find media in its value
 			refusal = p.checkMediaIn(key, v)
 		}
 		if refusal != nil {
 			return nil, refusal
 		}
 	}
-	p.req.PromptBytes = len(raw) - p.mediaBytes
+	p.req.PromptBytes = len(raw) - p.mediaBytes // an estimate from above: the other keys of the body count, too
 	return p.req, p.requireModel()
 }
 
@@ -128,6 +129,7 @@ func (p *parser) checkMediaInObject(b json.RawMessage, i int, forPlugin bool) (e
 			kind := rawjson.Unquote(v)
 			isPart = isPart || mediaKeys[kind] || kind == "input_image"
 		case forPlugin && strings.HasSuffix(key, "data_format") && !isNull(v): // how the plugin is to read, or to write, the data
+			// With another format, the plugin reads or writes files on the engine's machine.
 			if !isString(v) || !slices.Contains(dataFormats, rawjson.Unquote(v)) {
 				return 0, badRequest(CodeUnsupported, shorten(key), "%q must be one of %s", shorten(key), strings.Join(dataFormats, ", "))
 			}
@@ -176,16 +178,16 @@ func ParseForm(raw []byte, contentType string, limits Limits) (*Request, *Error)
 	p := parser{limits: limits, req: &Request{N: 1, PromptBytes: len(raw)}}
 	parts := multipart.NewReader(bytes.NewReader(raw), params["boundary"])
 	seen := map[string]bool{}
-	for n := 0; ; n++ {
+	for fields := 0; ; fields++ {
 		part, err := parts.NextRawPart()
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) { // all fields have been checked
 			return p.req, p.requireModel()
 		}
 		if err != nil {
 			return nil, badRequest(CodeInvalidValue, "",
 				"the form cannot be read: it is cut off, or its boundary is not the one of Content-Type")
 		}
-		if n == maxFields {
+		if fields == maxFields {
 			return nil, badRequest(CodeInvalidValue, "", "the form has more than %d fields", maxFields)
 		}
 		if refusal := p.checkField(part, seen); refusal != nil {
@@ -206,7 +208,7 @@ func (p *parser) checkField(part *multipart.Part, seen map[string]bool) *Error {
 	if mooncake.Reserved(name) {
 		return badRequest(CodeUnsupported, name, "%q is not supported: it belongs to the proxy", shorten(name))
 	}
-	if part.FileName() != "" {
+	if part.FileName() != "" { // the field is a file, whose bytes only the engine reads
 		if name == "model" {
 			return badRequest(CodeInvalidType, name, "%q is a file; it must be the name of a model", name)
 		}

@@ -56,10 +56,10 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 		return wrongValue(key, v, isArray, promptShapes)
 	}
 	shape := listUnknown
-	n, tokens := 0, 0 // n: elements of the list; tokens: token ids of all prompts together
-	var prompts []json.RawMessage
+	n, tokens := 0, 0             // n: elements of the list; tokens: token ids of all prompts together
+	var prompts []json.RawMessage // elements that are prompts; none if the whole list is one prompt
 	for item := range rawjson.Elements(v) {
-		itemShape := shapeWith(item)
+		itemShape := listShapeOf(item)
 		if itemShape == listUnknown {
 			return wrongValue(fmt.Sprintf("%s[%d]", key, n), item, isNumber, "a string, a token id or a list of token ids")
 		}
@@ -73,8 +73,8 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 		if shape == listTokens { // the list is one prompt, whose tokens are counted below
 			continue
 		}
-		if most := limitOrInfinite(p.limits.Answers); n > most { // each prompt has at least one answer
-			return badRequest(CodeInvalidValue, key, "%q has more than %d prompts", key, most)
+		if maxPrompts := limitOrInfinite(p.limits.Answers); n > maxPrompts { // each prompt has at least one answer
+			return badRequest(CodeInvalidValue, key, "%q has more than %d prompts", key, maxPrompts)
 		}
 		prompts = append(prompts, item)
 		if shape == listTokenLists {
@@ -91,14 +91,14 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	if n == 0 {
 		return badRequest(CodeInvalidValue, key, "%q is empty; send at least one prompt", key)
 	}
-	if shape == listTokens {
+	if shape == listTokens { // the whole list is one prompt
 		count, refusal := p.countTokens(key, v)
 		if refusal != nil {
 			return refusal
 		}
 		tokens = count
 	}
-	if len(prompts) > 1 {
+	if len(prompts) > 1 { // a single prompt stays in the body
 		p.req.Prompts = prompts
 	}
 	p.hasPrompt = true
@@ -106,8 +106,8 @@ func (p *parser) checkPrompt(key string, v json.RawMessage) *Error {
 	return nil
 }
 
-// shapeWith returns the shape of a prompt that is a list with this element; listUnknown: a prompt list must not have such an element.
-func shapeWith(item json.RawMessage) int {
+// listShapeOf returns the shape of a prompt that is a list with this element; listUnknown: a prompt list must not have such an element.
+func listShapeOf(item json.RawMessage) int {
 	switch {
 	case isString(item):
 		return listStrings

@@ -144,9 +144,9 @@ func (p *parser) setLimit() {
 		req.MaxTokens, req.MaxTokensKey = p.maxCompletionTokens, "max_completion_tokens"
 	}
 	req.Limit = req.MaxTokens
-	if req.MaxTokens == 0 {
+	if req.MaxTokens == 0 { // the client gave no limit
 		req.MaxTokensKey = ""
-		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 {
+		if req.Endpoint == mooncake.Completions && req.Body.Count("max_tokens") == 0 { // a key with the value null asks for no limit
 			req.Limit = DefaultCompletionTokens
 		}
 	}
@@ -186,9 +186,10 @@ func (p *parser) checkCombinations() *Error {
 	if p.wantsBeams {
 		req.Beams, req.N = req.N, 1 // one request to one engine computes all beams
 	}
-	if !req.Stream { // evenkeel lets the engine stream and joins the answer itself, unless one of these features is used
-		req.Passthrough = req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
+	if !req.Stream { // evenkeel lets the engine stream and joins the answer itself, unless the stream would lack something
+		streamLacksParts := req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
 			HasTools(&req.Body) || asksForExtras(&req.Body)
+		req.Passthrough = streamLacksParts
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text
@@ -209,10 +210,10 @@ func (p *parser) checkCounts() *Error {
 			"\"stop_token_ids\" together with \"min_tokens\" needs a model whose vocabulary size is configured here")
 	}
 	// A division, because prompts*req.N could overflow.
-	if prompts, most := max(1, len(req.Prompts)), limitOrInfinite(p.limits.Answers); req.N > most/prompts {
+	if prompts, maxAnswers := max(1, len(req.Prompts)), limitOrInfinite(p.limits.Answers); req.N > maxAnswers/prompts {
 		return badRequest(CodeInvalidValue, schemas[req.Endpoint].promptKey,
 			"%d prompts with %d answers each are more than %d answers; send fewer prompts, or a lower \"n\"",
-			prompts, req.N, most)
+			prompts, req.N, maxAnswers)
 	}
 	return nil
 }
@@ -220,7 +221,7 @@ func (p *parser) checkCounts() *Error {
 // checkStream refuses features that are not available in a stream.
 func (p *parser) checkStream() *Error {
 	switch {
-	case !p.req.Stream:
+	case !p.req.Stream: // there is nothing to check
 	case p.promptLogprobs && !p.promptLogprobsMayStream: // otherwise the decode engine would refuse it, after a whole prefill
 		return badRequest(CodeInvalidValue, "prompt_logprobs", "\"prompt_logprobs\" is not available in a stream; send \"stream\": false")
 	case p.wantsBeams:

@@ -50,7 +50,7 @@ var responsesRules = map[string]rule{
 // checkResponseInput checks the prompt of a response: a text, or the items of a conversation.
 func checkResponseInput(p *parser, key string, v json.RawMessage) *Error {
 	switch {
-	case isString(v):
+	case isString(v): // a text, which needs no further check
 	case !isArray(v):
 		return wrongValue(key, v, isArray, "a text or a list of items")
 	default:
@@ -114,7 +114,8 @@ func eachObject(key string, list json.RawMessage, want string, check func(path s
 	refusal *Error) {
 	for item := range rawjson.Elements(list) {
 		at := fmt.Sprintf("%s[%d]", key, n)
-		if n++; !isObject(item) {
+		n++
+		if !isObject(item) {
 			return n, wrongValue(at, item, isObject, want)
 		}
 		if refusal := check(at, item); refusal != nil {

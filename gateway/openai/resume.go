@@ -8,13 +8,14 @@ import (
 )
 
 // CannotResume says whether another engine could not continue the answer to this request after an interruption. It depends on the endpoint,
-// and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain.
+// and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain. If in doubt, the
+// result is true.
 func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.CanResume() {
 		return true // at these endpoints, events number the parts of the answer, or the last event repeats the whole answer
 	}
 	for key, v := range body.All() {
-		if isNull(v) {
+		if isNull(v) { // as if the key were absent
 			continue
 		}
 		switch key {
@@ -105,11 +106,11 @@ func HasMedia(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 				continue
 			}
 			for part := range rawjson.Elements(content) {
-				text := false
+				isText := false
 				for key, kind := range rawjson.Members(part) {
-					text = text || key == "type" && string(kind) == `"text"`
+					isText = isText || key == "type" && string(kind) == `"text"`
 				}
-				if !text && !isString(part) {
+				if !isText && !isString(part) { // a part that is a string is a text, too
 					return true
 				}
 			}

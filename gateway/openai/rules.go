@@ -152,7 +152,7 @@ func describeRange(lo, hi int64) string {
 	return fmt.Sprintf("an integer from %d to %d", lo, hi)
 }
 
-// numbers makes a rule for a number from lo to hi.
+// numbers makes a rule for a number from lo to hi. math.MaxFloat64 as hi stands for no upper bound; lo then is the smallest number above 0.
 func numbers(lo, hi float64) rule {
 	want := fmt.Sprintf("a number from %g to %g", lo, hi)
 	if hi == math.MaxFloat64 {
@@ -166,16 +166,16 @@ func numbers(lo, hi float64) rule {
 	})
 }
 
-// stringList makes a rule for a list of strings. most returns how many strings the list may have; nil: any number. If orString is true, the
-// value may also be one string.
-func stringList(most func(Limits) int, orString bool) rule {
+// stringList makes a rule for a list of strings. limitOf returns how many strings the list may have; nil or 0: any number. If orString is
+// true, the value may also be one string.
+func stringList(limitOf func(Limits) int, orString bool) rule {
 	want := "a list of strings that are not empty"
 	if orString {
 		want = "a string or " + want
 	}
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if orString && isString(v) {
-			if len(v) == len(`""`) {
+			if len(v) == len(`""`) { // the string is empty
 				return wrongValue(key, v, isString, want)
 			}
 			return nil
@@ -190,8 +190,8 @@ func stringList(most func(Limits) int, orString bool) rule {
 				return wrongValue(fmt.Sprintf("%s[%d]", key, n-1), s, isString, "a string that is not empty")
 			}
 		}
-		if most != nil && n > limitOrInfinite(most(p.limits)) {
-			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most(p.limits))
+		if limitOf != nil && n > limitOrInfinite(limitOf(p.limits)) {
+			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, limitOf(p.limits))
 		}
 		return nil
 	})
@@ -203,8 +203,8 @@ func stopStrings(orString bool) rule {
 	return stringList(func(l Limits) int { return l.StopStrings }, orString)
 }
 
-// tokenIDs makes a rule for a list of at most `most` token ids. store gets the number of ids; nil: the number is not stored.
-func tokenIDs(most int, store func(p *parser, n int)) rule {
+// tokenIDs makes a rule for a list of at most maxIDs token ids. store gets the number of ids; nil: the number is not stored.
+func tokenIDs(maxIDs int, store func(p *parser, n int)) rule {
 	return optional(func(p *parser, key string, v json.RawMessage) *Error {
 		if !isArray(v) {
 			return wrongValue(key, v, isArray, "a list of token ids")
@@ -213,8 +213,8 @@ func tokenIDs(most int, store func(p *parser, n int)) rule {
 		if refusal != nil {
 			return refusal
 		}
-		if n > most {
-			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, most)
+		if n > maxIDs {
+			return badRequest(CodeInvalidValue, key, "%q has %d entries, more than %d", key, n, maxIDs)
 		}
 		if store != nil {
 			store(p, n)
@@ -235,11 +235,11 @@ func (p *parser) countTokens(key string, list json.RawMessage) (n int, refusal *
 	return n, nil
 }
 
-// normalizeToken says whether an element of a list is a token id, and rewrites it with digits only, because not every engine accepts 1.0 as
-// an integer.
-func (p *parser) normalizeToken(id json.RawMessage) bool {
-	token, ok := parseInteger(id, 0, p.maxToken())
-	return ok && overwriteWithDigits(id, token)
+// normalizeToken rewrites a token id in the body with digits only, because not every engine accepts 1.0 as an integer. ok is false, and
+// nothing is rewritten, if the value is no token id, or is shorter than its digits, such as 1e4.
+func (p *parser) normalizeToken(id json.RawMessage) (ok bool) {
+	token, isToken := parseInteger(id, 0, p.maxToken())
+	return isToken && overwriteWithDigits(id, token)
 }
 
 // isToken says whether a value is a token id of the vocabulary.
@@ -280,7 +280,7 @@ var streamOptions = optional(func(p *parser, key string, v json.RawMessage) *Err
 		return wrongValue(key, v, isObject, "an object")
 	}
 	p.hasStreamOptions = true
-	seen := map[string]bool{}
+	seen := map[string]bool{} // those of the two keys below that have come already
 	for inner, v := range rawjson.Members(v) {
 		var field *bool
 		switch inner {

@@ -25,17 +25,17 @@ const maxSGLangTopLogprobs = 20
 // the number of tokens of the model; 0: unknown.
 func (r *Request) CheckForSGLang(vocabulary int) *Error {
 	// SGLang's scheduler does not check the number of likeliest tokens, and would crash (0.5.23, layers/sampler.py)
-	if most := cmp.Or(vocabulary, maxSGLangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > most {
-		key := "top_logprobs"
+	if maxTop := cmp.Or(vocabulary, maxSGLangTopLogprobs); r.TopLogprobs < 0 || r.TopLogprobs > maxTop { // below 0: AllTokens
+		key := "top_logprobs" // the key that sets TopLogprobs at this endpoint
 		switch r.Endpoint {
 		case mooncake.Completions:
 			key = "logprobs"
 		case mooncake.Generate:
 			key = "top_logprobs_num"
-		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens:
+		case mooncake.Chat, mooncake.Responses, mooncake.Messages, mooncake.Tokens: // the key is top_logprobs
 		}
 		return badRequest(CodeInvalidValue, key, "%d likeliest tokens are asked for; the engines of this model take 0 to %d",
-			r.TopLogprobs, most)
+			r.TopLogprobs, maxTop)
 	}
 	for key, v := range r.Body.All() {
 		if why, ok := sglangRefused[key]; ok && !isNull(v) {

@@ -13,7 +13,7 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 	case !r.PromptLogprobs: // the decode engine needs only the KV of the prompt
 	case r.Limit == 1 && r.Endpoint.Assembles(): // the prefill engine computes the prompt's logprobs and the only token
 		r.PrefillOnly = true
-	case !recompute:
+	case !recompute: // the prompt's logprobs cannot be computed; the error names the key that asks for them
 		key, what := "prompt_logprobs", "\"prompt_logprobs\""
 		if r.Endpoint == mooncake.Generate {
 			return badRequest(CodeUnsupported, "logprob_start_len",
@@ -21,7 +21,7 @@ func (r *Request) CheckSplit(recompute bool) *Error {
 					"the engines of this model either prefill or decode, and tell no logprobs of a prompt then")
 		}
 		switch value, ok := r.Body.Get(key); {
-		case ok && !isNull(value):
+		case ok && !isNull(value): // the key is prompt_logprobs itself
 		case r.Endpoint == mooncake.Tokens: // without prompt_logprobs, only prompt_logprob_token_ids asks for such logprobs
 			key, what = "prompt_logprob_token_ids", "\"prompt_logprob_token_ids\""
 		default:

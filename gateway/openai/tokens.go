@@ -74,12 +74,12 @@ func checkSamplingParams(_ *parser, key string, v json.RawMessage) *Error {
 	if !isObject(v) {
 		return wrongValue(key, v, isObject, "an object")
 	}
-	seen := map[string]bool{}
+	seenKeys := map[string]bool{}
 	for inner := range rawjson.Members(v) {
-		if seen[inner] { // engines would take the last value, other parsers the first
+		if seenKeys[inner] { // engines would take the last value, other parsers the first
 			return badRequest(CodeDuplicateKey, key+"."+inner, "the key %q appears more than once; send it once", key+"."+inner)
 		}
-		seen[inner] = true
+		seenKeys[inner] = true
 	}
 	return nil
 }
@@ -147,10 +147,16 @@ func NameTokens(body *mooncake.Body, header, id string) []byte {
 	switch {
 	case header != "":
 		id = header
-	case len(requestID) > len(`""`) && len(requestID) <= maxNameBytes && isString(requestID):
+	case isRequestName(requestID):
 		id = rawjson.Unquote(requestID)
 	}
 	return []byte("generate-tokens-" + id)
+}
+
+// isRequestName says whether a value can be the name of a request: a string that is not empty, and has maxNameBytes at most. It is false
+// for nil, the value of an absent key.
+func isRequestName(v json.RawMessage) bool {
+	return len(v) > len(`""`) && len(v) <= maxNameBytes && isString(v)
 }
 
 // maxNameBytes bounds the name that a client gives to a request, in bytes, with its quotes. A longer name is replaced by evenkeel's own,
@@ -196,7 +202,8 @@ func OutputMode(body *mooncake.Body) json.RawMessage {
 	return json.RawMessage(`"tokens"`)
 }
 
-// withClientKey replaces in the error the key's name in completions by the name that the client used. A nil error stays nil.
+// withClientKey replaces in the error the key's name in completions by the name that the client used: the keys of some endpoints are
+// translated to those of completions before they are checked. A nil error stays nil.
 func (e *Error) withClientKey(body *mooncake.Body, key string) *Error {
 	if name := body.Name(key); e != nil && name != key {
 		e.Param = strings.Replace(e.Param, key, name, 1)

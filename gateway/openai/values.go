@@ -35,6 +35,8 @@ func hasOnlyDigits(v json.RawMessage) bool {
 
 // digitsOf writes a whole number such as 1.0, 1e3 or -20 with digits only. ok is false if v is not a whole number. If v does not fit into
 // 64 bits, the result does not either, but it may lack some zeros.
+//
+// It takes v for digits * 10^zeros, where digits are those on both sides of the decimal point: 1.25e4 is 125 * 10^2.
 func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if hasOnlyDigits(v) {
 		return string(v), true
@@ -42,39 +44,39 @@ func digitsOf(v json.RawMessage) (text string, ok bool) {
 	if !isNumber(v) {
 		return "", false
 	}
-	const most = 20 // zeros to append at most; with so many, the number is beyond 64 bits
+	const maxZeros = 20 // zeros to append at most; with so many, the number is beyond 64 bits
 	sign, unsigned := "", string(v)
 	if unsigned[0] == '-' {
 		sign, unsigned = "-", unsigned[1:]
 	}
-	mantissa, power, exp := unsigned, "", 0
+	mantissa, exponentText, exponent := unsigned, "", 0
 	if at := strings.IndexAny(unsigned, "eE"); at >= 0 {
-		mantissa, power = unsigned[:at], unsigned[at+1:]
+		mantissa, exponentText = unsigned[:at], unsigned[at+1:]
 	}
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	fraction = strings.TrimRight(fraction, "0")
 	digits := strings.TrimLeft(whole+fraction, "0")
-	if digits == "" {
+	if digits == "" { // the number is 0, whatever its exponent
 		return "0", true
 	}
-	if power != "" {
+	if exponentText != "" {
 		var err error
-		if exp, err = strconv.Atoi(power); err != nil { // the exponent is far outside of 64 bits
-			exp = math.MaxInt32
-			if power[0] == '-' {
-				exp = math.MinInt32
+		if exponent, err = strconv.Atoi(exponentText); err != nil { // the exponent is far outside of 64 bits
+			exponent = math.MaxInt32
+			if exponentText[0] == '-' {
+				exponent = math.MinInt32
 			}
 		}
 	}
-	zeros := exp - len(fraction) // zeros to append to digits; below 0: the number of digits behind the decimal point
-	if zeros < 0 {               // the digits behind the decimal point must all be 0
-		cut := len(digits) + zeros
-		if cut < 1 || strings.Trim(digits[cut:], "0") != "" {
+	zeros := exponent - len(fraction) // zeros to append to digits; below 0: the number of digits behind the decimal point
+	if zeros < 0 {                    // the digits behind the decimal point must all be 0
+		wholeDigits := len(digits) + zeros // how many digits stand before the decimal point; below 1: the number is between -1 and 1
+		if wholeDigits < 1 || strings.Trim(digits[wholeDigits:], "0") != "" {
 			return "", false
 		}
-		return sign + digits[:cut], true
+		return sign + digits[:wholeDigits], true
 	}
-	return sign + digits + strings.Repeat("0", min(zeros, most)), true
+	return sign + digits + strings.Repeat("0", min(zeros, maxZeros)), true
 }
 
 // isDigits says whether a text is not empty and has digits only.
@@ -116,6 +118,7 @@ func overwriteWithDigits(v json.RawMessage, n int64) (ok bool) {
 	return true
 }
 
+// isNumberIn says whether v is a number from lo to hi.
 func isNumberIn(v json.RawMessage, lo, hi float64) bool {
 	if !isNumber(v) {
 		return false
@@ -135,14 +138,14 @@ func wrongValue(param string, v json.RawMessage, hasType func(json.RawMessage) b
 
 // shorten cuts a value to about 60 bytes for an error message. It cuts only at the beginning of a character, so that the text stays valid.
 func shorten(s string) string {
-	const most = 60
-	if len(s) <= most {
+	const maxBytes = 60
+	if len(s) <= maxBytes {
 		return s
 	}
 	end := 0
 	for i := range s { // i is where a character begins
 		end = i
-		if i >= most {
+		if i >= maxBytes {
 			break
 		}
 	}
