@@ -67,7 +67,8 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.ProbeMs = max(f.ProbeMs, leg.ProbeMs)
 	f.WaitMs = max(f.WaitMs, leg.WaitMs)
 	f.TransferMs = max(f.TransferMs, leg.TransferMs)
-	if leg.TTFTMs > 0 && (f.TTFTMs == 0 || leg.TTFTMs < f.TTFTMs) {
+	isEarliest := leg.TTFTMs > 0 && (f.TTFTMs == 0 || leg.TTFTMs < f.TTFTMs) // 0: no event came
+	if isEarliest {
 		f.TTFTMs = leg.TTFTMs
 	}
 	f.Attempts += leg.Attempts

@@ -138,12 +138,13 @@ const (
 
 var stageNames = [stages]string{"parse", "choose", "probe", "pool_wait", "decide", "transfer", "relay"}
 
-// stage adds how long a request was in a stage to evenkeel_stage_seconds.
-func (g *Journal) stage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
+// observeStage adds how long a request was in a stage to evenkeel_stage_seconds.
+func (g *Journal) observeStage(s stage, took time.Duration) { g.stages[s].Observe(took.Seconds()) }
 
 // observeBoth observes a value for the metric and for the figures of the last minute.
 type observeBoth struct{ metric, recent prometheus.Observer }
 
+// Observe implements prometheus.Observer.
 func (b observeBoth) Observe(v float64) {
 	b.metric.Observe(v)
 	b.recent.Observe(v)

@@ -64,8 +64,8 @@ func openRequestLog(path string, log *zap.Logger) (*requestLog, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, rest := logfile.Rest(path)
-	return startWriter(&requestLog{log: log, out: logfile.Writer{Log: f, EndsMidLine: len(rest) > 0}, closer: f}), nil
+	_, brokenLine := logfile.Rest(path) // the beginning of a line that an earlier process did not finish; empty: there is none
+	return startWriter(&requestLog{log: log, out: logfile.Writer{Log: f, EndsMidLine: len(brokenLine) > 0}, closer: f}), nil
 }
 
 // startWriter makes the queue of l, starts the goroutine that writes its lines, and returns l.
@@ -80,7 +80,7 @@ func startWriter(l *requestLog) *requestLog {
 // write appends the facts of a request. It waits until the line is written, but for writeTimeout at most, and not at all while the log is
 // stalled. If the queue is full, the line is lost.
 func (l *requestLog) write(f *LogEntry) {
-	if l == nil {
+	if l == nil { // there is no request log
 		return
 	}
 	next := queuedLine{written: make(chan struct{})}
@@ -88,7 +88,7 @@ func (l *requestLog) write(f *LogEntry) {
 	select {
 	case l.queue <- next:
 	default:
-		if l.dropped.Add(1) == 1 {
+		if l.dropped.Add(1) == 1 { // only the first of the lost lines is logged
 			l.log.Error(notWritten, zap.Error(errStandsStill))
 		}
 		return
@@ -113,7 +113,7 @@ func (l *requestLog) run() {
 		case next := <-l.queue:
 			l.handleLine(next)
 			continue
-		case <-l.stop:
+		case <-l.stop: // close was called, so only the lines that are queued already are written
 		}
 		for {
 			select {
@@ -157,7 +157,7 @@ func (l *requestLog) writeLine(line []byte, err error) {
 
 // close writes the lines that wait, and closes the log. It waits for closeTimeout at most, and returns an error if lines are lost then.
 func (l *requestLog) close() (err error) {
-	if l == nil {
+	if l == nil { // there is no request log
 		return nil
 	}
 	l.stopOnce.Do(func() { close(l.stop) })

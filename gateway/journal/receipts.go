@@ -25,51 +25,53 @@ func openReceipt(ring *receipt.Ring, r *Record) view {
 // show updates the receipt for an event, and closes the receipt if e.Kind is ended.
 func (s receiptView) show(r *Record, e Event) {
 	if e.Kind == ended {
-		s.running.End(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
+		s.running.End(func(to *receipt.Receipt) { addToReceipt(to, r, &e) })
 	} else {
-		s.running.Edit(func(x *receipt.Receipt) { addToReceipt(x, r, &e) })
+		s.running.Edit(func(to *receipt.Receipt) { addToReceipt(to, r, &e) })
 	}
 }
 
-// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt.
-func addToReceipt(x *receipt.Receipt, r *Record, e *Event) {
+// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Times in the receipt are
+// in ms from the arrival of the request.
+func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:
-		if e.Req != nil {
-			x.Model, x.Stream, x.Waits.Parse = words.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
+		if e.Req != nil { // nil: the body is no valid request
+			to.Model, to.Stream, to.Waits.Parse = words.Clip(e.Req.Model), e.Req.Stream, ms(e.Took)
 		}
 	case scheduled:
-		x.Priority = e.priority
+		to.Priority = e.priority
 		if e.batch {
-			x.Class = "batch"
+			to.Class = "batch"
 		}
-		if !e.At.IsZero() {
-			x.Deadline = ms(e.At.Sub(r.Arrival))
+		if !e.At.IsZero() { // At is the deadline that the caller gave for the first token
+			to.Deadline = ms(e.At.Sub(r.Arrival))
 		}
 	case Attempted:
 		a := receipt.Attempt{N: r.attempt.number, Leg: r.leg, At: ms(e.At.Sub(r.Arrival))}
-		if r.attempt.willRetry {
+		if r.attempt.willRetry { // since is when the attempt before this one failed
 			a.Waits.Backoff = ms(e.At.Sub(r.attempt.since))
 		}
-		x.AddAttempt(a)
+		to.AddAttempt(a)
 	case ended:
-		x.Outcome, x.Route, x.Peer = r.Outcome, r.Route, r.Peer
-		x.PromptTokens, x.CachedTokens, x.OutputTokens = r.PromptTokens, r.CachedTokens, r.OutputTokens
-		x.TTFT, x.Total = r.TTFTMs, r.TotalMs
+		to.Outcome, to.Route, to.Peer = r.Outcome, r.Route, r.Peer
+		to.PromptTokens, to.CachedTokens, to.OutputTokens = r.PromptTokens, r.CachedTokens, r.OutputTokens
+		to.TTFT, to.Total = r.TTFTMs, r.TotalMs
 		if e.Answer != nil {
-			x.Status = e.Answer.Status
+			to.Status = e.Answer.Status
 		}
 	case Entered:
-		x.State = string(e.Phase)
+		to.State = string(e.Phase)
 	}
-	if a := x.FindAttempt(r.leg, r.attempt.number); a != nil {
+	if a := to.FindAttempt(r.leg, r.attempt.number); a != nil {
 		addToAttempt(a, r, e)
 	}
 }
 
 // addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the duration of the phase to a.Waits, in ms.
 func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
-	if phase := r.attempt.phase; phase != "" && (e.Kind == Entered || e.Kind == Failed) {
+	endsPhase := e.Kind == Entered || e.Kind == Failed
+	if phase := r.attempt.phase; phase != "" && endsPhase { // since is when the phase began
 		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))
 	}
 	switch e.Kind {
@@ -112,9 +114,9 @@ func waitOf(w *receipt.Waits, p Phase) *float64 {
 // prefillOf returns what a receipt says about the prefill engine of a lease, and why it was chosen.
 func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	p := &receipt.Prefill{Candidate: l.Candidate.ID, Policy: l.Policy, Prompt: l.Prompt, Hit: l.HitTokens, Ahead: l.Others}
-	if g := l.Trace; g != nil {
-		p.Reason, p.Eligible, p.Best = g.Reason, g.Eligible, make([]receipt.Choice, len(g.Best))
-		for i, c := range g.Best {
+	if trace := l.Trace; trace != nil { // nil: decisions are not traced
+		p.Reason, p.Eligible, p.Best = trace.Reason, trace.Eligible, make([]receipt.Choice, len(trace.Best))
+		for i, c := range trace.Best {
 			p.Best[i] = receipt.Choice{Name: c.Candidate, Score: c.Score, Chosen: c.Chosen}
 		}
 	}
@@ -126,21 +128,21 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
 		Local: int(s.NewTokens)}
-	e := s.Trace
-	if e == nil {
+	trace := s.Trace
+	if trace == nil {
 		return d
 	}
-	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = e.Tick, e.Waiting, e.KVTokens, e.Fullest, e.Able
-	best := e.Best()
+	d.Tick, d.Waiting, d.KVTokens, d.Fullest, d.Able = trace.Tick, trace.Waiting, trace.KVTokens, trace.Fullest, trace.Able
+	best := trace.Best()
 	d.Best = make([]receipt.Choice, len(best))
-	scores := make([]float64, len(best))
+	scores := make([]float64, len(best)) // the choices point into scores, which takes one allocation for all
 	for i, w := range best {
 		c := receipt.Choice{Name: w.Name, KVTokens: w.KVTokens, Free: w.Free, Chosen: w.Worker == s.Worker}
 		if !math.IsNaN(w.Score) { // NaN: scores were not compared
 			scores[i] = w.Score
 			c.Score = &scores[i]
 			d.Better = "more"
-			if e.LowerIsBetter {
+			if trace.LowerIsBetter {
 				d.Better = "less"
 			}
 		}

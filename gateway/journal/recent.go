@@ -102,15 +102,15 @@ func (m *minute) Observe(seconds float64) { m.add(seconds, time.Now()) }
 
 // add counts a value in its class. It empties a part that is older than a minute, and uses it again.
 func (m *minute) add(seconds float64, now time.Time) {
-	class := 0
-	if seconds > leastSeconds {
+	class := 0                  // class 0 has all values up to leastSeconds
+	if seconds > leastSeconds { // class k ends at leastSeconds * classGrowth^k; the last class also has all larger values
 		class = min(classes-1, int(math.Log(seconds/leastSeconds)/math.Log(classGrowth))+1)
 	}
 	number := now.UnixNano() / int64(partLength)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := &m.parts[number%int64(len(m.parts))]
-	if p.number != number {
+	p := &m.parts[number%int64(len(m.parts))] // the parts are a ring, in which each number has its place
+	if p.number != number {                   // the place still has an old part
 		*p = part{number: number}
 	}
 	p.classes[class]++
@@ -119,11 +119,11 @@ func (m *minute) add(seconds float64, now time.Time) {
 // latency returns the median and the 99th percentile of the last minute.
 func (m *minute) latency(now time.Time) detect.Latency {
 	var sum [classes]uint32
-	present := now.UnixNano() / int64(partLength)
-	oldest := present - int64(len(m.parts)) + 1
+	present := now.UnixNano() / int64(partLength) // number of the part that is being filled
+	oldest := present - int64(len(m.parts)) + 1   // number of the oldest part that still counts
 	m.mu.Lock()
 	for i := range m.parts {
-		if p := &m.parts[i]; p.number >= oldest && p.number <= present {
+		if p := &m.parts[i]; p.number >= oldest && p.number <= present { // parts with other numbers were filled too long ago
 			for class, count := range p.classes {
 				sum[class] += count
 			}
@@ -141,10 +141,10 @@ func (m *minute) latency(now time.Time) detect.Latency {
 // quantile returns the quantile q (from 0 to 1) in ms: the middle of the class that contains it; 0: there are no samples. sum has the
 // number of samples in each class.
 func quantile(sum *[classes]uint32, samples int, q float64) float64 {
-	left := int(math.Ceil(q * float64(samples)))
+	remaining := int(math.Ceil(q * float64(samples))) // how many samples, from the lowest on, come up to the quantile
 	for class, count := range sum {
-		left -= int(count)
-		if left <= 0 && count > 0 {
+		remaining -= int(count)
+		if remaining <= 0 && count > 0 { // half a power of classGrowth below the end of the class is its middle
 			return 1000 * leastSeconds * math.Pow(classGrowth, float64(class)-0.5)
 		}
 	}

@@ -22,7 +22,8 @@ type Record struct {
 }
 
 // A view shows operators what happens to a request while it runs: in its receipt, or as its spans. All legs of a request share it. When it
-// gets an event, the record's attempt still has the state before the event; only a new attempt has its number already.
+// gets an event, the record's attempt still has the state before the event; only a new attempt has its number already. show may change the
+// record's spans.
 type view interface{ show(r *Record, e Event) }
 
 // attempt is the state of the attempt under way, for the views.

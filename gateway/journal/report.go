@@ -17,13 +17,14 @@ func (r *Record) Report(e Event) {
 	}
 }
 
-// countEvent adds an event to the facts and metrics. It sets Took of a Parsed event.
+// countEvent adds an event to the facts and metrics. It sets Took of a Parsed event. The fields that an event has set, and their meaning,
+// depend on its kind (see EventKind).
 func (r *Record) countEvent(e *Event) {
-	g, s := r.journal, e.Slot
+	g, slot := r.journal, e.Slot // slot is nil for kinds that set no Slot
 	switch e.Kind {
 	case Parsed:
 		e.Took = time.Since(r.Arrival)
-		g.stage(parse, e.Took)
+		g.observeStage(parse, e.Took)
 		if e.Req != nil {
 			r.Model = e.Req.Model
 		}
@@ -43,7 +44,7 @@ func (r *Record) countEvent(e *Event) {
 			r.Peer = e.Peer
 		}
 	case Waited:
-		g.stage(choose, e.Took)
+		g.observeStage(choose, e.Took)
 		r.QueueMs += ms(e.Took)
 	case Chose:
 		r.Route, r.LocalTokens = Disaggregated, 0
@@ -53,22 +54,22 @@ func (r *Record) countEvent(e *Event) {
 		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others
 		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
 	case Probed:
-		g.stage(probe, e.Took)
+		g.observeStage(probe, e.Took)
 		r.ProbeMs += ms(e.Took)
 	case Prefilled:
 		if !e.Resumed { // a resumed prompt also has the answer so far, and the client's own prompt was counted before
 			r.PromptTokens, r.CachedTokens = e.Tokens, max(0, e.Cached)
 		}
 	case Placed:
-		g.stage(poolWait, s.Wait)
-		g.stage(decide, s.Decide)
-		r.Rank, r.Policy, r.Bind = s.WorkerName, s.Policy, Late
+		g.observeStage(poolWait, slot.Wait)
+		g.observeStage(decide, slot.Decide)
+		r.Rank, r.Policy, r.Bind = slot.WorkerName, slot.Policy, Late
 		r.WaitMs += ms(e.Took)
 	case PlacedLocally:
-		r.Route, r.Rank, r.Policy = Local, s.WorkerName, s.Policy
-		r.LocalTokens, r.HitTokens = int(s.NewTokens), e.Tokens
-	case PlacedMixed:
-		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(s.NewTokens), e.Tokens
+		r.Route, r.Rank, r.Policy = Local, slot.WorkerName, slot.Policy
+		r.LocalTokens, r.HitTokens = int(slot.NewTokens), e.Tokens
+	case PlacedMixed: // follows Placed, which has set the rank and the policy
+		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(slot.NewTokens), e.Tokens
 	case Coupled:
 		r.CallbackMs = ms(e.Took)
 	case First:
@@ -76,11 +77,11 @@ func (r *Record) countEvent(e *Event) {
 		g.ttft.Observe(e.At.Sub(r.Arrival).Seconds())
 		if took := e.At.Sub(e.Sent); !e.Sent.IsZero() { // zero Sent: there was no decode call
 			r.TransferMs = ms(took)
-			g.stage(transfer, took)
+			g.observeStage(transfer, took)
 		}
 	case Relayed:
 		r.OutputTokens = e.Tokens
-		g.stage(relay, e.Took)
+		g.observeStage(relay, e.Took)
 	case Paced:
 		g.tpot.Observe(e.Took.Seconds() / float64(e.Tokens-1)) // n tokens have n-1 gaps
 	case Freed:
@@ -120,7 +121,8 @@ func (r *Record) showEvent(e Event) {
 	}
 }
 
-// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way.
+// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. The views get the event before the state
+// changes, because they show how much time has passed since the attempt before failed.
 func (r *Record) beginAttempt() {
 	current := &r.attempt
 	if current.open {
@@ -141,10 +143,12 @@ func (r *Record) passToViews(e Event) {
 	}
 }
 
-// WithTraceHeaders adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace.
+// WithTraceHeaders adds the trace headers to the headers of a call to an engine, so that the engine can continue the trace. The engine's
+// spans become children of the span of the call, or else of the phase, or else of the whole request. A request that is not traced has no
+// trace headers.
 func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
-	from := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
-	from.EachHeader(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
+	parent := cmp.Or(r.attempt.call, r.attempt.phaseSpan, r.span)
+	parent.EachHeader(func(name, value string) { headers = append(headers, engine.Header{Name: name, Value: value}) })
 	return headers
 }
 
@@ -153,7 +157,7 @@ func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
 func (r *Record) EndAttempt(fail *openai.Error) {
 	cause := ""
 	switch {
-	case fail == nil:
+	case fail == nil: // the attempt has no cause of a failure
 	case fail.Status == StatusClientClosed:
 		cause = "client_closed in phase " + string(r.Reached)
 		if !r.leavingCounted {

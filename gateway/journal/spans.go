@@ -27,7 +27,8 @@ func openSpans(r *Record) view {
 	return spanView{}
 }
 
-// show adds an event as a span, or as a part of a span.
+// show adds an event as a span, or as a part of a span: the span of the request has one child per attempt, an attempt has its phases and
+// its call to a decode engine, and that call has the phases that belong to it. Methods of a nil span do nothing.
 func (spanView) show(r *Record, e Event) {
 	current := &r.attempt
 	switch e.Kind {
@@ -118,19 +119,19 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 
 // beginPhaseSpan begins the span of a phase, within the call that the phase belongs to. A prefill outside of a call to a decode engine is
 // itself a call to a prefill engine.
-func beginPhaseSpan(n *attempt, p Phase) *tracing.Span {
+func beginPhaseSpan(current *attempt, p Phase) *tracing.Span {
 	name, isCall := stepNames[p], false
-	if p == Prefill && n.call == nil { // the prefill is a call of its own
+	if p == Prefill && current.call == nil { // the prefill is a call of its own
 		name, isCall = "probe", true
 	}
-	return cmp.Or(n.call, n.span).Child(name, isCall)
+	return cmp.Or(current.call, current.span).Child(name, isCall)
 }
 
-// endPhaseSpan ends the span of the attempt's present phase.
-func endPhaseSpan(n *attempt, e *Event) {
-	spanFailed(n.phaseSpan, e.Answer, e.Cause)
-	n.phaseSpan.End()
-	n.phaseSpan = nil
+// endPhaseSpan ends the span of the attempt's present phase, and marks it as failed if the event says so.
+func endPhaseSpan(current *attempt, e *Event) {
+	spanFailed(current.phaseSpan, e.Answer, e.Cause)
+	current.phaseSpan.End()
+	current.phaseSpan = nil
 }
 
 // stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
@@ -144,17 +145,17 @@ func spanChose(s *tracing.Span, l *prefill.Lease) {
 		attribute.Int("evenkeel.prefill.hit_tokens", l.HitTokens),
 		attribute.Int("evenkeel.prefill.probes_ahead", l.Others),
 	}
-	if g := l.Trace; g != nil && g.Reason != "" {
+	if trace := l.Trace; trace != nil && trace.Reason != "" { // nil or empty: the decision was not traced
 		var best []string
-		for _, c := range g.Best {
+		for _, c := range trace.Best {
 			score := math.NaN()
 			if c.Score != nil {
 				score = *c.Score
 			}
 			best = append(best, nameAndScore(c.Candidate, score))
 		}
-		list = append(list, attribute.String("evenkeel.prefill.reason", g.Reason), attribute.Int("evenkeel.prefill.eligible", g.Eligible),
-			attribute.StringSlice("evenkeel.prefill.best", best))
+		list = append(list, attribute.String("evenkeel.prefill.reason", trace.Reason),
+			attribute.Int("evenkeel.prefill.eligible", trace.Eligible), attribute.StringSlice("evenkeel.prefill.best", best))
 	}
 	s.Event("choose", list...)
 }
@@ -187,16 +188,16 @@ func spanBound(s *tracing.Span, slot *dispatcher.Slot) {
 		attribute.Float64("evenkeel.decode.score", slot.Score),
 		attribute.Float64("evenkeel.decode.decide_ms", ms(slot.Decide)),
 	}
-	if slot.NewTokens > 0 {
+	if slot.NewTokens > 0 { // the rank computes a part of the prompt itself
 		list = append(list, attribute.Int("evenkeel.decode.local_prefill_tokens", int(slot.NewTokens)))
 	}
-	if e := slot.Trace; e != nil {
+	if trace := slot.Trace; trace != nil {
 		var best []string
-		for _, w := range e.Best() {
+		for _, w := range trace.Best() {
 			best = append(best, nameAndScore(w.Name, w.Score))
 		}
-		list = append(list, attribute.Int("evenkeel.decode.waiting", e.Waiting), attribute.Int("evenkeel.decode.able", e.Able),
-			attribute.Int64("evenkeel.decode.kv_tokens", e.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
+		list = append(list, attribute.Int("evenkeel.decode.waiting", trace.Waiting), attribute.Int("evenkeel.decode.able", trace.Able),
+			attribute.Int64("evenkeel.decode.kv_tokens", trace.KVTokens), attribute.StringSlice("evenkeel.decode.best", best))
 	}
 	s.Event("admit", list...)
 }
@@ -215,7 +216,7 @@ func stageOf(s *dispatcher.Slot) string {
 // spanFailed sets the error attributes of a span; answer nil: nothing failed. A mistake of the client, which is a 4xx but not a 429, does
 // not mark the span as failed. A 429 does, because a limit of the proxy was reached.
 func spanFailed(s *tracing.Span, answer *openai.Error, cause string) {
-	if answer == nil || !s.Recording() {
+	if answer == nil || !s.Recording() { // a span that is not recorded needs no attributes
 		return
 	}
 	kind := Outcome(answer)

@@ -17,7 +17,7 @@ const flushTime = 5 * time.Second
 // PrepareTracing reads the config of traces and changes nothing. When begin is called, new requests are traced as the config says, and the
 // old tracer exports its last spans.
 func (g *Journal) PrepareTracing(c *config.Tracing) (begin func() error, err error) {
-	if c.Endpoint == "" {
+	if c.Endpoint == "" { // there is no collector, so requests are not traced
 		return func() error { g.setTracer(nil); return nil }, nil
 	}
 	t := tracing.Config{
@@ -50,6 +50,7 @@ func (g *Journal) setTracer(t *tracing.Tracer) {
 	}
 }
 
+// moduleVersion returns the version of evenkeel in this binary; empty: the build has no such information.
 func moduleVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return info.Main.Version
