@@ -50,10 +50,10 @@ func Decisions(last []*receipt.Receipt, now time.Time) []Decision {
 func why(r *receipt.Receipt) string {
 	var all []string
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
-	if kept := len(r.Attempts); kept > 0 {
-		a := &r.Attempts[kept-1]
-		if n := kept + r.LeftOut; n > 1 {
-			say("It had %d attempts or legs", n)
+	if listed := len(r.Attempts); listed > 0 {
+		a := &r.Attempts[listed-1]
+		if attempts := listed + r.LeftOut; attempts > 1 { // the receipt lists only some of many attempts
+			say("It had %d attempts or legs", attempts)
 		}
 		if a.Peer != "" {
 			say("It was sent to %s", a.Peer)
@@ -81,11 +81,11 @@ func sayPrefill(say func(format string, args ...any), p *receipt.Prefill) {
 		what, unit = "group of ranks that prefill and decode", "group"
 	}
 	switch p.Reason {
-	case "", "policy":
+	case "", "policy": // empty: the decision was not traced
 		say("Prefill policy %s chose among %s", p.Policy, words.Count(p.Eligible, unit))
 	case "only":
 		say("The %s was the only one left", what)
-	default:
+	default: // the reason is the name of another rule than the policy
 		say("The %s was chosen by %s among %d", what, p.Reason, p.Eligible)
 	}
 	if p.Hit > 0 {

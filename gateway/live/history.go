@@ -7,21 +7,21 @@ import (
 	"evenkeel/gateway/detect"
 )
 
-// historyOf turns the samples of the last minutes into a History.
+// historyOf turns the samples of the last minutes into a History. It leaves out lines that have no value in any sample.
 func historyOf(samples []detect.Sample) History {
 	out := History{Form: Form, EveryMs: detect.SampleInterval.Milliseconds(), AtMs: make([]int64, len(samples)), Ranks: []RankLine{},
 		Lines: []NumbersLine{}}
-	lines := map[int32]int{} // index in out.Ranks of each rank's line
+	indexOf := map[int32]int{} // index in out.Ranks of each rank's line
 	for i := range samples {
 		out.AtMs[i] = samples[i].At.UnixMilli()
 		for _, r := range samples[i].Ranks {
-			line, ok := lines[r.ID]
-			if !ok {
-				line = len(out.Ranks)
-				lines[r.ID] = line
-				out.Ranks = append(out.Ranks, RankLine{r.ID, slices.Repeat([]int64{-1}, len(samples))})
+			index, hasLine := indexOf[r.ID]
+			if !hasLine {
+				index = len(out.Ranks)
+				indexOf[r.ID] = index
+				out.Ranks = append(out.Ranks, RankLine{r.ID, slices.Repeat([]int64{-1}, len(samples))}) // -1: no value
 			}
-			out.Ranks[line].KVTokens[i] = r.KVTokens
+			out.Ranks[index].KVTokens[i] = r.KVTokens
 		}
 	}
 	slices.SortFunc(out.Ranks, func(a, b RankLine) int { return cmp.Compare(a.ID, b.ID) })

@@ -112,6 +112,7 @@ func (l *Live) Document(ctx context.Context) Document {
 	return l.document(&snapshot)
 }
 
+// hasWatchers says whether the stream has any reader.
 func (l *Live) hasWatchers() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,7 +204,10 @@ func (l *Live) serveStream(w http.ResponseWriter, r *http.Request) {
 		case <-r.Context().Done():
 			return
 		case n, ok := <-watcher.news:
-			if !ok || s.write("document", n.document) != nil || n.strip != nil && s.write("strip", n.strip) != nil {
+			if !ok { // the watcher was dropped
+				return
+			}
+			if s.write("document", n.document) != nil || n.strip != nil && s.write("strip", n.strip) != nil { // the watcher has left
 				return
 			}
 		}
@@ -250,6 +254,7 @@ func (l *Live) storedDocument(at string) (data []byte, refusal *openai.Error) {
 	return data, nil
 }
 
+// refuse answers with an error.
 func refuse(w http.ResponseWriter, e *openai.Error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
@@ -276,7 +281,7 @@ func (l *Live) servePast(w http.ResponseWriter, r *http.Request, at string) {
 // unzip writes a stored document uncompressed.
 func unzip(data []byte, to io.Writer) {
 	if text, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
-		_, _ = io.Copy(to, text) //nolint:gosec // show wrote the data, so it is no bomb; an error means that the operator left
+		_, _ = io.Copy(to, text) //nolint:gosec // storeAndSend wrote the data, so it is no bomb; an error means that the operator left
 	}
 }
 

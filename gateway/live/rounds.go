@@ -39,12 +39,12 @@ func roundsOf(g *detect.Group) *Rounds {
 			100*r.EmptyShare)
 	}
 	if g.Held > 0 {
-		long := fmt.Sprintf("%.1f s", r.HeldS)
+		longestHold := fmt.Sprintf("%.1f s", r.HeldS)
 		if r.HeldS < 1 {
-			long = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
+			longestHold = fmt.Sprintf("%.0f ms", 1000*r.HeldS)
 		}
 		r.Says += fmt.Sprintf(" %s %s held for a round now, for %s at most.", words.Capital(words.Count(g.Held, "request")), words.Are(g.Held),
-			long)
+			longestHold)
 	}
 	return r
 }

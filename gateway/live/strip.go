@@ -59,26 +59,26 @@ func stripOf(bins []detect.Sample) Strip {
 	s := Strip{Form: 1, EveryMs: detect.BinLength.Milliseconds(), AtMs: []int64{}, Requests: []int64{}, Failures: []FailureLine{},
 		Lines: []GroupLine{}, Events: []Event{}}
 	beginOf := func(b *detect.Sample) int64 { return b.At.Truncate(detect.BinLength).UnixMilli() }
-	from := 0
+	firstShown := 0
 	if n := len(bins); n > 0 && beginOf(&bins[n-1])-beginOf(&bins[0]) >= detect.BinsKeptFor.Milliseconds() {
-		from = 1
+		firstShown = 1
 	}
-	n := len(bins) - from
+	shown := len(bins) - firstShown
 	inBurst := false            // whether many requests were refused in the bin before
 	var examined *detect.Sample // the last bin at which the whole proxy was examined
-	if from == 1 && bins[0].Examined {
+	if firstShown == 1 && bins[0].Examined {
 		examined = &bins[0]
 	}
-	for i := range n {
-		b := &bins[from+i]
+	for i := range shown {
+		b := &bins[firstShown+i]
 		s.AtMs = append(s.AtMs, beginOf(b))
 		before := b // the first bin has no bin before it, and so counts nothing
-		if from+i > 0 {
-			before = &bins[from+i-1]
+		if firstShown+i > 0 {
+			before = &bins[firstShown+i-1]
 		}
-		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended)))
-		refused := s.addFailures(i, n, b, before)
-		s.addLoads(i, n, b)
+		s.Requests = append(s.Requests, int64(b.Ended-min(b.Ended, before.Ended))) // a difference below 0 counts as 0
+		refused := s.addFailures(i, shown, b, before)
+		s.addLoads(i, shown, b)
 		if b.Examined {
 			s.Events = append(s.Events, eventsBetween(examined, b)...)
 			examined = b
@@ -103,19 +103,19 @@ func stripOf(bins []detect.Sample) Strip {
 // were a 429.
 func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64) {
 	for outcome, count := range bin.Failures {
-		more := int64(count - min(count, before.Failures[outcome]))
-		if more == 0 {
+		increase := int64(count - min(count, before.Failures[outcome])) // a difference below 0 counts as 0
+		if increase == 0 {
 			continue
 		}
 		if outcome.Status == http.StatusTooManyRequests {
-			refused += more
+			refused += increase
 		}
 		row := slices.IndexFunc(s.Failures, func(l FailureLine) bool { return l.Outcome == outcome.Name && l.Status == outcome.Status })
-		if row < 0 {
+		if row < 0 { // the first failure of this kind begins a line
 			row = len(s.Failures)
 			s.Failures = append(s.Failures, FailureLine{outcome.Name, outcome.Status, make([]int64, n)})
 		}
-		s.Failures[row].Counts[i] = more
+		s.Failures[row].Counts[i] = increase
 	}
 	return refused
 }
@@ -124,7 +124,7 @@ func (s *Strip) addFailures(i, n int, bin, before *detect.Sample) (refused int64
 func (s *Strip) addLoads(i, n int, bin *detect.Sample) {
 	for _, g := range bin.Groups[:min(maxGroupLines, len(bin.Groups))] {
 		row := slices.IndexFunc(s.Lines, func(l GroupLine) bool { return l.Model == g.Model && l.Group == g.GroupName.Group })
-		if row < 0 {
+		if row < 0 { // the first load of this group begins a line, whose other values are not known
 			row = len(s.Lines)
 			s.Lines = append(s.Lines, GroupLine{g.Model, g.GroupName.Group, slices.Repeat([]int64{-1}, n)})
 		}
@@ -139,7 +139,7 @@ func eventsBetween(before, after *detect.Sample) (list []Event) {
 		list = append(list, Event{after.At.UnixMilli(), kind, fmt.Sprintf(format, args...)})
 	}
 	if before == nil {
-		if !after.Started.IsZero() && after.At.Sub(after.Started) < 15*time.Minute {
+		if !after.Started.IsZero() && after.At.Sub(after.Started) < 15*time.Minute { // an older start is before the time of the strip
 			return []Event{{after.Started.UnixMilli(), "start", "The proxy started"}}
 		}
 		return nil
@@ -173,9 +173,9 @@ func enginesByChange(before, after *detect.Sample) map[string][]detect.EngineNam
 	for _, e := range slices.SortedFunc(maps.Keys(after.Engines), func(a, b detect.EngineName) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Role, b.Role))
 	}) {
-		earlier, known := before.Engines[e]
+		earlier, wasKnown := before.Engines[e]
 		from, to := eventKind(earlier), eventKind(after.Engines[e])
-		if known && from != to {
+		if wasKnown && from != to {
 			change := changeOf(from, to)
 			changed[change] = append(changed[change], e)
 		}

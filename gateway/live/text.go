@@ -45,9 +45,9 @@ func textOf(d *Document, width int) string {
 	s.regions(d)
 	s.resolved(d)
 	s.decisions(d.Decisions)
-	if more := len(s.lines) - linesOfText + 1; more > 1 {
+	if leftOut := len(s.lines) - (linesOfText - 1); leftOut > 1 { // the last of linesOfText lines says how many are left out
 		s.lines = s.lines[:linesOfText-1]
-		s.row("%d more lines are left out", more)
+		s.row("%d more lines are left out", leftOut)
 	}
 	return strings.Join(s.lines, "\n") + "\n"
 }
@@ -61,13 +61,13 @@ func (s *sheet) proxy(d *Document) {
 	case !p.Ready:
 		state = "NOT READY: " + p.Why
 	}
-	who := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, func(word string) bool { return word == "" }),
-		", ")
-	s.paragraph(0, fmt.Sprintf("%s, up %s, %s: %s", who, durationText(p.UptimeS), clock(d.AtMs), state))
+	isEmpty := func(word string) bool { return word == "" }
+	name := strings.Join(slices.DeleteFunc([]string{p.ID + " " + p.Version, p.Region, p.Role}, isEmpty), ", ")
+	s.paragraph(0, fmt.Sprintf("%s, up %s, %s: %s", name, durationText(p.UptimeS), clock(d.AtMs), state))
 }
 
 // incidents writes the lasting incidents, the most harmful first. The first incidentsInFull get a paragraph each, the next ones up to
-// incidentsNamed get one line each, and the rest is only counted.
+// incidentsNamed get one line each, and further ones are only counted.
 func (s *sheet) incidents(d *Document) {
 	lasting := 0
 	for i := range d.Incidents {
@@ -109,10 +109,10 @@ func (s *sheet) incidents(d *Document) {
 
 // resolved writes the incidents that ended last, at most incidentsOver of them.
 func (s *sheet) resolved(d *Document) {
-	n := 0
+	listed := 0
 	for i := range d.Incidents {
-		if in := &d.Incidents[i]; in.UntilMs > 0 && n < incidentsOver {
-			n++
+		if in := &d.Incidents[i]; in.UntilMs > 0 && listed < incidentsOver { // UntilMs is 0 while an incident lasts
+			listed++
 			times := ""
 			if in.Times > 1 {
 				times = fmt.Sprintf(" (%d times)", in.Times)
@@ -129,7 +129,7 @@ func (s *sheet) traffic(d *Document) {
 		shortCount(p.Open), shortCount(int64(t.TokensPerS)), cmp.Or(p.Policy, "–")))
 	s.paragraph(0, fmt.Sprintf("TTFT %s; TPOT %s (last minute)", percentiles(t.TTFT), percentiles(t.TPOT)))
 	for _, f := range d.Failures {
-		if f.LastHour == 0 {
+		if f.LastHour == 0 { // failures of an older time are not shown
 			continue
 		}
 		s.row("failed with %s: %s in 10 s, %s in 5 min, %s in 1 h, %s in all", f.Outcome, shortCount(f.Last10S), shortCount(f.Last5Min),
@@ -143,8 +143,9 @@ func (s *sheet) traffic(d *Document) {
 // adviceText is the sentence of an advice. Advice is a mean over the last minute, so it may call the ranks enough although many requests
 // wait now. In this case another sentence is shown.
 func adviceText(a *advice.Advice, incidents []detect.Incident) string {
-	waits := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded })
-	if waits && len(a.Steps) > 0 && a.Steps[0].Reason == "balanced" {
+	manyWait := slices.ContainsFunc(incidents, func(in detect.Incident) bool { return in.UntilMs == 0 && in.Crowded }) // 0: it lasts
+	callsRanksEnough := len(a.Steps) > 0 && a.Steps[0].Reason == "balanced"
+	if manyWait && callsRanksEnough {
 		return "not known: many requests wait now, though the ranks were not too busy in the mean of the last minute"
 	}
 	return a.Says
@@ -168,7 +169,7 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	for i := range list {
 		nameWidth = max(nameWidth, columns(clean(list[i].ID)))
 	}
-	nameWidth = min(nameWidth, s.width/3)
+	nameWidth = min(nameWidth, s.width/3) // leaves room for the numbers beside long names
 	for i, e := range list {
 		if i == mostListed {
 			s.row("  %d more prefill engines", len(list)-i)
@@ -179,7 +180,7 @@ func (s *sheet) prefill(p *detect.Prefill) {
 	}
 }
 
-// rankOfState sorts engines that take no prompts before those that do.
+// rankOfState sorts engines that take no prompts before those that do: it returns 1 for the state of an engine that takes prompts, else 0.
 func rankOfState(state string) int {
 	if state == "open" {
 		return 1
@@ -197,10 +198,11 @@ func (s *sheet) engines(all []detect.Engine) {
 	}
 	s.row("engines: %d of %d are up", up, len(all))
 	for _, e := range all {
-		if e.State == "up" && !e.Draining && e.Why == "" {
+		isWell := e.State == "up" && !e.Draining && e.Why == ""
+		if isWell {
 			continue
 		}
-		if unwell++; unwell > mostListed {
+		if unwell++; unwell > mostListed { // only counted, for the last line
 			continue
 		}
 		state := e.State
@@ -243,7 +245,7 @@ func (s *sheet) decisions(all []Decision) {
 		if d.Prompt > 0 { // 0: the length of the prompt is not known
 			prompt = shortCount(int64(d.Prompt)) + " tokens, "
 		}
-		if d.Rank != "" || d.WaitMs > 0 {
+		if d.Rank != "" || d.WaitMs > 0 { // the request has come as far as the pool
 			waited = "waited " + durationText(d.WaitMs/1000) + ", "
 		}
 		s.row("  %s %s%s → %s, %s%s  %s", clock(d.AtMs), prompt, cmp.Or(d.Prefill, "–"), cmp.Or(d.Rank, "–"), waited, cmp.Or(d.Outcome, "runs"),

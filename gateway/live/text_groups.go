@@ -35,7 +35,8 @@ func (s *sheet) group(g *Group, t *detect.Traffic) {
 	if g.ModelMs > 0 {
 		text += fmt.Sprintf(", %.1f %% of %.1f ms lost", 100*g.LostShare, g.ModelMs)
 	}
-	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little.
+	// If tokens come much more slowly than one per step, the streams do not run in common steps, and the step time means little. Without
+	// samples of TPOT, common steps are assumed.
 	haveCommonSteps := t.TPOT.Samples == 0 || t.TPOT.P50Ms <= 3*g.StepMs
 	if g.StepMs > 0 && haveCommonSteps {
 		text += fmt.Sprintf(", step %.1f ms", g.StepMs)
@@ -78,7 +79,7 @@ func (s *sheet) ranks(g *Group) {
 			emptiest = r
 		}
 	}
-	if fullest == nil {
+	if fullest == nil { // no rank takes part in steps, so there are no loads to draw
 		return
 	}
 	if len(g.Ranks) <= ranksWithTheirBar {
@@ -159,15 +160,16 @@ func (s *sheet) drawBars(g *Group) {
 
 // bar draws the load of one rank in width cells, with a | at the group's mean.
 func bar(r *detect.Rank, g *Group, width int) string {
-	most, cells := float64(max(1, g.MostTokens)), make([]rune, width)
+	fullLength, cells := float64(max(1, g.MostTokens)), make([]rune, width) // fullLength: tokens of a bar with full length; 1 avoids 0/0
 	for i := range cells {
-		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(readTokens(r))/most, width, i)]
+		cells[i] = []rune("·▏▎▍▌▋▊▉█")[eighths(float64(readTokens(r))/fullLength, width, i)]
 	}
-	cells[max(0, min(width-1, int(g.MeanTokens/most*float64(width))))] = '|'
+	cells[max(0, min(width-1, int(g.MeanTokens/fullLength*float64(width))))] = '|'
 	return string(cells)
 }
 
-// eighths is how many eighths of one cell are filled if a bar fills this share of all cells.
+// eighths is how many eighths (0 to 8) of one cell are filled if a bar fills this share of all cells. It is the bar's length in eighths,
+// rounded, less the eighths of the cells before this one.
 func eighths(share float64, cells, cell int) int {
 	return max(0, min(8, int(share*float64(8*cells)+0.5)-8*cell))
 }
@@ -184,9 +186,9 @@ const (
 func (s *sheet) drawColumns(g *Group) {
 	const axis = 6                                                  // width of the labels on the left, in columns of text
 	bands := (len(g.Ranks) + s.width - axis - 1) / (s.width - axis) // number of bands, rounded up
-	perBand := (len(g.Ranks) + bands - 1) / bands
-	most := float64(max(1, g.MostTokens))
-	mostBacklog := int64(1) // at least 1, because backlogs are divided by it
+	perBand := (len(g.Ranks) + bands - 1) / bands                   // ranks per band, rounded up
+	fullHeight := float64(max(1, g.MostTokens))                     // tokens of a full column; 1 or more, as loads are divided by it
+	mostBacklog := int64(1)                                         // at least 1, because backlogs are divided by it
 	for i := range g.Ranks {
 		mostBacklog = max(mostBacklog, g.Ranks[i].Backlog)
 	}
@@ -205,12 +207,12 @@ func (s *sheet) drawColumns(g *Group) {
 			draw(label, func(r *detect.Rank) rune {
 				mark := markOf(r.State)
 				switch {
-				case row == 0 && mark != ' ':
+				case row == 0 && mark != ' ': // the foot of the column of a rank that is not up
 					return mark
 				case !r.InSteps:
 					return ' '
 				}
-				return heights[eighths(float64(readTokens(r))/most, bandLines, row)]
+				return heights[eighths(float64(readTokens(r))/fullHeight, bandLines, row)]
 			})
 		}
 		if g.Rounds != nil {

@@ -25,7 +25,7 @@ func (s *sheet) row(format string, args ...any) {
 	s.lines = append(s.lines, strings.TrimRight(line, " "))
 }
 
-// paragraph adds sentences, wrapped into at most linesOfAText lines.
+// paragraph adds sentences, wrapped into at most linesOfAText lines. indent is in columns; all lines but the first have two columns more.
 func (s *sheet) paragraph(indent int, text string) {
 	for i, line := range wrap(strings.Fields(clean(text)), s.width-indent-2) {
 		s.lines = append(s.lines, strings.Repeat(" ", indent+2*min(i, 1))+line)
@@ -42,7 +42,7 @@ func (s *sheet) command(command string) {
 			s.lines = append(s.lines, command)
 			return
 		}
-		end, open := breakAt(command, s.width-2, quote)
+		end, open := breakAt(command, s.width-2, quote) // two columns stay free for a quote and the backslash
 		line, next := command[:end]+`\`, command[end:]
 		if open == '\'' { // a backslash has no effect between single quotes, so the quotes are closed before it, and opened again after it
 			line, next, open = command[:end]+`'\`, "'"+next, 0
@@ -54,9 +54,10 @@ func (s *sheet) command(command string) {
 }
 
 // breakAt returns the index at which the first line of a command ends if it has at most width columns, and the quote that is open there.
-// quote is the quote that is open where the command begins; 0: none.
+// The line ends after its last space outside of quotes; if it has none, at the last character that fits. quote is the quote that is open
+// where the command begins; 0: none.
 func breakAt(command string, width int, quote rune) (end int, open rune) {
-	used, afterSpace := 0, 0
+	used, afterSpace := 0, 0 // columns so far; index after the last space outside of quotes, 0: there is none
 	open = quote
 	for i, r := range command {
 		if used += columnsOf(r); used > width {
@@ -64,7 +65,7 @@ func breakAt(command string, width int, quote rune) (end int, open rune) {
 		}
 		end = i + utf8.RuneLen(r)
 		switch {
-		case r == open:
+		case r == open: // the open quote ends
 			open = 0
 		case open == 0 && (r == '\'' || r == '"'):
 			open = r
@@ -100,9 +101,13 @@ func columns(text string) (n int) {
 	return n
 }
 
-// columnsOf is an upper bound of a character's width in columns (see columns).
+// columnsOf is an upper bound of a character's width in columns (see columns). One column have: the scripts below 0x1100, such as Latin,
+// Greek and Cyrillic; the dashes, quotes and dots of 0x2010 to 0x2027; arrows; and the blocks that bars are drawn with.
 func columnsOf(r rune) int {
-	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
+	isPunctuation := r >= 0x2010 && r <= 0x2027
+	isArrow := r >= 0x2190 && r <= 0x21ff
+	isBlock := r >= 0x2580 && r <= 0x259f
+	if r < 0x1100 || isPunctuation || isArrow || isBlock {
 		return 1
 	}
 	return 2
@@ -140,7 +145,7 @@ func padRight(text string, width int) string {
 // wrap wraps words into at most linesOfAText lines, and breaks words that are wider than a line. If text is left out, the last line is "…".
 func wrap(words []string, width int) (lines []string) {
 	for len(words) > 0 {
-		line, n := words[0], 1
+		line, n := words[0], 1 // n: words in the line
 		for n < len(words) && columns(line)+1+columns(words[n]) <= width {
 			line += " " + words[n]
 			n++

@@ -14,7 +14,7 @@ import (
 func twinInWords(m *detect.Model, g *detect.Group, replays bool) (says []string, note string) {
 	says = []string{}
 	switch v := g.Twin; {
-	case !g.Barrier:
+	case !g.Barrier: // there is nothing to say
 	case g.Rounds != nil:
 		note = "The twin replays no ranks that prefill and decode."
 	case v != nil && len(v.Against) == 0:
@@ -63,12 +63,14 @@ type Counterfactual struct {
 // step model how many ms each KV token costs (StepModel.PerTokenMs). Policies for which the twin has found no sure difference are left out.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
-	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {
+	isKnown := g.Twin != nil && g.StepModel.PerTokenMs > 0 && g.SteppingRanks > 0
+	if !isKnown {
 		return list
 	}
 	for _, a := range g.Twin.Against {
-		if a.Claimed && a.StepMs > 0 {
-			list = append(list, Counterfactual{a.Policy, max(0, g.MostTokens+int64(a.SavedMs/g.StepModel.PerTokenMs)), a.SavedMs})
+		if a.Claimed && a.StepMs > 0 { // Claimed: the twin is sure of the difference
+			tokens := max(0, g.MostTokens+int64(a.SavedMs/g.StepModel.PerTokenMs))
+			list = append(list, Counterfactual{a.Policy, tokens, a.SavedMs})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b Counterfactual) int { return cmp.Compare(a.MostTokens, b.MostTokens) })
