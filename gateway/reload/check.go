@@ -57,7 +57,7 @@ func checkWritable(path string) error {
 		return nil // opening a named pipe would wait for a reader
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o640)
-	if err == nil {
+	if err == nil { // there was no file, and this call has created it
 		return errors.Join(f.Close(), os.Remove(path))
 	}
 	if !errors.Is(err, fs.ErrExist) {
@@ -87,16 +87,16 @@ const keyField = "key"
 func warningOf(entry observer.LoggedEntry) Warning {
 	w := Warning{Msg: entry.Message}
 	values := entry.ContextMap()
-	var more []string
+	var details []string
 	for _, f := range entry.Context {
 		if f.Key == keyField && f.Type == zapcore.StringType {
 			w.Key = f.String
-		} else if value, ok := values[f.Key]; ok {
-			more = append(more, fmt.Sprintf("%s: %v", f.Key, value))
+		} else if value, ok := values[f.Key]; ok { // a field without a value (zap.Skip) is left out
+			details = append(details, fmt.Sprintf("%s: %v", f.Key, value))
 		}
 	}
-	if len(more) > 0 {
-		w.Msg += " (" + strings.Join(more, ", ") + ")"
+	if len(details) > 0 {
+		w.Msg += " (" + strings.Join(details, ", ") + ")"
 	}
 	return w
 }

@@ -26,7 +26,7 @@ func (f *fitFile) readIfChanged() (*predictor.Fit, error) {
 		return nil, err
 	}
 	state := fileState{info.ModTime(), info.Size()}
-	if state == f.lastRead {
+	if state == f.lastRead { // the file has not changed
 		return nil, nil
 	}
 	f.lastRead = state // set for a bad file, too, so that its error is reported only once
@@ -57,7 +57,7 @@ func (r *Reloader) warnOfUnusedFit(cfg *config.Config) {
 }
 
 // reloadFit makes predictions start anew from a new version of the fit file, and returns whether it did.
-func (r *Reloader) reloadFit() (bool, error) {
+func (r *Reloader) reloadFit() (changed bool, err error) {
 	r.fit.path = r.Settings().Predictor.File
 	fit, err := r.fit.readIfChanged()
 	switch {

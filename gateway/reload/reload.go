@@ -85,11 +85,12 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 		}
 	}
 	if err != nil {
-		result.refuse(err)
+		result.markRefused(err)
 	}
 	if dry {
 		return result
 	}
+	// The result and the version that was read are stored, so that Watch reads the file again only after the next change.
 	r.source.lastRead, r.source.refusedFiles = present, nil
 	switch {
 	case err != nil:
@@ -105,9 +106,9 @@ func (r *Reloader) reload(dry bool) (result Reload) {
 	return result
 }
 
-// refuse turns the result into that of a refused config: the error, and its position in the file if it has one. No setting has changed
+// markRefused turns the result into that of a refused config: the error, and its position in the file if it has one. No setting has changed
 // then.
-func (r *Reload) refuse(err error) {
+func (r *Reload) markRefused(err error) {
 	r.Outcome, r.Changes, r.Restart = refused, []config.Change{}, nil
 	r.Error = err.Error()
 	var located *config.Error

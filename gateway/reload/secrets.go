@@ -151,7 +151,7 @@ func (r *Reloader) useSecrets(s *secrets) {
 	r.promptKey.Store(&s.prompts)
 	for i, p := range s.tls {
 		switch {
-		case p == nil:
+		case p == nil: // the listener has no TLS in the config
 		case r.tls[i] == nil: // at the start only: later the listeners keep this pair, and a reload cannot begin TLS
 			r.tls[i] = p
 		default:
@@ -190,7 +190,8 @@ func (r *Reloader) Certificates() iter.Seq2[string, time.Time] {
 func (r *Reloader) warnIfWorldReadable(files ...privateFile) {
 	for _, f := range files {
 		info, err := os.Stat(f.path) // a missing file is reported where it is read
-		if err == nil && info.Mode().Perm()&0o004 != 0 && runtime.GOOS != "windows" {
+		const othersMayRead = 0o004
+		if err == nil && info.Mode().Perm()&othersMayRead != 0 && runtime.GOOS != "windows" {
 			r.deps.Log.Warn("every user of this machine can read a private file; take the right from others with chmod o-r, or set defaultMode: "+
 				"0440 where Kubernetes mounts it",
 				zap.String("config", f.key), zap.String("file", f.path))

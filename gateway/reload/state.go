@@ -131,16 +131,16 @@ func newSettings(cfg *config.Config) *Settings {
 // vocabSize is the smallest vocabulary of the profiles in use, because any engine may get a token id; 0: one of them is unknown (0 in its
 // profile), or no profile is in use.
 func vocabSize(cfg *config.Config) int {
-	size := math.MaxInt
+	smallest := math.MaxInt
 	for _, name := range cfg.ProfilesInUse("") {
-		if v := cfg.Profiles[name].VocabSize; v < size {
-			size = v
+		if size := cfg.Profiles[name].VocabSize; size < smallest {
+			smallest = size
 		}
 	}
-	if size == math.MaxInt {
+	if smallest == math.MaxInt { // no profile is in use
 		return 0
 	}
-	return size
+	return smallest
 }
 
 // secrets are the contents of files with secrets, keys and certificates.
@@ -188,6 +188,7 @@ func (r *Reloader) Certificate(listener int) *certs.Pair { return r.tls[listener
 // Authority returns the authority that signs the certificates of other proxies; nil: other proxies have no certificates.
 func (r *Reloader) Authority() *certs.Authority { return r.authority }
 
+// newMetrics registers the metrics of reloads, certificates and the config in force.
 func newMetrics(reg prometheus.Registerer) *metrics {
 	gauge := func(name, help string) prometheus.Gauge {
 		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})

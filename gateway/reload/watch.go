@@ -74,6 +74,7 @@ func (r *Reloader) reloadChangedFiles() {
 	r.callOnChange()
 }
 
+// callOnChange calls the functions of OnChange, with r.mu held.
 func (r *Reloader) callOnChange() {
 	for _, notify := range r.onChange {
 		notify()
@@ -122,13 +123,15 @@ func (r *Reloader) watchedFiles() []watched {
 	}
 }
 
-// noteChange reports whether a file differs from the version that was last read, and remembers the present version as read. A version that
-// cannot be used counts as read, too, so that its error is logged only once.
-func (r *Reloader) noteChange(file string) bool { return r.noteChangeFor("", file) }
+// markReadIfChanged reports whether a file differs from the version that was last read, and remembers the present version as read. A
+// version that cannot be used counts as read, too, so that its error is logged only once.
+func (r *Reloader) markReadIfChanged(file string) (changed bool) {
+	return r.markReadIfChangedFor("", file)
+}
 
-// noteChangeFor does what noteChange does, for one of several readers of the same file: each of them notices a change. reader is the
-// reader's prefix in lastRead.
-func (r *Reloader) noteChangeFor(reader, file string) bool {
+// markReadIfChangedFor does what markReadIfChanged does, for one of several readers of the same file: each of them notices a change. reader
+// is the reader's prefix in lastRead. An empty file name stands for no file, which never changes.
+func (r *Reloader) markReadIfChangedFor(reader, file string) (changed bool) {
 	present := digestOf(file)
 	if file == "" || present == r.lastRead[reader+file] {
 		return false
@@ -139,8 +142,8 @@ func (r *Reloader) noteChangeFor(reader, file string) bool {
 
 // reloadFile reads a file and puts it in force with use, if the file differs from the version that was last read. It returns whether a new
 // version is in force.
-func reloadFile[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (bool, error) {
-	if !r.noteChange(file) {
+func reloadFile[T any](r *Reloader, file string, read func(file string) (T, error), use func(T)) (changed bool, err error) {
+	if !r.markReadIfChanged(file) {
 		return false, nil
 	}
 	got, err := read(file)
@@ -156,12 +159,12 @@ func (r *Reloader) reloadCertificate(listener int) (changed bool, err error) {
 	if r.tls[listener] == nil { // the listener has no TLS
 		return false, nil
 	}
-	defer r.exportExpiry()
+	defer r.exportExpiry() // after Reload, when the new certificate is in force
 	return r.tls[listener].Reload()
 }
 
 // reloadKeys puts a changed file of API keys in force. Keys keep what they have used of their limits.
-func (r *Reloader) reloadKeys() (bool, error) {
+func (r *Reloader) reloadKeys() (changed bool, err error) {
 	file := r.Settings().KeysFile
 	return reloadFile(r, file, keys.Load, func(set *keys.Set) {
 		r.warnIfWorldReadable(privateFile{keyKeys, file})
@@ -171,16 +174,16 @@ func (r *Reloader) reloadKeys() (bool, error) {
 }
 
 // reloadToken puts a changed token of operators in force.
-func (r *Reloader) reloadToken() (bool, error) {
+func (r *Reloader) reloadToken() (changed bool, err error) {
 	return reloadFile(r, r.Settings().Admin.TokenFile, loadToken, r.token.Store)
 }
 
 // reloadTrust makes engines trust changed authorities. An authority is refused together with a client certificate that cannot be used, so
 // it is tried again when any file of a profile changes.
-func (r *Reloader) reloadTrust() (bool, error) {
+func (r *Reloader) reloadTrust() (changed bool, err error) {
 	present := digestsOf(filesOfProfiles(r.Settings().Config))
 	retry := anyChanged(r.distrusted)
-	changed, err := r.deps.ReloadTrust(func(file string) bool { return r.noteChangeFor(fleetPrefix, file) || retry })
+	changed, err = r.deps.ReloadTrust(func(file string) bool { return r.markReadIfChangedFor(fleetPrefix, file) || retry })
 	switch {
 	case err != nil:
 		r.distrusted = present
@@ -191,18 +194,18 @@ func (r *Reloader) reloadTrust() (bool, error) {
 }
 
 // reloadGeoCA puts a changed authority for the certificates of other proxies in force.
-func (r *Reloader) reloadGeoCA() (bool, error) {
+func (r *Reloader) reloadGeoCA() (changed bool, err error) {
 	file := r.Settings().Geo.TLS.CA
-	if r.authority == nil || !r.noteChange(file) {
+	if r.authority == nil || !r.markReadIfChanged(file) { // nil: other proxies have no certificates
 		return false, nil
 	}
 	return true, r.authority.Load(file)
 }
 
 // reloadGeoKeys puts changed keys for calls between proxies in force.
-func (r *Reloader) reloadGeoKeys() (bool, error) {
+func (r *Reloader) reloadGeoKeys() (changed bool, err error) {
 	c := &r.Settings().Geo
-	if !c.On() {
+	if !c.On() { // there are no other proxies
 		return false, nil
 	}
 	return reloadFile(r, c.HMAC.KeysFile, func(string) (*geo.Keys, error) { return c.ReadKeys() }, r.deps.SetGeoKeys)
@@ -210,9 +213,9 @@ func (r *Reloader) reloadGeoKeys() (bool, error) {
 
 // reloadPromptKey puts a new key in force. From then on prompts have new hashes, so the predictor recognises a prompt only after a request
 // with it has finished again.
-func (r *Reloader) reloadPromptKey() (bool, error) {
+func (r *Reloader) reloadPromptKey() (changed bool, err error) {
 	p := r.Settings().Predictor
-	if r.PromptKey() == nil {
+	if r.PromptKey() == nil { // the predictor does not distinguish prompts
 		return false, nil
 	}
 	return reloadFile(r, p.SecretFile, func(string) ([]byte, error) { return readPromptKey(p) }, func(key []byte) { r.promptKey.Store(&key) })
