@@ -5,6 +5,7 @@ import "time"
 // Hits counts the tokens of prompts, and how many of them were in a prefix cache.
 type Hits struct{ Prompt, Cached int }
 
+// add adds the tokens of other prompts.
 func (h *Hits) add(o Hits) { h.Prompt, h.Cached = h.Prompt+o.Prompt, h.Cached+o.Cached }
 
 const (
@@ -25,6 +26,7 @@ type minutes struct {
 	}
 }
 
+// minuteOf returns the minute of a time: its Unix time / 60.
 func minuteOf(t time.Time) int64 { return t.Unix() / 60 }
 
 // isOutdated says whether sums of minute m no longer count in the minute now. After the clock was set back, m may also be far in the
@@ -37,20 +39,20 @@ func (s sums) add(r *Receipt) {
 		return
 	}
 	now := minuteOf(r.endTime())
-	k := s[r.Key]
-	if k == nil {
-		if k = s.newSums(now); k == nil {
+	ofKey := s[r.Key]
+	if ofKey == nil {
+		if ofKey = s.newSums(now); ofKey == nil { // there is no room for another key
 			return
 		}
-		s[r.Key] = k
+		s[r.Key] = ofKey
 	}
-	m := &k.each[now%minutesKept]
-	if m.minute != now { // the entry still has the sums of an older minute
+	m := &ofKey.each[now%minutesKept] // each is a ring, in which every minute has its place
+	if m.minute != now {              // the entry still has the sums of an older minute
 		m.minute, m.Hits = now, Hits{}
 	}
 	m.add(Hits{r.PromptTokens, r.cached()})
-	if k.last < now || isOutdated(k.last, now) { // an outdated minute after now is from before the clock was set back
-		k.last = now
+	if ofKey.last < now || isOutdated(ofKey.last, now) { // an outdated minute after now is from before the clock was set back
+		ofKey.last = now
 	}
 }
 
@@ -58,8 +60,8 @@ func (s sums) add(r *Receipt) {
 // keys without recent requests.
 func (s sums) newSums(now int64) *minutes {
 	if len(s) == maxKeys {
-		for key, k := range s {
-			if isOutdated(k.last, now) {
+		for key, ofKey := range s {
+			if isOutdated(ofKey.last, now) {
 				delete(s, key)
 			}
 		}
@@ -73,31 +75,33 @@ func (s sums) newSums(now int64) *minutes {
 // cached is how many tokens of the prompt were in a prefix cache: as the engine reported, or as evenkeel expected if the engine reported
 // none.
 func (r *Receipt) cached() int {
-	if n := len(r.Attempts); r.CachedTokens <= 0 && n > 0 && r.Attempts[n-1].Prefill != nil {
+	engineReportedNone := r.CachedTokens <= 0
+	if n := len(r.Attempts); engineReportedNone && n > 0 && r.Attempts[n-1].Prefill != nil {
 		return r.Attempts[n-1].Prefill.Hit // the expected hit of the attempt that served the request
 	}
 	return max(0, r.CachedTokens)
 }
 
-// Hits returns the hits of a key's requests that ended in about the last minute (last), and in the 14 minutes before (before).
-func (g *Ring) Hits(key string, now time.Time) (last, before Hits) {
+// Hits returns the hits of a key's requests that ended in about the last minute (lastMinute), and in the 14 minutes before (before). Both
+// are zero if the key has no recent requests, or if no receipts are kept (g is nil).
+func (g *Ring) Hits(key string, now time.Time) (lastMinute, before Hits) {
 	if g == nil {
-		return last, before
+		return lastMinute, before
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	k := g.hits[key]
-	if k == nil {
-		return last, before
+	ofKey := g.hits[key]
+	if ofKey == nil {
+		return lastMinute, before
 	}
-	for i := range k.each {
-		switch m := &k.each[i]; {
-		case isOutdated(m.minute, minuteOf(now)):
+	for i := range ofKey.each {
+		switch m := &ofKey.each[i]; {
+		case isOutdated(m.minute, minuteOf(now)): // too old to count
 		case m.minute >= minuteOf(now.Add(-30*time.Second)): // the present minute, and in its first 30 s also the one before
-			last.add(m.Hits)
+			lastMinute.add(m.Hits)
 		default:
 			before.add(m.Hits)
 		}
 	}
-	return last, before
+	return lastMinute, before
 }

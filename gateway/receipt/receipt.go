@@ -169,11 +169,11 @@ const (
 	sizeChoice  = 56
 )
 
-// size is about how many bytes of memory a receipt takes.
+// size is about how many bytes of memory a receipt takes: its parts and their texts.
 func (r *Receipt) size() int64 {
 	bytes := sizeReceipt + len(r.ID) + len(r.ClientID) + len(r.TraceID) + len(r.Model) + len(r.Key) + len(r.Peer) + len(r.Origin) +
 		sizeAttempt*cap(r.Attempts)
-	choices := func(list []Choice) {
+	addChoices := func(list []Choice) {
 		for i := range list {
 			bytes += sizeChoice + len(list[i].Name)
 		}
@@ -183,11 +183,11 @@ func (r *Receipt) size() int64 {
 		bytes += len(a.Cause) + len(a.FailedOn) + len(a.Peer) + len(a.Engine)
 		if a.Prefill != nil {
 			bytes += sizePrefill + len(a.Prefill.Candidate)
-			choices(a.Prefill.Best)
+			addChoices(a.Prefill.Best)
 		}
 		if a.Decode != nil {
 			bytes += sizeDecode + len(a.Decode.Rank)
-			choices(a.Decode.Best)
+			addChoices(a.Decode.Best)
 		}
 	}
 	return int64(bytes)

@@ -56,7 +56,7 @@ func (g *Ring) Open(r *Receipt) *RunningReceipt {
 	return l
 }
 
-// Edit changes the receipt under its lock.
+// Edit changes the receipt under its lock. It does nothing if no receipts are kept (l is nil).
 func (l *RunningReceipt) Edit(change func(*Receipt)) {
 	if l == nil {
 		return
@@ -66,7 +66,7 @@ func (l *RunningReceipt) Edit(change func(*Receipt)) {
 	change(&l.r)
 }
 
-// End changes the receipt a last time, and moves it to the ended receipts.
+// End changes the receipt a last time, and moves it to the ended receipts. It does nothing if no receipts are kept (l is nil).
 func (l *RunningReceipt) End(change func(*Receipt)) {
 	if l == nil {
 		return
@@ -102,12 +102,12 @@ func (g *Ring) addEnded(r *Receipt) {
 
 // dropOldest drops the receipt that ended first. It is called with g.mu held.
 func (g *Ring) dropOldest() {
-	oldest := (g.next - g.count + len(g.ended)) % len(g.ended)
-	old := g.ended[oldest]
-	g.ended[oldest] = nil
+	index := (g.next - g.count + len(g.ended)) % len(g.ended) // count places before next, around the ring
+	oldest := g.ended[index]
+	g.ended[index] = nil
 	g.count--
-	g.bytes -= old.size()
-	delete(g.byID, old.ID)
+	g.bytes -= oldest.size()
+	delete(g.byID, oldest.ID)
 }
 
 // Find returns up to n receipts for an id. The first is the receipt of the request to which evenkeel gave the id. Then follow, latest
@@ -130,23 +130,24 @@ func (g *Ring) Find(id string, n int) []*Receipt {
 			running = append(running, l)
 		}
 	}
-	l, runs := g.running[id]
-	ofID, ended := g.byID[id]
-	g.mu.Unlock()
+	runningOfID, runs := g.running[id]
+	endedOfID, ended := g.byID[id]
+	g.mu.Unlock() // before the copies, because a copy waits for the lock of its receipt
 	for _, l := range running {
 		list = append(list, l.copy())
 	}
 	slices.SortStableFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
 	switch {
 	case runs:
-		list = slices.Insert(list, 0, l.copy())
+		list = slices.Insert(list, 0, runningOfID.copy())
 	case ended:
-		list = slices.Insert(list, 0, ofID)
+		list = slices.Insert(list, 0, endedOfID)
 	}
 	return list[:min(n, len(list))]
 }
 
-// endedBefore returns the receipt that ended i receipts before the last one. It is called with g.mu held.
+// endedBefore returns the receipt that ended i receipts before the last one, which stands before g.next in the ring. It is called with g.mu
+// held.
 func (g *Ring) endedBefore(i int) *Receipt { return g.ended[(g.next-1-i+len(g.ended))%len(g.ended)] }
 
 // Last returns up to n receipts that pass the filter, latest first: of requests that run if running is true, and otherwise of requests that
@@ -166,7 +167,7 @@ func (g *Ring) Last(n int, f Filter, running bool) []*Receipt {
 		slices.SortFunc(list, func(a, b *Receipt) int { return b.Arrival.Compare(a.Arrival) })
 		return list[:min(n, len(list))]
 	}
-	filters := f != (Filter{})
+	filters := f != (Filter{}) // then more than n receipts are read, because some may not pass
 	for _, r := range g.lastEnded(n, filters) {
 		if len(list) < n && f.passes(r, now) {
 			list = append(list, r)
@@ -196,9 +197,11 @@ func (g *Ring) Latest(n int) []*Receipt {
 	if g == nil {
 		return []*Receipt{}
 	}
-	list := g.Last(n, Filter{}, false)
+	const running = false
+	list := g.Last(n, Filter{}, running)
 	newest := make([]*RunningReceipt, 0, n+1) // running requests with the newest arrivals; thousands may run, so only these n are copied
 	for _, l := range g.runningReceipts() {
+		// newest is sorted, the newest arrival first. An arrival never changes, so it is read without l.mu.
 		place, _ := slices.BinarySearchFunc(newest, l, func(a, b *RunningReceipt) int { return b.r.Arrival.Compare(a.r.Arrival) })
 		if place < n {
 			newest = slices.Insert(newest, place, l)
@@ -269,8 +272,9 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 		return "", 0, 0
 	}
 	requestsOf := map[string]int{} // number of requests with a failed attempt on each host
-	for _, r := range g.lastEnded(mostSearched, false) {
-		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure {
+	const allReceipts = false
+	for _, r := range g.lastEnded(mostSearched, allReceipts) {
+		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure { // the request did not fail by a fault here, or not lately
 			continue
 		}
 		all++
@@ -296,7 +300,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 func (r *Receipt) failedHosts() map[string]bool {
 	hosts := map[string]bool{}
 	for i := range r.Attempts {
-		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/")
+		engine, _, _ := strings.Cut(r.Attempts[i].FailedOn, "/") // a rank is named host:port/rank
 		if host, _, err := net.SplitHostPort(engine); err == nil {
 			hosts[host] = true
 		}
