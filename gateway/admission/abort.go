@@ -14,7 +14,7 @@ import (
 // caller has.
 func (d *Handler) abort(ctx *fasthttp.RequestCtx) {
 	key, fail := d.authenticate(ctx)
-	if fail == nil {
+	if fail == nil { // each of the next steps is taken only if none before it has failed
 		fail = countRequest(key, time.Now())
 	}
 	var matches func(name string) bool

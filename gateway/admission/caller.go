@@ -72,8 +72,8 @@ var refusalUnknownKey = edge.Refusal{
 }
 
 // keyOf finds the API key in a request's head. Anthropic's clients send the key as x-api-key, which is ignored if there is an Authorization
-// header.
-func (d *Handler) keyOf(h *fasthttp.RequestHeader) (keys.Key, bool) {
+// header. known is false if the request has no key, or an unknown one.
+func (d *Handler) keyOf(h *fasthttp.RequestHeader) (key keys.Key, known bool) {
 	set := d.deps.Config.Keys()
 	if value := h.Peek("Authorization"); len(value) > 0 {
 		return set.Authenticate(value)
@@ -123,18 +123,18 @@ func (r *requestContext) applyKey(ctx *fasthttp.RequestCtx, key keys.Key, object
 	r.key, r.Priority = key, key.Priority
 	r.readGatewayHeaders(&ctx.Request.Header, objectives)
 	if value := ctx.Request.Header.Peek(priorityHeader); len(value) > 0 && key.Trusted {
-		n, err := strconv.Atoi(string(value))
-		if err != nil || n < -keys.MaxPriority || n > keys.MaxPriority {
+		priority, err := strconv.Atoi(string(value))
+		if err != nil || priority < -keys.MaxPriority || priority > keys.MaxPriority {
 			return openai.NewError(http.StatusBadRequest, "bad_priority",
 				fmt.Sprintf("%s must be a whole number from %d to %d; leave it out for that of your key", priorityHeader, -keys.MaxPriority,
 					keys.MaxPriority))
 		}
-		r.Priority = n
+		r.Priority = priority
 	}
 	if fail := countRequest(key, now); fail != nil {
 		return fail
 	}
-	return r.countAnswers(1)
+	return r.countAnswers(1) // further answers are counted once the body has been read
 }
 
 // A gateway of the Gateway API describes a request in these headers. Each header has two names.
@@ -153,8 +153,8 @@ func (r *requestContext) readGatewayHeaders(h *fasthttp.RequestHeader, objective
 	if !r.key.Trusted {
 		return
 	}
-	if n, ok := objectives[string(firstHeader(h, objectiveHeaders[:]))]; ok {
-		r.Priority = n
+	if priority, ok := objectives[string(firstHeader(h, objectiveHeaders[:]))]; ok { // an unlisted objective changes nothing
+		r.Priority = priority
 	}
 	if flow := firstHeader(h, fairnessHeaders[:]); len(flow) > 0 {
 		r.Flow = r.key.Name + "\x00" + strconv.FormatUint(xxhash.Sum64(flow)%mostFlows, 10) // another key may use the same flow name

@@ -15,7 +15,7 @@ const preflightAge = "600"
 // that was meant for another. Answers do not depend on cookies, so browsers are not allowed to send them.
 func (d *Handler) allowOrigin(ctx *fasthttp.RequestCtx) (allowed bool) {
 	origins := d.deps.Config.Settings().CORS.Origins
-	if len(origins) == 0 {
+	if len(origins) == 0 { // no page of another site may read any answer
 		return false
 	}
 	h := &ctx.Response.Header

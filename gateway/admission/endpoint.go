@@ -48,7 +48,7 @@ func (d *Handler) makePage() {
 	defer d.loadPage.busy.Store(false)
 	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), pageTimeout)
 	defer cancel()
-	if loads := d.deps.Loads(ctx); ctx.Err() == nil {
+	if loads := d.deps.Loads(ctx); ctx.Err() == nil { // otherwise the dispatcher did not answer in time, and loads lacks its part
 		d.loadPage.last.Store(&endpointText{time.Now(), appendLoads(nil, loads)})
 	}
 }

@@ -108,7 +108,8 @@ func (d *Handler) serveSplit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint) {
 	d.receive(ctx, ep.Path(), func(in *requestContext) *openai.Error { return d.admitAndServe(ctx, ep, in) })
 }
 
-// receive serves a request of a client after it has checked the sender.
+// receive serves a request of a client by the function serve, after it has checked the sender. An error of serve becomes the answer. The
+// answer has the client's X-Request-Id or, without one, the id that evenkeel gave the request.
 func (d *Handler) receive(ctx *fasthttp.RequestCtx, path string, serve func(*requestContext) *openai.Error) {
 	arrival := time.Now()
 	clientID := string(ctx.Request.Header.Peek("X-Request-Id"))
@@ -189,7 +190,7 @@ func (d *Handler) readBody(ctx *fasthttp.RequestCtx, in *requestContext) ([]byte
 // proxy. If admitAndServe returns an error, nothing has been written to the client yet. The request counts against its caller's limits
 // until it ends.
 func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) *openai.Error {
-	from := in.From
+	from := in.From // the proxy that forwarded the request; nil: a client sent it
 	in.Record.Report(journal.Event{Kind: journal.Parsing})
 	req, route, fail := d.admit(ctx, ep, in)
 	in.Record.Report(journal.Event{Kind: journal.Parsed, Req: req}) // also after an error, because the event Parsed ends the time of parsing
@@ -237,7 +238,7 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
 		}
-		in.NoHandOff = route.NoHandOff[ep]
+		in.NoHandOff = route.NoHandOff[ep] // true: an engine takes no hand-off at ep, so a decode rank must compute the prompt
 	}
 	if route.SGLang {
 		if fail := req.CheckForSGLang(d.deps.Config.Settings().Accept.VocabSize); fail != nil {
@@ -337,13 +338,13 @@ const mayEndUnseen = ": this model has decode engines of vllm-ascend, which may 
 func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	why := ""
 	switch {
-	case !route.SGLang && ep == mooncake.Generate:
+	case !route.SGLang && ep == mooncake.Generate: // the endpoint is SGLang's own
 		why = "its engines take token ids at " + mooncake.Tokens.Path()
-	case !route.SGLang:
+	case !route.SGLang: // other engines than SGLang serve all other endpoints
 		return nil
 	case ep == mooncake.Tokens:
 		why = "its engines take token ids at " + mooncake.Generate.Path()
-	case route.Name != route.Board:
+	case route.Name != route.Board: // the model is a LoRA adapter
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
 	case route.NoHandOff[ep]:
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
@@ -371,7 +372,7 @@ func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *op
 // if the key is known.
 func (d *Handler) CountRefused(h *fasthttp.RequestHeader, r edge.Refusal) {
 	if key, ok := d.keyOf(h); ok {
-		key.TakeRequest(time.Now())
+		key.TakeRequest(time.Now()) // the request is refused anyway, so it does not matter whether the key has requests left
 	}
 	d.deps.Requests.Journal.CountRefused(&openai.Error{Status: r.Status, Code: r.Code})
 }
@@ -443,9 +444,9 @@ func (d *Handler) showModel(ctx *fasthttp.RequestCtx) {
 	writeJSON(ctx, http.StatusOK, list[i])
 }
 
-// admitModelsCaller counts a request for the list of models. It returns false if the caller is unknown or over its rate, and has then
-// answered the request with the error.
-func (d *Handler) admitModelsCaller(ctx *fasthttp.RequestCtx) bool {
+// admitModelsCaller counts a request for the list of models. admitted is false if the caller is unknown or over its rate; then
+// admitModelsCaller has answered the request with the error.
+func (d *Handler) admitModelsCaller(ctx *fasthttp.RequestCtx) (admitted bool) {
 	key, fail := d.authenticate(ctx)
 	if fail == nil {
 		fail = countRequest(key, time.Now())
@@ -467,7 +468,8 @@ func (d *Handler) servedModels() []servedModel {
 	if d.deps.Requests.Peers != nil {
 		for _, name := range d.deps.Requests.Peers.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
-				list = append(list, d.newServedModel(name, name, 0))
+				const unknownLength = 0
+				list = append(list, d.newServedModel(name, name, unknownLength))
 			}
 		}
 	}
@@ -534,7 +536,7 @@ func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *
 	if fail != nil {
 		return nil, nil, fail
 	}
-	return req, raw, d.checkServedHere(path, req.Model)
+	return req, raw, d.checkServedHere(path, req.Model) // with the request also after an error, so that its receipt names the model
 }
 
 // checkServedHere returns an error if no engine of this region has the model. It is for endpoints whose requests are not forwarded to other

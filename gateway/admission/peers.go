@@ -28,9 +28,9 @@ func (d *Handler) ServeForwarded(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint,
 
 // checkBusy refuses a request of another proxy if too many requests for its model wait here already.
 func (d *Handler) checkBusy(from *geo.Hop, route roster.Route) *openai.Error {
-	// This request may not be forwarded again, and no engine of this proxy may begin it, so it could only wait.
-	if from.N >= from.Max && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {
-		return failure.NotOurs
+	mayBeForwarded := from.N < from.Max
+	if !mayBeForwarded && !d.deps.Fleet.Now().AcceptsNew(route.Board, route.Name) {
+		return failure.NotOurs // no engine of this proxy may begin the request, so it could only wait
 	}
 	if d.deps.Requests.Peers.Accepts(from.Sender(), d.deps.Requests.Prefill.Waiting(route.Name)) {
 		return nil

@@ -62,7 +62,8 @@ func (r *requestContext) readSessionEnd(h *fasthttp.RequestHeader) *openai.Error
 	if len(value) == 0 {
 		return nil
 	}
-	if r.EndsSession = string(value) == "true"; !r.EndsSession && string(value) != "false" {
+	r.EndsSession = string(value) == "true"
+	if !r.EndsSession && string(value) != "false" {
 		return openai.NewError(http.StatusBadRequest, "bad_session_end",
 			request.SessionEndHeader+" is "+strconv.Quote(string(value))+
 				"; write true with the last request of a session, or leave it out")
@@ -75,8 +76,9 @@ func (r *requestContext) readSessionEnd(h *fasthttp.RequestHeader) *openai.Error
 func (r *requestContext) readSession(h *fasthttp.RequestHeader, body *mooncake.Body) {
 	session := h.Peek(request.SessionHeader)
 	for _, key := range [...]string{"prompt_cache_key", "user"} {
-		// The value is a JSON string with its quotes, so a length of 2 means an empty one.
-		if value, ok := body.Get(key); ok && len(session) == 0 && len(value) > 2 && value[0] == '"' {
+		value, ok := body.Get(key)
+		isText := ok && len(value) > len(`""`) && value[0] == '"' // a JSON string that is not empty
+		if isText && len(session) == 0 {
 			session = value
 		}
 	}
@@ -99,20 +101,21 @@ func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai
 		return nil
 	}
 	if value := h.Peek(request.ClassHeader); len(value) > 0 {
-		if r.Batch = string(value) == request.ClassBatch; !r.Batch && string(value) != request.ClassOnline {
+		r.Batch = string(value) == request.ClassBatch
+		if !r.Batch && string(value) != request.ClassOnline {
 			return openai.NewError(http.StatusBadRequest, "bad_class",
 				strconv.Quote(string(value))+" is no class; write batch or online in "+request.ClassHeader+
 					", or leave it out for that of your key")
 		}
 	}
 	if value := h.Peek(request.DeadlineHeader); len(value) > 0 {
-		n, err := strconv.ParseInt(string(value), 10, 64)
-		if err != nil || n < 1 || n > longestDeadline.Milliseconds() {
+		ms, err := strconv.ParseInt(string(value), 10, 64)
+		if err != nil || ms < 1 || ms > longestDeadline.Milliseconds() {
 			return openai.NewError(http.StatusBadRequest, "bad_deadline",
 				fmt.Sprintf("%s must be a whole number from 1 to %d; leave it out if the first token may come at any time", request.DeadlineHeader,
 					longestDeadline.Milliseconds()))
 		}
-		r.Deadline = r.Record.Arrival.Add(time.Duration(n) * time.Millisecond)
+		r.Deadline = r.Record.Arrival.Add(time.Duration(ms) * time.Millisecond)
 	}
 	return nil
 }
