@@ -98,10 +98,10 @@ func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down+s.Decode.OutOfService > 0 {
 		a.lastLossAt = s.At
 	}
-	if s.Prefill.Live == 0 || s.Decode.Live == 0 {
+	if s.Prefill.Live == 0 || s.Decode.Live == 0 { // no rank of one side answers
 		return a.adviseOutage(s)
 	}
-	if len(a.samples) == 0 {
+	if len(a.samples) == 0 { // the first sample, or the first one after an outage
 		a.watchedSince = s.At
 	}
 	a.samples = append(dropBefore(a.samples, s.At.Add(-a.settings.Window), func(s Sample) time.Time { return s.At }), s)
@@ -130,15 +130,16 @@ func (a *Advisor) adviseOutage(s Sample) Advice {
 		out.Says = "How many ranks are needed is not known while no decode rank answers; see /workers."
 	}
 	out.Steps = []Step{step}
-	if most := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); most.at != (time.Time{}) { // the needs from before the outage are known
-		out.Prefill.Advised = max(s.Prefill.Live, ranks(most.prefill))
-		out.Decode.Advised = max(s.Decode.Live, ranks(most.decode))
+	if largest := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); largest.at != (time.Time{}) { // needs from before the outage are known
+		out.Prefill.Advised = max(s.Prefill.Live, wholeRanks(largest.prefill))
+		out.Decode.Advised = max(s.Decode.Live, wholeRanks(largest.decode))
 		out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	}
 	return out
 }
 
-// windowMeans returns an advice with the means over the window, and with the numbers of live ranks as the advised ones.
+// windowMeans returns an advice with the means over the window, and with the numbers of live ranks as the advised ones. There must be at
+// least one sample.
 func (a *Advisor) windowMeans() Advice {
 	var out Advice
 	now := &a.samples[len(a.samples)-1]
@@ -165,11 +166,11 @@ func (a *Advisor) windowMeans() Advice {
 // endRate is how many answers ended per second in the window; 0: none, or the window has only one sample, or the count began anew.
 func (a *Advisor) endRate() float64 {
 	first, last := &a.samples[0], &a.samples[len(a.samples)-1]
-	passed := last.At.Sub(first.At).Seconds()
-	if passed <= 0 || last.Decode.Ended < first.Decode.Ended {
+	passedSeconds := last.At.Sub(first.At).Seconds()
+	if passedSeconds <= 0 || last.Decode.Ended < first.Decode.Ended {
 		return 0
 	}
-	return float64(last.Decode.Ended-first.Decode.Ended) / passed
+	return float64(last.Decode.Ended-first.Decode.Ended) / passedSeconds
 }
 
 // poolWaitSeconds is how long, in s, a new hand-off waits for a slot: each answer that ends frees the slot for one hand-off ahead of it. If
@@ -198,38 +199,38 @@ func (a *Advisor) slotSeconds() float64 {
 	return backlogGoal.Seconds()
 }
 
-// meanNeed is the mean need over the samples of the window.
+// meanNeed is the mean need over the samples of the window, at the time of the last sample.
 func (a *Advisor) meanNeed() need {
-	m := need{at: a.samples[len(a.samples)-1].At}
-	slotSeconds, n := a.slotSeconds(), float64(len(a.samples))
+	mean := need{at: a.samples[len(a.samples)-1].At}
+	slotSeconds, samples := a.slotSeconds(), float64(len(a.samples))
 	for i := range a.samples {
 		one := needOf(&a.samples[i], a.settings.Target, slotSeconds)
-		m.prefill += one.prefill / n
-		m.decode += one.decode / n
-		m.prefillUnthrottled += one.prefillUnthrottled / n
-		m.decodeUnthrottled += one.decodeUnthrottled / n
+		mean.prefill += one.prefill / samples
+		mean.decode += one.decode / samples
+		mean.prefillUnthrottled += one.prefillUnthrottled / samples
+		mean.decodeUnthrottled += one.decodeUnthrottled / samples
 	}
-	return m
+	return mean
 }
 
 // largestNeed returns the largest need of each side since the given time. If there was no need since then, the time of the result is zero.
-func (a *Advisor) largestNeed(since time.Time) (m need) {
+func (a *Advisor) largestNeed(since time.Time) (largest need) {
 	for _, n := range a.needs {
 		if n.at.Before(since) {
 			continue
 		}
-		m.at = n.at
-		m.prefill = max(m.prefill, n.prefill)
-		m.decode = max(m.decode, n.decode)
-		m.prefillUnthrottled = max(m.prefillUnthrottled, n.prefillUnthrottled)
-		m.decodeUnthrottled = max(m.decodeUnthrottled, n.decodeUnthrottled)
+		largest.at = n.at
+		largest.prefill = max(largest.prefill, n.prefill)
+		largest.decode = max(largest.decode, n.decode)
+		largest.prefillUnthrottled = max(largest.prefillUnthrottled, n.prefillUnthrottled)
+		largest.decodeUnthrottled = max(largest.decodeUnthrottled, n.decodeUnthrottled)
 	}
-	return m
+	return largest
 }
 
 // advise compares the needs with the live ranks and writes steps, numbers and the sentence into out. The present need shows whether a side
 // is short. A short side gets the ranks for the largest need of the last Window. Ranks beyond the largest need of the last CalmPeriod are
-// spare.
+// spare. A side that is neither keeps the advised number from windowMeans, which is that of its live ranks.
 func (a *Advisor) advise(out *Advice) {
 	present := a.needs[len(a.needs)-1]
 	inWindow, inCalmPeriod := a.largestNeed(present.at.Add(-a.settings.Window)), a.largestNeed(present.at.Add(-a.settings.CalmPeriod))
@@ -238,23 +239,23 @@ func (a *Advisor) advise(out *Advice) {
 	watched := a.settings.Window + a.settings.CalmPeriod
 	// While ranks are down, less work reaches the other side, so the needs of that time are too low to remove ranks.
 	allWereUp := present.at.Sub(a.watchedSince) >= watched && present.at.Sub(a.lastLossAt) >= watched
-	prefillToSpare := allWereUp && !a.short.prefill && ranks(inCalmPeriod.prefillUnthrottled) < out.Prefill.Live
-	decodeToSpare := allWereUp && !a.short.decode && ranks(inCalmPeriod.decodeUnthrottled) < out.Decode.Live
+	prefillToSpare := allWereUp && !a.short.prefill && wholeRanks(inCalmPeriod.prefillUnthrottled) < out.Prefill.Live
+	decodeToSpare := allWereUp && !a.short.decode && wholeRanks(inCalmPeriod.decodeUnthrottled) < out.Decode.Live
 	if a.short.prefill {
-		out.Prefill.Advised = max(out.Prefill.Live+1, ranks(inWindow.prefill))
+		out.Prefill.Advised = max(out.Prefill.Live+1, wholeRanks(inWindow.prefill))
 	}
 	if a.short.decode {
-		out.Decode.Advised = max(out.Decode.Live+1, ranks(inWindow.decode))
+		out.Decode.Advised = max(out.Decode.Live+1, wholeRanks(inWindow.decode))
 	}
 	if prefillToSpare {
-		out.Prefill.Advised = ranks(inCalmPeriod.prefillUnthrottled)
+		out.Prefill.Advised = wholeRanks(inCalmPeriod.prefillUnthrottled)
 	}
 	if decodeToSpare {
-		out.Decode.Advised = ranks(inCalmPeriod.decodeUnthrottled)
+		out.Decode.Advised = wholeRanks(inCalmPeriod.decodeUnthrottled)
 	}
 	out.Ratio = float64(out.Prefill.Advised) / float64(out.Decode.Advised)
 	switch {
-	case a.short.prefill && decodeToSpare:
+	case a.short.prefill && decodeToSpare: // ranks can change sides, so none need be added or removed
 		out.Steps = []Step{{Rebalance, ReasonToPrefill}}
 	case a.short.decode && prefillToSpare:
 		out.Steps = []Step{{Rebalance, ReasonToDecode}}
@@ -277,18 +278,18 @@ func (a *Advisor) advise(out *Advice) {
 
 // describe writes the sentence of the advice. Without steps, it adds one that says why nothing is to be done.
 func (a *Advice) describe() {
-	lost := a.Prefill.Down + a.Decode.Down
+	down := a.Prefill.Down + a.Decode.Down
 	a.Says = fmt.Sprintf("Prefill has %s, and %s advised. Decode has %s, and %s advised.", countText(a.Prefill.Live),
 		advisedText(a.Prefill.Advised), countText(a.Decode.Live), advisedText(a.Decode.Advised))
 	switch {
-	case lost > 0 && len(a.Steps) == 0:
+	case down > 0 && len(a.Steps) == 0:
 		a.Steps = []Step{{None, ReasonRanksDown}}
 		a.Says = describeDown(a) +
 			" Those that answer are enough for what comes now. Whether there are enough ranks for what came before is not " +
 			"known until all answer."
-	case lost > 0:
+	case down > 0:
 		them := "them"
-		if lost == 1 {
+		if down == 1 {
 			them = "it"
 		}
 		a.Says += " " + describeDown(a) + " Mend " + them + " first: how many more are needed then is not known."
@@ -308,11 +309,11 @@ func describeDown(out *Advice) string {
 			parts = append(parts, fmt.Sprintf("%d of %d %s ranks", s.side.Down, s.side.Down+s.side.Live, s.name))
 		}
 	}
-	is := "do"
+	verb := "do"
 	if out.Prefill.Down+out.Decode.Down == 1 {
-		is = "does"
+		verb = "does"
 	}
-	return strings.Join(parts, " and ") + " " + is + " not answer."
+	return strings.Join(parts, " and ") + " " + verb + " not answer."
 }
 
 // countText returns the number of ranks in words.
@@ -342,14 +343,14 @@ func isShort(wasShort bool, need float64, live int) bool {
 
 // whyPrefill returns the reason why prefill is short. Waiting prompts come first, because they explain more than busy ranks.
 func (a *Advisor) whyPrefill(out *Advice) string {
-	waiting := 0.0
+	waitingPerRank := 0.0 // mean over the window of the waiting work per live rank, in seconds
 	for i := range a.samples {
-		waiting += a.samples[i].Prefill.WaitingSeconds / float64(len(a.samples)*out.Prefill.Live)
+		waitingPerRank += a.samples[i].Prefill.WaitingSeconds / float64(len(a.samples)*out.Prefill.Live)
 	}
 	switch {
-	case waiting >= 1: // 1 s of waiting work per rank
+	case waitingPerRank >= 1:
 		return ReasonBacklog
-	case out.Prefill.KV > out.Prefill.Busy:
+	case out.Prefill.KV > out.Prefill.Busy: // KV memory fills up sooner than the ranks' time
 		return ReasonKV
 	}
 	return ReasonBusy
@@ -357,12 +358,12 @@ func (a *Advisor) whyPrefill(out *Advice) string {
 
 // whyDecode returns the reason why decode is short. KV memory comes first, because hand-offs also wait if it is short.
 func (a *Advisor) whyDecode(out *Advice) string {
-	pooled := 0
+	pooled := 0 // waiting hand-offs, as a sum over the samples of the window
 	for i := range a.samples {
 		pooled += a.samples[i].Decode.Pool
 	}
 	switch {
-	case out.Decode.KV > out.Decode.Busy:
+	case out.Decode.KV > out.Decode.Busy: // KV memory fills up sooner than slots
 		return ReasonKV
 	case pooled >= len(a.samples): // on average at least one hand-off waits
 		return ReasonPoolWait
@@ -370,11 +371,12 @@ func (a *Advisor) whyDecode(out *Advice) string {
 	return ReasonBusy
 }
 
-// dropBefore drops the elements before the time from. The list is sorted by time, and is changed in place.
+// dropBefore drops the elements before the time from. The list is sorted by time, and is changed in place. at returns the time of an
+// element.
 func dropBefore[T any](list []T, from time.Time, at func(T) time.Time) []T {
-	i := 0
-	for i < len(list) && at(list[i]).Before(from) {
-		i++
+	dropped := 0
+	for dropped < len(list) && at(list[dropped]).Before(from) {
+		dropped++
 	}
-	return append(list[:0], list[i:]...)
+	return append(list[:0], list[dropped:]...) // moves the rest to the front, so that the memory of the list is used again
 }

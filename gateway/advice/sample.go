@@ -72,30 +72,31 @@ type need struct {
 }
 
 // needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
-// within the time backlogGoal. slotSeconds is how long an answer keeps its slot.
+// within the time backlogGoal. The unthrottled need of a side is what it would need if the other side had all the ranks that that side
+// needs, and so passed on more requests. slotSeconds is how long an answer keeps its slot.
 func needOf(s *Sample, target, slotSeconds float64) need {
 	n := need{at: s.At}
 	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full
 	if d := s.Decode; d.Live > 0 {
-		perRank := float64(d.Slots) / float64(d.Live)
-		used := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity))
+		slotsPerRank := float64(d.Slots) / float64(d.Live)
+		usedShare := max(share(d.Used, d.Slots), kvShare(d.KVTokens, d.Capacity)) // of slots or of KV memory, whichever is scarcer
 		if s.PoolFull {
 			queued = float64(s.Prefill.Requests)
 		}
-		n.decode = float64(d.Live) * used / target
-		if perRank > 0 { // a slot that is free again within backlogGoal serves several of the waiting requests
-			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/backlogGoal.Seconds()) / perRank
+		n.decode = float64(d.Live) * usedShare / target // the ranks that the running requests fill to the target
+		if slotsPerRank > 0 {                           // a slot that is free again within backlogGoal serves several of the waiting requests
+			n.decode += (float64(d.Pool) + queued) * min(1, slotSeconds/backlogGoal.Seconds()) / slotsPerRank
 		}
 	}
 	if p := s.Prefill; p.Live > 0 {
-		work := float64(p.Busy)
-		if queued == 0 { // else the prompts wait for decode ranks, and more prefill ranks would not begin them earlier
-			work += p.WaitingSeconds / backlogGoal.Seconds()
+		busyRanks := float64(p.Busy) // and, below, the ranks that would do the waiting work within backlogGoal
+		if queued == 0 {             // else the prompts wait for decode ranks, and more prefill ranks would not begin them earlier
+			busyRanks += p.WaitingSeconds / backlogGoal.Seconds()
 		}
-		n.prefill = work / target
+		n.prefill = busyRanks / target
 		if s.Decode.Pool == 0 { // waiting hand-offs fill the KV of prefill ranks, but only more decode ranks help
-			kv := float64(p.Live) * kvShare(p.KVTokens, p.Capacity)
-			n.prefill = max(n.prefill, kv/target)
+			filledRanks := float64(p.Live) * kvShare(p.KVTokens, p.Capacity) // how many ranks the KV in use would fill
+			n.prefill = max(n.prefill, filledRanks/target)
 		}
 	}
 	n.prefillUnthrottled = n.prefill * shortage(n.decode, s.Decode.Live)
@@ -103,13 +104,14 @@ func needOf(s *Sample, target, slotSeconds float64) need {
 	return n
 }
 
-// shortage is the factor by which a side would pass on more requests if it had all ranks that it needs.
+// shortage is the factor, 1 or more, by which a side would pass on more requests if it had all ranks that it needs. need is the number of
+// ranks that the side needs, and live the number that it has.
 func shortage(need float64, live int) float64 {
-	if live == 0 {
+	if live == 0 { // nothing is known of such a side
 		return 1
 	}
 	return max(1, need/float64(live))
 }
 
-// ranks rounds a need up to whole ranks, at least one. The small difference absorbs rounding errors.
-func ranks(need float64) int { return max(1, int(math.Ceil(need-1e-9))) }
+// wholeRanks rounds a need up to whole ranks, at least one. The small difference absorbs rounding errors.
+func wholeRanks(need float64) int { return max(1, int(math.Ceil(need-1e-9))) }
