@@ -46,7 +46,8 @@ type Entry struct {
 	slotsReported bool        // the engine itself reported Slots
 }
 
-func (e *Entry) note(format string, args ...any) {
+// addNote adds a sentence to Notes.
+func (e *Entry) addNote(format string, args ...any) {
 	e.Notes = append(e.Notes, fmt.Sprintf(format, args...))
 }
 
@@ -56,9 +57,9 @@ func Ask(ctx context.Context, entries []Entry, keyEnv string) {
 	client := engine.NewClient(engine.Options{ReadBuffer: 64 << 10})
 	defer client.Close()
 	var all sync.WaitGroup
-	turns := make(chan struct{}, maxConcurrentAsks)
+	turns := make(chan struct{}, maxConcurrentAsks) // an element per engine that is being asked
 	for i := range entries {
-		turns <- struct{}{}
+		turns <- struct{}{} // waits while maxConcurrentAsks engines are being asked
 		all.Go(func() {
 			defer func() { <-turns }()
 			ask(ctx, client, &entries[i], keyEnv)
@@ -74,7 +75,7 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	target, err := config.Target(e.Engine, &mooncake.Profile{APIKeyEnv: keyEnv})
 	if err != nil {
 		e.Dead = clean(err.Error())
-		e.note("It could not be asked: %s.", e.Dead)
+		e.addNote("It could not be asked: %s.", e.Dead)
 		return
 	}
 	get := func(path string) (status int, body []byte, err error) {
@@ -85,13 +86,13 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	switch status, _, err := get("/health"); {
 	case err != nil:
 		e.Dead = causeText(err)
-		e.note("It did not answer GET /health (%s), so nothing is known of it.", e.Dead)
+		e.addNote("It did not answer GET /health (%s), so nothing is known of it.", e.Dead)
 		return
 	case status != http.StatusOK:
-		e.note("It answered GET /health with status %d: it may still be starting.", status)
+		e.addNote("It answered GET /health with status %d: it may still be starting.", status)
 	}
 	e.handOff = untried
-	version := ""
+	version := "" // stays empty if the engine does not report it
 	if status, body, err := get("/version"); err == nil && status == http.StatusOK {
 		var v struct{ Version string }
 		if json.Unmarshal(body, &v) == nil {
@@ -101,7 +102,7 @@ func ask(ctx context.Context, client *engine.Client, e *Entry, keyEnv string) {
 	e.readServerInfo(get, version)
 	e.readModels(ctx, client, target)
 	e.readMetrics(ctx, client, target)
-	if e.Role == "" && e.model != "" {
+	if e.Role == "" && e.model != "" { // a test request needs a model, and is only sent if the role is still unknown
 		e.tryHandOff(ctx, client, target)
 	}
 }
@@ -124,7 +125,7 @@ func (e *Entry) readServerInfo(get func(path string) (int, []byte, error), versi
 		return
 	}
 	e.version = version
-	e.note("Its version is %s.", orUnknown(version))
+	e.addNote("Its version is %s.", orUnknown(version))
 	e.fillFromVLLM(body)
 }
 
@@ -144,7 +145,7 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 	if json.Unmarshal(body, &reported) != nil || reported.Mode == "" {
 		return false
 	}
-	e.note("It is SGLang %s.", orUnknown(clean(reported.Version)))
+	e.addNote("It is SGLang %s.", orUnknown(clean(reported.Version)))
 	e.Connector = mooncake.SGLang
 	ranks := e.wholeNumber(reported.Ranks, "dp_size", engine.MostRanks)
 	if ranks > 1 {
@@ -167,7 +168,7 @@ func (e *Entry) fillFromSGLang(body []byte) (isSGLang bool) {
 	}
 	holdingFlags, remedies := reported.Flags(e.Slots) // flags by which the engine delays prompts, and what to write instead of each
 	for i := range holdingFlags {
-		e.note("It holds prompts back itself (%s). One hold is enough: %s.", holdingFlags[i], remedies[i])
+		e.addNote("It holds prompts back itself (%s). One hold is enough: %s.", holdingFlags[i], remedies[i])
 	}
 	return true
 }
@@ -199,15 +200,15 @@ func (e *Entry) fillFromVLLM(body []byte) {
 	}
 	if name := vllmSetting(body, "kv_connector"); name != "" {
 		if e.Connector = connectors[name]; e.Connector == "" {
-			e.note("Its kv_connector is %s, for which there is no profile (docs/connectors.md).", name)
+			e.addNote("Its kv_connector is %s, for which there is no profile (docs/connectors.md).", name)
 		}
 	}
 	if e.Role == "aggregated" {
 		e.Budget = e.wholeNumber(scheduler.Budget, "max_num_batched_tokens", engine.MostStep)
 		e.Interval = e.wholeNumber(scheduler.Interval, "prefill_schedule_interval", engine.MostStep)
 		if e.Interval == 0 {
-			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. From vLLM 0.33 " +
-				"on it acts with one rank, too.")
+			e.addNote("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval. " +
+				"From vLLM 0.33 on it acts with one rank, too.")
 		}
 	}
 }
@@ -222,7 +223,7 @@ func (e *Entry) setVLLMRole(kvRole string) {
 	case "kv_consumer":
 		e.setRole("decode", because)
 	case "kv_both":
-		e.note("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
+		e.addNote("Its kv_role is kv_both, which vLLM deprecates for NIXL. Start prefill engines with kv_producer and decode engines with " +
 			"kv_consumer.")
 	}
 }
@@ -231,7 +232,7 @@ func (e *Entry) setVLLMRole(kvRole string) {
 func (e *Entry) wholeNumber(n engine.Number, name string, most int) int {
 	v, err := n.Whole(name, int64(most))
 	if err != nil {
-		e.note("%s", sentence(err))
+		e.addNote("%s", sentence(err))
 	}
 	return v
 }
@@ -261,15 +262,16 @@ var connectors = map[string]string{
 // the role, as a part of the note; an empty role changes nothing.
 func (e *Entry) setRole(role, because string) {
 	switch {
-	case role == "":
+	case role == "": // the engine reports none
 	case e.Role == "":
 		e.Role = role
-		e.note("It is %s engine: %s.", aOrAn(role), because)
+		e.addNote("It is %s engine: %s.", aOrAn(role), because)
 	case role != e.Role:
-		e.note("You call it %s engine, but %s, which makes it %s engine. Check its start command.", aOrAn(e.Role), because, aOrAn(role))
+		e.addNote("You call it %s engine, but %s, which makes it %s engine. Check its start command.", aOrAn(e.Role), because, aOrAn(role))
 	}
 }
 
+// aOrAn returns the role with its article.
 func aOrAn(role string) string {
 	if role == "aggregated" {
 		return "an " + role
@@ -284,28 +286,29 @@ func (e *Entry) readModels(ctx context.Context, client *engine.Client, target *e
 	models, err := engine.Models(ctx, client, target)
 	var status *engine.StatusError
 	var badPage *engine.PageError
+	wantsKey := errors.As(err, &status) && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden)
 	switch {
 	case errors.As(err, &badPage):
-		e.note("%s", sentence(badPage))
-	case errors.As(err, &status) && (status.Status == http.StatusUnauthorized || status.Status == http.StatusForbidden):
-		e.note("It wants an API key. Export it as OPENAI_API_KEY and run init again, and start the proxy with it.")
+		e.addNote("%s", sentence(badPage))
+	case wantsKey:
+		e.addNote("It wants an API key. Export it as OPENAI_API_KEY and run init again, and start the proxy with it.")
 	case err != nil:
-		e.note("GET /v1/models did not tell its models: %s.", causeText(err))
+		e.addNote("GET /v1/models did not tell its models: %s.", causeText(err))
 	case len(models) == 0:
-		e.note("GET /v1/models lists no model.")
+		e.addNote("GET /v1/models lists no model.")
 	}
 	if len(models) > 0 {
 		e.model = models[0].ID
 	}
 	for i, m := range models {
 		if i == maxModelsNamed {
-			e.note("It serves %d more models.", len(models)-i)
+			e.addNote("It serves %d more models.", len(models)-i)
 			break
 		}
 		if m.MaxModelLen > 0 {
-			e.note("It serves %q, with a context of %d tokens.", clean(m.ID), m.MaxModelLen)
+			e.addNote("It serves %q, with a context of %d tokens.", clean(m.ID), m.MaxModelLen)
 		} else {
-			e.note("It serves %q.", clean(m.ID))
+			e.addNote("It serves %q.", clean(m.ID))
 		}
 	}
 }
@@ -317,28 +320,28 @@ func (e *Entry) readMetrics(ctx context.Context, client *engine.Client, target *
 	sample, err := engine.Scrape(ctx, client, target)
 	var badPage *engine.PageError
 	if errors.As(err, &badPage) {
-		e.note("%s", sentence(badPage))
+		e.addNote("%s", sentence(badPage))
 		return
 	}
 	if err != nil {
-		e.note("GET /metrics could not be read: %s. Without its gauges, other clients of this engine are not seen.", causeText(err))
+		e.addNote("GET /metrics could not be read: %s. Without its gauges, other clients of this engine are not seen.", causeText(err))
 		return
 	}
-	if n := len(sample.Engines()); n > 1 && e.Ranks == 0 {
-		e.Ranks = n
-		e.note("Its metrics name %d DP ranks.", n)
+	if ranks := len(sample.Engines()); ranks > 1 && e.Ranks == 0 { // the metrics of each rank have a label of their own
+		e.Ranks = ranks
+		e.addNote("Its metrics name %d DP ranks.", ranks)
 	}
 	if tokens, ok := sample.CacheTokens(-1); ok { // -1: of all ranks together
-		e.note("Its KV cache has room for %d tokens in all.", tokens)
+		e.addNote("Its KV cache has room for %d tokens in all.", tokens)
 	} else {
-		e.note("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")
+		e.addNote("It does not tell how many tokens its KV cache holds. If it never does, write kv_tokens of each rank.")
 	}
 }
 
 // causeText is the cause of a failed call without the address, because the note stands beside the engine's URL.
 func causeText(err error) string {
 	var call *engine.Error
-	if errors.As(err, &call) && call.Err != nil {
+	if errors.As(err, &call) && call.Err != nil { // call.Err is the cause, and call adds the address
 		err = call.Err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -361,6 +364,7 @@ func clean(s string) string {
 	return strings.TrimSpace(s)
 }
 
+// orUnknown returns a text, or "unknown" in place of an empty one.
 func orUnknown(s string) string {
 	if s == "" {
 		return "unknown"

@@ -171,7 +171,9 @@ func (w *writer) chatResume(connector string, entries []Entry) {
 		"before 0.26, write continue_final_message."
 	for _, e := range entries {
 		var minor int
-		if n, _ := fmt.Sscanf(e.version, "0.%d.", &minor); n == 1 && minor < 26 && e.Role != "aggregated" {
+		parsed, _ := fmt.Sscanf(e.version, "0.%d.", &minor)
+		isBefore26 := parsed == 1 && minor < 26 // an unknown version counts as a later one
+		if isBefore26 && e.Role != "aggregated" {
 			how, sentence = mooncake.ChatResumeContinue, "A chat that a decode engine gives back in its middle goes on by its text. From "+
 				"vllm-ascend 0.26 on, write ascend_private, which is exact."
 		}
@@ -257,13 +259,14 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 // decode and aggregated have keys for slots.
 func (w *writer) engineKeys(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
-	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" { // other engines get their profile by default
+	hasProfileByDefault := w.profile == "" || w.profile == config.DefaultProfile || role == "aggregated"
+	if !hasProfileByDefault {
 		w.key(indent+"  profile", w.profile, "")
 	}
 	if e.Ranks > 0 {
 		w.key(indent+"  ranks", strconv.Itoa(e.Ranks), w.firstTime("So many DP ranks stand behind this URL."))
 	}
-	if role != "decode" && role != "aggregated" {
+	if role != "decode" && role != "aggregated" { // the keys below are for ranks that write answers
 		return
 	}
 	if role == "decode" || e.Ranks == 0 { // an aggregated engine with several ranks is a group of its own
@@ -272,7 +275,7 @@ func (w *writer) engineKeys(indent, role string, e Entry) {
 	}
 	w.key(indent+"  slots", strconv.Itoa(cmp.Or(e.Slots, defaultSlots)), w.firstTime(w.slotsSentence(role, &e)))
 	switch {
-	case role != "aggregated":
+	case role != "aggregated": // only ranks that also prefill have a budget
 	case e.Budget > 0:
 		w.key(indent+"  token_budget", strconv.Itoa(e.Budget), w.firstTime("A step of the rank computes so many tokens at most."))
 	default:
@@ -303,12 +306,12 @@ func (w *writer) slotsSentence(role string, e *Entry) string {
 // otherSettings writes the other settings that flags may change, and examples of keys that most proxies need later. tokenize adds the
 // example of counting tokens with an engine.
 func (w *writer) otherSettings(cfg *config.Config, tokenize bool) {
-	d := config.Default()
-	if cfg.Dispatch.Policy != d.Dispatch.Policy {
+	defaults := config.Default()
+	if cfg.Dispatch.Policy != defaults.Dispatch.Policy {
 		w.line("\ndispatch:")
 		w.key("  policy", quote(cfg.Dispatch.Policy), "The policy that chooses decode ranks (docs/policies.md).")
 	}
-	if r := cfg.Prefill.Retry; r != d.Prefill.Retry {
+	if r := cfg.Prefill.Retry; r != defaults.Prefill.Retry {
 		w.line("\nprefill:\n  retry:")
 		w.key("    attempts", strconv.Itoa(r.Attempts), "A prefill is tried so often in all.")
 		w.key("    base", r.Base.String(), "The first backoff is a random time up to this one.")
@@ -316,13 +319,13 @@ func (w *writer) otherSettings(cfg *config.Config, tokenize bool) {
 	if tokenize {
 		w.comment("", "Aggregated ranks get equal work if evenkeel knows how many tokens a prompt has. Take the # away, and an engine's",
 			"/tokenize counts them, which costs one call for each prompt that is text:")
-		if cfg.Prefill.Retry != d.Prefill.Retry { // the section prefill was written above, so only a key is added to it
+		if cfg.Prefill.Retry != defaults.Prefill.Retry { // the section prefill was written above, so only a key is added to it
 			w.line("#   index: {tokenize: engine}")
 		} else {
 			w.line("# prefill: {index: {tokenize: engine}}")
 		}
 	}
-	if cfg.Log != d.Log {
+	if cfg.Log != defaults.Log {
 		w.line("\nlog:")
 		w.key("  level", cfg.Log.Level, "Or debug, info, warn, error.")
 		w.key("  requests", quote(cfg.Log.Requests),

@@ -36,7 +36,7 @@ func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *e
 	defer context.AfterFunc(ctx, call.Abort)()
 	probe := (&mooncake.Profile{}).ProbeBody(&body, mooncake.Completions, nil, nil, nil)
 	resp, err := call.Do(http.MethodPost, mooncake.Completions.Path(), engine.JSONHeaders("ek-init"), probe, engine.Deadlines{})
-	if err != nil {
+	if err != nil { // no answer, so handOff stays as it is (untried)
 		return
 	}
 	defer resp.Close()
@@ -44,7 +44,7 @@ func (e *Entry) tryHandOff(ctx context.Context, client *engine.Client, target *e
 	var answer struct {
 		KV map[string]json.RawMessage `json:"kv_transfer_params"`
 	}
-	if err != nil || resp.StatusCode() != http.StatusOK || json.Unmarshal(text, &answer) != nil {
+	if err != nil || resp.StatusCode() != http.StatusOK || json.Unmarshal(text, &answer) != nil { // such an answer shows no role
 		return
 	}
 	e.handOff = noHandOff
@@ -62,14 +62,14 @@ func decideRoles(entries []Entry) {
 	})
 	for i := range entries {
 		switch e := &entries[i]; {
-		case e.Role != "" || e.handOff == unreached:
+		case e.Role != "" || e.handOff == unreached: // the role is known, or the engine has not answered at all
 		case e.handOff == noHandOff && !anyPair:
 			e.setRole("aggregated", "when it was asked to hand a prompt over, it handed nothing over")
-			e.note("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init " +
+			e.addNote("Some connectors hand over in another way (MooncakeConnector, MooncakeLayerwiseConnector). If it has one of these, run init " +
 				"again with its role before the address.")
-			e.note("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
+			e.addNote("It does not tell its --prefill-schedule-interval. If that is above 1, write it as prefill_schedule_interval.")
 		default:
-			e.note("Nothing that it answers says whether it prefills or decodes.")
+			e.addNote("Nothing that it answers says whether it prefills or decodes.")
 		}
 	}
 }
