@@ -98,13 +98,13 @@ func New(d Deps) (*Peers, error) {
 	cfg.Draining = d.Service.Draining
 	cfg.Registerer = d.Registerer
 	cfg.Log = d.Log
-	if d.Owner != nil {
+	if d.Owner != nil { // probes then also tell which proxy owns what
 		cfg.Tenure = r.probeAnswer
 		cfg.OnProbe = r.recordProbe
 	}
 	if d.Owner.Has(owner.Groups) {
 		cfg.Siblings = true
-		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
+		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout // a proxy of this region may queue and prefill the request first
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
@@ -121,7 +121,8 @@ func New(d Deps) (*Peers, error) {
 	d.Owner.SetPeers(r.peers)
 	r.decodeLoads.Store(&map[string]decodeLoad{})
 	r.server = edge.NewServer(edge.Options{
-		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head, Concurrency: limits.Connections + 1,
+		Handler: r.handle, Log: d.Log, MaxBody: limits.Body, MaxHead: limits.Head,
+		Concurrency: limits.Connections + 1, // one more than the listener's own limit, which then is reached first
 		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout, Authenticate: r.checkSender, Answer: r.answerRefused, Bodies: d.Bodies,
 	})
 	return r, nil
@@ -133,8 +134,9 @@ func (r *Peers) setTarget(p *geo.PeerConfig) error {
 	if err != nil {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
-	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
-	if a := r.deps.Config.Authority(); u.Scheme == "https" && a != nil {
+	const noRank = -1
+	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: noRank}
+	if a := r.deps.Config.Authority(); u.Scheme == "https" && a != nil { // nil: no authority signs the certificates of proxies
 		p.Target.TLS = r.deps.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}
 	return nil
@@ -153,7 +155,7 @@ func (r *Peers) Start() error {
 		return fmt.Errorf("geo.listen: %w", err)
 	}
 	ln := certificate.Listener(r.listener)
-	if a := d.Config.Authority(); a != nil {
+	if a := d.Config.Authority(); a != nil { // other proxies must then present a certificate, too
 		ln = certificate.MutualListener(r.listener, a)
 	}
 	d.Go(func() {
@@ -192,7 +194,7 @@ func (r *Peers) refreshRegularly(ctx context.Context) {
 // first, it changes nothing. The dispatcher answers only after it has read the lists of ranks that were published to it before.
 func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	select {
-	case r.refreshing <- struct{}{}:
+	case r.refreshing <- struct{}{}: // takes the lock, which is a channel, so that the end of ctx ends the wait
 		defer func() { <-r.refreshing }()
 	case <-ctx.Done():
 		return
@@ -221,7 +223,7 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 	before := r.decodeLoads.Swap(&loads)
 	for name, now := range loads {
 		if now.slots > 0 && (*before)[name].slots == 0 { // requests for the model can be served here again
-			r.deps.Prefill.Wake()
+			r.deps.Prefill.Wake() // once is enough for all models
 			return
 		}
 	}
@@ -349,7 +351,7 @@ func (r *Peers) Geo() *geo.Peers {
 // Facts fills in what is known of the peers in other regions.
 func (r *Peers) Facts(f *detect.Facts) {
 	peers := r.Geo()
-	if peers == nil {
+	if peers == nil { // there are no other proxies
 		return
 	}
 	s := peers.Status()
@@ -392,7 +394,9 @@ func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 	defer cancel()
 	r.RefreshDecodeLoad(ctx) // from now on new requests for the group wait, or go to another proxy
 	engines := r.deps.Fleet.Now()
-	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.AcceptsNew(board, "") })
+	const anyModel = ""
+	// the boards of the group on which no other group of this proxy can decode the prompts
+	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.AcceptsNew(board, anyModel) })
 	for len(boards) > 0 && ctx.Err() == nil && r.anyPrefilling(boards) {
 		time.Sleep(decodeRanksCheckEvery)
 	}
@@ -414,7 +418,7 @@ func (r *Peers) anyPrefilling(boards []string) bool {
 // probeAnswer is what this proxy's answers to probes say: what it owns, which models it decodes, and its load on the prefill engines.
 func (r *Peers) probeAnswer() geo.Tenure {
 	t := r.deps.Owner.Tenure()
-	if r.deps.Owner.Has(owner.Groups) {
+	if r.deps.Owner.Has(owner.Groups) { // other proxies of this region share the prefill engines, and may send requests here
 		t.Prefill = r.deps.Prefill.Shares()
 		if !r.refusing() {
 			t.Decodes = r.decodableModels()

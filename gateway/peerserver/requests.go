@@ -26,12 +26,12 @@ type Hop struct {
 // checkSender checks the head of a request before its body is read. It returns a refusal if no known proxy sent the request; nil: the body
 // may be read.
 func (r *Peers) checkSender(h *fasthttp.RequestHeader) *edge.Refusal {
-	x := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
-	if x == nil {
+	refusal := r.peers.Verifier().CheckHead(credentialsOf(h), time.Now())
+	if refusal == nil {
 		return nil
 	}
-	r.countRejection(x.Reject)
-	return &edge.Refusal{Status: x.Status, Code: x.Reject, Message: x.Message}
+	r.countRejection(refusal.Reject)
+	return &edge.Refusal{Status: refusal.Status, Code: refusal.Reject, Message: refusal.Message}
 }
 
 // credentialsOf reads the sender's credentials from the head of a request.
@@ -45,24 +45,26 @@ func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
 // warnEvery is the least time between two warnings that any caller can cause.
 const warnEvery = time.Minute
 
-// countRejection counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this.
+// countRejection counts a refusal. It warns of a peer with another version of evenkeel, because only an operator can fix this, but at most
+// once per warnEvery.
 func (r *Peers) countRejection(reason string) {
 	r.peers.CountRejected(reason)
 	if reason != geo.RejectVersion {
 		return
 	}
 	now := time.Now().UnixNano()
-	if last := r.warned.Load(); now-last >= int64(warnEvery) && r.warned.CompareAndSwap(last, now) {
+	// Of several calls at the same time, only the one that replaces the time of the last warning warns.
+	if lastWarned := r.warned.Load(); now-lastWarned >= int64(warnEvery) && r.warned.CompareAndSwap(lastWarned, now) {
 		r.deps.Log.Warn("a proxy of another version of evenkeel calls and is refused; run the same version on both sides")
 	}
 }
 
 // answerRefused answers a request that was refused before any handler saw it: by checkSender, or by the limits of the listener.
-func (r *Peers) answerRefused(ctx *fasthttp.RequestCtx, x edge.Refusal) {
-	r.deps.Fail(ctx, openai.NewError(x.Status, x.Code, x.Message))
+func (r *Peers) answerRefused(ctx *fasthttp.RequestCtx, refusal edge.Refusal) {
+	r.deps.Fail(ctx, openai.NewError(refusal.Status, refusal.Code, refusal.Message))
 	byVerifier := []string{geo.RejectHop, geo.RejectPeer, geo.RejectSignature, geo.RejectStale, geo.RejectVersion, geo.RejectRecipient}
-	if slices.Contains(byVerifier, x.Code) { // the listener's own codes are no values of this header
-		ctx.Response.Header.Set(geo.RejectHeader, x.Code)
+	if slices.Contains(byVerifier, refusal.Code) { // the listener's own codes are no values of this header
+		ctx.Response.Header.Set(geo.RejectHeader, refusal.Code)
 	}
 }
 
@@ -76,7 +78,7 @@ func (r *Peers) handle(ctx *fasthttp.RequestCtx) {
 	}
 	ctx.Response.Header.Set(geo.ServedByHeader, r.peers.ID())
 	path := string(ctx.Path())
-	ep := mooncake.Completions
+	ep := mooncake.Completions // the endpoint of a forwarded request
 	switch {
 	case string(ctx.Method()) != http.MethodPost:
 		r.deps.Fail(ctx,
@@ -116,7 +118,7 @@ func (r *Peers) handBack(ctx *fasthttp.RequestCtx, from *Hop) {
 	}
 	h, err := r.giveBack(from.Sender(), ask)
 	switch {
-	case errors.Is(err, owner.ErrNotHome):
+	case errors.Is(err, owner.ErrNotHome): // the sender should not own what it asks for
 		r.reject(ctx, &geo.Refusal{Status: http.StatusForbidden, Reject: geo.RejectPeer, Message: err.Error()})
 		return
 	case err != nil:
@@ -188,8 +190,8 @@ func (r *Peers) receive(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, from *Ho
 func (r *Peers) refusing() bool { return r.deps.Service.Refusing() && !r.deps.Owner.HandingOver() }
 
 // reject answers another proxy with a refusal. That proxy then serves the request itself.
-func (r *Peers) reject(ctx *fasthttp.RequestCtx, x *geo.Refusal) {
-	r.countRejection(x.Reject)
-	r.deps.Fail(ctx, openai.NewError(x.Status, x.Reject, x.Message))
-	ctx.Response.Header.Set(geo.RejectHeader, x.Reject)
+func (r *Peers) reject(ctx *fasthttp.RequestCtx, refusal *geo.Refusal) {
+	r.countRejection(refusal.Reject)
+	r.deps.Fail(ctx, openai.NewError(refusal.Status, refusal.Reject, refusal.Message))
+	ctx.Response.Header.Set(geo.RejectHeader, refusal.Reject)
 }
