@@ -178,7 +178,7 @@ type newWorker struct {
 // addWorker registers the engine that the body describes (newWorker).
 func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	var e newWorker
-	if !read(w, r, &e) {
+	if !readJSON(w, r, &e) {
 		return
 	}
 	e.Role = cmp.Or(e.Role, "decode")
@@ -197,13 +197,14 @@ func (h *handler) addWorker(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusCreated)
 }
 
-// worker calls f with the role and the id of the engine or rank that the path names, as host:port or host:port/rank. The role comes from
-// the query; if it is empty, f decides which engine of the address is meant. worker answers the request by the error that f returns.
-func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
+// withWorker calls f with the role and the id of the engine or rank that the path names, as host:port or host:port/rank. The role comes
+// from the query; if it is empty, f decides which engine of the address is meant. withWorker answers the request by the error that f
+// returns.
+func (h *handler) withWorker(w http.ResponseWriter, r *http.Request, f func(role, id string) error) {
 	address, rank, _ := strings.Cut(r.PathValue("id"), "/") // a client may write the slash before the rank as %2F
 	rank = cmp.Or(rank, r.PathValue("rank"))
 	id, _, err := gateway.IDOf(address)
-	if rank != "" {
+	if rank != "" { // the path names one rank of the engine
 		id += "/" + rank
 	}
 	if err == nil {
@@ -222,7 +223,7 @@ func (h *handler) worker(w http.ResponseWriter, r *http.Request, f func(role, id
 // removeWorker removes an engine. Without a role in the query, it removes the decode engine with the address or, if there is none, the
 // aggregated one.
 func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
-	h.worker(w, r, func(role, id string) error {
+	h.withWorker(w, r, func(role, id string) error {
 		err := h.g.Remove(cmp.Or(role, "decode"), id)
 		if role == "" && errors.Is(err, gateway.ErrNoSuchEngine) { // an aggregated engine decodes, too
 			err = h.g.Remove("aggregated", id)
@@ -233,19 +234,19 @@ func (h *handler) removeWorker(w http.ResponseWriter, r *http.Request) {
 
 // drainWorker begins the drain of an engine or rank. The body is {"deadline":"5m"}, or no body for no deadline.
 func (h *handler) drainWorker(w http.ResponseWriter, r *http.Request) {
-	if limit, ok := deadline(w, r); ok {
-		h.worker(w, r, func(role, id string) error { return h.g.DrainEngine(role, id, limit) })
+	if limit, ok := readDeadline(w, r); ok {
+		h.withWorker(w, r, func(role, id string) error { return h.g.DrainEngine(role, id, limit) })
 	}
 }
 
 // undrainWorker ends the drain of an engine or rank.
 func (h *handler) undrainWorker(w http.ResponseWriter, r *http.Request) {
-	h.worker(w, r, h.g.UndrainEngine)
+	h.withWorker(w, r, h.g.UndrainEngine)
 }
 
 // drain takes the proxy itself out of service. The body is that of drainWorker.
 func (h *handler) drain(w http.ResponseWriter, r *http.Request) {
-	if limit, ok := deadline(w, r); ok {
+	if limit, ok := readDeadline(w, r); ok {
 		h.g.Service().Drain(limit)
 		w.WriteHeader(http.StatusNoContent)
 	}
@@ -260,7 +261,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 	}
 	result := h.g.Reloader().Reload(dry)
 	w.Header().Set("Content-Type", "application/json")
-	if result.Error != "" {
+	if result.Error != "" { // the config was refused; the answer says where it is wrong
 		w.WriteHeader(http.StatusUnprocessableEntity)
 	}
 	reply(w, result)
@@ -272,16 +273,16 @@ func (h *handler) undrain(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// deadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if deadline has answered the
-// request with an error.
-func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
+// readDeadline reads from the body how long a drain may take; 0: there is no body, and so no limit. ok is false if readDeadline has
+// answered the request with an error.
+func readDeadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok bool) {
 	if r.ContentLength == 0 {
 		return 0, true
 	}
 	var in struct {
 		Deadline string `json:"deadline"`
 	}
-	if !read(w, r, &in) {
+	if !readJSON(w, r, &in) {
 		return 0, false
 	}
 	limit, err := time.ParseDuration(in.Deadline)
@@ -293,14 +294,15 @@ func deadline(w http.ResponseWriter, r *http.Request) (limit time.Duration, ok b
 }
 
 // instances serves /instances/add and /instances/remove of vllm-ascend's proxy, whose body is
-// {"type":"prefill|decode|aggregated","instances":["host:port"]}. It calls f for each instance.
+// {"type":"prefill|decode|aggregated","instances":["host:port"]}. It calls f for each instance, and answers with the engines of each role
+// that the fleet then has. At the first error of f it stops, and answers with that error.
 func (h *handler) instances(f func(role, address string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var in struct {
 			Type      string       `json:"type"`
 			Instances stringOrList `json:"instances"`
 		}
-		if !read(w, r, &in) {
+		if !readJSON(w, r, &in) {
 			return
 		}
 		if !slices.Contains(config.Roles, in.Type) || len(in.Instances) == 0 {

@@ -23,14 +23,15 @@ func (h *handler) decisions(w http.ResponseWriter, r *http.Request) {
 	withRunning, err2 := strconv.ParseBool(cmp.Or(q.Get("running"), "0"))
 	brief, err3 := strconv.ParseBool(cmp.Or(q.Get("brief"), "0"))
 	slowMs, err4 := strconv.ParseFloat(cmp.Or(q.Get("slow_ms"), "0"), 64)
-	if cmp.Or(err, err2, err3, err4) != nil || n < 1 || !(slowMs >= 0) { // !(slowMs >= 0) instead of slowMs < 0, so that NaN is refused, too
+	isValid := cmp.Or(err, err2, err3, err4) == nil && n >= 1 && slowMs >= 0 // a slowMs of NaN is not valid either
+	if !isValid {
 		fail(w, http.StatusBadRequest, "bad_query",
 			"n is a number of receipts from 1 on, running and brief are 0 or 1, slow_ms is a time from 0 on")
 		return
 	}
 	if id := q.Get("id"); id != "" {
 		found := ring.Find(id, n)
-		if len(found) == 0 {
+		if len(found) == 0 { // another proxy may have it
 			fail(w, http.StatusNotFound, "not_found",
 				"no receipt is kept of a request with this id; it is too long ago (admin.receipts), or another proxy had it")
 			return

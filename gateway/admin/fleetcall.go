@@ -10,7 +10,7 @@ import (
 // callFleet calls all engines, or those of one group. It answers 502 if some engine failed, for tools that look only at the status.
 func (h *handler) callFleet(w http.ResponseWriter, r *http.Request) {
 	var in fleetcall.Call
-	if !read(w, r, &in) {
+	if !readJSON(w, r, &in) {
 		return
 	}
 	result, refusal := h.g.Calls().Do(r.Context(), in, operatorName(r))

@@ -11,9 +11,9 @@ import (
 	"evenkeel/geo"
 )
 
-// node returns what this proxy knows of its peers in other regions. If there are no other regions, it answers the request with 404 and
-// returns nil.
-func (h *handler) node(w http.ResponseWriter) *geo.Peers {
+// peersOr404 returns what this proxy knows of its peers in other regions. If there are no other regions, it answers the request with 404
+// and returns nil.
+func (h *handler) peersOr404(w http.ResponseWriter) *geo.Peers {
 	peers := h.g.Geo()
 	if peers == nil {
 		fail(w, http.StatusNotFound, "not_found", "there are no other regions: geo.mode is off")
@@ -30,7 +30,7 @@ type regions struct {
 
 // geo answers with the peers of this proxy, and with what it owns (regions).
 func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
-	if peers := h.node(w); peers != nil {
+	if peers := h.peersOr404(w); peers != nil {
 		reply(w, regions{peers.Status(), h.g.Owners(), h.g.HA()})
 	}
 }
@@ -38,9 +38,9 @@ func (h *handler) geo(w http.ResponseWriter, _ *http.Request) {
 // tuneGeo changes the policy for choosing a region, and its parameters. The body is
 // {"policy":NAME,"qs":1,"w":1,"load":50,"min_gain_ms":10}. Any of the keys may be left out.
 func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
-	peers := h.node(w)
+	peers := h.peersOr404(w)
 	var t geo.Tuning
-	if peers == nil || !read(w, r, &t) {
+	if peers == nil || !readJSON(w, r, &t) { // the request has been answered with an error
 		return
 	}
 	before := peers.PolicyText()
@@ -54,14 +54,14 @@ func (h *handler) tuneGeo(w http.ResponseWriter, r *http.Request) {
 
 // receipts lists the last n requests that were forwarded to other regions; n comes from the query.
 func (h *handler) receipts(w http.ResponseWriter, r *http.Request) {
-	peers := h.node(w)
+	peers := h.peersOr404(w)
 	if peers == nil {
 		return
 	}
-	most, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("n"), "100"))
-	if err != nil || most < 1 {
+	limit, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("n"), "100"))
+	if err != nil || limit < 1 {
 		fail(w, http.StatusBadRequest, "bad_query", "n is a number of receipts from 1 on")
 		return
 	}
-	reply(w, map[string]any{"receipts": peers.Receipts(most)})
+	reply(w, map[string]any{"receipts": peers.Receipts(limit)})
 }

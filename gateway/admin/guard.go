@@ -35,7 +35,8 @@ func (h *handler) guard(next http.HandlerFunc) http.HandlerFunc {
 			return
 		}
 		onlyReads := r.Method == http.MethodGet || r.Method == http.MethodHead
-		if r.ContentLength != 0 && !onlyReads && !isJSON(r) {
+		hasBody := r.ContentLength != 0 // -1: a body of unknown length
+		if hasBody && !onlyReads && !isJSON(r) {
 			fail(w, http.StatusUnsupportedMediaType, "wrong_content_type", "send the body with Content-Type: application/json")
 			return
 		}
@@ -58,9 +59,9 @@ func bearer(r *http.Request) string {
 // rebinding), and a browser then treats the attacker's page and this listener as one site.
 func isLoopback(host string) bool {
 	bracketed := strings.HasPrefix(host, "[")
-	if name, _, err := net.SplitHostPort(host); err == nil {
+	if name, _, err := net.SplitHostPort(host); err == nil { // SplitHostPort also takes the brackets off
 		host = name
-	} else if bracketed {
+	} else if bracketed { // an IPv6 address without a port
 		host = strings.TrimSuffix(host[1:], "]")
 	}
 	// RFC 3986: an IPv6 address has brackets, and nothing else has
@@ -121,8 +122,8 @@ func reply(w http.ResponseWriter, v any) {
 	_ = enc.Encode(v) // an error means that the operator closed the connection
 }
 
-// read decodes a JSON body into v. If it cannot, it answers the request with 400 and returns false.
-func read(w http.ResponseWriter, r *http.Request, v any) bool {
+// readJSON decodes a JSON body into v. If it cannot, it answers the request with 400, and ok is false.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) (ok bool) {
 	dec := json.NewDecoder(r.Body)
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(v); err != nil {
@@ -141,7 +142,7 @@ func (h *handler) setPolicyFromBody(w http.ResponseWriter, r *http.Request, what
 	var in struct {
 		Policy string `json:"policy"`
 	}
-	if !read(w, r, &in) {
+	if !readJSON(w, r, &in) {
 		return
 	}
 	before := policies.Policy()

@@ -13,7 +13,7 @@ const bodyTime = 10 * time.Second
 // deadline.
 func limitBodyTime(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.ContentLength != 0 {
+		if r.ContentLength != 0 { // -1: a body of unknown length
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // fails only for the writers of tests
 		}
 		next.ServeHTTP(w, r)
