@@ -137,9 +137,10 @@ func (p *PendingCallback) removeFromDesk() {
 	}
 }
 
-// find returns the expectation of a token. It returns errUnknown if there is none, and errCameBefore if its callback has come or mostTries
-// connections already bring it. The caller must call doneReading when it has read the callback, or has failed to read it.
-func (d *desk) find(token string) (*PendingCallback, error) {
+// beginReading returns the expectation of a token, and counts the connection from which its callback is read. It returns errUnknown if
+// there is no expectation, and errCameBefore if its callback has come or mostTries connections already bring it. The caller must call
+// doneReading when it has read the callback, or has failed to read it.
+func (d *desk) beginReading(token string) (*PendingCallback, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.pending[keyOf(token)]
@@ -179,22 +180,22 @@ func (p *PendingCallback) handOver(c Callback) (late bool, err error) {
 	return late, nil
 }
 
-// firstShortID says whether a rank cuts request ids for the first time, and remembers the rank.
-func (d *desk) firstShortID(rank string) bool {
+// markShortIDRank remembers that a rank cuts request ids. isFirst says that it had not been remembered before.
+func (d *desk) markShortIDRank(rank string) (isFirst bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	seen := d.shortIDRanks[rank]
+	isKnown := d.shortIDRanks[rank]
 	d.shortIDRanks[rank] = true
-	return !seen
+	return !isKnown
 }
 
 // mostKeys is how many unknown keys of callbacks the log names.
 const mostKeys = 32
 
-// newKeys returns the unknown keys of a callback that the log should name. full says that the log has now named mostKeys, and names no
-// more.
-func (d *desk) newKeys(keys []string) (named []string, full bool) {
-	if len(keys) == 0 {
+// markKeysLogged returns those of the unknown keys of a callback that the log should name, and remembers them as named. full says that the
+// log has now named mostKeys, and names no more.
+func (d *desk) markKeysLogged(keys []string) (named []string, full bool) {
+	if len(keys) == 0 { // most callbacks, which need no lock
 		return nil, false
 	}
 	d.mu.Lock()

@@ -129,7 +129,7 @@ func (s *Server) Close() {
 		return
 	}
 	s.desk.close()
-	if s.listener == nil {
+	if s.listener == nil { // the server was not started
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -158,7 +158,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusForbidden, resultBad)
 		s.warnOfStranger(r.RemoteAddr)
 		return
-	case !found:
+	case !found: // the path has another beginning, and so no token
 		s.refuse(w, http.StatusNotFound, resultUnknown)
 		return
 	case r.Method != http.MethodPost:
@@ -166,7 +166,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, http.StatusMethodNotAllowed, resultBad)
 		return
 	}
-	p, err := s.desk.find(token)
+	p, err := s.desk.beginReading(token)
 	if err != nil {
 		s.refuseUnwanted(w, err)
 		return
@@ -208,7 +208,7 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 	default:
 		s.results.WithLabelValues(resultOK).Inc()
 	}
-	if callback.ShortID && s.desk.firstShortID(p.wanted.Rank) {
+	if callback.ShortID && s.desk.markShortIDRank(p.wanted.Rank) {
 		s.Log.Warn("a decode engine adds no random suffix to the ids of requests, and cuts the end of ours in its callbacks; this works, but "+
 			"the proxy could not tell two requests with the same id apart",
 			zap.String("engine", p.wanted.Rank))
@@ -220,7 +220,7 @@ func (s *Server) deliver(w http.ResponseWriter, p *PendingCallback, body []byte)
 
 // warnOfKeys logs each unknown key of callbacks once, and mostKeys keys at most.
 func (s *Server) warnOfKeys(rank string, keys []string) {
-	named, full := s.desk.newKeys(keys)
+	named, full := s.desk.markKeysLogged(keys)
 	for _, key := range named {
 		s.Log.Warn("a decode engine's callback has a key that this evenkeel does not know; its value is no address, and the prefill engine gets "+
 			"it unchanged", zap.String("engine", rank), zap.String("key", key))
@@ -259,7 +259,8 @@ func (s *Server) refuseUnwanted(w http.ResponseWriter, why error) {
 // cause it.
 func (s *Server) warnOfStranger(peer string) {
 	now := time.Now().UnixNano()
-	if last := s.warned.Load(); now-last >= int64(warnEvery) && s.warned.CompareAndSwap(last, now) {
+	// Of several calls at the same time, only the one that replaces the time of the last warning warns.
+	if lastWarned := s.warned.Load(); now-lastWarned >= int64(warnEvery) && s.warned.CompareAndSwap(lastWarned, now) {
 		s.Log.Warn("a callback is refused, because it came from an address of no decode engine; if a decode engine has this address, add it to "+
 			"bind.allow", zap.String("peer", peer))
 	}
