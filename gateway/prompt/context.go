@@ -26,8 +26,10 @@ func (r *Reader) CheckBeforePrefill(m roster.Route, req *openai.Request, legs []
 		if i > 0 && legs[i].Prompt == legs[i-1].Prompt { // the same prompt, for another answer, is checked already
 			continue
 		}
-		if n, ok := r.countTokens(&Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}, m.MaxLen-req.MaxTokens); ok {
-			if fail := CheckContext(m, req, n, 0); fail != nil {
+		source := &Source{Req: req, Body: &req.Body, Changes: &legs[i].Patch, Model: m}
+		if tokens, ok := r.countTokens(source, m.MaxLen-req.MaxTokens); ok { // otherwise CheckContext is called after the prefill
+			const answered = 0 // the request is new, so no tokens of the prompt belong to its answer
+			if fail := CheckContext(m, req, tokens, answered); fail != nil {
 				return fail
 			}
 		}
@@ -63,8 +65,10 @@ func ContextLimit(reported int) int {
 	return reported
 }
 
-// PlausibleCounts says whether counts of a prompt and its answer, from an engine or another proxy, are possible with this context.
+// PlausibleCounts says whether the numbers of tokens of a prompt and its answer, from an engine or another proxy, are possible with this
+// context: none is below 0, and together they fit. It subtracts, because the sum of two untrusted numbers could overflow. context is the
+// length of the context in tokens; 0: not known.
 func PlausibleCounts(prompt, completion, context int) bool {
-	most := ContextLimit(context)
-	return prompt >= 0 && prompt <= most && completion >= 0 && completion <= most-prompt
+	limit := ContextLimit(context)
+	return prompt >= 0 && prompt <= limit && completion >= 0 && completion <= limit-prompt
 }

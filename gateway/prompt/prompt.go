@@ -106,7 +106,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 		return prefill.Prompt{}
 	}
 	h, _ := r.hashers.Get().(*index.Hasher)
-	if h == nil {
+	if h == nil { // the pool is empty
 		h = new(index.Hasher)
 	}
 	defer r.hashers.Put(h)
@@ -117,7 +117,7 @@ func (r *Reader) CacheKeys(s *Source) prefill.Prompt {
 	// Pictures that differ may have the same token ids, so such a prompt has no keys.
 	case s.Req.Endpoint == mooncake.Tokens && openai.HasMedia(s.Body, s.Req.Endpoint):
 		return prefill.Prompt{Bytes: len(written), Salted: salted, Media: true}
-	case takesIDs(s.Req.Endpoint):
+	case takesIDs(s.Req.Endpoint): // the prompt is token ids, or a text, which is hashed below
 		if ids, ok := index.PromptTokens(nil, written); ok {
 			keys := h.Tokens(nil, tokenRoot, ids, blockTokens)
 			return prefill.Prompt{Keys: keys, BlockTokens: blockTokens, Tokens: len(ids), Salted: salted}
@@ -142,7 +142,7 @@ func (r *Reader) scopeOf(s *Source) (scope index.Scope, canBeShared bool) {
 		scope.LoRA = s.Model.Name // an adapter has KV of its own
 	}
 	salt, ok := s.Body.Salt()
-	if !ok {
+	if !ok { // any other request without a salt may have the same prompt
 		return scope, true
 	}
 	scope.Salt = string(salt)
@@ -178,7 +178,8 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 	if limit, has := s.Body.Get("truncate_prompt_tokens"); has && !rawjson.IsNull(limit) {
 		return 0, false // the engine truncates the prompt, so only the engine knows the length
 	}
-	if ids, ok := index.PromptTokens(nil, s.clientPrompt()); ok && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) {
+	ids, isIDs := index.PromptTokens(nil, s.clientPrompt())
+	if isIDs && (s.Req.Endpoint == mooncake.Completions || s.Req.PromptTokens > 0) { // else media belong to the ids, and take more tokens
 		return len(ids), true
 	}
 	if Bytes(s.Req, s.Changes) <= maxTokens {
@@ -187,7 +188,7 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 	if !s.Req.Endpoint.IsChatOrCompletions() || openai.HasMedia(s.Body, s.Req.Endpoint) {
 		return 0, false // tokenizeBody knows no other endpoints, and does not count pictures or sound
 	}
-	body, _ := s.tokenizeBody(index.Key{})
+	body, _ := s.tokenizeBody(index.Key{}) // the digest is not used, so it need not distinguish prompts that share no KV
 	ids, err := r.askForIDs(s.Model.Name, body)
 	return len(ids), err == nil
 }
@@ -197,7 +198,7 @@ func (r *Reader) countTokens(s *Source, maxTokens int) (tokens int, ok bool) {
 func (s *Source) Hash(key []byte) uint64 {
 	mac := hmac.New(sha256.New, key)
 	mac.Write(s.clientPrompt())
-	return max(1, binary.BigEndian.Uint64(mac.Sum(nil)))
+	return max(1, binary.BigEndian.Uint64(mac.Sum(nil))) // the first 64 bits of the HMAC; 0 means elsewhere that there is no hash
 }
 
 // Bytes returns the length in bytes of the prompt of a request, as the client sent it. If the request has several prompts, each has a leg,
@@ -212,7 +213,8 @@ func Bytes(req *openai.Request, leg *mooncake.Patch) int {
 // Tokens returns a prompt's length in tokens before an engine has counted it. It is exact for a single prompt of token ids, and otherwise
 // an estimate.
 func Tokens(req *openai.Request, leg *mooncake.Patch) int {
-	if (leg == nil || leg.Prompt == nil) && req.PromptTokens > 0 {
+	isOnlyPrompt := leg == nil || leg.Prompt == nil // then PromptTokens, a sum over all prompts, is the length of this one
+	if isOnlyPrompt && req.PromptTokens > 0 {
 		return req.PromptTokens
 	}
 	return Bytes(req, leg) / bytesPerToken

@@ -78,14 +78,15 @@ func (r *Reader) tokenize(s *Source, h *index.Hasher, root index.Key, block int)
 	return keys, len(ids), true
 }
 
-// tokenizeBody returns the body that asks an engine for a prompt's token ids, and its digest. root distinguishes prompts that share no KV.
-func (s *Source) tokenizeBody(root index.Key) ([]byte, promptDigest) {
+// tokenizeBody returns the body that asks an engine for a prompt's token ids, and its digest. The body has the keys of the request that the
+// prompt depends on. root distinguishes prompts that share no KV.
+func (s *Source) tokenizeBody(root index.Key) (body []byte, digest promptDigest) {
 	out := []byte(`{"model":`)
 	name, _ := json.Marshal(s.Model.Name)
 	out = append(out, name...)
 	for _, key := range templateKeys[s.Req.Endpoint] {
 		value, ok := s.Body.Get(key)
-		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil {
+		if key == "prompt" && s.Changes != nil && s.Changes.Prompt != nil { // one of several prompts of the request
 			value, ok = s.Changes.Prompt, true
 		}
 		if ok {
@@ -209,15 +210,17 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 	wasInService := t.circuit.InService()
 	t.circuit.Limit = 1 // failures in a row, after which engines are asked no more for a while
 	var status *engine.StatusError
+	refusesPrompt := errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity)
 	switch {
 	case err == nil:
 		t.circuit.Succeed()
 		return false, !wasInService
-	case errors.As(err, &status) && (status.Status == http.StatusBadRequest || status.Status == http.StatusUnprocessableEntity):
+	case refusesPrompt:
 		t.circuit.Neutral(call)
 		return false, false
 	}
-	return t.circuit.Fail(call, now) && wasInService, false // a failed trial while engines are not asked stops nothing new
+	opened := t.circuit.Fail(call, now)
+	return opened && wasInService, false // a failed trial while engines are not asked stops nothing new
 }
 
 var errNotAsked = errors.New("engines did not tell token ids a moment ago")
