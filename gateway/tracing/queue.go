@@ -57,7 +57,7 @@ func (q *queue) OnEnd(s sdktrace.ReadOnlySpan) {
 		select {
 		case q.spans <- s:
 			return
-		default:
+		default: // the queue is full
 		}
 	}
 	q.count(Dropped, 1)
@@ -87,10 +87,10 @@ func (q *queue) run(ctx context.Context) {
 			if len(batch) == 1 {
 				due = time.After(batchDelay)
 			}
-			if len(batch) < batchSpans {
+			if len(batch) < batchSpans { // the batch waits for more spans
 				continue
 			}
-		case <-due:
+		case <-due: // the batch has waited long enough
 		}
 		export()
 		due = nil

@@ -106,7 +106,8 @@ func Endpoint(text string, insecure bool) (string, error) {
 	return u.String(), nil
 }
 
-// describe returns the attributes of this process. Attributes of the config come last, because they overrule those of the environment.
+// describe returns the attributes of this process. Each source overrules those before it: the default, the host, the environment, and then
+// the config.
 func describe(cfg *Config) (*resource.Resource, error) {
 	ownAttributes := []attribute.KeyValue{attribute.String("service.version", cfg.Version)}
 	for k, v := range cfg.Resource {
@@ -152,19 +153,19 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 	if t == nil {
 		return nil
 	}
-	from := propagation.MapCarrier{}
-	for _, k := range traceHeaders {
-		if v := header(k); v != "" && len(v) <= maxBaggage {
-			from[k] = v
+	headers := propagation.MapCarrier{}
+	for _, name := range traceHeaders {
+		if value := header(name); value != "" && len(value) <= maxBaggage {
+			headers[name] = value
 		}
 	}
-	ctx := traceContext.Extract(context.Background(), from)
+	ctx := traceContext.Extract(context.Background(), headers)
 	if trusted {
-		ctx = baggages.Extract(ctx, from)
+		ctx = baggages.Extract(ctx, headers)
 	}
 	parent := trace.SpanContextFromContext(ctx)
 	sampled := rand.Float64() < t.sample
-	if parent.IsValid() {
+	if parent.IsValid() { // the request belongs to a trace of its caller
 		if trusted {
 			sampled = parent.IsSampled()
 		} else {
@@ -283,17 +284,17 @@ func (s *Span) TraceID() string {
 	return s.span.SpanContext().TraceID().String()
 }
 
-// EachHeader calls add for each header with which another process can continue the trace below this span.
+// EachHeader calls add for each header with which another process can continue the trace below this span. A nil Span has no headers.
 func (s *Span) EachHeader(add func(name, value string)) {
 	if s == nil {
 		return
 	}
-	to := propagation.MapCarrier{}
-	traceContext.Inject(s.ctx, to)
-	baggages.Inject(s.ctx, to)
-	for _, k := range traceHeaders {
-		if v := to[k]; v != "" {
-			add(k, v)
+	headers := propagation.MapCarrier{}
+	traceContext.Inject(s.ctx, headers)
+	baggages.Inject(s.ctx, headers)
+	for _, name := range traceHeaders {
+		if value := headers[name]; value != "" {
+			add(name, value)
 		}
 	}
 }
