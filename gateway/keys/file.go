@@ -57,7 +57,7 @@ func Parse(path string, src []byte) (*Set, error) {
 		return nil, fmt.Errorf("key file %s: no keys; add one with `evenkeel keys new`, or leave keys_file empty to need none", path)
 	}
 	s := &Set{required: true}
-	names := make(map[string]int, len(entries))
+	names := make(map[string]int, len(entries)) // index in entries by name, and below by hash
 	hashes := make(map[[sha256.Size]byte]int, len(entries))
 	for i, e := range entries {
 		where := fmt.Sprintf("key file %s: entry %d", path, i+1)
@@ -68,11 +68,11 @@ func Parse(path string, src []byte) (*Set, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", where, err)
 		}
-		if j, dup := names[e.Name]; dup {
-			return nil, fmt.Errorf("%s: name %q is that of key %d too; give each key its own", where, e.Name, j+1)
+		if earlier, isDuplicate := names[e.Name]; isDuplicate {
+			return nil, fmt.Errorf("%s: name %q is that of key %d too; give each key its own", where, e.Name, earlier+1)
 		}
-		if j, dup := hashes[sum]; dup {
-			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[j].Name)
+		if earlier, isDuplicate := hashes[sum]; isDuplicate {
+			return nil, fmt.Errorf("%s: %q has the sha256 of %q; remove one, or make a new key", where, e.Name, entries[earlier].Name)
 		}
 		names[e.Name], hashes[sum] = i, i
 		k := Key{Name: e.Name, Trusted: e.Trusted, Priority: e.Priority, Batch: e.Batch, MaxConcurrent: e.MaxConcurrent, RPM: e.RPM, TPM: e.TPM,
@@ -153,7 +153,7 @@ func entryLines(src []byte) []int {
 // pasted by mistake, and a key must not reach the log.
 func redact(err error) error {
 	var yamlErr yaml.Error
-	if !errors.As(err, &yamlErr) {
+	if !errors.As(err, &yamlErr) { // another error has no excerpt
 		return err
 	}
 	pos := yamlErr.GetToken().Position

@@ -53,7 +53,7 @@ type usage struct {
 // TakeRequest counts one request against the key's requests per minute. If none is left, ok is false, and wait is the time until the
 // next one is free. The caller then answers 429.
 func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
-	if k.usage == nil || k.RPM == 0 {
+	if k.usage == nil || k.RPM == 0 { // the key has no limit
 		return 0, true
 	}
 	return k.usage.requests.take(now, k.RPM, 1)
@@ -62,7 +62,7 @@ func (k Key) TakeRequest(now time.Time) (wait time.Duration, ok bool) {
 // TakeTokens counts n tokens, the expected cost of a request, against the key's tokens per minute. If too few are left, it counts none, ok
 // is false, and wait is the time until enough are free. AdjustTokens corrects the number later.
 func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
-	if k.usage == nil || k.TPM == 0 {
+	if k.usage == nil || k.TPM == 0 { // the key has no limit
 		return 0, true
 	}
 	return k.usage.tokens.take(now, k.TPM, n)
@@ -71,21 +71,21 @@ func (k Key) TakeTokens(now time.Time, n int) (wait time.Duration, ok bool) {
 // AdjustTokens corrects the estimate that TakeTokens has counted, once the real number of tokens is known: n is the difference. Below 0, it
 // gives tokens back. It never fails, so a key may go into debt.
 func (k Key) AdjustTokens(now time.Time, n int) {
-	if k.usage != nil && k.TPM > 0 {
+	if k.usage != nil && k.TPM > 0 { // otherwise the key has no limit, and TakeTokens has counted nothing
 		k.usage.tokens.adjust(now, k.TPM, n)
 	}
 }
 
-// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and returns false, and the
+// Acquire counts n more running answers of this key. If that would be more than MaxConcurrent, it counts none and ok is false, and the
 // caller answers 429. Release takes them off again.
-func (k Key) Acquire(n int) bool {
+func (k Key) Acquire(n int) (ok bool) {
 	if k.usage == nil { // the zero Key has no limits
 		return true
 	}
 	if n == 0 { // nothing is added, so this is allowed even if MaxConcurrent was lowered below the number of running answers
 		return true
 	}
-	for {
+	for { // until no other request has changed the number between Load and CompareAndSwap
 		running := k.usage.running.Load()
 		if k.MaxConcurrent > 0 && running+int64(n) > int64(k.MaxConcurrent) {
 			return false
@@ -146,23 +146,25 @@ func (s *Set) Find(secret []byte) (key Key, ok bool) {
 		return Key{}, false
 	}
 	sum := sha256.Sum256(secret)
-	found := -1
+	index := -1 // of the key in the set; -1: no hash is equal
 	for i := range s.hashes {
-		found = subtle.ConstantTimeSelect(subtle.ConstantTimeCompare(sum[:], s.hashes[i][:]), i, found)
+		isEqual := subtle.ConstantTimeCompare(sum[:], s.hashes[i][:]) // 1 or 0
+		index = subtle.ConstantTimeSelect(isEqual, i, index)
 	}
-	if found < 0 {
+	if index < 0 {
 		return Key{}, false
 	}
-	return s.keys[found], true
+	return s.keys[index], true
 }
 
-// bearer returns the credentials of the Bearer scheme, whose name may be in upper or lower case.
-func bearer(authorization []byte) ([]byte, bool) {
+// bearer returns the credentials of the Bearer scheme, whose name may be in upper or lower case. ok is false if the header has another
+// scheme, or no credentials.
+func bearer(authorization []byte) (secret []byte, ok bool) {
 	const scheme = "bearer "
 	if len(authorization) <= len(scheme) || !bytes.EqualFold(authorization[:len(scheme)], []byte(scheme)) {
 		return nil, false
 	}
-	secret := bytes.TrimLeft(authorization[len(scheme):], " ")
+	secret = bytes.TrimLeft(authorization[len(scheme):], " ")
 	return secret, len(secret) > 0
 }
 

@@ -19,6 +19,7 @@ func (b *bucket) take(now time.Time, perMinute, n int) (wait time.Duration, ok b
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.refill(now, perMinute)
+	// A bucket holds perMinute less its debt. What is missing to n, or to a full bucket for a larger n, comes at perMinute per minute.
 	if missing := b.debt + float64(min(n, perMinute)) - float64(perMinute); missing > rounding {
 		return time.Duration(min(missing/float64(perMinute)*float64(time.Minute), float64(longestWait))), false
 	}
