@@ -56,12 +56,14 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 	grace := s.deps.Grace()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stopTimers()
+	s.stopTimers() // those of an earlier call, whose limit does not count any more
 	if !s.draining {
 		s.draining, s.since = true, time.Now()
 		s.deps.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
-	if accepting = grace - time.Since(s.since); accepting <= 0 || s.refusing { // the grace of the first call is over
+	accepting = grace - time.Since(s.since)
+	graceIsOver := accepting <= 0 || s.refusing // the grace of the first call
+	if graceIsOver {
 		s.refusing = true
 		accepting = 0
 	} else {
@@ -93,7 +95,7 @@ func (s *Service) Undrain() {
 		s.deps.Log.Warn("the proxy ends, so it cannot be taken back into service")
 		return
 	}
-	if !s.draining {
+	if !s.draining { // the proxy is in service already
 		return
 	}
 	s.stopTimers()
@@ -152,7 +154,7 @@ func (s *Service) RefuseForExit() {
 
 // refuse refuses new requests from now on, and stops the timers of the drain. The caller holds s.mu.
 func (s *Service) refuse() {
-	if !s.draining {
+	if !s.draining { // otherwise the drain goes on, and keeps the time of its beginning
 		s.since = time.Now()
 	}
 	s.draining, s.refusing = true, true
