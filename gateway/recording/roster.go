@@ -92,7 +92,7 @@ func (t *Roster) Step(now time.Time, events []roster.Event, do []roster.Effect, 
 	for _, e := range events {
 		kind := fmt.Sprintf("%T", e)
 		text, err := json.Marshal(plain(e))
-		if err != nil {
+		if err != nil { // a bug; a recording must not lack an event
 			panic(err)
 		}
 		switch e.(type) {
@@ -135,6 +135,7 @@ func plain(e roster.Event) any {
 	return e
 }
 
+// describe returns the description of an engine in a form that JSON can represent.
 func describe(e *roster.Engine) described {
 	return described{ID: e.ID, Role: e.Role, Conf: e.Conf, Profile: e.Profile, Hosts: e.Hosts, Found: e.Found, Own: e.FromNewEntry}
 }
