@@ -124,15 +124,15 @@ func (d *Discovery) Failure() (text string) {
 
 // Facts fills in the state of each source, with those of its engines that failed the trial or were refused, and why.
 func (d *Discovery) Facts(f *detect.Facts) {
-	s := d.Status()
-	for _, one := range s.Sources {
-		source := detect.Source{Name: one.Name, Engines: one.Engines, Error: one.Error}
-		for _, e := range s.Engines {
-			if e.Source == one.Name && e.State == discover.Unfit {
-				source.Unfit = append(source.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
+	status := d.Status()
+	for _, source := range status.Sources {
+		fact := detect.Source{Name: source.Name, Engines: source.Engines, Error: source.Error}
+		for _, e := range status.Engines {
+			if e.Source == source.Name && e.State == discover.Unfit {
+				fact.Unfit = append(fact.Unfit, detect.Unfit{ID: e.ID, Role: e.Role, Why: e.Why})
 			}
 		}
-		f.Sources = append(f.Sources, source)
+		f.Sources = append(f.Sources, fact)
 	}
 }
 
@@ -153,13 +153,13 @@ func (deps *Deps) tryEngine(ctx context.Context, e discover.Engine) error {
 			partners = append(partners, other.Conf)
 		}
 	}
-	if e.Role != discover.Prefill {
+	if e.Role != discover.Prefill { // the engine itself decodes
 		if err := deps.awaitSlot(ctx, conf); err != nil {
 			return err
 		}
-	} else {
+	} else { // the partners decode
 		full := deps.fullRanks(ctx)
-		partners = slices.DeleteFunc(partners, func(d config.Engine) bool { return full[triedRank(d)] })
+		partners = slices.DeleteFunc(partners, func(partner config.Engine) bool { return full[triedRank(partner)] })
 	}
 	findings, err := selftest.TryEngine(ctx, set.Config, e.Role, conf, partners, deps.Callbacks)
 	for _, found := range findings {
@@ -208,7 +208,7 @@ func (d *Deps) fullRanks(ctx context.Context) map[string]bool {
 // triedRank returns the name of the rank on which a decode engine is tried.
 func triedRank(e config.Engine) string {
 	id, _ := config.InstanceID(e.URL) // the URL was checked before
-	if e.Ranks > 0 {
+	if e.Ranks > 0 {                  // an engine with several ranks is tried on its first one
 		id += "/0"
 	}
 	return id
@@ -229,7 +229,7 @@ func (s *fileSource) Name() string { return "file:" + s.path }
 func (s *fileSource) requestRead() {
 	select {
 	case s.changed <- struct{}{}:
-	default:
+	default: // a read is pending already
 	}
 }
 
