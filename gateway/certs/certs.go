@@ -40,9 +40,9 @@ func (p *Pair) Reload() (changed bool, err error) {
 	defer p.mu.Unlock()
 	present, err := read(p.certFile, p.keyFile)
 	if err != nil {
-		return false, p.firstReadError(err)
+		return false, p.reportReadErrorOnce(err)
 	}
-	if p.wasTriedLast(present) {
+	if p.wasTriedLast(present) { // nothing has changed; an error of these contents was returned before
 		return false, nil
 	}
 	p.triedLast = present
@@ -59,8 +59,9 @@ func (p *Pair) wasTriedLast(now [2][]byte) bool {
 	return p.triedLast[0] != nil && bytes.Equal(p.triedLast[0], now[0]) && bytes.Equal(p.triedLast[1], now[1])
 }
 
-// firstReadError returns err the first time that a file cannot be read, and nil until the files change.
-func (p *Pair) firstReadError(err error) error {
+// reportReadErrorOnce returns err the first time that a file cannot be read, and nil from then on until the files change. The caller holds
+// p.mu.
+func (p *Pair) reportReadErrorOnce(err error) error {
 	unreadable := [2][]byte{{}, {}} // this value in triedLast stands for files that cannot be read
 	if p.wasTriedLast(unreadable) {
 		return nil
@@ -114,7 +115,7 @@ func Client(serverName, caFile, certFile, keyFile string) (*tls.Config, error) {
 			return nil, fmt.Errorf("ca_file %s holds no certificate in PEM; write the authority that signed the engines' certificates", caFile)
 		}
 	}
-	if certFile == "" {
+	if certFile == "" { // the client presents no certificate
 		return c, nil
 	}
 	pair, err := Load(certFile, keyFile)

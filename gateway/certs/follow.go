@@ -17,7 +17,7 @@ func Follow(c *tls.Config, caFile string, hosts ...string) error {
 	}
 	c.InsecureSkipVerify = true // VerifyConnection checks in its place, because the authority may change
 	c.VerifyConnection = func(s tls.ConnectionState) error {
-		_ = a.Load(caFile)
+		_ = a.Load(caFile) // after an error, the authority before stays
 		if err := a.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 			return err
 		}
@@ -33,7 +33,8 @@ func checkServer(s tls.ConnectionState, hosts []string) error {
 	if s.ServerName != "" {
 		return cert.VerifyHostname(s.ServerName)
 	}
-	if slices.ContainsFunc(hosts, func(host string) bool { return net.ParseIP(host) != nil && cert.VerifyHostname(host) == nil }) {
+	isForAddress := func(host string) bool { return net.ParseIP(host) != nil && cert.VerifyHostname(host) == nil }
+	if slices.ContainsFunc(hosts, isForAddress) {
 		return nil
 	}
 	return fmt.Errorf("certificate: it belongs to none of %q", hosts)

@@ -71,7 +71,8 @@ func (p *Pair) MutualClient(a *Authority, serverName string, names []string) *tl
 			if err := a.verify(s.PeerCertificates, x509.ExtKeyUsageServerAuth); err != nil {
 				return err
 			}
-			if found := Names(s.PeerCertificates[0]); !slices.ContainsFunc(found, func(n string) bool { return slices.Contains(names, n) }) {
+			found := Names(s.PeerCertificates[0])
+			if !slices.ContainsFunc(found, func(name string) bool { return slices.Contains(names, name) }) { // no name of both lists
 				return fmt.Errorf("certificate: it belongs to %q, not to %q", found, names)
 			}
 			return nil
