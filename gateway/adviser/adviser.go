@@ -56,7 +56,7 @@ func (a *Adviser) Run(ctx context.Context) {
 	}
 	tick := time.NewTicker(set.Interval)
 	defer tick.Stop()
-	for {
+	for { // a reload does not change the interval
 		select {
 		case now := <-tick.C:
 			a.observe(ctx, now)
@@ -134,7 +134,7 @@ func (a *Adviser) addBacklogs(all map[string]*advice.Sample, poolFull bool) {
 // addPrefillRanks adds each prefill rank to the sample of its board. It returns how many prefills all of these ranks have not answered yet.
 func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) {
 	for _, c := range a.deps.Prefill.Status() {
-		if c.Aggregated {
+		if c.Aggregated { // a group of ranks that prefill and decode
 			continue
 		}
 		inflight += c.Inflight
@@ -155,11 +155,13 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 // prompts then drains or is halted, so there is nothing to repair.
 func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	e := a.deps.Fleet.Now().Engine(c.Instance)
-	if e == nil {
+	if e == nil { // the engine has left the fleet
 		return false
 	}
 	s := &e.Status
-	return s.Up && len(s.Lost) == 0 && (s.Halted() || !s.Wedged && s.Out == nil)
+	allRanksAnswer := s.Up && len(s.Lost) == 0
+	failsRequests := s.Wedged || s.Out != nil
+	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
 }
 
 // decodeSample sums up the ranks of a board that take requests, and counts the other ranks of the fleet to which this proxy admits requests:
@@ -167,13 +169,13 @@ func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 // (unknown).
 func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus) bool) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
-	known := true
+	allCapacitiesKnown := true
 	for _, w := range m.Workers {
 		if !w.Up {
 			switch {
 			case w.Down:
 				d.Down++
-			case !w.Removed && thisProxyAdmits(w):
+			case !w.Removed && thisProxyAdmits(w): // the rank answers, but drains or is halted
 				d.OutOfService++
 			}
 			continue
@@ -183,9 +185,9 @@ func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus)
 		d.Used += w.Used
 		d.KVTokens += w.KVTokens
 		d.Capacity += w.Capacity
-		known = known && w.Capacity > 0
+		allCapacitiesKnown = allCapacitiesKnown && w.Capacity > 0
 	}
-	if !known {
+	if !allCapacitiesKnown {
 		d.Capacity = 0
 	}
 	return d
@@ -196,12 +198,12 @@ func addPrefill(p *advice.Prefill, c *prefill.CandidateStatus) {
 	p.Live++
 	if c.Inflight > 0 {
 		p.Busy++
-		ours := (c.BacklogMs - c.OthersMs) / 1000 // s that the rank needs for this proxy's prompts
-		running := ours / float64(c.Inflight)     // an engine computes one prompt at a time
-		p.RunningSeconds += running
-		p.WaitingSeconds += ours - running
+		ourSeconds := (c.BacklogMs - c.OthersMs) / 1000    // what the rank needs for this proxy's prompts
+		runningSeconds := ourSeconds / float64(c.Inflight) // an engine computes one prompt at a time
+		p.RunningSeconds += runningSeconds
+		p.WaitingSeconds += ourSeconds - runningSeconds
 	}
-	if c.CapacityTokens > 0 {
+	if c.CapacityTokens > 0 { // 0: not known, so the rank's KV tokens do not count either
 		p.KVTokens += c.KVTokens
 		p.Capacity += c.CapacityTokens
 	}
@@ -215,6 +217,7 @@ func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 		if route, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
 			board = route.Board // model may be a LoRA, which shares the board of its base model
 		}
+		// In another region, the model has a board of its own there.
 		if board = roster.BoardIn(board, a.deps.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}
@@ -269,7 +272,7 @@ func (a *Adviser) Collect(ch chan<- prometheus.Metric) {
 			gauge(descUtilisation, side.Busy, one.Model, role, resource)
 			gauge(descUtilisation, side.KV, one.Model, role, "kv")
 		}
-		if one.Ratio > 0 {
+		if one.Ratio > 0 { // 0: not known yet
 			gauge(descRatio, one.Ratio, one.Model)
 		}
 		gauge(descPrefillWait, one.Prefill.BacklogSeconds, one.Model)
