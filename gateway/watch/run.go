@@ -83,7 +83,7 @@ func (w *Watch) CheckOnce(parent context.Context) {
 	ctx, cancel := context.WithTimeout(parent, detect.SampleInterval)
 	defer cancel()
 	s, ok := w.deps.Sample(ctx)
-	if !ok {
+	if !ok { // the proxy did not answer in time
 		return
 	}
 	endsBin := w.samples%samplesPerBin == 0
