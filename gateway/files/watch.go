@@ -27,18 +27,18 @@ func Watch(ctx context.Context, list func() []string, changed func(), log *zap.L
 	w := &watcher{dirs: map[string]bool{}, log: log}
 	var events chan fsnotify.Event // nil: the system has no events, and select never receives one
 	var errs chan error
-	if n, err := fsnotify.NewWatcher(); err != nil {
+	if notify, err := fsnotify.NewWatcher(); err != nil {
 		log.Warn("the system cannot tell the proxy when files change, so the proxy looks at them from time to time; raise "+
 			"fs.inotify.max_user_instances", zap.Error(err), zap.Duration("every", poll))
 	} else {
-		w.notify, events, errs = n, n.Events, n.Errors
-		defer func() { _ = n.Close() }() // an error loses nothing, because no file was written
+		w.notify, events, errs = notify, notify.Events, notify.Errors
+		defer func() { _ = notify.Close() }() // an error loses nothing, because no file was written
 	}
 	w.watchFiles(list())
 	changed() // the files may have changed before they were watched
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
-	settled := time.NewTimer(time.Hour)
+	settled := time.NewTimer(time.Hour) // runs only between an event and the call of changed
 	settled.Stop()
 	defer settled.Stop()
 	var first time.Time // time of the first event since the last call of changed; zero: no event since then
@@ -86,7 +86,7 @@ func (w *watcher) watchFiles(list []string) {
 			w.names[name] = true
 		}
 	}
-	if w.notify == nil {
+	if w.notify == nil { // the system has no events
 		return
 	}
 	wanted := map[string]bool{}
@@ -118,10 +118,10 @@ func resolutionPaths(path string) (names []string) {
 	if err != nil {
 		return nil
 	}
-	resolved, rest := "/", strings.Split(path, "/") // rest has the elements of the path that are still to be resolved
-	for links := 0; len(rest) > 0; {
-		next := filepath.Join(resolved, rest[0])
-		rest = rest[1:]
+	resolved, unresolved := "/", strings.Split(path, "/") // unresolved: elements of the path that are still to be resolved
+	for links := 0; len(unresolved) > 0; {
+		next := filepath.Join(resolved, unresolved[0])
+		unresolved = unresolved[1:]
 		target, err := os.Readlink(next)
 		if err != nil || links == maxLinks { // an error means that next is no symlink, or does not exist
 			resolved = next
@@ -132,7 +132,7 @@ func resolutionPaths(path string) (names []string) {
 		if filepath.IsAbs(target) { // else the target is relative to the directory of the symlink
 			resolved = "/"
 		}
-		rest = append(strings.Split(target, "/"), rest...)
+		unresolved = append(strings.Split(target, "/"), unresolved...)
 	}
 	return append(names, resolved)
 }
