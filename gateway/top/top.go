@@ -157,8 +157,8 @@ func (s *screen) lines(width, height int, now time.Time) (all []string) {
 		}
 		says += printable(strings.ReplaceAll(s.err.Error(), "\n", " "))
 		for runes := []rune(says); len(runes) > 0; { // wrapped to the width, so that nothing is cut off
-			n := min(max(1, width), len(runes))
-			all, runes = append(all, string(runes[:n])), runes[n:]
+			lineLength := min(max(1, width), len(runes))
+			all, runes = append(all, string(runes[:lineLength])), runes[lineLength:]
 		}
 		all = append(all, "")
 	}
@@ -166,8 +166,8 @@ func (s *screen) lines(width, height int, now time.Time) (all []string) {
 		all = append(all, strings.Split(strings.TrimSuffix(s.page, "\n"), "\n")...)
 	}
 	if height > 0 && len(all) > height {
-		more := len(all) - (height - 1) // the last line of the terminal is for this text
-		all = append(all[:height-1], fmt.Sprintf("%d more lines: use a higher terminal, or evenkeel top --once | less", more))
+		missing := len(all) - (height - 1) // the last line of the terminal is for this text
+		all = append(all[:height-1], fmt.Sprintf("%d more lines: use a higher terminal, or evenkeel top --once | less", missing))
 	}
 	return all
 }
