@@ -26,7 +26,7 @@ func Find(kubeconfig, namespace string) (*rest.Config, string, error) {
 	var cfg *rest.Config
 	var err error
 	source := "this pod's service account"
-	defaultNamespace := func() (string, error) { return readNamespace(ownNamespace) }
+	defaultNamespace := func() (string, error) { return readNamespace(ownNamespace) } // called only if namespace is empty
 	if kubeconfig == "" {
 		cfg, err = rest.InClusterConfig()
 	} else {
