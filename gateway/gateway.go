@@ -40,6 +40,7 @@ import (
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/watch"
 	"evenkeel/pool"
+	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -82,34 +83,14 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		HealthInterval: cfg.Health.Interval, FactsInterval: 10 * cfg.Health.Interval, Canary: cfg.Health.Canary,
 	})
 	g.callbacks = g.newMetaserver()
-	g.fleet = fleet.New(fleet.Deps{
-		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: log, Registerer: g.reg,
-		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
-		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
-		Publish:  g.publish, Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
-	})
+	g.fleet = fleet.New(fleetDeps(g))
 	g.monitor.OnChange(g.fleet.OnStatus)
 	g.monitor.OnSample(g.fleet.OnSample)
 	if g.scheduler, err = prefill.New(g.prefillConfig(g.conf())); err != nil {
 		return nil, err
 	}
 	g.places.OnFree(g.scheduler.Wake)
-	decision := cfg.Decision()
-	decision.Predictor.Fit = fit
-	decision.TTL = g.conf().PoolTTL()
-	decision.Explain = cfg.RecordsReasons()
-	decision.Places = g.places
-	decision.OnRoom = g.scheduler.Wake
-	decision.Registerer, decision.Log = g.reg, log
-	decision.EngineMetrics = func(worker int32) (dispatcher.EngineMetrics, bool) {
-		r := g.fleet.Now().Rank(worker)
-		if r == nil { // the rank has left the fleet
-			return dispatcher.EngineMetrics{}, false
-		}
-		gauges, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
-		return dispatcher.EngineMetrics{Running: gauges.Running, Waiting: gauges.Waiting, KVShare: gauges.KVShare}, ok
-	}
-	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
+	if g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig(g, cfg, fit)); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
@@ -146,14 +127,50 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		}),
 	})
 	g.registerMetrics()
-	g.server = edge.NewServer(edge.Options{
-		Handler: g.admission.Handle, Log: log, MaxBody: cfg.Limits.Body, MaxHead: cfg.Limits.Head,
-		Concurrency: cfg.Limits.Connections + 1, // one more than the listener's own limit, which then is reached first, and does not block accept
-		ReadTimeout: cfg.Limits.ReadTimeout, IdleTimeout: cfg.Limits.IdleTimeout,
+	g.server = newServer(g, &cfg.Limits)
+	return g, beginTraces() // traces begin last, when nothing else can fail any more
+}
+
+// fleetDeps returns what the fleet needs from the other parts of this proxy.
+func fleetDeps(g *Gateway) fleet.Deps {
+	return fleet.Deps{
+		Context: g.ctx, Serving: g.service.Context, Started: g.started, Log: g.log, Registerer: g.reg,
+		Settings: func() *fleet.Settings { return g.conf().Settings }, Client: g.client, Monitor: g.monitor,
+		Dispatch: func(ctx context.Context) board.Status { return g.dispatcher.Status(ctx) },
+		Publish:  g.publish, Gauged: func(worker int32, kvTokens int64, at time.Time) { g.dispatcher.Gauged(worker, kvTokens, at) },
+	}
+}
+
+// dispatcherConfig returns the config of the dispatcher, with the parts of this proxy that the dispatcher uses. fit is the fit from which
+// predictions start; nil: there is no fit file.
+func dispatcherConfig(g *Gateway, cfg *config.Config, fit *predictor.Fit) dispatcher.Config {
+	decision := cfg.Decision()
+	decision.Predictor.Fit = fit
+	decision.TTL = g.conf().PoolTTL()
+	decision.Explain = cfg.RecordsReasons()
+	decision.Places = g.places
+	decision.OnRoom = g.scheduler.Wake
+	decision.Registerer, decision.Log = g.reg, g.log
+	decision.EngineMetrics = func(worker int32) (metrics dispatcher.EngineMetrics, ok bool) {
+		r := g.fleet.Now().Rank(worker)
+		if r == nil { // the rank has left the fleet
+			return metrics, false
+		}
+		gauges, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
+		return dispatcher.EngineMetrics{Running: gauges.Running, Waiting: gauges.Waiting, KVShare: gauges.KVShare}, ok
+	}
+	return decision
+}
+
+// newServer returns the server of the public listener. It hands each request to the admission.
+func newServer(g *Gateway, limits *config.Limits) *edge.Server {
+	return edge.NewServer(edge.Options{
+		Handler: g.admission.Handle, Log: g.log, MaxBody: limits.Body, MaxHead: limits.Head,
+		Concurrency: limits.Connections + 1, // one more than the listener's own limit, which then is reached first, and does not block accept
+		ReadTimeout: limits.ReadTimeout, IdleTimeout: limits.IdleTimeout,
 		Authenticate: g.admission.Authenticate, Caller: g.admission.Caller, Bodies: g.bodies, Refused: g.admission.CountRefused,
 		Answer: g.admission.AnswerRefused,
 	})
-	return g, beginTraces() // traces begin last, when nothing else can fail any more
 }
 
 // requestDeps returns what the server of requests needs from the other parts of this proxy.
