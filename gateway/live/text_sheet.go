@@ -101,8 +101,8 @@ func columns(text string) (n int) {
 	return n
 }
 
-// columnsOf is an upper bound of a character's width in columns (see columns). One column have: the scripts below 0x1100, such as Latin,
-// Greek and Cyrillic; the dashes, quotes and dots of 0x2010 to 0x2027; arrows; and the blocks that bars are drawn with.
+// columnsOf is an upper bound of a character's width in columns (see columns). These characters have one column: the scripts below 0x1100,
+// such as Latin, Greek and Cyrillic; the dashes, quotes and dots of 0x2010 to 0x2027; arrows; and the blocks that bars are drawn with.
 func columnsOf(r rune) int {
 	isPunctuation := r >= 0x2010 && r <= 0x2027
 	isArrow := r >= 0x2190 && r <= 0x21ff

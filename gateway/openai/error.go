@@ -58,6 +58,7 @@ func typeOfStatus(status int) string {
 	return "invalid_request_error"
 }
 
+// Error returns the status, the code, the key at fault if there is one, and the message.
 func (e *Error) Error() string {
 	if e.Param == "" {
 		return fmt.Sprintf("%d %s: %s", e.Status, e.Code, e.Message)
