@@ -359,7 +359,7 @@ const CutTime = 15 * time.Second
 func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.owner.HandOver(ctx)
 	g.service.RefuseForExit()
-	// The end of cut cuts the connections that are still open.
+	// When cut ends, connections that are still open are cut.
 	cut, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	// If ctx ends before all requests have finished, open becomes the number of the remaining ones, and ended is closed.

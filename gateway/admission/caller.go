@@ -72,7 +72,7 @@ var refusalUnknownKey = edge.Refusal{
 }
 
 // keyOf finds the API key in a request's head. Anthropic's clients send the key as x-api-key, which is ignored if there is an Authorization
-// header. known is false if the request has no key, or an unknown one.
+// header. known is false if the request has an unknown key or none; if no key is required, every caller is known, with the zero Key.
 func (d *Handler) keyOf(h *fasthttp.RequestHeader) (key keys.Key, known bool) {
 	set := d.deps.Config.Keys()
 	if value := h.Peek("Authorization"); len(value) > 0 {

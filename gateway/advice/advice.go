@@ -98,7 +98,7 @@ func (a *Advisor) Observe(s Sample) Advice {
 	if s.Prefill.Down+s.Prefill.OutOfService+s.Decode.Down+s.Decode.OutOfService > 0 {
 		a.lastLossAt = s.At
 	}
-	if s.Prefill.Live == 0 || s.Decode.Live == 0 { // no rank of one side answers
+	if s.Prefill.Live == 0 || s.Decode.Live == 0 { // no rank of a side answers and takes requests
 		return a.adviseOutage(s)
 	}
 	if len(a.samples) == 0 { // the first sample, or the first one after an outage

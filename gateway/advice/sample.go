@@ -72,8 +72,8 @@ type need struct {
 }
 
 // needOf computes the needed ranks from a sample. The ranks of a side should be busy to the share target, and serve all waiting requests
-// within the time backlogGoal. The unthrottled need of a side is what it would need if the other side had all the ranks that that side
-// needs, and so passed on more requests. slotSeconds is how long an answer keeps its slot.
+// within the time backlogGoal. The unthrottled need of a side is its need if the other side were not short of ranks, and so passed on more
+// requests. slotSeconds is how long an answer keeps its slot.
 func needOf(s *Sample, target, slotSeconds float64) need {
 	n := need{at: s.At}
 	queued := 0.0 // requests in the arrival queue that wait for decode, because the pool is full

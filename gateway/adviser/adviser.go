@@ -217,7 +217,7 @@ func (a *Adviser) boardOfCandidate(c *prefill.CandidateStatus, boards map[string
 		if route, ok, _ := a.deps.Fleet.Now().Lookup(model); ok {
 			board = route.Board // model may be a LoRA, which shares the board of its base model
 		}
-		// In another region, the model has a board of its own there.
+		// Each region has boards of its own, so a hand-off to another region goes to the board there.
 		if board = roster.BoardIn(board, a.deps.Fleet.Now().RegionFor(c.Instance)); boards[board] != nil {
 			return board
 		}

@@ -72,7 +72,7 @@ func (p *Pair) MutualClient(a *Authority, serverName string, names []string) *tl
 				return err
 			}
 			found := Names(s.PeerCertificates[0])
-			if !slices.ContainsFunc(found, func(name string) bool { return slices.Contains(names, name) }) { // no name of both lists
+			if !slices.ContainsFunc(found, func(name string) bool { return slices.Contains(names, name) }) { // no name is in both lists
 				return fmt.Errorf("certificate: it belongs to %q, not to %q", found, names)
 			}
 			return nil

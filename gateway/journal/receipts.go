@@ -31,8 +31,8 @@ func (s receiptView) show(r *Record, e Event) {
 	}
 }
 
-// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Times in the receipt are
-// in ms from the arrival of the request.
+// addToReceipt adds an event to the receipt, and to the attempt under way, if the receipt still has that attempt. Apart from the arrival
+// itself, points in time are written as ms since the arrival of the request.
 func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 	switch e.Kind {
 	case Parsed:

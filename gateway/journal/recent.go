@@ -123,7 +123,7 @@ func (m *minute) latency(now time.Time) detect.Latency {
 	oldest := present - int64(len(m.parts)) + 1   // number of the oldest part that still counts
 	m.mu.Lock()
 	for i := range m.parts {
-		if p := &m.parts[i]; p.number >= oldest && p.number <= present { // parts with other numbers were filled too long ago
+		if p := &m.parts[i]; p.number >= oldest && p.number <= present { // others are too old, or from before the clock was set back
 			for class, count := range p.classes {
 				sum[class] += count
 			}

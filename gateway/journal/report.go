@@ -121,8 +121,8 @@ func (r *Record) showEvent(e Event) {
 	}
 }
 
-// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. The views get the event before the state
-// changes, because they show how much time has passed since the attempt before failed.
+// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. When the views get the event, only the
+// number is that of the new attempt, because they show how much time has passed since the attempt before failed.
 func (r *Record) beginAttempt() {
 	current := &r.attempt
 	if current.open {
@@ -157,7 +157,7 @@ func (r *Record) WithTraceHeaders(headers []engine.Header) []engine.Header {
 func (r *Record) EndAttempt(fail *openai.Error) {
 	cause := ""
 	switch {
-	case fail == nil: // the attempt has no cause of a failure
+	case fail == nil: // the attempt did not fail, so it has no cause
 	case fail.Status == StatusClientClosed:
 		cause = "client_closed in phase " + string(r.Reached)
 		if !r.leavingCounted {

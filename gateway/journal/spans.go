@@ -27,8 +27,9 @@ func openSpans(r *Record) view {
 	return spanView{}
 }
 
-// show adds an event as a span, or as a part of a span: the span of the request has one child per attempt, an attempt has its phases and
-// its call to a decode engine, and that call has the phases that belong to it. Methods of a nil span do nothing.
+// show adds an event as a span, or as a part of a span: the span of the request has a child for the parsing and one per attempt, an attempt
+// has its phases and its call to a decode engine or another region, and that call has the phases that belong to it. Methods of a nil span
+// do nothing.
 func (spanView) show(r *Record, e Event) {
 	current := &r.attempt
 	switch e.Kind {

@@ -52,7 +52,7 @@ func why(r *receipt.Receipt) string {
 	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)+".") }
 	if listed := len(r.Attempts); listed > 0 {
 		a := &r.Attempts[listed-1]
-		if attempts := listed + r.LeftOut; attempts > 1 { // the receipt lists only some of many attempts
+		if attempts := listed + r.LeftOut; attempts > 1 { // LeftOut: attempts that the receipt does not list
 			say("It had %d attempts or legs", attempts)
 		}
 		if a.Peer != "" {

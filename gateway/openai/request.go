@@ -186,10 +186,9 @@ func (p *parser) checkCombinations() *Error {
 	if p.wantsBeams {
 		req.Beams, req.N = req.N, 1 // one request to one engine computes all beams
 	}
-	if !req.Stream { // evenkeel lets the engine stream and joins the answer itself, unless the stream would lack something
-		streamLacksParts := req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
+	if !req.Stream { // evenkeel lets the engine stream and joins the answer itself, unless a stream cannot be joined to the same answer
+		req.Passthrough = req.PromptLogprobs || p.wantsBeams || p.wantsDerender || !req.Endpoint.Assembles() ||
 			HasTools(&req.Body) || asksForExtras(&req.Body)
-		req.Passthrough = streamLacksParts
 	}
 	tools, _ := req.Body.Get("tools")
 	req.PromptBytes += len(tools) - p.mediaBytes // engines render the tools into the prompt, but inline media are no text

@@ -8,8 +8,7 @@ import (
 )
 
 // CannotResume says whether another engine could not continue the answer to this request after an interruption. It depends on the endpoint,
-// and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain. If in doubt, the
-// result is true.
+// and on keys for which the engine keeps a state that neither the text nor the token ids of the answer so far contain.
 func CannotResume(body *mooncake.Body, endpoint mooncake.Endpoint) bool {
 	if !endpoint.CanResume() {
 		return true // at these endpoints, events number the parts of the answer, or the last event repeats the whole answer

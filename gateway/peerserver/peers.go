@@ -395,7 +395,7 @@ func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
 	r.RefreshDecodeLoad(ctx) // from now on new requests for the group wait, or go to another proxy
 	engines := r.deps.Fleet.Now()
 	const anyModel = ""
-	// the boards of the group on which no other group of this proxy can decode the prompts
+	// The boards for which this proxy has no other group that could decode the prompts.
 	boards := slices.DeleteFunc(engines.BoardsOf(group), func(board string) bool { return engines.AcceptsNew(board, anyModel) })
 	for len(boards) > 0 && ctx.Err() == nil && r.anyPrefilling(boards) {
 		time.Sleep(decodeRanksCheckEvery)

@@ -18,7 +18,7 @@ type Filter struct {
 // Failed is the value of Filter.Outcome for all requests that failed.
 const Failed = "failed"
 
-// passes says whether a receipt meets all conditions that are set. Conditions that take longer to check stand at the end.
+// passes says whether a receipt meets all conditions that are set.
 func (f *Filter) passes(r *Receipt, now time.Time) bool {
 	return (f.Model == "" || r.Model == f.Model) &&
 		(f.Key == "" || r.Key == f.Key) &&

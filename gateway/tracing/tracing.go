@@ -154,9 +154,9 @@ func (t *Tracer) Start(header func(name string) string, trusted bool, name strin
 		return nil
 	}
 	headers := propagation.MapCarrier{}
-	for _, name := range traceHeaders {
-		if value := header(name); value != "" && len(value) <= maxBaggage {
-			headers[name] = value
+	for _, key := range traceHeaders {
+		if value := header(key); value != "" && len(value) <= maxBaggage {
+			headers[key] = value
 		}
 	}
 	ctx := traceContext.Extract(context.Background(), headers)
