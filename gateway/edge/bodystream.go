@@ -70,14 +70,14 @@ func (p *BodyStream) Answer(ctx *fasthttp.RequestCtx) {
 	if h != nil {
 		p.keepAlive = h.keepAlive
 	}
-	if headSent || !ctx.Request.Header.IsHTTP11() {
+	if headSent || !ctx.Request.Header.IsHTTP11() { // fasthttp would write a second head, or chunks that HTTP/1.0 does not have
 		p.writeWithoutFasthttp(ctx, headSent)
 		return
 	}
 	p.conn, p.headConn = ctx.Conn(), h
 	p.headWritten = p.pending() > smallChunk // fasthttp must send the head at once, because BodyStream may write the first chunk itself
 	ctx.Response.ImmediateHeaderFlush = p.headWritten
-	ctx.Response.SetBodyStream(p, -1)
+	ctx.Response.SetBodyStream(p, -1) // -1: the body comes in chunks
 }
 
 // writeWithoutFasthttp writes the answer without fasthttp, and returns when all of it is written. It is for clients of HTTP/1.0, and for
@@ -113,19 +113,19 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 			out = append(out, lastChunk...)
 		}
 		if len(out) > 0 {
-			if _, err := conn.Write(out); err != nil {
+			if _, err := conn.Write(out); err != nil { // the client has left; Close tells onEnd
 				return
 			}
 			out, p.headWritten = out[:0], true
 		}
 	}
-	whole := p.err == io.EOF //nolint:errorlint // as Close compares
+	whole := p.err == io.EOF //nolint:errorlint // as Close compares; another error means that the answer is cut off
 	// Without headSent, the client speaks HTTP/1.0, where the end of the connection ends the body.
 	reuse = whole && headSent && !p.keepAlive.closesAfter
 	if whole {
 		return
 	}
-	if c, ok := ConnOf(ctx); ok {
+	if c, ok := ConnOf(ctx); ok { // reset the connection, so that the client sees an error
 		c.dropClient()
 		c.closeSocket()
 	}
@@ -190,15 +190,16 @@ func (p *BodyStream) writeChunk(begun []byte) error {
 	size := min(len(begun)+p.pending(), writePieceSize-chunkRoom)
 	b := slices.Grow((*buf)[:0], size+chunkRoom)
 	b = append(append(strconv.AppendInt(b, int64(size), 16), "\r\n"...), begun...)
-	for size -= len(begun); size > 0; {
-		n, err := p.src.Read(b[len(b) : len(b)+size])
-		if err != nil {
+	missing := size - len(begun) // bytes of the chunk's data that are not in b yet
+	for missing > 0 {
+		n, err := p.src.Read(b[len(b) : len(b)+missing])
+		if err != nil { // nothing of this chunk is written, so the answer ends as cut off
 			return err
 		}
-		b, size = b[:len(b)+n], size-n
+		b, missing = b[:len(b)+n], missing-n
 	}
 	b = append(b, "\r\n"...)
-	*buf = b
+	*buf = b // the pool gets the buffer that may have grown
 	_, err := p.conn.Write(b)
 	return err
 }
@@ -229,7 +230,7 @@ func (p *BodyStream) Close() error {
 // answer, which fasthttp writes next.
 func (p *BodyStream) endHeldWrites() {
 	switch {
-	case p.headConn == nil || p.headConn.heldWrites == nil:
+	case p.headConn == nil || p.headConn.heldWrites == nil: // nothing is held
 	case p.err == io.EOF: //nolint:errorlint // as fasthttp compares
 		p.headConn.releaseWithNextWrite()
 	default:

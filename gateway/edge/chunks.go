@@ -18,7 +18,8 @@ type errChunked string
 
 func (e errChunked) Error() string { return "edge: " + string(e) }
 
-// readChunks reads a chunked body and its trailer. Like parseHead, it refuses framing that two parsers may read differently.
+// readChunks reads a chunked body into buf, and its trailer. Like parseHead, it refuses framing that two parsers may read differently. It
+// also refuses a body that is larger than limit, or that consists mostly of framing.
 func (u *upload) readChunks(br *bufio.Reader) error {
 	framing := 0 // bytes of the lines so far, beyond 16 per chunk and 2 per byte of data; see maxFraming
 	for {
@@ -30,10 +31,11 @@ func (u *upload) readChunks(br *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
-		if size == 0 {
+		if size == 0 { // the last chunk
 			return readTrailer(br)
 		}
-		if framing = max(0, framing+len(line)-16-2*size); framing > maxFraming {
+		framing = max(0, framing+len(line)-16-2*size) // each chunk has 16 bytes free, and two more per byte of its data
+		if framing > maxFraming {
 			return errChunked("the chunks have more framing than data")
 		}
 		if size > u.limit-len(u.buf) {
@@ -94,7 +96,7 @@ func chunkSize(line []byte) (int, error) {
 func readTrailer(br *bufio.Reader) error {
 	for size := 0; ; {
 		line, err := chunkLine(br, br.Size())
-		if err != nil || len(line) == 0 {
+		if err != nil || len(line) == 0 { // an empty line ends the trailer
 			return err
 		}
 		if size += len(line) + len("\r\n"); size > br.Size() {

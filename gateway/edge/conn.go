@@ -53,8 +53,9 @@ func ConnOf(ctx *fasthttp.RequestCtx) (*Conn, bool) {
 	return h.client, true
 }
 
-// kernelTimedOut says whether the kernel gave up the client in the middle of an answer, because the client acknowledged nothing. The kernel
-// reports this error only once: either to this call, or to a Write.
+// kernelTimedOut says whether the kernel gave up the client in the middle of an answer, because the client acknowledged nothing. A callback
+// of OnGone is set only while an answer is made. The kernel reports this error only once: either to this call, or to a Write. Without a
+// callback, kernelTimedOut therefore does not ask, and leaves the error to a Write.
 func (c *Conn) kernelTimedOut() bool {
 	return c.hasPendingCallback() && errors.Is(pendingError(c.Conn), syscall.ETIMEDOUT)
 }
@@ -74,7 +75,7 @@ func (c *Conn) receive(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Await waits until Read would return bytes or an error. It returns at once if the connection has no socket.
+// Await waits until Read would return bytes or an error. It returns at once if the connection has no socket, so that the next Read waits.
 func (c *Conn) Await() error {
 	if !c.socket.Exists() {
 		return nil
@@ -89,7 +90,7 @@ func (c *Conn) Await() error {
 func (c *Conn) recordReadError(err error) {
 	switch {
 	case err == nil:
-	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, os.ErrDeadlineExceeded): // the client is slow, but still there
 		c.readTimedOut.Store(true)
 	default:
 		c.MarkGone()
@@ -104,13 +105,13 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 		if err := c.renewWriteDeadline(began); err != nil {
 			return n, err
 		}
-		k, err := c.send(p[n:min(len(p), n+writePieceSize)])
-		n += k
+		sent, err := c.send(p[n:min(len(p), n+writePieceSize)])
+		n += sent
 		took := time.Since(began)
-		if took > minCountedWait {
+		if took > minCountedWait { // a shorter write only filled the socket's buffer, and did not wait for the client
 			c.writeWaitNanos.Add(int64(took))
 		}
-		if err != nil {
+		if err != nil { // the client got only a part of p, so nothing may follow
 			c.countSlowClient(err, took)
 			c.dropClient()
 			return n, err
@@ -135,7 +136,7 @@ const minCountedWait = time.Millisecond
 
 // writeWaitLeft returns how long the writes of the current answer may still wait for the client, before MaxLag is reached.
 func (c *Conn) writeWaitLeft() time.Duration {
-	if c.ln.options.MaxLag <= 0 {
+	if c.ln.options.MaxLag <= 0 { // there is no limit
 		return math.MaxInt64
 	}
 	return max(0, c.ln.options.MaxLag-time.Duration(c.writeWaitNanos.Load()))
@@ -146,18 +147,19 @@ func (c *Conn) writeWaitLeft() time.Duration {
 // new deadline costs a lock in the runtime's poller.
 func (c *Conn) renewWriteDeadline(now time.Time) error {
 	timeout := c.ln.options.WriteTimeout
-	if timeout <= 0 || c.fixedWriteDeadline.Load() {
+	if timeout <= 0 || c.fixedWriteDeadline.Load() { // writes may wait for ever, or a caller has set the deadline
 		return nil
 	}
 	timeout = min(timeout, c.writeWaitLeft())
 	remaining := c.writeDeadline.Load() - now.UnixNano()
 	// More than timeout remains only if writeWaitLeft has fallen since the deadline was set.
-	if remaining >= int64(timeout)/4*3 && remaining <= int64(timeout) {
+	farEnough, tooFar := remaining >= int64(timeout)/4*3, remaining > int64(timeout)
+	if farEnough && !tooFar {
 		return nil
 	}
-	by := now.Add(timeout)
-	c.writeDeadline.Store(by.UnixNano())
-	return c.Conn.SetWriteDeadline(by)
+	deadline := now.Add(timeout)
+	c.writeDeadline.Store(deadline.UnixNano())
+	return c.Conn.SetWriteDeadline(deadline)
 }
 
 // countSlowClient counts a client that was cut because it was too slow. Either a single write waited for WriteTimeout, or all writes of the
@@ -233,7 +235,10 @@ func (c *Conn) Close() error {
 // the client stops or lingerTime is over.
 func (c *Conn) drainInput() {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
-	if !ok || half.CloseWrite() != nil || c.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if !ok || half.CloseWrite() != nil { // it cannot be half-closed, or is closed already
+		return
+	}
+	if c.SetReadDeadline(time.Now().Add(lingerTime)) != nil { // without a deadline, the copy could wait for ever
 		return
 	}
 	_, _ = io.Copy(io.Discard, c.Conn) // the copy ends at the deadline at the latest; an error changes nothing

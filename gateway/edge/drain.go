@@ -25,6 +25,7 @@ func Drain(ctx context.Context, s *Server, l *Listener) error {
 		return nil
 	}
 	cut := l.CloseConns()
+	// ctx has ended, so the handlers get a time of their own to notice that their connections were cut.
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), handlerGrace)
 	defer cancel()
 	if !awaitIdle(grace, s, l) {

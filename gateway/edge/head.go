@@ -23,12 +23,13 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 	var hasLength, hasAuthorization, hasKey bool
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
-		if end < 1 || raw[end-1] != '\r' {
+		endsInCRLF := end >= 1 && raw[end-1] == '\r'
+		if !endsInCRLF {
 			return f, "a header line does not end in CRLF"
 		}
 		line := raw[:end-1]
 		raw = raw[end+1:]
-		if len(line) == 0 {
+		if len(line) == 0 { // the empty line ends the head
 			break
 		}
 		name, why := fieldName(line)
@@ -52,12 +53,12 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 			}
 			hasAuthorization = true
 		case equalFold(name, "X-Api-Key"):
-			if hasKey {
+			if hasKey { // for the same reason
 				return f, "there are two x-api-key headers"
 			}
 			hasKey = true
 		case equalFold(name, "Expect"):
-			f.expect = http11 && equalFold(value, "100-continue")
+			f.expect = http11 && equalFold(value, "100-continue") // HTTP/1.0 has no 100 Continue
 		}
 	}
 	switch {
@@ -67,7 +68,7 @@ func parseHead(protocol, raw []byte) (f framing, why string) {
 		return f, "Transfer-Encoding needs HTTP/1.1"
 	}
 	hasBody := f.chunked || f.length > 0
-	f.expect = f.expect && hasBody
+	f.expect = f.expect && hasBody // a client without a body has nothing to wait for
 	return f, ""
 }
 
@@ -78,7 +79,7 @@ func fieldName(line []byte) (name []byte, why string) {
 		return nil, "a header is folded over several lines"
 	}
 	colon := bytes.IndexByte(line, ':')
-	if colon < 1 {
+	if colon < 1 { // there is no colon, or nothing before it
 		return nil, "a header has no name"
 	}
 	for _, b := range line[:colon] {
@@ -86,7 +87,7 @@ func fieldName(line []byte) (name []byte, why string) {
 			return nil, "a header name contains a character that is not allowed"
 		}
 	}
-	if bytes.IndexByte(line, '\r') >= 0 {
+	if bytes.IndexByte(line, '\r') >= 0 { // some parsers end a line there
 		return nil, "a header contains a bare CR"
 	}
 	return line[:colon], ""
@@ -97,7 +98,8 @@ func equalFold(b []byte, word string) bool {
 	return len(b) == len(word) && bytes.EqualFold(b, []byte(word))
 }
 
-// decimal reads a length. ok is false unless b has digits only, and at most 18 of them; no body needs more.
+// decimal reads a length. ok is false unless b has digits only, and at most 18 of them. No body needs more, and any such number fits into
+// 63 bits.
 func decimal(b []byte) (n int, ok bool) {
 	u, err := strconv.ParseUint(string(b), 10, 63)
 	return int(u), err == nil && len(b) <= 18

@@ -93,9 +93,9 @@ func (h *headConn) awaitRequest() bool {
 	switch {
 	case h.server.stopping.Load():
 		return false
-	case len(h.unread) > 0:
+	case len(h.unread) > 0: // the request has begun to arrive, together with the one before it
 		return true
-	case h.SetReadDeadline(time.Now().Add(h.server.IdleTimeout)) != nil:
+	case h.SetReadDeadline(time.Now().Add(h.server.IdleTimeout)) != nil: // the connection is closed
 		return false
 	}
 	return h.readFirst() == nil
@@ -114,7 +114,7 @@ func (h *headConn) readFirst() error {
 	}
 	h.pooledBuf = firstReadPool.Get().(*[firstReadSize]byte)
 	n, err := h.client.Read(h.pooledBuf[:])
-	h.setUnread(h.pooledBuf[:n])
+	h.setUnread(h.pooledBuf[:n]) // if nothing was read, this gives the buffer back
 	return err
 }
 
@@ -128,7 +128,7 @@ func (h *headConn) Read(p []byte) (int, error) {
 		return 0, errBeyondHead
 	}
 	waitsForRequest := len(p) == 1 && len(h.unread) == 0 // fasthttp reads a single byte while it waits for a request
-	// readFirst reads from the socket, so it cannot be used if TLS is above the socket.
+	// readFirst reads from the socket, so it cannot be used if TLS is above the socket, which is if the two connections differ.
 	if waitsForRequest && h.Conn == net.Conn(h.client) {
 		if err := h.readFirst(); err != nil {
 			return 0, err
@@ -141,18 +141,19 @@ func (h *headConn) Read(p []byte) (int, error) {
 		return n, nil
 	}
 	n, err := h.Conn.Read(p)
-	end := h.head.scan(p[:n])
-	if end < n { // fasthttp reuses p, so the bytes of the body are copied
-		h.unread = bytes.Clone(p[end:n])
+	headBytes := h.head.scan(p[:n])
+	if headBytes < n { // the other bytes belong to the body; they are copied, because fasthttp reuses p
+		h.unread = bytes.Clone(p[headBytes:n])
 	}
-	return end, err
+	return headBytes, err
 }
 
-// setUnread sets unread to b. It gives the pooled buffer back if b is empty, or if the head is complete, so that b is part of a body, which
-// is copied first. Other connections can then use the buffer while the body is read.
+// setUnread sets unread to b, and gives the pooled buffer back if it is not needed any more. This is so if b is empty, or if the head is
+// complete: b then belongs to a body, and is copied out of the buffer. Other connections can use the buffer while the body is read.
 func (h *headConn) setUnread(b []byte) {
-	if h.unread = b; len(b) == 0 {
-		h.unread = nil
+	h.unread = b
+	if len(b) == 0 {
+		h.unread = nil // so that unread does not keep the memory of b
 	}
 	if h.pooledBuf != nil && (len(b) == 0 || h.head.ended) {
 		h.unread = bytes.Clone(h.unread)
@@ -173,7 +174,7 @@ func (h *headConn) SetDeadline(t time.Time) error {
 }
 
 // holdWrites makes Write collect bytes until the write that follows releaseWithNextWrite. fasthttp writes the end of an answer in three
-// pieces, which are then sent with one system call.
+// pieces, which are then sent with one system call. A second call changes nothing.
 func (h *headConn) holdWrites() {
 	if h.heldWrites == nil {
 		h.heldWrites, h.nextWriteIsLast = bufferPool.Get().(*[]byte), false
@@ -201,7 +202,7 @@ func (h *headConn) sendHeld() error {
 	buf := h.heldWrites
 	h.heldWrites = nil
 	_, err := h.Conn.Write(*buf)
-	if cap(*buf) <= writePieceSize {
+	if cap(*buf) <= writePieceSize { // a larger buffer would waste memory in the pool
 		bufferPool.Put(buf)
 	}
 	return err
@@ -210,6 +211,7 @@ func (h *headConn) sendHeld() error {
 // body reads a request's body: first the bytes that arrived with the head, then the connection.
 type body struct{ headConn *headConn }
 
+// Read returns the bytes in unread first. It does not know where the body ends, so it may also return bytes of the next request.
 func (b body) Read(p []byte) (int, error) {
 	if h := b.headConn; len(h.unread) > 0 {
 		n := copy(p, h.unread)
@@ -228,7 +230,7 @@ type headScanner struct {
 	ended     bool
 }
 
-// scan takes the next bytes from the client, and returns how many of them belong to the head.
+// scan takes the next bytes from the client, and returns how many of them belong to the head. A line may be spread over several calls.
 func (h *headScanner) scan(p []byte) (n int) {
 	for n < len(p) && !h.ended {
 		unread := p[n:]
@@ -239,15 +241,15 @@ func (h *headScanner) scan(p []byte) (n int) {
 			return len(p)
 		}
 		n += lf + 1
-		if lf > 0 {
+		if lf > 0 { // otherwise the bytes of this line came with earlier calls, or there are none
 			h.lineBytes += lf
 			h.endsInCR = unread[lf-1] == '\r'
 		}
 		h.bareLF = h.bareLF || !h.endsInCR
-		switch empty := h.lineBytes == 0 || h.lineBytes == 1 && h.endsInCR; {
+		switch empty := h.lineBytes == 0 || h.lineBytes == 1 && h.endsInCR; { // nothing but the CR
 		case !empty:
 			h.sawLine = true
-		case h.sawLine:
+		case h.sawLine: // empty lines before the request line do not end the head
 			h.ended = true
 		}
 		h.lineBytes, h.endsInCR = 0, false

@@ -50,7 +50,7 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 		return false
 	}
 	sock, ok := conn.client.Conn.(syscall.Conn)
-	if !ok {
+	if !ok { // TryWrite needs a socket
 		return false
 	}
 	raw, err := sock.SyscallConn()
@@ -67,7 +67,7 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 		if o.closesAfter {
 			h.SetConnectionClose()
 		}
-		h.SetContentLength(-1)
+		h.SetContentLength(-1) // -1: the body comes in chunks
 		o.pendingHead = h.AppendBytes(nil)
 	}
 	ctx.HijackSetNoResponse(true)
@@ -90,14 +90,15 @@ func (o *Hijacked) recoverPanic(f func()) {
 // ChunkRoom is how many bytes Frame needs before the data, for the line with the chunk's size.
 const ChunkRoom = 10
 
-// Frame makes a chunk of b, in place. The data begins after the first ChunkRoom bytes. Frame puts the answer's head before the first chunk;
-// from then on, keep-alive comments no longer send a head.
+// Frame makes a chunk of b and returns it. The data begins after the first ChunkRoom bytes of b. The line with the chunk's size is written
+// so that it ends right before the data, and the unused bytes before this line are cut off. Frame puts the answer's head before the first
+// chunk, in new memory; from then on, keep-alive comments no longer send a head.
 func (o *Hijacked) Frame(b []byte) []byte {
 	var digits [ChunkRoom]byte
 	size := append(strconv.AppendInt(digits[:0], int64(len(b)-ChunkRoom), 16), "\r\n"...)
-	at := ChunkRoom - len(size)
-	copy(b[at:], size)
-	b = append(b, "\r\n"...)[at:]
+	start := ChunkRoom - len(size) // where the line with the size begins
+	copy(b[start:], size)
+	b = append(b, "\r\n"...)[start:]
 	if o.pendingHead != nil {
 		b, o.pendingHead = slices.Concat(o.pendingHead, b), nil
 		o.keepAlive.recordHeadWritten()
@@ -123,14 +124,14 @@ func (o *Hijacked) Send(data []byte, last bool) error {
 	if last {
 		b = append(b, lastChunk...)
 	}
-	if cap(b) <= writePieceSize {
+	if cap(b) <= writePieceSize { // a larger buffer would waste memory in the pool
 		*buf = b
 	}
 	_, err := o.client.Write(b)
 	return err
 }
 
-// WriteRest writes the bytes that TryWrite has not written. It waits until all of them are in the socket.
+// WriteRest writes the bytes that TryWrite has not written. It waits until all of them are in the socket, or until the client is too slow.
 func (o *Hijacked) WriteRest(rest []byte) error {
 	o.endBlocked(time.Now())
 	_, err := o.client.Write(rest)
@@ -158,7 +159,7 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 		o.client.countSlowClient(err, 0) // no write deadline is set, so the time does not matter
 		o.client.dropClient()
 	case o.written < len(p):
-		// Each piece of 64 KiB has a deadline of its own, as in Conn.Write.
+		// Each piece of 64 KiB has a deadline of its own, as in Conn.Write: after so many bytes, the client counts as blocked anew.
 		if o.bytesSinceBlocked += o.written; o.blockedSince.IsZero() || o.bytesSinceBlocked >= writePieceSize {
 			o.endBlocked(now)
 			o.blockedSince, o.bytesSinceBlocked = now, 0
@@ -180,10 +181,11 @@ func (o *Hijacked) endBlocked(now time.Time) {
 // writeSocket writes as much of toWrite as fits into the socket, without waiting.
 func (o *Hijacked) writeSocket(fd uintptr) { o.written, o.writeErr = socket.Write(fd, o.toWrite) }
 
-// GiveUpAt returns the time at which a blocked client must be given up; zero: never.
+// GiveUpAt returns the time at which a blocked client must be given up; zero: never. The result has no meaning for a client that is not
+// blocked. The client may be blocked for WriteTimeout, or for less if its writes have almost waited for MaxLag in all.
 func (o *Hijacked) GiveUpAt() time.Time {
 	timeout := o.client.ln.options.WriteTimeout
-	if timeout <= 0 {
+	if timeout <= 0 { // writes may wait for ever
 		return time.Time{}
 	}
 	return o.blockedSince.Add(min(timeout, o.client.writeWaitLeft()))

@@ -85,7 +85,8 @@ func (k *KeepAlive) startTimer(first time.Duration) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.isWaiting = true; k.timer == nil {
+	k.isWaiting = true
+	if k.timer == nil { // this is the first wait
 		k.timer = time.AfterFunc(max(0, first), k.sendComment)
 	} else {
 		k.timer.Reset(max(0, first))
@@ -93,7 +94,7 @@ func (k *KeepAlive) startTimer(first time.Duration) {
 }
 
 // StartTimer begins a wait for the next event, during which the client gets comments. It does nothing before the head of
-// the answer is written.
+// the answer is written. It reads headState without the lock, because the timer changes it only during a wait.
 func (k *KeepAlive) StartTimer() {
 	if k != nil && k.headState != headNotSent {
 		k.startTimer(k.interval)
@@ -110,13 +111,15 @@ func (k *KeepAlive) stopTimer() headState {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.isWaiting = false; k.timer != nil {
-		k.timer.Stop()
+	k.isWaiting = false
+	if k.timer != nil {
+		k.timer.Stop() // if the timer has fired already, sendComment sees that the wait is over
 	}
 	return k.headState
 }
 
-// recordHeadWritten records that the head of the answer was written, so that comments no longer send it. It also ends a wait.
+// recordHeadWritten records that the head of the answer was written, so that comments no longer send it. It also ends a wait, after which
+// the timer does not use headState, so that no lock is needed to set it.
 func (k *KeepAlive) recordHeadWritten() {
 	if k != nil && k.stopTimer() == headNotSent {
 		k.headState = headSentByAnswer
@@ -144,7 +147,7 @@ func (k *KeepAlive) sendComment() {
 	}()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.isWaiting {
+	if !k.isWaiting { // the wait ended while the timer fired
 		return
 	}
 	var out []byte
@@ -160,7 +163,8 @@ func (k *KeepAlive) sendComment() {
 	k.timer.Reset(k.interval)
 }
 
-// appendHead returns the head of an answer that has no event yet: a stream with status 200.
+// appendHead returns the head of an answer that has no event yet: a stream with status 200. It also sets this head in the response, and
+// decides whether the connection is closed after the answer, which the head tells the client.
 func (k *KeepAlive) appendHead() []byte {
 	h := k.header
 	h.SetStatusCode(fasthttp.StatusOK)
@@ -169,7 +173,7 @@ func (k *KeepAlive) appendHead() []byte {
 	if k.isHTTP10 {
 		h.SetContentLength(bodyUntilClose)
 	} else {
-		h.SetContentLength(-1)
+		h.SetContentLength(-1) // -1: the body comes in chunks
 	}
 	if k.closesAfter {
 		h.SetConnectionClose()
@@ -190,7 +194,8 @@ func StreamHead(h *fasthttp.ResponseHeader, contentType []byte) {
 	h.Set("X-Accel-Buffering", "no") // tells nginx not to buffer the answer
 }
 
-// frame appends data to dst as a chunk, or as it is for a client of HTTP/1.0, which has no chunks.
+// frame appends data to dst as a chunk, or as it is for a client of HTTP/1.0, which has no chunks. Empty data adds nothing, because an
+// empty chunk would end the body.
 func (k *KeepAlive) frame(dst, data []byte) []byte {
 	if k.isHTTP10 || len(data) == 0 {
 		return append(dst, data...)

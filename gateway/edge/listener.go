@@ -202,18 +202,19 @@ func (l *Listener) admit(raw net.Conn) (*Conn, error) {
 func (l *Listener) register(c *Conn) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	countsIP := l.options.MaxConnsPerIP > 0 && c.ip.IsValid() // a Unix socket has no address
 	switch {
 	case l.closed:
 		return net.ErrClosed
 	case l.options.MaxConns > 0 && len(l.conns) >= l.options.MaxConns:
 		return errFull
-	case l.options.MaxConnsPerIP > 0 && c.ip.IsValid() && l.perIP[c.ip] >= l.options.MaxConnsPerIP:
+	case countsIP && l.perIP[c.ip] >= l.options.MaxConnsPerIP:
 		return errPerIP
 	}
 	l.lastID++ // ids begin at 1, because 0 is the watcher's stopID
 	c.id = l.lastID
 	l.conns[c.id] = c
-	if l.options.MaxConnsPerIP > 0 && c.ip.IsValid() {
+	if countsIP {
 		l.perIP[c.ip]++
 	}
 	return nil
@@ -269,7 +270,8 @@ func (l *Listener) markGone(id uint64) {
 	}
 }
 
-// unregister removes a closed connection from the counts. After Close, the last connection also ends the watcher.
+// unregister removes a closed connection from the counts; it does nothing if the connection is not counted. After Close of the listener,
+// the last connection also ends the watcher.
 func (l *Listener) unregister(c *Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -277,7 +279,8 @@ func (l *Listener) unregister(c *Conn) {
 		return
 	}
 	delete(l.conns, c.id)
-	if l.perIP[c.ip]--; l.perIP[c.ip] <= 0 { // the count is below 0 for an address that register did not count
+	l.perIP[c.ip]--
+	if l.perIP[c.ip] <= 0 { // the count is below 0 for an address that register did not count
 		delete(l.perIP, c.ip)
 	}
 	if l.closed && len(l.conns) == 0 {
@@ -285,7 +288,7 @@ func (l *Listener) unregister(c *Conn) {
 	}
 }
 
-// Close makes Accept fail. Open connections stay open, and their clients are still watched.
+// Close makes Accept fail. Open connections stay open, and their clients are still watched. A second Close returns net.ErrClosed.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -293,7 +296,7 @@ func (l *Listener) Close() error {
 		return net.ErrClosed
 	}
 	l.closed = true
-	if len(l.conns) == 0 {
+	if len(l.conns) == 0 { // otherwise the last connection ends the watcher: see unregister
 		l.watch.close()
 	}
 	l.mu.Unlock()
@@ -345,7 +348,7 @@ func countedAddr(c net.Conn) netip.Addr {
 	if !ok {
 		return netip.Addr{}
 	}
-	a := t.AddrPort().Addr().Unmap().WithZone("")
+	a := t.AddrPort().Addr().Unmap().WithZone("") // without Unmap, an IPv4 client of an IPv6 socket would count as IPv6
 	if a.Is6() {
 		return netip.PrefixFrom(a, 64).Masked().Addr()
 	}

@@ -118,7 +118,7 @@ func (r *Reservation) Most(n int) int {
 		return n
 	}
 	bound := q.limit
-	if r.body != nil {
+	if r.body != nil { // the body of the same request stays in the quota
 		bound -= r.body.amount
 	}
 	return int(min(int64(n), max(bound, q.alwaysAllowed)))
@@ -127,7 +127,8 @@ func (r *Reservation) Most(n int) int {
 // Release gives all that r holds back to its quota. It may be called more than once.
 func (r *Reservation) Release() { r.releaseSome(math.MaxInt64) }
 
-// releaseSome gives n bytes or places back to the quota, or all that r holds if that is less. remaining is what r still holds.
+// releaseSome gives n bytes or places back to the quota, or all that r holds if that is less. remaining is what r still holds. A nil
+// Reservation holds nothing.
 func (r *Reservation) releaseSome(n int64) (remaining int64) {
 	if r == nil {
 		return 0
@@ -137,7 +138,8 @@ func (r *Reservation) releaseSome(n int64) (remaining int64) {
 	defer q.mu.Unlock()
 	n = min(n, r.amount)
 	q.used -= n
-	if q.callers[r.caller] -= n; q.callers[r.caller] == 0 {
+	q.callers[r.caller] -= n
+	if q.callers[r.caller] == 0 { // callers lists only those that hold something
 		delete(q.callers, r.caller)
 	}
 	r.amount -= n

@@ -61,7 +61,7 @@ func NewServer(o Options) *Server {
 // withoutBody makes fasthttp treat every request as one without a body, because package edge reads the body. RawHeaders still has the head
 // as received. Without the header Expect, fasthttp sends no 100 Continue itself; upload.read sends it if the body is wanted.
 func withoutBody(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-	if h.ContentLength() != 0 {
+	if h.ContentLength() != 0 { // below 0 for a chunked body
 		h.SetContentLength(0)
 	}
 	if len(h.Peek(fasthttp.HeaderExpect)) > 0 {
@@ -116,7 +116,7 @@ func (o *Options) answerPanic(ctx *fasthttp.RequestCtx) {
 	if h := headConnOf(ctx); h != nil {
 		h.reservation.Release() // the handler panicked before it could end the reservation
 	}
-	c, ok := ConnOf(ctx)
+	c, ok := ConnOf(ctx) // a connection that did not come through a Listener has neither a callback nor a KeepAlive
 	if ok {
 		c.OnGone(nil) // the handler's callback must not run any more
 	}

@@ -52,12 +52,13 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case c == nil: // the body is not compressed
 		return packed, nil
 	}
-	before := reservation.releaseSome(0) // what the reservation holds for the compressed body
+	packedMemory := reservation.releaseSome(0) // releases nothing: what the reservation holds for the compressed body
 	sizes, err := c.readSizes(packed)
 	if err != nil {
 		return nil, badEncoding(err)
 	}
-	// The memory that zstd's decoder allocates besides the content (klauspost/compress 1.20.1, frameDec.reset).
+	// The memory that zstd's decoder allocates besides the content: twice the window, or a window and 1 MiB if that is less
+	// (klauspost/compress 1.20.1, frameDec.reset).
 	windowMemory := int(min(2*sizes.window, sizes.window+1<<20))
 	if !reservation.Acquire(windowMemory) {
 		return nil, &refusedBodies
@@ -68,7 +69,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	}
 	bufSize := max(smallBody, 8*len(packed)) // a guess, used if the size is not stated
 	if sizes.bytes > 0 {
-		bufSize = int(min(sizes.bytes, math.MaxInt32))
+		bufSize = int(min(sizes.bytes, math.MaxInt32)) // bounded, because the client may state any number
 	}
 	content, err := unpackAll(r, reservation, min(bufSize, maxBytes), maxBytes)
 	_ = r.Close() // the Close of neither decoder returns an error
@@ -81,7 +82,7 @@ func Unpack(h *fasthttp.RequestHeader, packed []byte, reservation *Reservation, 
 	case err != nil:
 		return nil, badEncoding(c.clientError(err))
 	}
-	reservation.releaseSome(before + int64(windowMemory))
+	reservation.releaseSome(packedMemory + int64(windowMemory)) // only the content stays charged
 	return content, nil
 }
 
@@ -104,7 +105,7 @@ func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]
 			into = one[:]
 		}
 		n, err := r.Read(into)
-		if n > 0 && len(buf) == cap(buf) {
+		if wasFull := len(buf) == cap(buf); n > 0 && wasFull { // the byte in one is content for which buf has no room
 			if len(buf) == maxBytes {
 				return nil, errBodyTooLarge
 			}
@@ -139,7 +140,7 @@ func codingOf(h *fasthttp.RequestHeader) (c *coding, ok bool) {
 			case "zstd":
 				next = &zstds
 			}
-			if next == nil || c != nil {
+			if next == nil || c != nil { // an unknown coding, or a second one
 				return nil, false
 			}
 			c = next
@@ -209,7 +210,7 @@ func zstdSizes(packed []byte) (sizes statedSizes, err error) {
 		sizes.bytes = h.FrameContentSize
 	}
 	window := h.WindowSize
-	if h.SingleSegment {
+	if h.SingleSegment { // such a frame states no window, because the decoder keeps the whole content
 		window = h.FrameContentSize
 	}
 	if window > maxWindow {

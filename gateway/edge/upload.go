@@ -60,7 +60,7 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 		u.limit = min(smallBody, o.MaxBody) // for a body up to this size, the handler refuses the request, and the connection stays open
 	}
 	switch {
-	case authRefusal != nil && (f.length > u.limit || f.expect):
+	case authRefusal != nil && (f.length > u.limit || f.expect): // the body would be read for nothing
 		return authRefusal
 	case f.length > u.limit:
 		return o.tooLarge()
@@ -81,7 +81,8 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 // asked because the body is small.
 func (o *Options) authenticate(h *fasthttp.RequestHeader, f framing) *Refusal {
 	mayBeLarge := f.chunked || f.length > smallBody
-	if o.Authenticate == nil || !mayBeLarge && !f.expect { // a client that waits for 100 Continue can be refused before it sends its body
+	askNow := mayBeLarge || f.expect // a client that waits for 100 Continue can be refused before it sends its body
+	if o.Authenticate == nil || !askNow {
 		return nil
 	}
 	return o.Authenticate(h)
@@ -119,9 +120,9 @@ func (o *Options) callerOf(h *fasthttp.RequestHeader, conn *headConn) (c caller)
 	return c
 }
 
-// read reads the whole body into buf. If the client waits for 100 Continue, read sends 100 Continue first.
+// read reads the whole body into buf. If the client waits for 100 Continue, read sends 100 Continue first. If the whole body has arrived
+// with the head, and nothing after it, buf is the memory in which it arrived, without a copy.
 func (u *upload) read() error {
-	// The whole body has arrived with the head, and nothing after it.
 	if h := u.headConn; !u.framing.chunked && len(h.unread) == u.framing.length {
 		u.buf = h.unread
 		h.unread = nil
@@ -130,7 +131,7 @@ func (u *upload) read() error {
 		}
 		return nil
 	}
-	if u.framing.expect && len(u.headConn.unread) == 0 {
+	if u.framing.expect && len(u.headConn.unread) == 0 { // a client that sends its body already does not wait any more
 		if _, err := io.WriteString(u.headConn, "HTTP/1.1 100 Continue\r\n\r\n"); err != nil {
 			return err
 		}
@@ -141,10 +142,11 @@ func (u *upload) read() error {
 	br := readers.Get().(*bufio.Reader)
 	br.Reset(body{u.headConn})
 	err := u.readChunks(br)
+	// br may have read beyond the body. These bytes belong to the next request, and come before those that are still in unread.
 	if nextRequest, _ := br.Peek(br.Buffered()); err == nil && len(nextRequest) > 0 {
 		u.headConn.unread = append(bytes.Clone(nextRequest), u.headConn.unread...)
 	}
-	br.Reset(nil)
+	br.Reset(nil) // so that a reader in the pool keeps no connection
 	readers.Put(br)
 	return err
 }
@@ -160,9 +162,9 @@ func (u *upload) copyFrom(src io.Reader, n int) error {
 				return err
 			}
 		}
-		k, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
-		u.buf = u.buf[:len(u.buf)+k]
-		n -= k
+		read, err := src.Read(u.buf[len(u.buf):min(cap(u.buf), len(u.buf)+n)])
+		u.buf = u.buf[:len(u.buf)+read]
+		n -= read
 		if err != nil && n > 0 { // an error after the body's last byte does not concern the body
 			return unexpectedEOF(err)
 		}

@@ -71,11 +71,11 @@ func (w *watcher) run() {
 	}()
 	var events [128]unix.EpollEvent
 	for {
-		n, err := unix.EpollWait(w.ep, events[:], -1)
+		n, err := unix.EpollWait(w.ep, events[:], -1) // -1: wait without a limit
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			panic("edge: epoll_wait: " + err.Error()) // this is a bug; without the watcher, clients that leave would not be noticed
 		}
-		for _, ev := range events[:max(n, 0)] {
+		for _, ev := range events[:max(n, 0)] { // n is -1 after a signal (EINTR)
 			id := uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32
 			if id == stopID {
 				return
