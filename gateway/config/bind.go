@@ -123,7 +123,8 @@ func (c *Config) checkMetaserver(bad report) {
 		bad("$.bind.listen", "%q %s; write host:port, such as \"10.0.0.2:8010\"", b.Listen, problem)
 		return
 	}
-	host, port, _ := net.SplitHostPort(b.Listen)
+	host, port, _ := net.SplitHostPort(b.Listen) // listenProblem has checked the form
+	// With port 0, the listener gets a free port of its own.
 	if port != "0" && slices.Contains([]string{c.Listen, c.Admin.Listen, c.Geo.Listen}, b.Listen) {
 		bad("$.bind.listen", "callbacks need an address of their own; %q is that of clients, operators or other proxies", b.Listen)
 	}
@@ -131,8 +132,8 @@ func (c *Config) checkMetaserver(bad report) {
 	if b.Advertise != "" {
 		path = "$.bind.advertise"
 		u, err := url.Parse(b.Advertise)
-		isOrigin := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && strings.Trim(u.Path, "/") == "" &&
-			u.RawQuery == "" && u.Fragment == "" && u.User == nil
+		isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+		isOrigin := isHTTP && u.Host != "" && strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == "" && u.User == nil
 		if !isOrigin {
 			bad(path, "%q is not a URL of a host and a port alone; write one such as http://10.0.0.2:8010", b.Advertise)
 			return
@@ -143,7 +144,7 @@ func (c *Config) checkMetaserver(bad report) {
 	case Wildcard(host):
 		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as "+
 			"http://10.0.0.2:8010", host)
-	case Loopback(host):
+	case Loopback(host): // only engines on this machine can call it
 		for _, caller := range c.CallbackHosts() {
 			if !Loopback(caller) {
 				bad(path, "%q is the decode engine itself for %s; set bind.advertise to the URL under which it reaches this proxy", host, caller)
@@ -189,8 +190,9 @@ func (c *Config) checkCaller(role string, e *Engine, bad report) {
 	if role != "decode" || c.Profiles[e.Profile].Connector != mooncake.AscendLayerwise {
 		return
 	}
-	all := &Config{Profiles: c.Profiles, Bind: c.Bind, Engines: Engines{Decode: []Engine{*e}}}
-	all.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
+	// A config whose only decode engine is e, so that checkMetaserver checks the address for this engine.
+	one := &Config{Profiles: c.Profiles, Bind: c.Bind, Engines: Engines{Decode: []Engine{*e}}}
+	one.checkMetaserver(func(_, format string, args ...any) { bad("$.profile", format, args...) })
 }
 
 // PairingKey returns a text that is equal for two engines that can serve one model together. It is the connector for a profile with early
@@ -233,6 +235,7 @@ func (c *Config) checkPartners(bad report) {
 	}
 }
 
+// pairingKeyOf returns the PairingKey of an engine's profile.
 func (c *Config) pairingKeyOf(e Engine) string {
 	p := c.Profiles[e.Profile]
 	return PairingKey(&p)
@@ -244,7 +247,7 @@ func (e *Engine) checkCoordinates(path, role string, p *mooncake.Profile, bad re
 		"pp_size": e.PPSize != 0, "dcp_size": e.DCPSize != 0}
 	hasAddress := set["kv_engine_id"] || set["kv_host"] || set["kv_port"]
 	for key, isSet := range set {
-		ofAddress := strings.HasPrefix(key, "kv_")
+		ofAddress := strings.HasPrefix(key, "kv_") // the keys for sizes may be left out
 		switch {
 		case isSet && role != "prefill":
 			bad(path+"."+key, "only prefill engines have it; remove it")

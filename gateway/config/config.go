@@ -306,6 +306,7 @@ const DefaultAggregated = "aggregated"
 // discovery by files or Kubernetes, discovered engines may name any profile of the file.
 func (c *Config) ProfilesInUse(role string) []string {
 	used := map[string]bool{}
+	// add adds the profile of an engine or a source; ofRole is its role.
 	add := func(ofRole, profile string) {
 		fromPods := ofRole == "" || ofRole == "both" // each pod names its own role, or serves as prefill and as decode engine
 		if role == "" || ofRole == role || fromPods {
@@ -332,7 +333,7 @@ func (c *Config) ProfilesInUse(role string) []string {
 func (c *Config) addNameable(role string, used map[string]bool) {
 	pairsWritten := false // the file has a profile for prefill and decode engines besides DefaultProfile
 	for name, p := range c.Profiles {
-		switch forPairs := p.Connector != mooncake.None; {
+		switch forPairs := p.Connector != mooncake.None; { // the profile is for prefill and decode engines
 		case name == DefaultProfile: // added below, if the file has no other
 		case name == DefaultAggregated:
 			if role == "aggregated" {

@@ -90,7 +90,7 @@ func (c *Config) MergeReload(next *Config) (merged *Config, changes []Change, er
 		return nil, nil, fmt.Errorf("without the keys that need a restart: %w", err)
 	}
 	changes = Diff(c, next)
-	applied := map[string]bool{}
+	applied := map[string]bool{} // the keys that differ in the merged config, too, so that their change needs no restart
 	for _, a := range Diff(c, &m) {
 		applied[a.Path] = true
 	}
@@ -126,8 +126,8 @@ func (d *diff) compareValues(path string, a, b reflect.Value) {
 	case t.Kind() == reflect.Map && t.Elem().Kind() == reflect.Struct:
 		d.compareMaps(path, a, b)
 	default:
-		if x, y := text(a), text(b); x != y {
-			d.changes = append(d.changes, Change{Path: path, Old: x, New: y})
+		if before, after := text(a), text(b); before != after {
+			d.changes = append(d.changes, Change{Path: path, Old: before, New: after})
 		}
 	}
 }
@@ -154,22 +154,22 @@ func (d *diff) compareEngines(path string, a, b []Engine) {
 // compareMaps compares two maps whose keys are names, such as profiles. An entry that is added or removed is a single change. For an entry
 // in both maps, each key that differs is a change of its own.
 func (d *diff) compareMaps(path string, a, b reflect.Value) {
-	names := map[string]bool{}
+	names := map[string]bool{} // the names in either map
 	for _, m := range []reflect.Value{a, b} {
 		for _, k := range m.MapKeys() {
 			names[k.String()] = true
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		x, y := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name))
+		before, after := a.MapIndex(reflect.ValueOf(name)), b.MapIndex(reflect.ValueOf(name)) // invalid: the map has no such entry
 		at := joinPath(path, name)
 		switch {
-		case x.IsValid() && y.IsValid():
-			d.compareValues(at, x, y)
-		case x.IsValid():
-			d.changes = append(d.changes, Change{Path: at, Old: text(x)})
-		default:
-			d.changes = append(d.changes, Change{Path: at, New: text(y)})
+		case before.IsValid() && after.IsValid():
+			d.compareValues(at, before, after)
+		case before.IsValid(): // the entry was removed
+			d.changes = append(d.changes, Change{Path: at, Old: text(before)})
+		default: // the entry was added
+			d.changes = append(d.changes, Change{Path: at, New: text(after)})
 		}
 	}
 }

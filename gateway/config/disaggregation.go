@@ -21,20 +21,24 @@ func (c *Config) checkDisaggregation(bad report) {
 		bad(path+".max_local_tokens_per_rank", "%d is less than one prompt of threshold_tokens %s; write twice that", d.MaxLocalTokens,
 			d.ThresholdTokens)
 	}
-	local := func(e Engine) bool { return c.Profiles[e.Profile].AllowLocalPrefill }
-	if d.Mode == prefill.DisaggregateConditional && len(c.Engines.Decode) > 0 && !slices.ContainsFunc(c.Engines.Decode, local) {
+	mayPrefill := func(e Engine) bool { return c.Profiles[e.Profile].AllowLocalPrefill }
+	// Without any decode engine in the file, discovery may find one that may prefill.
+	nonePrefills := len(c.Engines.Decode) > 0 && !slices.ContainsFunc(c.Engines.Decode, mayPrefill)
+	if d.Mode == prefill.DisaggregateConditional && nonePrefills {
 		bad(path+".mode", "no decode engine has a profile with allow_local_prefill: true, so nothing would be computed there; set it, or write "+
 			"mode: always")
 	}
-	seen := map[string]bool{}
+	checked := map[string]bool{} // the profiles that are checked already, because each is reported once
 	for _, e := range c.Engines.Decode {
 		p := c.Profiles[e.Profile]
-		if n := p.MaxBatchedTokens; !seen[e.Profile] && p.AllowLocalPrefill && n > 0 && n < d.MaxLocalTokens {
+		stepTokens := p.MaxBatchedTokens // 0: unknown
+		tooMuchForStep := stepTokens > 0 && stepTokens < d.MaxLocalTokens
+		if !checked[e.Profile] && p.AllowLocalPrefill && tooMuchForStep {
 			bad("$.profiles."+e.Profile+".allow_local_prefill", "its engines compute %d tokens per step (max_num_batched_tokens) and may get %d "+
 				"(prefill.disaggregation.max_local_tokens_per_rank), so decode would wait for several steps; lower the latter, start the engines with "+
 				"more, or write false",
-				n, d.MaxLocalTokens)
+				stepTokens, d.MaxLocalTokens)
 		}
-		seen[e.Profile] = true
+		checked[e.Profile] = true
 	}
 }

@@ -112,6 +112,7 @@ func (c *Config) checkDiscovery(bad report) {
 	}
 }
 
+// checkDNS checks one DNS name, and the settings that it gives to its engines. path names the entry in errors.
 func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	if d.Name == "" || strings.ContainsAny(d.Name, " /:") {
 		bad(path+".name", "%q is no name; write one such as decode.default.svc.cluster.local", d.Name)
@@ -127,7 +128,7 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 	}
 	if !slices.Contains(Roles, d.Role) {
 		bad(path+".role", "%q is not a role; write prefill, decode or aggregated", d.Role)
-		return
+		return // the settings of engines cannot be checked without their role
 	}
 	if d.Interval < time.Second {
 		bad(path+".interval", "%v is too often; write 1s or more", d.Interval)
@@ -139,6 +140,7 @@ func (c *Config) checkDNS(path string, d *DiscoveryDNS, bad report) {
 		Engine{Profile: d.Profile, Region: d.Region, Ranks: d.Ranks, Group: d.Group, Barrier: d.Barrier, Slots: d.Slots}, bad)
 }
 
+// checkKubernetes checks one selector of pods, and the settings that it gives to its engines. path names the entry in errors.
 func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report) {
 	if _, err := labels.Parse(k.Selector); err != nil || k.Selector == "" {
 		bad(path+".selector", "%q selects no pods; write labels such as app=vllm,tier in (prefill,decode)", k.Selector)
@@ -154,7 +156,7 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 	role := k.Role
 	switch k.Role {
 	case "prefill", "decode", "aggregated":
-	case "", "both":
+	case "", "both": // the pods may be decode engines, so settings of these are allowed
 		role = "decode"
 	default:
 		bad(path+".role", "%q is not a role; write prefill, decode, both or aggregated, or leave it out for pods that say it in %s", k.Role,
@@ -170,7 +172,7 @@ func (c *Config) checkKubernetes(path string, k *DiscoveryKubernetes, bad report
 func (c *Config) checkDiscoveredSettings(path, role, scheme string, e Engine, bad report) {
 	if scheme != "http" && scheme != "https" {
 		bad(path+".scheme", "%q is not supported; write http or https", scheme)
-		return
+		return // checkEngine would report the scheme again, as a wrong URL
 	}
 	e.URL = scheme + "://" + net.JoinHostPort("found", "1") // a placeholder for the address that a source finds
 	c.fillEngineDefaults(role, &e)

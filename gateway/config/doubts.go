@@ -38,7 +38,7 @@ func (d *doubts) add(path, format string, args ...any) {
 // nothing until an operator adds such engines at the admin listener.
 func (d *doubts) engines(c *Config) {
 	onlyAggregated := len(c.Engines.Aggregated) > 0 && len(c.Engines.Prefill)+len(c.Engines.Decode) == 0
-	if c.Discovery.On() || c.Geo.On() || onlyAggregated {
+	if c.Discovery.On() || c.Geo.On() || onlyAggregated { // other engines may come, or none of these roles is needed
 		return
 	}
 	for _, side := range []struct {
@@ -46,7 +46,7 @@ func (d *doubts) engines(c *Config) {
 		list []Engine
 	}{{"prefill", c.Engines.Prefill}, {"decode", c.Engines.Decode}} {
 		switch {
-		case len(side.list) > 0:
+		case len(side.list) > 0: // the role has engines
 		case side.role == "prefill" && len(c.Engines.Decode) > 0:
 			d.add("$.engines.prefill", "no prefill engine is listed, and none is discovered, so only requests that one engine serves alone work, "+
 				"such as embeddings; list prefill engines under engines.prefill for chats and completions")
@@ -65,7 +65,8 @@ func (d *doubts) profiles(c *Config) {
 	}
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
-		if name != DefaultProfile && name != DefaultAggregated &&
+		isDefault := name == DefaultProfile || name == DefaultAggregated // exists even if the file does not define it
+		if !isDefault &&
 			!slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
 			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines "+
 				"that name no profile have the profile %s", name, DefaultProfile)
@@ -79,20 +80,21 @@ func (d *doubts) connectors(c *Config) {
 	if c.Discovery.On() || c.Geo.On() {
 		return
 	}
-	has := map[string]map[string]bool{"prefill": {}, "decode": {}}
+	connectorsOf := map[string]map[string]bool{"prefill": {}, "decode": {}} // the connectors that each role has
 	for role, e := range c.Engines.All() {
-		if has[role] != nil { // aggregated engines hand nothing over
-			has[role][c.Profiles[e.Profile].Connector] = true
+		if connectorsOf[role] != nil { // aggregated engines hand nothing over
+			connectorsOf[role][c.Profiles[e.Profile].Connector] = true
 		}
 	}
-	for role, others := range map[string]string{"prefill": "decode", "decode": "prefill"} {
+	for role, otherRole := range map[string]string{"prefill": "decode", "decode": "prefill"} {
 		for i, e := range c.Engines.ofRole(role) {
 			connector := c.Profiles[e.Profile].Connector
-			mayBeAny := connector == mooncake.Opaque || has[others][mooncake.Opaque]
-			if len(has[others]) > 0 && !has[others][connector] && !mayBeAny {
+			others := connectorsOf[otherRole] // empty: the other role has no engines, which another doubt is about
+			mayMatch := others[connector] || others[mooncake.Opaque] || connector == mooncake.Opaque
+			if len(others) > 0 && !mayMatch {
 				d.add(fmt.Sprintf("$.engines.%s[%d].profile", role, i), "this engine has profile %s, whose connector is %s, and no %s engine has "+
 					"that connector, so that they hand nothing over to each other; name the profile that the others have",
-					e.Profile, connector, others)
+					e.Profile, connector, otherRole)
 			}
 		}
 	}
@@ -141,27 +143,28 @@ func (d *doubts) sizes(v reflect.Value, path string) {
 
 // numbers doubts numbers that are far larger or smaller than any proxy needs.
 func (d *doubts) numbers(c *Config) {
-	most := func(path string, n, most int, what string) {
-		if n > most {
+	// above doubts a number that is above a limit, and below one that is below it. what ends the message.
+	above := func(path string, n, limit int, what string) {
+		if n > limit {
 			d.add(path, "%d is more than any proxy needs; %s", n, what)
 		}
 	}
-	least := func(path string, n, least int, what string) {
-		if n < least {
+	below := func(path string, n, limit int, what string) {
+		if n < limit {
 			d.add(path, "%d bytes are so few that %s", n, what)
 		}
 	}
-	most("$.pool.size", c.Pool.Size, 1_000_000, "it is the number of finished prefills that may wait for a rank")
-	most("$.prefill.queue.max", c.Prefill.Queue.Max, 1_000_000, "it is the number of requests that may wait for a prefill engine")
-	most("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 10_000, "it is the number of prefills that one engine gets at once")
-	most("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 100, "it is the number of engines that one request may be tried on")
-	most("$.limits.connections", c.Limits.Connections, 1<<22, "each one takes a file descriptor")
-	least("$.limits.body_bytes", c.Limits.Body, 1<<10, "most requests are refused")
-	least("$.limits.head_bytes", c.Limits.Head, 1<<10, "most requests are refused")
-	least("$.limits.event_bytes", c.Limits.EventBytes, 4<<10, "events of engines are refused")
+	above("$.pool.size", c.Pool.Size, 1_000_000, "it is the number of finished prefills that may wait for a rank")
+	above("$.prefill.queue.max", c.Prefill.Queue.Max, 1_000_000, "it is the number of requests that may wait for a prefill engine")
+	above("$.prefill.push.max_unanswered", c.Prefill.Push.MaxUnanswered, 10_000, "it is the number of prefills that one engine gets at once")
+	above("$.prefill.retry.attempts", c.Prefill.Retry.Attempts, 100, "it is the number of engines that one request may be tried on")
+	above("$.limits.connections", c.Limits.Connections, 1<<22, "each one takes a file descriptor")
+	below("$.limits.body_bytes", c.Limits.Body, 1<<10, "most requests are refused")
+	below("$.limits.head_bytes", c.Limits.Head, 1<<10, "most requests are refused")
+	below("$.limits.event_bytes", c.Limits.EventBytes, 4<<10, "events of engines are refused")
 	for _, role := range Roles {
 		for i, e := range c.Engines.ofRole(role) {
-			most(fmt.Sprintf("$.engines.%s[%d].slots", role, i), e.Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
+			above(fmt.Sprintf("$.engines.%s[%d].slots", role, i), e.Slots, manySlots, "it is the engine's --max-num-seqs, not its KV tokens")
 		}
 	}
 }

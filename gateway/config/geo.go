@@ -12,7 +12,7 @@ func (c *Config) checkGeo(bad report) {
 	c.HA.Check(g, func(key, format string, args ...any) { bad("$.ha."+key, format, args...) })
 	_, port, _ := net.SplitHostPort(g.Listen)
 	switch problem := listenProblem(g.Listen); {
-	case !g.On():
+	case !g.On(): // then nothing listens there
 	case problem != "":
 		bad("$.geo.listen", "%q %s; write host:port, such as \":9443\"", g.Listen, problem)
 	case port != "0" && (g.Listen == c.Listen || g.Listen == c.Admin.Listen): // with port 0, each listener gets a port of its own
@@ -24,7 +24,7 @@ func (c *Config) checkGeo(bad report) {
 	}
 	for side, e := range c.Engines.All() {
 		switch {
-		case e.Region == "":
+		case e.Region == "": // the engine is of this proxy's own region
 		case !g.Ownership.On() && !g.Leads():
 			bad("$.engines."+side,
 				"%s is in region %s; engines of other regions need geo.ownership.engine, or geo.mode central with geo.central this one", e.URL,

@@ -72,7 +72,7 @@ func (s *source) root() (ast.Node, error) {
 	var root ast.Node
 	for _, doc := range f.Docs {
 		switch body := doc.Body; {
-		case body == nil || body.Type() == ast.NullType || body.Type() == ast.CommentType:
+		case body == nil || body.Type() == ast.NullType || body.Type() == ast.CommentType: // an empty document
 		case root != nil:
 			return nil, s.errorAtToken(body.GetToken(), "", "a second document begins here; only one is read, remove the --- above")
 		default:
@@ -85,7 +85,7 @@ func (s *source) root() (ast.Node, error) {
 // firstUnread returns the first token that the parser would ignore; nil: there is none. The parser of goccy/go-yaml 1.19.2 silently ignores
 // everything after two lines --- that have nothing or only comments between them.
 func firstUnread(tokens token.Tokens) *token.Token {
-	headers := 0
+	headers := 0 // lines --- since the last token of a document
 	for _, t := range tokens {
 		switch {
 		case t.Type == token.CommentType:
@@ -103,7 +103,7 @@ func firstUnread(tokens token.Tokens) *token.Token {
 // syntaxError turns an error of the YAML library into an Error with the position in the file.
 func (s *source) syntaxError(err error) error {
 	var ye yaml.Error
-	if !errors.As(err, &ye) || ye.GetToken() == nil {
+	if !errors.As(err, &ye) || ye.GetToken() == nil { // the library does not say where the error is
 		return &Error{File: s.file, Msg: err.Error()}
 	}
 	e := s.errorAtToken(ye.GetToken(), "", "%s", ye.GetMessage())
@@ -132,6 +132,7 @@ func (c *Config) ParseEngines(file string, text []byte) (e Engines, err error) {
 	if err := src.checkShape(root, reflect.TypeFor[Engines](), "$.engines"); err != nil {
 		return Engines{}, err
 	}
+	// A config with only these engines, so that the defaults and the checks of a config file apply to them.
 	one := &Config{Profiles: maps.Clone(c.Profiles), source: src}
 	if src.isSet("$.engines.prefer") {
 		return Engines{}, src.errorAt("$.engines.prefer", "only the config file says which kind of engines comes first; remove it here")

@@ -50,7 +50,7 @@ type problems []error
 func (p problems) join() error {
 	slices.SortStableFunc(p, func(a, b error) int {
 		var x, y *Error
-		if !errors.As(a, &x) || !errors.As(b, &y) {
+		if !errors.As(a, &x) || !errors.As(b, &y) { // an error without a position stays where it is
 			return 0
 		}
 		return byPosition(x, y)
@@ -93,7 +93,8 @@ func (c *Config) Flag(path, flag string) {
 	c.source.flags["$."+path] = flag
 }
 
-// errorAt makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest parent that is.
+// errorAt makes an Error that points at the value of a path. If the value is not in the file, it points at the nearest parent that is. If a
+// flag set the value or that parent, the Error names the flag in place of the file. If neither is set, the Error has no line.
 func (s *source) errorAt(path, format string, args ...any) *Error {
 	e := &Error{File: s.file, Path: trimRoot(path), Msg: fmt.Sprintf(format, args...)}
 	for p := path; p != "$"; p = parent(p) {
@@ -138,7 +139,7 @@ func trimRoot(path string) string { return strings.TrimPrefix(strings.TrimPrefix
 
 // parent returns the path without its last step: that of "$.a.b[1]" is "$.a.b", that of "$.a" is "$".
 func parent(path string) string {
-	if i := strings.LastIndexAny(path, ".["); i > 0 {
+	if i := strings.LastIndexAny(path, ".["); i > 0 { // where the last step, a key or an index, begins
 		return path[:i]
 	}
 	return "$"

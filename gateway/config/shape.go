@@ -38,7 +38,8 @@ var (
 	profileType  = reflect.TypeFor[mooncake.Profile]()
 )
 
-// checkValue checks one node of the YAML tree against the Go type that it is decoded into.
+// checkValue checks one node of the YAML tree, and all nodes below it, against the Go type that the node is decoded into. It records the
+// position of each value below the node; the caller has recorded that of the node itself.
 func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -59,7 +60,7 @@ func (s *shape) checkValue(n ast.Node, t reflect.Type, path string) {
 	case t.Kind() == reflect.Struct:
 		fields, names := keysOf(t)
 		s.checkMapping(n, path, func(key string) (reflect.Type, bool) { f, ok := fields[key]; return f, ok }, names)
-	case t.Kind() == reflect.Map:
+	case t.Kind() == reflect.Map: // any key is valid
 		s.checkMapping(n, path, func(string) (reflect.Type, bool) { return t.Elem(), true }, nil)
 	case takesWord(t, n.GetToken().Value): // the file has a word that is valid in place of a list
 	case t.Kind() == reflect.Slice:
@@ -138,7 +139,7 @@ func (s *shape) recordPosition(path string, t *token.Token) {
 func firstToken(n ast.Node) *token.Token {
 	switch m := n.(type) {
 	case *ast.MappingNode:
-		if !m.IsFlowStyle && len(m.Values) > 0 {
+		if !m.IsFlowStyle && len(m.Values) > 0 { // a mapping in braces begins with its brace
 			return m.Values[0].Key.GetToken()
 		}
 	case *ast.MappingValueNode:
@@ -150,7 +151,7 @@ func firstToken(n ast.Node) *token.Token {
 // scalarProblem says what is wrong with a scalar that must have type t; empty: nothing is wrong.
 func scalarProblem(n ast.Node, t reflect.Type) string {
 	text := n.GetToken().Value
-	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) }
+	is := func(kinds ...ast.NodeType) bool { return slices.Contains(kinds, n.Type()) } // how YAML reads the text
 	switch {
 	case t == durationType:
 		if is(ast.IntegerType, ast.FloatType) {
@@ -176,7 +177,7 @@ func scalarProblem(n ast.Node, t reflect.Type) string {
 		if !is(ast.IntegerType, ast.FloatType) {
 			return fmt.Sprintf("%q is not a number; write one such as 0.9", text)
 		}
-	default:
+	default: // all other types of the config are whole numbers
 		if !is(ast.IntegerType) {
 			return fmt.Sprintf("%q is not a whole number; write digits only", text)
 		}
@@ -202,7 +203,9 @@ func keysOf(t reflect.Type) (types map[string]reflect.Type, names []string) {
 func fieldsOf(t reflect.Type) iter.Seq2[string, reflect.StructField] {
 	return func(yield func(string, reflect.StructField) bool) {
 		for _, f := range reflect.VisibleFields(t) {
-			if key := f.Tag.Get("yaml"); key != "" && key != "-" && !f.Anonymous && !yield(key, f) {
+			key := f.Tag.Get("yaml")
+			inFile := key != "" && key != "-" && !f.Anonymous // VisibleFields lists the fields of an embedded struct by themselves
+			if inFile && !yield(key, f) {
 				return
 			}
 		}

@@ -30,7 +30,7 @@ func InstanceID(raw string) (string, error) {
 		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the "+
 			"profile's api_key_env)", raw)
 	}
-	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]) // the usual port of the scheme
 	if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
 		return "", fmt.Errorf("%q has no port from 1 to 65535; write http://host:port", raw)
 	}
@@ -54,7 +54,7 @@ func Target(e Engine, p *mooncake.Profile) (*engine.Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", id, err)
 	}
-	t := &engine.Target{ID: id, URL: &url.URL{Scheme: u.Scheme, Host: id}, Rank: -1, First: e.First}
+	t := &engine.Target{ID: id, URL: &url.URL{Scheme: u.Scheme, Host: id}, Rank: -1, First: e.First} // -1: no rank
 	if u.Scheme == "https" {
 		if t.TLS, err = certs.Client(cmp.Or(p.ServerName, u.Hostname()), p.CAFile, p.CertFile, p.KeyFile); err != nil {
 			return nil, fmt.Errorf("engine %s: profile %s: %w", id, p.Name, err)
@@ -88,7 +88,7 @@ func listenProblem(addr string) string {
 
 // Loopback says whether a host is certainly this machine: localhost, or a loopback address.
 func Loopback(host string) bool {
-	ip := net.ParseIP(host)
+	ip := net.ParseIP(host) // nil: the host is a name
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 

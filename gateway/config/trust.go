@@ -31,11 +31,11 @@ func (c *Config) checkTLS(bad report) {
 func (c *Config) checkWorkerHosts(bad report) {
 	for i, h := range c.Admin.WorkerHosts {
 		path := fmt.Sprintf("$.admin.worker_hosts[%d]", i)
-		if _, err := netip.ParsePrefix(h); err == nil {
+		if _, err := netip.ParsePrefix(h); err == nil { // a range of addresses
 			continue
 		}
 		name := strings.TrimPrefix(h, "*.")
-		hasPort := net.ParseIP(name) == nil && strings.Contains(name, ":")
+		hasPort := net.ParseIP(name) == nil && strings.Contains(name, ":") // an IPv6 address has colons, too
 		if strings.Contains(h, "/") {
 			bad(path, "%q is no range of addresses; write one such as 10.0.0.0/8", h)
 		} else if name == "" || strings.ContainsAny(name, " *@") || hasPort {
@@ -44,10 +44,10 @@ func (c *Config) checkWorkerHosts(bad report) {
 	}
 }
 
-// allowWorker checks the host of an engine that an operator adds while the proxy runs. Without this check, whoever may add engines could
-// make the proxy send the engines' API key to any host. Engines of the config file are always allowed. The host of any other engine must be
-// in admin.worker_hosts. If that list is empty, any host is allowed, except addresses at which no engine can be, such as a cloud's metadata
-// address, and hosts that can be read as several addresses.
+// allowWorker returns why an operator may not add the engine with this URL while the proxy runs; nil: it may be added. Without this check,
+// whoever may add engines could make the proxy send the engines' API key to any host. Engines of the config file are always allowed. The
+// host of any other engine must be in admin.worker_hosts. If that list is empty, any host is allowed, except addresses at which no engine
+// can be, such as a cloud's metadata address, and hosts that can be read as several addresses.
 func (c *Config) allowWorker(raw string) error {
 	id, err := InstanceID(raw)
 	if err != nil {
@@ -90,7 +90,7 @@ func coversHost(entry, host string, addr netip.Addr) bool {
 	if address, err := netip.ParseAddr(entry); err == nil {
 		return addr.IsValid() && address.Unmap() == addr
 	}
-	suffix, isPattern := strings.CutPrefix(entry, "*")
+	suffix, isPattern := strings.CutPrefix(entry, "*") // such as *.example.com
 	isName := !addr.IsValid()
 	return entry == host || isPattern && isName && strings.HasSuffix(host, suffix)
 }
@@ -121,6 +121,7 @@ func embeddedIPv4(a netip.Addr) []netip.Addr {
 		return nil
 	}
 	b := a.As16()
+	// v4 makes an IPv4 address of four bytes, and in says whether the address is in a range.
 	v4 := func(b []byte) netip.Addr { return netip.AddrFrom4([4]byte(b)) }
 	in := func(prefix string) bool { return netip.MustParsePrefix(prefix).Contains(a) }
 	last := v4(b[12:])
@@ -143,7 +144,7 @@ func embeddedIPv4(a netip.Addr) []netip.Addr {
 // readsAsNumber says whether some resolvers would read a host as an IPv4 address although netip does not. Examples: 2852039166, 0xa9fea9fe,
 // 0251.0376.169.254.
 func readsAsNumber(host string) bool {
-	if _, err := netip.ParseAddr(host); err == nil {
+	if _, err := netip.ParseAddr(host); err == nil { // a plain address, which has only one reading
 		return false
 	}
 	last := host[strings.LastIndexByte(host, '.')+1:] // the last label of a DNS name is never a number

@@ -47,6 +47,7 @@ func (c *Config) checkOrigins(bad report) {
 			continue
 		}
 		u, err := url.Parse(origin)
+		// A scheme and a host with nothing behind it, all in lower case, and without the port that browsers leave out.
 		isOrigin := err == nil && u.Scheme != "" && u.Host != "" && u.Scheme+"://"+u.Host == origin && strings.ToLower(origin) == origin
 		usualPort := isOrigin && (u.Scheme == "https" && u.Port() == "443" || u.Scheme == "http" && u.Port() == "80")
 		if !isOrigin || usualPort || strings.Contains(u.Host, "*") {
@@ -69,7 +70,7 @@ func (c *Config) checkProfiles(bad report) {
 // checkKeysAlone reports each key of an invalid profile that is wrong by itself. It validates the connector with defaults for all other
 // keys, and then each other key together with the connector. It returns false if only a combination of keys is wrong.
 func checkKeysAlone(p mooncake.Profile, path string, bad report) (found bool) {
-	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector}
+	beside := mooncake.Profile{Name: p.Name, Connector: p.Connector} // the other keys have their defaults
 	if err := beside.WithDefaults().Validate(); err != nil {
 		bad(path+".connector", "%v", err)
 		return true
@@ -99,8 +100,8 @@ func (c *Config) checkEngines(bad report) {
 	check := func(role string, i int, e *Engine) {
 		path := fmt.Sprintf("$.engines.%s[%d]", role, i)
 		c.checkEngine(path, role, e, bad)
-		id, err := InstanceID(e.URL)
-		if err != nil { // checkEngine has reported it
+		id, err := InstanceID(e.URL) // an engine may be written in several ways, such as with and without port 80
+		if err != nil {              // checkEngine has reported it
 			return
 		}
 		if first, dup := seen[role+id]; dup {
@@ -147,6 +148,7 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first "+
 			"rank behind this URL", e.First)
 	}
+	// 0 means for each of these keys that the file does not set it.
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
 			bad(path+"."+key, "%d is no port; write the port in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
@@ -280,31 +282,31 @@ func (c *Config) checkTimes(bad report) {
 
 // checkNumbers checks event_loops, the limits that are numbers, and limits.media_hosts.
 func (c *Config) checkNumbers(bad report) {
-	least := func(path string, n, least int) {
-		if n < least {
-			bad(path, "%d; at least %d is needed", n, least)
+	atLeast := func(path string, n, limit int) {
+		if n < limit {
+			bad(path, "%d; at least %d is needed", n, limit)
 		}
 	}
-	least("$.limits.body_bytes", c.Limits.Body, 1)
-	least("$.limits.head_bytes", c.Limits.Head, 1)
-	if c.Limits.Bodies != 0 {
-		least("$.limits.bodies_bytes", c.Limits.Bodies, c.Limits.Body)
+	atLeast("$.limits.body_bytes", c.Limits.Body, 1)
+	atLeast("$.limits.head_bytes", c.Limits.Head, 1)
+	if c.Limits.Bodies != 0 { // 0 is no limit; otherwise the largest body must fit
+		atLeast("$.limits.bodies_bytes", c.Limits.Bodies, c.Limits.Body)
 	}
 	if most := 64; c.EventLoops < -1 || c.EventLoops > most {
 		bad("$.event_loops", "%d; write 0 for as many as suit the machine, 1 to %d, or -1 for a goroutine per answer", c.EventLoops, most)
 	}
-	least("$.limits.event_bytes", c.Limits.EventBytes, 1)
+	atLeast("$.limits.event_bytes", c.Limits.EventBytes, 1)
 	if most := 1 << 30; c.Limits.EventBytes > most {
 		bad("$.limits.event_bytes", "%d is too much; write at most %d", c.Limits.EventBytes, most)
 	}
-	least("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
-	least("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
-	least("$.limits.answers", c.Limits.Answers, 1)
-	least("$.limits.answers_per_prompt", c.Limits.AnswersPerPrompt, 1)
-	least("$.limits.stop_strings", c.Limits.StopStrings, 1)
-	least("$.limits.passed_through", c.Limits.PassedThrough, 1)
-	least("$.limits.connections", c.Limits.Connections, 1)
-	least("$.limits.connections_per_ip", c.Limits.PerIP, 0)
+	atLeast("$.limits.answer_bytes", c.Limits.AnswerBytes, 1)
+	atLeast("$.limits.resume_bytes", c.Limits.ResumeBytes, 0)
+	atLeast("$.limits.answers", c.Limits.Answers, 1)
+	atLeast("$.limits.answers_per_prompt", c.Limits.AnswersPerPrompt, 1)
+	atLeast("$.limits.stop_strings", c.Limits.StopStrings, 1)
+	atLeast("$.limits.passed_through", c.Limits.PassedThrough, 1)
+	atLeast("$.limits.connections", c.Limits.Connections, 1)
+	atLeast("$.limits.connections_per_ip", c.Limits.PerIP, 0)
 	for i, host := range c.Limits.MediaHosts {
 		if host == "" || strings.ContainsAny(host, "/ ") {
 			bad(fmt.Sprintf("$.limits.media_hosts[%d]", i), "%q is not a host; write a name alone, such as images.example", cmp.Or(host, " "))
