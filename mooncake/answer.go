@@ -120,7 +120,7 @@ func scanAnswer(answer []byte) (s answerMembers, err error) {
 	members := 0
 	_, err = rawjson.Scan(answer, 0, func(at rawjson.Place) string {
 		if members++; members > maxMembers {
-			return tooManyMembers
+			return tooManyMembers // Scan fails with this text
 		}
 		value := json.RawMessage(answer[at.Val:at.ValEnd:at.ValEnd])
 		switch string(rawjson.KeyText(answer[at.Key+1 : at.KeyEnd-1])) {
@@ -141,7 +141,7 @@ func scanAnswer(answer []byte) (s answerMembers, err error) {
 		case "stop_reason": // member of answers of /v1/messages
 			s.stopReason = value
 		case "response", "message", "delta": // members of events of /v1/responses and /v1/messages
-			if value[0] == '{' {
+			if value[0] == '{' { // with another value, it contains no members
 				s.inner = value
 			}
 		case "prompt_token_ids": // member of answers of chat; a completion has it in its choice
@@ -158,7 +158,7 @@ func (s *answerMembers) probeAnswer() ProbeAnswer {
 	a := ProbeAnswer{CachedTokens: -1, PromptTokenIDs: tokenList(s.promptIDs)}
 	a.readUsage(s.usage)
 	if choices := rawjson.ArrayAt(s.choices, 0); choices.Next() { // the answer to a probe has one choice
-		ids := json.RawMessage(nil)
+		ids := json.RawMessage(nil) // the prompt's token ids in the choice, where a completion has them
 		for o := rawjson.ObjectAt(s.choices, choices.Val); o.NextValue(); {
 			switch string(rawjson.KeyText(o.Key)) {
 			case "finish_reason":
@@ -171,14 +171,14 @@ func (s *answerMembers) probeAnswer() ProbeAnswer {
 			a.PromptTokenIDs = ids
 		}
 	}
-	switch string(s.status) {
+	switch string(s.status) { // set in answers of /v1/responses only
 	case `"incomplete"`:
 		a.FinishReason = "length"
 	case `"completed"`:
 		a.FinishReason = "stop"
 	}
-	switch string(s.stopReason) {
-	case "", "null":
+	switch string(s.stopReason) { // set in answers of /v1/messages only
+	case "", "null": // not reported
 	case `"max_tokens"`, `"stop_sequence"`: // the stop string that evenkeel adds to a probe counts as the token limit
 		a.FinishReason = "length"
 	default:
@@ -201,7 +201,7 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 			readFromCache = max(a.CachedTokens, 0)
 		case "cached_tokens":
 			a.CachedTokens = tokenCount(value)
-		case "finish_reason":
+		case "finish_reason": // in meta_info, it is an object
 			for key, value := range rawjson.Members(value) {
 				if key == "type" {
 					a.FinishReason = finishReason(value)
@@ -221,7 +221,7 @@ func (a *ProbeAnswer) readUsage(usage json.RawMessage) {
 
 // tokenCount reads a number of tokens. It returns -1, which means "not reported", if the value is not a whole number.
 func tokenCount(value json.RawMessage) int {
-	if n, ok := rawjson.Int(value, 0, len(value)); ok {
+	if n, ok := rawjson.Int(value, 0, len(value)); ok { // the whole text of value is the number
 		return n
 	}
 	return -1
@@ -323,11 +323,11 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 
 // isName says whether a value is a string that is not empty and has at most maxName bytes.
 func isName(raw json.RawMessage) bool {
-	if len(raw) <= len(`""`) || raw[0] != '"' {
+	if len(raw) <= len(`""`) || raw[0] != '"' { // missing, empty or not a string
 		return false
 	}
 	n := len(raw) - len(`""`)
-	if bytes.IndexByte(raw, '\\') >= 0 {
+	if bytes.IndexByte(raw, '\\') >= 0 { // only a string with escapes has to be decoded to count its bytes
 		n = len(rawjson.Unquote(raw))
 	}
 	return n <= maxName
@@ -338,7 +338,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 	if len(ids) == 0 || ids[0] != '[' {
 		return 0, false
 	}
-	flat, nested := 0, 0
+	flat, nested := 0, 0 // block numbers outside of inner lists, and inner lists
 	for id := range rawjson.Elements(ids) {
 		if id[0] != '[' {
 			flat++
@@ -355,7 +355,8 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 			}
 		}
 	}
-	return n + flat, flat == 0 || nested == 0
+	isMixed := flat > 0 && nested > 0 // no engine sends such a list
+	return n + flat, !isMixed
 }
 
 // isBlockNumber says whether an element of a JSON array is a block number: digits only, so no sign, fraction or exponent.
@@ -405,6 +406,7 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	if len(answer) > MaxProbeAnswer {
 		return a, fmt.Errorf("%w: its answer has %d bytes, more than %d", ErrPrefillFailed, len(answer), MaxProbeAnswer)
 	}
+	// An answer of SGLang is a stream of events, unless it begins with a brace: it is then one JSON object.
 	isStream := p.Connector == SGLang && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte("{"))
 	if isStream {
 		for line := range bytes.Lines(answer) {

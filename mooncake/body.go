@@ -62,8 +62,9 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 	}
 	b := Body{raw: raw}
 	var err error
+	// Scan calls the function for each member with its offsets, and fails with the text that the function returns, unless it is empty.
 	b.closing, err = rawjson.Scan(raw, maxDepth, func(at rawjson.Place) string {
-		if b.members == nil {
+		if b.members == nil { // room for the members of most bodies
 			b.members = make([]member, 0, 16)
 		}
 		if len(b.members) == maxMembers {
@@ -71,6 +72,7 @@ func ScanBody(raw []byte, maxDepth int) (Body, error) {
 		}
 		b.members = append(b.members,
 			member{
+				// The key is unescaped, without its quotes.
 				key: rawjson.Key(raw[at.Key+1 : at.KeyEnd-1]), start: int32(at.From), end: int32(at.To), val: int32(at.Val),
 				valEnd: int32(at.ValEnd),
 			})
@@ -115,13 +117,13 @@ func (b *Body) Get(key string) (json.RawMessage, bool) {
 	object, translated := b.locate(key)
 	for i := len(object.members) - 1; i >= 0; i-- {
 		if m := &object.members[i]; m.key == translated {
-			return object.raw[m.val:m.valEnd:m.valEnd], true
+			return object.raw[m.val:m.valEnd:m.valEnd], true // without capacity behind it, so that an append does not overwrite the text
 		}
 	}
 	return nil, false
 }
 
-// Count returns how often key appears in the text, which is more than once if the client repeats it.
+// Count returns how often key appears in the text, which is more than once if the client repeats it. Members that Set added do not count.
 func (b *Body) Count(key string) int {
 	n := 0
 	object, translated := b.locate(key)
@@ -171,7 +173,7 @@ const inlineValue = 128
 func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	for _, m := range b.pending {
 		if !hasKey(set, m.Key) && (drop == nil || !drop(m.Key)) {
-			set = append(set[:len(set):len(set)], m)
+			set = append(set[:len(set):len(set)], m) // append copies, so that the memory of the caller does not change
 		}
 	}
 	if b.layout != nil {
@@ -180,7 +182,9 @@ func (b *Body) Splice(dst [][]byte, drop func(key string) bool, set []Member) []
 	return b.spliceText(dst, drop, set)
 }
 
-// spliceText builds the segments as Splice does, but ignores the layout and the members that Set added.
+// spliceText builds the segments as Splice does, but ignores the layout and the members that Set added. It goes through the members of the
+// text, and lengthens the current segment, raw[from:to], as long as no member between is left out. Where one is, the segment is appended,
+// and the next one begins.
 func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member) [][]byte {
 	if dst == nil {
 		dst = make([][]byte, 0, usualSegments)
@@ -194,7 +198,8 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 	}
 	for i := range b.members {
 		m := &b.members[i]
-		if drop != nil && drop(m.key) || hasKey(set, m.key) {
+		leavesOut := drop != nil && drop(m.key) || hasKey(set, m.key)
+		if leavesOut {
 			continue
 		}
 		start := m.start
@@ -212,6 +217,7 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 	return append(dst, b.raw[b.closing:])
 }
 
+// hasKey says whether a member in set has this key.
 func hasKey(set []Member, key string) bool {
 	for i := range set {
 		if set[i].Key == key {
@@ -228,11 +234,11 @@ func appendMembers(dst [][]byte, set []Member, comma bool) [][]byte {
 	for _, m := range set {
 		size += len(m.Key) + len(`,"":`) + min(len(m.Value), inlineValue)
 	}
-	if size == 0 {
+	if size == 0 { // set is empty
 		return dst
 	}
 	buf := make([]byte, 0, size)
-	from := 0
+	from := 0 // where in buf the next segment begins
 	for _, m := range set {
 		if comma {
 			buf = append(buf, ',')
@@ -293,7 +299,7 @@ func (b *Body) completionKey(key string, inParams bool) string {
 	if completionKey, ok := b.layout.completionKeys[keyLocation{key, inParams}]; ok {
 		return completionKey
 	}
-	// In a completion, this key names a member that has another key or place in this body.
+	// If isRenamed, this key names another member in a completion, which has another key or place in this body.
 	if _, isRenamed := b.layout.locations[key]; inParams || isRenamed {
 		return ""
 	}
@@ -314,6 +320,7 @@ func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bo
 		}
 		outer = append(outer, m)
 	}
+	// dropsIn returns which members of the body, or of sampling_params, to leave out, by their keys in this body.
 	dropsIn := func(inParams bool) func(string) bool {
 		return func(key string) bool {
 			if inParams && b.layout.dropsParam != nil && b.layout.dropsParam(key) {
@@ -324,7 +331,9 @@ func (b *Body) spliceWithLayout(dst [][]byte, drop func(completionKey string) bo
 		}
 	}
 	// A sampling_params that is not an object is passed on unchanged, so that the engine refuses it, unless a member must be set in it.
-	if v, ok := b.Get(paramsKey); !ok || v[0] == '{' || len(params) > 0 {
+	v, exists := b.Get(paramsKey)
+	writesParams := !exists || v[0] == '{' || len(params) > 0
+	if writesParams {
 		outer = append(outer, Member{paramsKey, bytes.Join(b.params.spliceText(nil, dropsIn(true), params), nil)})
 	}
 	return b.spliceText(dst, dropsIn(false), outer)

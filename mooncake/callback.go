@@ -30,7 +30,8 @@ const (
 // block is the size of the decode engine's KV blocks, in tokens; 0: not known.
 func MaxCallback(prompt, block int) int { return callbackBase + blockBytes*maxBlocks(prompt, block) }
 
-// maxBlocks returns how many KV blocks a prompt can have in one KV cache group; 0: not known, because prompt or block is not known.
+// maxBlocks returns how many KV blocks a prompt can have in one KV cache group: those that its tokens fill, rounded up, and one in reserve.
+// 0: not known, because prompt or block is not known.
 func maxBlocks(prompt, block int) int {
 	if prompt <= 0 || block <= 0 {
 		return 0
@@ -73,10 +74,10 @@ func (p *Profile) ReadCallback(body []byte, id string, prompt, block int, known 
 	case limit > 0 && blocks > limit:
 		return bad("remote_block_ids has %d blocks in a group, and the prompt at most %d", blocks, limit)
 	}
-	named := stringValue(c.values[atRequestID])
-	isShort := len(id) > suffixLength && named == id[:len(id)-suffixLength]
-	if named != id && !isShort {
-		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(named))
+	namedID := stringValue(c.values[atRequestID])
+	isShort := len(id) > suffixLength && namedID == id[:len(id)-suffixLength] // see Callback.ShortID
+	if namedID != id && !isShort {
+		return Callback{}, fmt.Errorf("%w: a request_id of %d bytes", ErrOtherRequest, len(namedID))
 	}
 	callback := Callback{KV: bytes.Clone(bytes.TrimSpace(body)), Empty: blocks == 0, ShortID: isShort, Unknown: c.unknown}
 	// checkHosts would accept a remote_host that names no host at all.
@@ -152,7 +153,7 @@ func (c *callbackMembers) add(key string, value json.RawMessage) (refused string
 		if callbackKeys[i].name != key {
 			continue
 		}
-		if c.values[i] != nil {
+		if c.values[i] != nil { // two parsers could take different ones
 			return key + " stands there twice"
 		}
 		c.values[i] = value
@@ -164,7 +165,7 @@ func (c *callbackMembers) add(key string, value json.RawMessage) (refused string
 // addUnknown returns why an unknown key is refused; empty: it is accepted. An accepted key looks like the name of a variable, so that
 // a log may show it, and holds no address. It does not begin with '_', because engines keep internal data under such keys.
 func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused string) {
-	address := hostCheck{plainKeys: c.plainKeys, known: func(string) bool { return false }}
+	address := hostCheck{plainKeys: c.plainKeys, known: func(string) bool { return false }} // fails for any address, even a known host
 	switch {
 	case slices.Contains(forbiddenKeys, key):
 		return "a decode engine may not send " + key
@@ -188,9 +189,9 @@ func (c *callbackMembers) addUnknown(key string, value json.RawMessage) (refused
 func isVariable(key string) bool {
 	for i := range len(key) {
 		c := key[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'   // |0x20 turns an upper-case letter into its lower-case one
 		inside := c == '_' || c >= '0' && c <= '9' // allowed, but not as the first character
-		if !letter && (i == 0 || !inside) {
+		if allowed := letter || inside && i > 0; !allowed {
 			return false
 		}
 	}
@@ -216,7 +217,7 @@ func largestGroup(ids json.RawMessage) (blocks int, ok bool) {
 	if _, ok = countBlocks(ids); !ok {
 		return 0, false
 	}
-	flat := 0
+	flat := 0 // block numbers in ids itself, which is then the list of the only group
 	for id := range rawjson.Elements(ids) {
 		if id[0] != '[' {
 			flat++

@@ -99,6 +99,7 @@ func (p *Profile) Nameless(e Endpoint) bool {
 // with their bootstrap server, and do no other work meanwhile (SGLang 0.5.23, CommonKVSender in disaggregation/common/conn.py).
 func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, stream bool, dst [][]byte) [][]byte {
 	members, drop := p.answerMembers(b, changes, stream)
+	// rid is the key of the request's id; empty: the body cannot have an id.
 	rid := "rid"
 	if s := bodyRulesOf[r.Endpoint]; s != nil { // this endpoint needs other members than chat and completions do
 		members, drop, rid = s.commonMembers(stream), s.drops, s.rid
@@ -109,7 +110,7 @@ func (p *Profile) sglangBody(b *Body, changes *Patch, r *Rendezvous, rank int, s
 	members = append(members, Member{"bootstrap_host", appendString(nil, r.Host)},
 		Member{"bootstrap_port", strconv.AppendInt(nil, int64(r.Port), 10)}, Member{"bootstrap_room", strconv.AppendInt(nil, r.Room, 10)})
 	addRank := func(key string, n int) {
-		if n >= 0 {
+		if n >= 0 { // -1: no rank is named
 			members = append(members, Member{key, strconv.AppendInt(nil, int64(n), 10)})
 		}
 	}

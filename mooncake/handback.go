@@ -24,7 +24,7 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 	if !ok {
 		return 0, fmt.Errorf("%w: kv_transfer_params is not an object: %s", ErrBadHandoff, describeValue(kv))
 	}
-	keepsKV := false
+	keepsKV := false // the decode engine offers its KV to a prefill engine
 	for key, v := range rawjson.Members(kv) {
 		switch key {
 		case "do_remote_decode":

@@ -52,7 +52,7 @@ func (p *Profile) PulledWithin() time.Duration { return p.KVHoldTimeout - p.cloc
 // margin, the time that a decode engine has to queue a request and pull its KV.
 func (p *Profile) clockMargin() time.Duration {
 	margin := p.HoldMargin
-	if margin == 0 {
+	if margin == 0 { // none is configured: the default, as in HoldBudget
 		margin = min(p.KVHoldTimeout/2, maxHoldMargin)
 	}
 	return margin / 4
@@ -72,8 +72,9 @@ func (k *Hold) KeptUntil(last time.Time) time.Time {
 	return until
 }
 
-// afterSigns returns the new values of keptUntil, nextCounted and signsNeeded if the core gave signs of life without a gap up to last. At a
-// sign of life, the core's last heartbeat is at most one heartbeat interval old. Each sign therefore renews the hold once signsNeeded is 0.
+// afterSigns returns the new values of keptUntil, nextCounted and signsNeeded if the core gave signs of life without a gap up to last. It
+// first counts the signs that are still needed, as early as they can count. At a sign of life, the core's last heartbeat is at most one
+// heartbeat interval old. Each sign therefore renews the hold once signsNeeded is 0.
 func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCounted time.Time, signsNeeded int) {
 	keptUntil, nextCounted, signsNeeded = k.keptUntil, k.nextCounted, k.signsNeeded
 	if k.keptAfterSign == 0 { // nothing renews the hold
@@ -84,7 +85,7 @@ func (k *Hold) afterSigns(last time.Time) (keptUntil, nextCounted time.Time, sig
 		if nextCounted.After(sign) {
 			sign = nextCounted
 		}
-		if sign.After(last) {
+		if sign.After(last) { // too few signs have counted, so it is not certain that heartbeats go out
 			return keptUntil, nextCounted, signsNeeded
 		}
 		nextCounted, signsNeeded = sign.Add(k.heartbeat), signsNeeded-1
@@ -102,5 +103,5 @@ func (k *Hold) Lost() bool { return k.lost }
 func (k *Hold) MarkLost() { k.lost = true }
 
 // MaxSilence returns how long the decode engine's core may give no sign of life before the engine gets no more requests; 0: no limit,
-// because the engine renews no holds.
+// because the engine renews no holds. The limit is two thirds of keptAfterSign, so that it is reached before the KV may be lost.
 func (k *Hold) MaxSilence() time.Duration { return k.keptAfterSign * 2 / 3 }

@@ -68,7 +68,8 @@ func (w *hostCheck) checkValue(key string, raw json.RawMessage, address bool) er
 	return nil
 }
 
-// maybeAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address.
+// maybeAddress says whether a JSON string that is still escaped may contain something that looks like a URL or an IP address. All of these
+// have a dot or a colon, which an escape with a backslash may hide.
 func maybeAddress(written []byte) bool {
 	return bytes.IndexByte(written, '.') >= 0 || bytes.IndexByte(written, ':') >= 0 || bytes.IndexByte(written, '\\') >= 0
 }
@@ -110,9 +111,9 @@ func namesAddress(key string) bool {
 	}
 	for i := range len(key) {
 		c := key[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-		nextOfCamelCase := i > start && c <= 'Z' && key[i-1] >= 'a'
-		if !letter || nextOfCamelCase { // the word ends before i
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z'                    // |0x20 turns an upper-case letter into its lower-case one
+		nextOfCamelCase := i > start && c <= 'Z' && key[i-1] >= 'a' // an upper-case letter after a lower-case one
+		if !letter || nextOfCamelCase {                             // the word ends before i
 			if meansAddress(i) {
 				return true
 			}
@@ -156,7 +157,9 @@ func splitHost(s string) (host string, looksLikeAddress bool) {
 	if ip, err := netip.ParseAddr(bare); err == nil {
 		return ip.String(), true
 	}
-	if name, port, ok := strings.Cut(s, ":"); ok && port != "" && strings.Trim(port, "0123456789") == "" {
+	name, port, ok := strings.Cut(s, ":")
+	hasPort := ok && port != "" && strings.Trim(port, "0123456789") == ""
+	if hasPort {
 		return name, looksLikeAddress
 	}
 	return s, looksLikeAddress

@@ -126,13 +126,13 @@ var (
 // The prompt, and every key that changes it, are byte for byte as in DecodeBody. info is for vllm-mooncake only.
 func (p *Profile) ProbeBody(b *Body, ep Endpoint, changes *Patch, info *BootstrapInfo, dst [][]byte) [][]byte {
 	params := pullProbe
-	if changes != nil && changes.Fetch != nil {
+	if changes != nil && changes.Fetch != nil { // the prefill engine fetches the KV of the chat's last turn
 		params = changes.Fetch
 	}
 	if p.Connector == VLLMMooncake && info != nil {
 		params = info.probeParams()
 	}
-	if s := bodyRulesOf[ep]; s != nil {
+	if s := bodyRulesOf[ep]; s != nil { // the bodies of this endpoint differ from those of chat and completions
 		return s.probe(p, b, changes, params, dst)
 	}
 	return p.probeBody(b, changes, params, dst)
@@ -182,7 +182,7 @@ func asksTooManyLogprobs(b *Body) bool {
 	for _, key := range [...]string{"top_logprobs", "logprobs"} {
 		v, ok := b.Get(key)
 		isNumber := ok && (v[0] == '-' || v[0] >= '0' && v[0] <= '9')
-		if !isNumber {
+		if !isNumber { // missing, or true or false as in chats
 			continue
 		}
 		if n, err := strconv.ParseFloat(string(v), 64); err != nil || n < 0 || n > defaultMaxLogprobs {
@@ -283,7 +283,8 @@ func (p *Profile) DiscardBody(b *Body, ep Endpoint, changes *Patch, kv json.RawM
 	return b.Splice(dst, changes.resumeOrNil().dropAlso(dropOnProbe), members)
 }
 
-// addOneToken adds the members that end a request after its first token and make its answer one piece of JSON.
+// addOneToken adds the members that end a request after its first token and make its answer one piece of JSON. It also adds those that
+// replace the client's prompt, if changes says so.
 func addOneToken(b *Body, changes *Patch, members []Member) []Member {
 	members = append(promptMembers(b, changes, members), Member{"stream", jsonFalse}, Member{"max_tokens", jsonOne})
 	if _, ok := b.Get("max_completion_tokens"); ok { // only chat has this key, which engines prefer to max_tokens
@@ -305,6 +306,7 @@ func promptMembers(b *Body, changes *Patch, members []Member) []Member {
 	return members
 }
 
+// resumeOrNil returns Resume; nil also if c is nil.
 func (c *Patch) resumeOrNil() *Resume {
 	if c == nil {
 		return nil
@@ -331,7 +333,7 @@ func changedMembers(b *Body, changes *Patch, members []Member) []Member {
 // offsetSeed adds offset to seed, or subtracts offset if the sum would overflow. In both cases, the choices of one request get different
 // seeds.
 func offsetSeed(seed, offset int64) int64 {
-	if seed > math.MaxInt64-offset {
+	if seed > math.MaxInt64-offset { // the sum would overflow
 		return seed - offset
 	}
 	return seed + offset
@@ -351,9 +353,10 @@ func (p *Profile) mayForwardStopTokens(b *Body) bool {
 	if !ok || string(ids) == "null" {
 		return true
 	}
-	if ids[0] != '[' {
+	if ids[0] != '[' { // not a list, so not a value that engines expect
 		return false
 	}
+	// The ids in the vocabulary are those from 0 to limit-1.
 	limit := int64(p.VocabSize)
 	if limit <= 0 { // the size of the vocabulary is not known, so any id may be outside it
 		minTokens, ok := b.Get("min_tokens")

@@ -228,6 +228,7 @@ func setDefault[T comparable](field *T, def T) {
 // Validate returns all errors of a profile whose defaults are filled in; nil: there are none.
 func (p Profile) Validate() error {
 	var errs []error
+	// bad records an error, oneOf checks that a field has one of the listed values, and notNegative that a number is not below 0.
 	bad := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("profile %q: "+format, append([]any{p.Name}, args...)...))
 	}
@@ -264,7 +265,8 @@ func (p Profile) Validate() error {
 	oneOf("hand_back", p.HandBack, HandBackNone, HandBackCounted, HandBackFetched)
 	// Only nixl-pull can keep the KV of answers. With nixl-push, an engine refuses to start with bidirectional_kv_xfer (vLLM 0.33,
 	// nixl/push_scheduler.py).
-	if (p.HandBack == HandBackCounted || p.HandBack == HandBackFetched) && p.Connector != NIXLPull {
+	keepsAnswers := p.HandBack == HandBackCounted || p.HandBack == HandBackFetched
+	if keepsAnswers && p.Connector != NIXLPull {
 		bad("hand_back is %s, and engines with connector %s keep no KV of answers; only those with %s do", p.HandBack, p.Connector, NIXLPull)
 	}
 	if p.DecoderTTL <= 0 {
@@ -323,7 +325,9 @@ func (p *Profile) reportMeaningless(bad func(format string, args ...any)) {
 			bad("%s has no meaning with connector %s, because %s; remove it", key.name, p.Connector, key.why)
 		}
 	}
-	if (p.Connector == SGLang || p.Connector == None) && (p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend) {
+	takesNoIDs := p.Connector == SGLang || p.Connector == None // beside a chat
+	needsIDs := p.ChatResume == ChatResumeVLLM || p.ChatResume == ChatResumeAscend
+	if takesNoIDs && needsIDs {
 		bad("chat_resume is %q, and connector %s has no place for token ids beside a chat; use %s or %s", p.ChatResume, p.Connector,
 			ChatResumeNone, ChatResumeContinue)
 	}
@@ -339,7 +343,7 @@ const maxHoldMargin = 120 * time.Second
 func (p Profile) HoldBudget() (time.Duration, error) {
 	timeout, margin := p.KVHoldTimeout, p.HoldMargin
 	switch {
-	case p.alwaysEarly():
+	case p.alwaysEarly(): // there is no hand-off that could expire
 		return math.MaxInt64, nil
 	case timeout <= 0:
 		return 0, fmt.Errorf("kv_hold_timeout is %v; set it to the time for which the prefill engine keeps the blocks of a finished request",
@@ -391,7 +395,7 @@ func (p *Profile) Canary() func(model string, rank int) []byte {
 		room := max(0, rank) // the server may choose the rank by the room
 		request := map[string]any{"model": model, "prompt": "a", "max_tokens": 2, "ignore_eos": true, "temperature": 0, "stream": false,
 			"bootstrap_host": fakeBootstrapHost, "bootstrap_port": p.BootstrapPort, "bootstrap_room": room}
-		if named := p.NamedRank(rank); named >= 0 {
+		if named := p.NamedRank(rank); named >= 0 { // -1: the server chooses the rank
 			request["routed_dp_rank"] = named
 		}
 		body, _ := json.Marshal(request) // text and numbers always marshal

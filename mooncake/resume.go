@@ -41,8 +41,9 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	case ResumeText:
 		return append(members, Member{"prompt", r.Text})
 	}
-	messages, _ := b.Get("messages") // How is ChatResumeContinue: the answer so far becomes the last message, which the engine continues
-	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n")
+	// How is ChatResumeContinue: the answer so far becomes the last message, which the engine continues.
+	messages, _ := b.Get("messages")
+	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n") // without the closing bracket
 	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
 	members = append(members, Member{"messages", longer}, Member{"continue_final_message", jsonTrue})
 	return append(members, Member{"add_generation_prompt", jsonFalse})
@@ -56,7 +57,8 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	if kv == nil {
 		kv = json.RawMessage("{}")
 	}
-	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n")) // Clip makes append copy, so that kv does not change
+	// The object without its closing brace. Clip makes append copy, so that kv does not change.
+	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n"))
 	for _, key := range resumeIDKeys[r.How] {
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
@@ -109,18 +111,20 @@ func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
 
 // CountIDs returns how many elements a JSON list of numbers has; 0 for a list that is empty or missing.
 func CountIDs(list json.RawMessage) int {
-	if len(list) < len("[]") || len(bytes.TrimSpace(list[1:len(list)-1])) == 0 {
+	isEmpty := len(list) < len("[]") || len(bytes.TrimSpace(list[1:len(list)-1])) == 0
+	if isEmpty {
 		return 0
 	}
-	return bytes.Count(list, []byte{','}) + 1
+	return bytes.Count(list, []byte{','}) + 1 // one comma between each two numbers
 }
 
-// JoinIDs returns the token ids of the prompt and then those of the answer as one JSON list.
+// JoinIDs returns the token ids of the prompt, a JSON list, and then those of the answer as one JSON list.
 func JoinIDs(prompt json.RawMessage, answer []int32) json.RawMessage {
-	list := make([]byte, 0, len(prompt)+8*len(answer))
+	list := make([]byte, 0, len(prompt)+8*len(answer)) // an id with its comma rarely has more than 8 bytes
+	// The prompt's list is copied without its closing bracket.
 	list = append(list, bytes.TrimRight(prompt[:len(prompt)-1], " \t\r\n")...)
 	for _, id := range answer {
-		if len(list) > 1 {
+		if len(list) > 1 { // the first number in a list needs no comma
 			list = append(list, ',')
 		}
 		list = strconv.AppendInt(list, int64(id), 10)

@@ -91,11 +91,11 @@ func (s *bodyRules) discard(b *Body, changes *Patch, kv []byte, salt string, dst
 // decode appends a decode request for an endpoint with bodyRules, as DecodeBody does for the other endpoints.
 func (s *bodyRules) decode(p *Profile, b *Body, kv []byte, salt string, stream bool, dst [][]byte) [][]byte {
 	members := addSalt(b, salt, s.commonMembers(stream))
-	if kv != nil {
+	if kv != nil { // nil: the decode engine computes the prompt itself
 		members = append(members, Member{"kv_transfer_params", kv})
 	}
 	drop := s.drops
-	if !p.mayForwardStopTokens(b) {
+	if !p.mayForwardStopTokens(b) { // these ids could crash the engine
 		drop = func(key string) bool { return key == "stop_token_ids" || s.drops(key) }
 	}
 	return b.Splice(dst, drop, members)
