@@ -204,7 +204,7 @@ func problemsOf(err error) (list []problem) {
 		}
 	}
 	var configErr *config.Error
-	if errors.As(err, &configErr) {
+	if errors.As(err, &configErr) { // only such an error has a place in the file
 		return []problem{{File: configErr.File, Line: configErr.Line, Column: configErr.Column, Key: configErr.Path, Msg: configErr.Msg}}
 	}
 	return []problem{{Msg: err.Error() + relativePathHint(err)}}

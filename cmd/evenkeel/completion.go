@@ -112,6 +112,7 @@ func complete(node *kong.Node, words []string) []string {
 		words = []string{""}
 	}
 	unfinished := words[len(words)-1]
+	// The finished words tell which command the unfinished word belongs to, and whether it is the value of a flag.
 	var awaiting *kong.Flag // the flag whose value the next word is; nil: there is none
 	for _, w := range words[:len(words)-1] {
 		switch {
@@ -131,14 +132,14 @@ func complete(node *kong.Node, words []string) []string {
 			if !awaiting.IsSlice() { // a list of values ends only at the next flag
 				awaiting = nil
 			}
-		default:
+		default: // a command, or an argument, which changes nothing
 			if child := subcommandOf(node, w); child != nil {
 				node = child
 			}
 		}
 	}
 	switch name, value, hasValue := strings.Cut(unfinished, "="); {
-	case strings.HasPrefix(unfinished, "-") && hasValue:
+	case strings.HasPrefix(unfinished, "-") && hasValue: // --name=VALUE in one word
 		return prependToAll(name+"=", valuesOf(findFlag(node, name), value))
 	case strings.HasPrefix(unfinished, "-"):
 		return withPrefix(unfinished, flagNames(node))
@@ -158,7 +159,8 @@ func completionsFor(at *kong.Node, unfinished string) []string {
 			list = append(list, c.Name)
 		}
 	}
-	if list = withPrefix(unfinished, list); len(list) > 0 || len(at.Positional) == 0 {
+	list = withPrefix(unfinished, list)
+	if takesNoArgument := len(at.Positional) == 0; len(list) > 0 || takesNoArgument {
 		return list
 	}
 	if enum := at.Positional[0].Enum; enum != "" {
@@ -197,7 +199,7 @@ func findFlag(at *kong.Node, word string) *kong.Flag {
 
 // flagNames returns the flags of a node as words of a command line, including the --no- form of flags that have one.
 func flagNames(at *kong.Node) (names []string) {
-	if at.DefaultCmd != nil {
+	if at.DefaultCmd != nil { // flags behind the node belong to its default command
 		at = at.DefaultCmd
 	}
 	for _, group := range at.AllFlags(true) {
@@ -241,6 +243,7 @@ func valuesOf(f *kong.Flag, unfinished string) []string {
 	return list
 }
 
+// withPrefix returns the words of a list that begin with a prefix.
 func withPrefix(prefix string, list []string) (matching []string) {
 	for _, s := range list {
 		if strings.HasPrefix(s, prefix) {

@@ -34,7 +34,7 @@ func (c *decideCmd) Run(std streams) error {
 	case errors.Is(err, vectors.ErrSeveral):
 		return fmt.Errorf("%s holds more than one round, as a decision log does; give one of its lines, such as `tail -n 1 FILE | evenkeel "+
 			"decide --snapshot -`, or replay all of it with `evenkeel simulate --log`", c.Snapshot)
-	case errors.As(err, new(*json.SyntaxError)):
+	case errors.As(err, new(*json.SyntaxError)): // the file is not JSON
 		return fmt.Errorf("%s: %w; it must hold JSON: the in object of a br0 vector, a whole vector, or a line of the decision log", c.Snapshot,
 			err)
 	case err != nil:

@@ -171,7 +171,8 @@ func (c *demoCmd) checkFlags() ([]demoPolicy, error) {
 		}
 	}
 	badExtra := c.Extra < 0 && !c.Aggregated // with --aggregated, a negative number keeps slots free
-	if badExtra || c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0 {
+	badTime := c.C0 <= 0 || c.C1 <= 0 || c.PrefillBase < 0 || c.PrefillPerToken < 0 || c.Window < 0 || c.MaxAge < 0
+	if badExtra || badTime {
 		return nil, errors.New("--extra and times must not be negative, and --c0 and --c1 must not be 0")
 	}
 	var policies []demoPolicy
@@ -222,19 +223,22 @@ func (c *demoCmd) readRequests() (send, history []trace.Request, source string, 
 	}
 	n := uint64(len(t.Requests))
 	historyLength := min(demoHistory, n/4)
-	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n // each seed's part begins where the part of the previous seed ends
+	// first is where send begins in the trace: behind the history for seed 1, and for each other seed where the part of the previous seed
+	// ends. Each factor is taken modulo n, because the trace repeats, and so that the product does not overflow.
+	first := (historyLength + (c.Seed-1)%n*(uint64(c.Requests)%n)) % n
 	send = make([]trace.Request, c.Requests)
 	for i := range send {
 		send[i] = t.Requests[(first+uint64(i))%n] // the trace is repeated from its first request if it is too short
 	}
-	return send, t.Requests[first-min(first, historyLength) : first], source, nil
+	history = t.Requests[first-min(first, historyLength) : first] // shorter if send begins near the beginning of the trace
+	return send, history, source, nil
 }
 
 // warmUpRequests returns how many requests must end before measuring begins, so that every slot has been refilled once. With --aggregated
 // it is more, so that the proxy has learned how long a prompt takes.
 func (c *demoCmd) warmUpRequests() int {
 	if c.Aggregated {
-		return 5 * c.Workers * c.Slots / 2
+		return 5 * c.Workers * c.Slots / 2 // two and a half times as many as there are slots
 	}
 	return c.Workers * c.Slots
 }

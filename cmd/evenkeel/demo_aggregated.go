@@ -44,7 +44,7 @@ var fullAggregated = report.StepModel{
 // aggregatedDefaults returns a text with the flags whose defaults differ with --aggregated.
 func aggregatedDefaults() string {
 	c := demoCmd{Workers: 8, Slots: 16}
-	c.setAggregatedDefaults(nil)
+	c.setAggregatedDefaults(nil) // nil: no flag is given, so each gets its default
 	return fmt.Sprintf("--requests %d, --policies %s, --extra %d (15 %% of the slots are free), --c0 %v, --c1 %v, --prefill-base %v (for "+
 		"each step that computes any prompt) and --prefill-per-token %v (of the slowest rank)",
 		c.Requests, c.Policies, c.Extra, c.C0, c.C1, c.PrefillBase, c.PrefillPerToken)
@@ -107,7 +107,7 @@ func (c *demoCmd) checkAggregated() error {
 
 // withMaxHold adds the value of --max-hold to a policy that has the setting max_hold and gives no value for it.
 func (c *demoCmd) withMaxHold(spec policy.Spec) (policy.Spec, error) {
-	if !spec.Accepts("max_hold") || spec.Sets("max_hold") {
+	if !spec.Accepts("max_hold") || spec.Sets("max_hold") { // the policy has no such setting, or the user has given its value
 		return spec, nil
 	}
 	spec, err := spec.With("max_hold", strconv.FormatFloat(c.MaxHold.Seconds(), 'f', -1, 64))
@@ -171,7 +171,8 @@ func (c *demoCmd) aggregatedCommandLine() string {
 	return line
 }
 
-// describePrefill returns the text of the fact "prefill" in the report: which ranks compute prompts, and how long that takes.
+// describePrefill returns the text of the fact "prefill" in the report, which stands behind the word "prefill": which ranks compute
+// prompts, and how long that takes.
 func (c *demoCmd) describePrefill() string {
 	return fmt.Sprintf("by the same ranks, %d tokens of a rank in a step at most; a step takes %s more per prompt token of the slowest rank, "+
 		"%s per prompt token of a rank in the mean, and %s if any rank computes one; a request reaches the scheduler up to %s late",

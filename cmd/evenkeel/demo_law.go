@@ -11,8 +11,8 @@ import (
 	"evenkeel/dispatcher/step"
 )
 
-// speedup returns how many times faster the engines of a deployment run here than at full scale. The number is lower for many ranks,
-// because all of them share a laptop's cores with the proxy and the load.
+// speedup returns how many times faster the engines of a deployment run here than at full scale: demoSpeedup for up to 8 ranks, less in
+// proportion for more ranks, because all of them share a laptop's cores with the proxy and the load, and at least 1.
 func (c *demoCmd) speedup() float64 {
 	return min(demoSpeedup, max(1, 8*demoSpeedup/float64(c.deployment.Ranks)))
 }
@@ -67,7 +67,7 @@ func (c *demoCmd) setLawDefaults(given []string) {
 		}
 	}
 	defaults["requests"] = func() { c.Requests = max(c.Requests, 2*(c.concurrency()+c.warmUpRequests())) }
-	for flag, set := range defaults {
+	for flag, set := range defaults { // in any order, because none of them uses what another sets
 		if !slices.Contains(given, flag) {
 			set()
 		}

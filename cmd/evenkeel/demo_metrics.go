@@ -23,12 +23,12 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 		if f.GetName() != "evenkeel_tick_seconds" {
 			continue
 		}
-		if q := quantile(f.GetMetric(), 0.99); !math.IsNaN(q) {
-			into[report.TickP99] = q * 1e6
+		if seconds := quantile(f.GetMetric(), 0.99); !math.IsNaN(seconds) { // NaN: there was no tick, or its time is not known
+			into[report.TickP99] = seconds * 1e6
 		}
 	}
 	d := g.Status(ctx).Dispatch.Drift
-	return max(d.Slots, -d.Slots) + max(d.KVTokens, -d.KVTokens), nil
+	return max(d.Slots, -d.Slots) + max(d.KVTokens, -d.KVTokens), nil // the sum of the absolute values
 }
 
 // quantile returns the quantile q (0 to 1) of the sum of histograms with equal buckets. It interpolates within a bucket, as PromQL's
@@ -47,10 +47,10 @@ func quantile(series []*dto.Metric, q float64) float64 {
 			counts[i] += b.GetCumulativeCount()
 		}
 	}
-	rank := q * float64(total)
+	rank := q * float64(total)   // how many observations are at most the quantile
 	low, below := 0.0, uint64(0) // the lower bound of bucket i, and how many observations are at most that bound
 	for i, n := range counts {
-		if n > 0 && float64(n) >= rank {
+		if n > 0 && float64(n) >= rank { // the quantile is in this bucket
 			return low + (bounds[i]-low)*(rank-float64(below))/float64(n-below)
 		}
 		low, below = bounds[i], n

@@ -68,7 +68,7 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 	specs, audits := make([]string, len(trials)), make([]string, len(trials))
 	for i, t := range trials {
 		specs[i] = t.policy.spec
-		if c.Aggregated {
+		if c.Aggregated { // there are no hand-offs to count
 			if t.policy.name == delayerPolicy {
 				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerMaxSteps)
 			}
@@ -136,7 +136,8 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 	}
 	if level, ok := r.Bound[report.KVShare]; ok { // level is for the loads of the first run, spread evenly over the ranks
 		first := r.Runs[0]
-		sameLoads := atFullScale.KVShare(c.meanRankLoad(r)) // KV's share of a full-scale step with the loads of this run
+		// KV's shares of a full-scale step: with the loads of this run, and with full slots of requests as in two traces.
+		sameLoads := atFullScale.KVShare(c.meanRankLoad(r))
 		azure := atFullScale.KVShare(float64(c.Slots) * trace.Resident(trace.Azure().Requests))
 		mooncake := atFullScale.KVShare(float64(c.Slots) * mooncakeKVPerRequest)
 		notes = append(notes, fmt.Sprintf("KV's share of a step is %.0f %% here under %s, %.0f %% if ranks were level; with c0 = %s the same "+
@@ -144,11 +145,12 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 			100*first.Metrics[report.KVShare].Mean, first.Policy, 100*level.Mean, millis(atFullScale.C0), 100*sameLoads, c.Slots, 100*azure,
 			100*mooncake))
 	}
-	if n := len(r.Runs) - 1; n > 0 {
+	if n := len(r.Runs) - 1; n > 0 { // there are two policies or more: the last one is compared with the first
 		first, last := r.Runs[0], r.Runs[n]
 		firstStep, okFirst := first.Metrics[report.StepMean]
 		lastStep, okLast := last.Metrics[report.StepMean]
 		if okFirst && okLast {
+			// The ratios of the mean steps, here and at full scale.
 			here, atC0 := lastStep.Mean/firstStep.Mean, c.atFullScaleMs(lastStep.Mean)/c.atFullScaleMs(firstStep.Mean)
 			notes = append(notes, fmt.Sprintf("Imbalance and idle share carry over to full scale. TPOT and throughput do not: they gain at most "+
 				"the idle share times KV's share of the step. The mean step of %s against that of %s: %+.1f %% here, %+.1f %% with the same loads and "+
@@ -163,7 +165,8 @@ func (c *demoCmd) scaleNotes(r *report.Report) []string {
 func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
 	for _, t := range trials {
-		if spec, err := policy.ParseSpec(t.policy.spec); err == nil && spec.Accepts("max_hold") {
+		spec, err := policy.ParseSpec(t.policy.spec)
+		if holdsPrompts := err == nil && spec.Accepts("max_hold"); holdsPrompts { // only such a policy uses these times
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.learnedTimes, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))
@@ -195,7 +198,8 @@ func (c *demoCmd) measuredNotes(r *report.Report) []string {
 	return append(notes, "One run a policy: differences of a few per cent are noise.")
 }
 
-// meanRankLoad returns the mean load of a rank over the runs of all policies, in KV tokens.
+// meanRankLoad returns the mean load of a rank over the runs of all policies, in KV tokens. The metric KVTokens is the load of all ranks
+// together.
 func (c *demoCmd) meanRankLoad(r *report.Report) float64 {
 	sum := 0.0
 	for _, run := range r.Runs {

@@ -57,7 +57,7 @@ func (a audit) hasErrors() bool {
 func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 	try func(p demoPolicy, title string, sent func()) (*trial, error)) ([]*trial, error) {
 	trials, errs := make([]*trial, len(policies)), make([]error, len(policies))
-	var before chan struct{} // closed when the previous policy has ended
+	var previousEnded chan struct{} // nil: there is no previous policy
 	for i, p := range policies {
 		sent, ended := make(chan struct{}), make(chan struct{})
 		go func() {
@@ -68,18 +68,18 @@ func (c *demoCmd) runTrials(ctx context.Context, policies []demoPolicy,
 		}()
 		select {
 		case <-sent:
-		case <-ended:
+		case <-ended: // a policy that fails early may never call sent
 		}
-		if before != nil {
-			<-before // at most two policies run at the same time
+		if previousEnded != nil {
+			<-previousEnded // at most two policies run at the same time
 		}
-		before = ended
+		previousEnded = ended
 		earlierFailed := i > 0 && errs[i-1] != nil // the previous policy has ended here, so its error is known
 		if ctx.Err() != nil || earlierFailed {
 			break
 		}
 	}
-	<-before
+	<-previousEnded // the last policy that was started
 	return trials, errors.Join(errs...)
 }
 
@@ -94,7 +94,7 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	prefills, decode, err := c.startEngines(p)
 	defer func() {
 		for _, e := range append(prefills, decode) {
-			if e != nil {
+			if e != nil { // decode is nil if it did not start
 				e.Close()
 			}
 		}
@@ -121,7 +121,7 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	if ctx.Err() != nil { // the user has interrupted the demo, so do not wait for streams
 		cancel()
 	}
-	if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil && ctx.Err() == nil {
+	if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil && ctx.Err() == nil { // after an interrupt, cut streams are no error
 		err = errors.Join(err, shutdownErr)
 	}
 	if err != nil || ctx.Err() != nil {
@@ -208,7 +208,7 @@ func (c *demoCmd) startProxy(ctx context.Context, p demoPolicy, prefills []*refe
 		c.addRanks(cfg, decode)
 	} else {
 		c.addPrefills(cfg, prefills)
-		for _, url := range decode.URLs() {
+		for _, url := range decode.URLs() { // one per rank
 			cfg.Engines.Decode = append(cfg.Engines.Decode, config.Engine{URL: url, Slots: c.Slots})
 		}
 	}
@@ -280,8 +280,8 @@ func awaitReady(ctx context.Context, g *gateway.Gateway, engines int, patience t
 				up++
 			}
 		}
-		ok, why := g.Ready()
-		if ok && up == engines {
+		isReady, why := g.Ready()
+		if isReady && up == engines {
 			return nil
 		}
 		select {
@@ -342,16 +342,16 @@ func copyClientResults(r *load.Result, into report.Sample) {
 	}
 }
 
-// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run and t.bound. prefills says that the
-// engine's ranks also prefill.
-func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, prefills bool, sample report.Sample) {
+// measureSteps computes results from the engine's log of steps, adds them to the sample, and sets t.run and t.bound. Only the steps while
+// measuring count; if measuring never began, there are none. ranksPrefill says that the engine's ranks also prefill.
+func (t *trial) measureSteps(log []steplog.Step, m report.StepModel, ranksPrefill bool, sample report.Sample) {
 	steps := make([]report.Step, len(log))
 	for i, s := range log {
 		steps[i] = report.Step{Start: s.Start.Sub(t.load.Start), Length: s.Length, Late: s.Late}
 		for _, r := range s.Ranks {
 			steps[i].Running = append(steps[i].Running, r.Running)
 			steps[i].KVTokens = append(steps[i].KVTokens, r.KVTokens)
-			if prefills {
+			if ranksPrefill {
 				steps[i].Prefill = append(steps[i].Prefill, r.Prefill)
 			}
 		}

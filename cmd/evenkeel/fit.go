@@ -36,7 +36,7 @@ type fitPredictorCmd struct {
 // Run fits a predictor, writes it to a file and prints its scores.
 func (c *fitPredictorCmd) Run(std streams) error {
 	var history *fit.History
-	err := fit.CanWrite(c.Out)
+	err := fit.CanWrite(c.Out) // checked first, so that an error shows before the fit
 	switch {
 	case err != nil:
 		return fmt.Errorf("--out: %w", err)

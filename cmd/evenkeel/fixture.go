@@ -151,11 +151,11 @@ func (f fixtureCandidate) setIndicators(c *policy.Engine, prompt float64, cfg *c
 	if id == "" {
 		return fmt.Errorf("a candidate has no id")
 	}
-	latency := prefill.Default().Calibration.InitialLatency()
+	latency := prefill.Default().Calibration.InitialLatency() // used if the config has no times of its own
 	if cfg.Prefill.Calibration.TPMs > 0 {
 		latency = cfg.Prefill.Calibration.InitialLatency()
 	}
-	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16
+	c.ID, c.Ring, c.BlockTokens = id, policy.Vnodes(id), 16 // 16 tokens per block, unless the case says otherwise
 	c.TPMs, c.T0Ms, c.Beta2 = latency.TPMs, latency.T0Ms, latency.Beta2
 	cached := 0.0 // prompt tokens in the candidate's prefix cache
 	indicators := indicatorsOf(&c.Indicators)
@@ -192,7 +192,8 @@ func indicatorsOf(i *policy.Indicators) map[string]*float64 {
 	all, v := map[string]*float64{}, reflect.ValueOf(i).Elem()
 	for field := range v.NumField() {
 		name := v.Type().Field(field).Tag.Get("expr")
-		if p, ok := v.Field(field).Addr().Interface().(*float64); ok && !slices.Contains(derivedIndicators, name) {
+		p, isNumber := v.Field(field).Addr().Interface().(*float64)
+		if isNumber && !slices.Contains(derivedIndicators, name) {
 			all[name] = p
 		}
 	}

@@ -66,12 +66,12 @@ func (c *initCmd) Run(std streams) error {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
 		fmt.Fprintf(std.err, "asking %d engines\n", len(entries))
-		draft.Ask(ctx, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv)
+		draft.Ask(ctx, entries, cfg.Profiles[config.DefaultProfile].APIKeyEnv) // completes entries by what the engines answer
 		if ctx.Err() != nil {
 			return errors.New("ended by a signal; nothing was written")
 		}
 	}
-	dead := deadEngines(entries)
+	dead := deadEngines(entries) // empty without --probe, because only Ask finds dead engines
 	roleless := withoutRole(entries)
 	if len(dead) > 0 && len(dead) == len(entries) {
 		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
@@ -156,6 +156,7 @@ func (c *initCmd) entries(cfg *config.Config) ([]draft.Entry, error) {
 	roles := c.engineRoles()
 	for role, e := range cfg.Engines.All() {
 		entry := draft.Entry{Engine: e, Role: role}
+		// The flags of the engine's role, which exist, because asConfig takes the engines from the same list.
 		flags := roles[slices.IndexFunc(roles, func(l engineFlags) bool { return l.role == role })]
 		if !flags.isGiven() { // no flag named the engine, so its address is a default
 			entry.Notes = []string{"No " + role + " engine was named, so this is where one on this machine would be. Write the address of yours."}
@@ -183,7 +184,7 @@ func (c *initCmd) probeEntries() (list []draft.Entry, err error) {
 	for _, text := range c.Probe {
 		role, addr, hasRole := strings.Cut(text, "=")
 		switch {
-		case !hasRole:
+		case !hasRole: // the text is the address alone
 			role, addr = "", text
 		case !slices.Contains(config.Roles, role):
 			return nil, usageError{fmt.Errorf("--probe %s: %q is no role; write prefill, decode or aggregated, or the address alone", text, role)}

@@ -70,14 +70,14 @@ func (c *loadCmd) Run(std streams) error {
 	} else {
 		err = result.WriteTable(std.out)
 	}
-	if err == nil && (result.Failed > 0 || result.Stopped > 0) {
+	if err == nil && (result.Failed > 0 || result.Stopped > 0) { // the output says what failed
 		return errFailed
 	}
 	return err
 }
 
-// config checks the flags, reads the trace, and returns the config of the load. The texts are notes on the trace.
-func (c *loadCmd) config() (load.Config, []string, error) {
+// config checks the flags, reads the trace, and returns the config of the load. notes say what is special about the trace.
+func (c *loadCmd) config() (_ load.Config, notes []string, _ error) {
 	var none load.Config
 	if err := c.checkConflicts(); err != nil {
 		return none, nil, err
@@ -111,7 +111,7 @@ func (c *loadCmd) config() (load.Config, []string, error) {
 	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
 		cfg.Count = 1000 // without a count, all of t would be sent: a whole hour of Azure's trace, or a single request
 	}
-	if n := len(cfg.Requests); cfg.Count > 0 && cfg.Count < n {
+	if sendsPart := cfg.Count > 0 && cfg.Count < len(cfg.Requests); sendsPart {
 		// --rate scales the arrival times by the mean rate of cfg.Requests. Requests that are never sent must not count, so they are cut off.
 		cfg.Requests = cfg.Requests[:cfg.Count]
 	}

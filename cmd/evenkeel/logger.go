@@ -37,6 +37,7 @@ func logEncoder(forPeople bool) zapcore.Encoder {
 	return zapcore.NewConsoleEncoder(cfg)
 }
 
+// isTerminal says whether out is a terminal, which a person reads.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
@@ -56,7 +57,8 @@ func (o *logOutput) Write(line []byte) (int, error) {
 	n, err := o.out.Write(line)
 	switch {
 	case err != nil:
-		if o.lost++; o.lost == 1 {
+		o.lost++
+		if o.lost == 1 {
 			o.why = err
 		}
 	case o.lost > 0:
@@ -66,7 +68,7 @@ func (o *logOutput) Write(line []byte) (int, error) {
 		if encErr != nil { // cannot happen with such plain values
 			break
 		}
-		if _, err := o.out.Write(report.Bytes()); err == nil {
+		if _, err := o.out.Write(report.Bytes()); err == nil { // otherwise the next line reports them
 			o.lost = 0
 		}
 		report.Free()

@@ -68,7 +68,7 @@ func run(args []string, std streams) int {
 	}
 	args = expandShortForms(parser.Model.Node, args)
 	ctx, err := parser.Parse(spreadLists(args, listFlags(parser.Model.Node, args)))
-	if helpPrinted {
+	if helpPrinted { // err has no meaning then
 		return 0
 	}
 	if err != nil {

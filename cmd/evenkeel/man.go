@@ -56,7 +56,7 @@ func escapeRoff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, `-`, `\-`).Replace(strings.TrimSpace(text))
 	lines := strings.Split(text, "\n")
 	for i, l := range lines {
-		if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "'") {
+		if strings.HasPrefix(l, ".") || strings.HasPrefix(l, "'") { // the formatter would take the line for a command
 			lines[i] = `\&` + l
 		}
 	}

@@ -30,7 +30,7 @@ func dropProgramPages() error {
 		line := lines.Text()
 		fields := strings.Fields(line)
 		switch {
-		case !strings.HasSuffix(fields[0], ":"): // the first line about an address range
+		case !strings.HasSuffix(fields[0], ":"): // the first line about an address range; the lines below it have a key with a colon
 			from, to = 0, 0
 			isProgram := strings.HasPrefix(fields[1], "r-") && strings.HasSuffix(line, " "+program) // mapped read-only from the program file
 			if isProgram {

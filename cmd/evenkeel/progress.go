@@ -35,14 +35,14 @@ func newLineProgress(out io.Writer) *progress { return &progress{out: out, lastL
 
 // update shows that done of total steps are complete; total <= 0: the total is not known. line is the text to write if there is no bar.
 func (p *progress) update(done, total int, line string) {
-	if p.bar == nil {
+	if p.bar == nil { // a line every five seconds
 		if time.Since(p.lastLineAt) >= 5*time.Second {
 			p.lastLineAt = time.Now()
 			fmt.Fprintln(p.out, line)
 		}
 		return
 	}
-	if p.total != total && total > 0 {
+	if p.total != total && total > 0 { // the total is known now, or has changed
 		p.bar.ChangeMax(total)
 	}
 	p.total = total

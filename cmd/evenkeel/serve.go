@@ -182,7 +182,7 @@ func shutDown(g *gateway.Gateway, grace, limit time.Duration, signals <-chan os.
 	select {
 	case err := <-done:
 		return err
-	case <-ctx.Done():
+	case <-ctx.Done(): // the time is over, or a signal has come already: Shutdown cuts the streams
 	case s := <-signals:
 		cutStreams(s)
 	}

@@ -46,7 +46,8 @@ type exampleProxyFlags struct {
 // engineKeyEnv is the environment variable from which vllm-ascend's proxy takes the engines' API key.
 const engineKeyEnv = "OPENAI_API_KEY"
 
-// asConfig returns the config that the flags describe. It is not validated yet.
+// asConfig returns the config that the flags describe. For flags that were not given, it has the defaults of vllm-ascend's example proxy.
+// It records the flags, so that errors of the validation, which comes later, name the flag.
 func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000
@@ -68,7 +69,7 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 		cfg.Prefill.Retry.Attempts = *d.MaxRetries
 		cfg.Flag("prefill.retry.attempts", "--max-retries")
 	}
-	cfg.Prefill.Retry.Base = time.Millisecond
+	cfg.Prefill.Retry.Base = time.Millisecond // the delay of the example proxy
 	if d.RetryDelay != nil {
 		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
 		if *d.RetryDelay == 0 {
@@ -119,7 +120,7 @@ func (d *exampleProxyFlags) engineRoles() []engineFlags {
 	}
 	prefill, decode, aggregated := all[0].isGiven(), all[1].isGiven(), all[2].isGiven()
 	switch {
-	case !aggregated:
+	case !aggregated: // also if no flag is given
 		return all[:2]
 	case !prefill && !decode:
 		return all[2:]
@@ -166,7 +167,7 @@ func (d *exampleProxyFlags) listenForCallbacks(cfg *config.Config, host string, 
 	case d.Metaserver != "":
 		cfg.Bind.Listen = d.Metaserver
 		cfg.Flag("bind.listen", "--metaserver")
-	case config.Wildcard(bare):
+	case config.Wildcard(bare): // the proxy listens at all addresses, of which decode engines need one
 		return usageError{fmt.Errorf("--host: %q is no host that decode engines can call back; write --metaserver HOST:PORT with an address of "+
 			"this machine that they reach", host)}
 	default:

@@ -95,7 +95,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 			return err
 		}
 	}
-	r, metrics, err := c.makeReport(ctx, std.err)
+	r, columns, err := c.makeReport(ctx, std.err)
 	if err != nil {
 		return errorOrSignal(ctx, std, err)
 	}
@@ -110,7 +110,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 		return r.JSON(std.out)
 	}
 	var b bytes.Buffer
-	if err := r.Lines(&b, metrics...); err != nil {
+	if err := r.Lines(&b, columns...); err != nil {
 		return err
 	}
 	b.WriteByte('\n')
@@ -143,7 +143,7 @@ var (
 )
 
 // makeReport runs the simulation of the decode tier, or replays a decision log. It returns the report, and the columns for its table.
-func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*report.Report, []report.Metric, error) {
+func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (_ *report.Report, columns []report.Metric, _ error) {
 	if c.Log != "" {
 		r, err := c.replayLog(ctx, progress)
 		return r, replayedColumns, err
@@ -171,7 +171,7 @@ func (c *simulateCmd) makeReport(ctx context.Context, progress io.Writer) (*repo
 }
 
 // makePlan makes the plan of the simulation from the flags, and validates it. It also returns the name of the trace.
-func (c *simulateCmd) makePlan() (*decode.Plan, string, error) {
+func (c *simulateCmd) makePlan() (_ *decode.Plan, traceName string, _ error) {
 	if c.Workers < 1 {
 		return nil, "", fmt.Errorf("--workers %d: at least 1", c.Workers)
 	}
@@ -247,7 +247,8 @@ func (c *simulateCmd) setBinding(l *decode.Load) error {
 	l.AtArrival = c.Bind == bindArrival
 	l.Prefill = &decode.Prefill{Ms: c.PrefillMs, PerTokenMs: c.PerToken}
 	if c.Prefills != nil {
-		if l.Prefill.Engines = *c.Prefills; l.Prefill.Engines < 1 {
+		l.Prefill.Engines = *c.Prefills
+		if l.Prefill.Engines < 1 {
 			return fmt.Errorf("--prefills %d: at least 1, or leave it out", *c.Prefills)
 		}
 	}
@@ -272,7 +273,7 @@ func (c *simulateCmd) setPredictor(plan *decode.Plan) error {
 	if c.Predictor == "" {
 		return nil
 	}
-	if kind, err := predictor.ParseKind(c.Predictor); err == nil {
+	if kind, err := predictor.ParseKind(c.Predictor); err == nil { // otherwise the text is the name of a file
 		plan.Predictor.Kind = kind
 		return nil
 	}
@@ -297,8 +298,8 @@ func synthNames() string {
 }
 
 // setTrace sets the trace of the plan, by default Azure's, and returns its name.
-func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
-	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
+func (c *simulateCmd) setTrace(plan *decode.Plan) (traceName string, _ error) {
+	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok { // the plan draws this trace itself, another one for each seed
 		if !slices.Contains(trace.SynthNames(), name) {
 			return "", fmt.Errorf("--trace: there is no synthetic trace %q%s; there are %s", c.Trace, spelling.Hint(name, trace.SynthNames()),
 				synthNames())
@@ -316,9 +317,9 @@ func (c *simulateCmd) setTrace(plan *decode.Plan) (string, error) {
 }
 
 // readTrace returns the trace of --trace and its name. drawn is the number of requests if the trace is random and not read from a file.
-func (c *simulateCmd) readTrace(drawn int) (*trace.Trace, string, error) {
+func (c *simulateCmd) readTrace(drawn int) (_ *trace.Trace, traceName string, _ error) {
 	if name, ok := strings.CutPrefix(c.Trace, trace.SynthPrefix); ok {
-		t, err := trace.Synth(name, drawn, 1)
+		t, err := trace.Synth(name, drawn, 1) // 1 is the seed
 		return t, c.Trace, err
 	}
 	t, err := trace.Read(c.Trace, trace.Options{Format: trace.Format(c.Format)})
@@ -334,7 +335,7 @@ func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*repor
 	defer func() { _ = f.Close() }() // the file was only read, so an error of Close has no effect
 	bar := newProgress(progress)
 	began := time.Now()
-	runs, cut, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies),
+	runs, isCutOff, err := vectors.Replay(ctx, f, c.Log, namedargs.List(c.Policies),
 		func(n int) { bar.update(n, -1, fmt.Sprintf("%d rounds done", n)) })
 	bar.finish()
 	if err != nil {
@@ -342,7 +343,7 @@ func (c *simulateCmd) replayLog(ctx context.Context, progress io.Writer) (*repor
 	}
 	notes := []string{"Every round starts from the recorded loads, whatever a policy decided before: imbalance is that right after the " +
 		"round's admissions, not what the policy would have led to."}
-	if cut {
+	if isCutOff {
 		notes = append(notes, "The last line of the log is not finished and was left out.")
 	}
 	return &report.Report{
@@ -367,7 +368,8 @@ func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine returns the command line that gives the same numbers again.
+// commandLine returns the command line that gives the same numbers again. It has a flag only if the flag has an effect and is not at its
+// default: line.Add adds nothing if its first argument is false.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
 	line.Add(c.Log != "", "log %s", c.Log)
@@ -413,7 +415,7 @@ func (c *simulateCmd) commandLine() string {
 func (c *simulateCmd) facts(plan *decode.Plan, result *decode.Result, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
 	load := fmt.Sprintf("open loop, %g of what the ranks could serve if they were level", plan.Load.Rho)
-	if plan.Load.Rho == 0 {
+	if plan.Load.Rho == 0 { // no arrival rate is set
 		load = fmt.Sprintf("closed loop, %d requests in the system beyond the slots", plan.Load.Pool)
 	}
 	known := "learned"

@@ -51,7 +51,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	began, bar := time.Now(), newProgress(std.err)
 	fmt.Fprintf(std.err, "%s, %d seeds; %d ranks of %d slots that prefill and decode; %s\n",
 		texts.Name, c.Seeds, load.Ranks, load.Slots, describeLaw(c.deployment))
-	all, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
+	samples, err := report.Trials(ctx, len(policies), c.Seeds, func(done, total int) {
 		bar.update(done, total, fmt.Sprintf("%d of %d runs done", done, total))
 	}, func(ctx context.Context, i int, seed uint64) (report.Sample, error) {
 		return runAggregated(ctx, c.loadForSeed(load, texts, seed), policies[i])
@@ -62,7 +62,7 @@ func (c *simulateCmd) simulateAggregated(ctx context.Context, std streams) error
 	}
 	r := report.Report{Title: "evenkeel simulate", Command: c.aggregatedCommandLine()}
 	for i, p := range policies {
-		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(all[i]...)})
+		r.Runs = append(r.Runs, report.Run{Policy: p.Name, Seeds: c.Seeds, Metrics: report.Summarize(samples[i]...)})
 	}
 	r.Facts = []report.Fact{
 		{Name: "when", Value: fmt.Sprintf("%s, %.0f s in all", began.Format("2006-01-02 15:04:05 MST"), time.Since(began).Seconds())},
@@ -118,7 +118,7 @@ func (c *simulateCmd) parseAggregatedPolicies() (all []mixed.Contender, err erro
 
 // aggregatedLoad makes the load and its trace from the flags. They are the same for all seeds; loadForSeed varies them.
 func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
-	if c.deployment.Prompt.Fit.Steps == 0 {
+	if c.deployment.Prompt.Fit.Steps == 0 { // no steps with prompts were measured
 		return nil, nil, fmt.Errorf("--law %s does not say what prompts take; take --tier decode, or another law", c.Law)
 	}
 	if c.Slots < 1 || c.Slots > maxAggregated/c.deployment.Ranks {
@@ -142,6 +142,7 @@ func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	if err := c.setPace(l); err != nil {
 		return nil, nil, err
 	}
+	// A rank must have room for the longest request, and a tenth more.
 	longest := slices.MaxFunc(t.Requests, func(a, b trace.Request) int { return a.Prompt + a.Output - b.Prompt - b.Output })
 	if n := int64(longest.Prompt + longest.Output); c.Capacity > 0 && c.Capacity < n+n/10 {
 		return nil, nil, fmt.Errorf("--capacity %d: the longest request of the trace has %d tokens, and a rank needs a tenth more",
@@ -150,7 +151,8 @@ func (c *simulateCmd) aggregatedLoad() (*mixed.Load, *mixed.Replayed, error) {
 	return l, texts, nil
 }
 
-// setPace sets by --load and --pool when requests come: Rho for an open loop, or Full for a closed loop.
+// setPace sets by --load and --pool when requests come. For an open loop, it sets Rho, the requests as a share of what the ranks could
+// serve. For a closed loop, it sets Full, the requests in the system as a share of the slots; without --pool, Full stays as it is.
 func (c *simulateCmd) setPace(l *mixed.Load) error {
 	slots := l.Ranks * l.Slots
 	switch {
@@ -167,7 +169,8 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 		if *c.Pool > maxAggregated {
 			return fmt.Errorf("--pool %d: at most %d", *c.Pool, maxAggregated)
 		}
-		if l.Full = 1 + float64(*c.Pool)/float64(slots); l.Full <= 0 {
+		l.Full = 1 + float64(*c.Pool)/float64(slots) // a negative --pool leaves slots free
+		if l.Full <= 0 {
 			return fmt.Errorf("--pool %d: no request would be in the system, which has %d slots", *c.Pool, slots)
 		}
 	}
@@ -177,7 +180,7 @@ func (c *simulateCmd) setPace(l *mixed.Load) error {
 // loadForSeed returns a copy of the load for one seed. Each seed begins at another place in the trace, and draws other arrival times.
 func (c *simulateCmd) loadForSeed(l *mixed.Load, texts *mixed.Replayed, seed uint64) *mixed.Load {
 	load, part := *l, *texts
-	part.From = int(seed-1) * len(texts.Requests) / c.Seeds
+	part.From = int(seed-1) * len(texts.Requests) / c.Seeds // seeds count from 1, and share the trace equally
 	load.Texts, load.Seed, load.Room = &part, seed, c.Capacity
 	load.Measure(0) // computes how many requests the ranks can serve; 0: Room is not changed
 	return &load
@@ -192,7 +195,7 @@ func runAggregated(ctx context.Context, l *mixed.Load, p mixed.Contender) (repor
 	}, err
 }
 
-// aggregatedCommandLine returns the command line that gives the same numbers again.
+// aggregatedCommandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
 func (c *simulateCmd) aggregatedCommandLine() string {
 	line := report.Words{Text: "evenkeel simulate --tier aggregated", Before: " --"}
 	line.Add(true, "law %s", c.Law)

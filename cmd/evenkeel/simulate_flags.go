@@ -36,7 +36,7 @@ func (c *simulateCmd) refuseForeign(given []*kong.Flag) error {
 		return nil
 	}
 	slices.Sort(tiers)
-	tiers = slices.Compact(tiers)
+	tiers = slices.Compact(tiers) // the tiers that have any of the foreign flags, each once
 	last := len(tiers) - 1
 	tierList := tiers[last]
 	if last > 0 {
@@ -88,6 +88,7 @@ func given(k *kong.Context) (flags []*kong.Flag) {
 	return flags
 }
 
+// namesOf returns the names of flags, without their dashes.
 func namesOf(flags []*kong.Flag) (names []string) {
 	for _, f := range flags {
 		names = append(names, f.Name)

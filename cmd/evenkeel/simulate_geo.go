@@ -55,6 +55,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 		"back\tlost\tfailed\tviolations\t")
 	for _, r := range runs {
 		m := r.Metrics
+		// show returns a metric times scale as text; "-": it was not measured. The two main metrics get their interval, too.
 		show := func(name report.Metric, scale float64, digits int) string {
 			v, ok := m[name]
 			if !ok {
@@ -77,7 +78,7 @@ func geoTable(b *bytes.Buffer, runs []report.Run, seeds int) {
 	}
 	_ = w.Flush() // writing to a buffer cannot fail
 	for _, r := range runs {
-		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) {
+		if v := r.Metrics[regions.Violations].Mean; v > 0 || math.IsNaN(v) { // NaN must not pass for none
 			fmt.Fprintf(b, "%s broke an invariant: a request ended twice or never, was forwarded twice, or ran three times.\n", r.Policy)
 		}
 	}

@@ -34,7 +34,7 @@ var promptTimesNote = fmt.Sprintf(" The part of a prompt that all ranks compute 
 
 // listLaws prints all laws (step times of known deployments). It refuses other flags, which would have no effect.
 func listLaws(std streams, k *kong.Context) error {
-	if more := given(k); len(more) > 1 {
+	if flags := given(k); len(flags) > 1 { // one of them is --law itself
 		return usageError{errors.New("--law list prints all laws and looks at no other flag; leave the others out")}
 	}
 	return laws.List(std.out)
@@ -44,7 +44,7 @@ func listLaws(std streams, k *kong.Context) error {
 // also sets the slots to lawSlots.
 func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 	switch {
-	case c.Law == "" && slices.Contains(given, "law"):
+	case c.Law == "" && slices.Contains(given, "law"): // the user wrote --law without a name
 		return usageError{errNoLaw}
 	case c.Law == "":
 		return nil
@@ -53,7 +53,7 @@ func (c *simulateCmd) lookUpLaw(given []string) (err error) {
 		return err
 	}
 	c.Law, c.Workers = c.deployment.Name(), c.deployment.Ranks
-	if !slices.Contains(given, "slots") {
+	if !slices.Contains(given, "slots") { // the flag's own default is for ranks without a law
 		c.Slots = lawSlots
 	}
 	return nil
@@ -83,7 +83,8 @@ func levelStepModel(law step.Law) report.StepModel {
 	ns := func(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 	l := law.Level()
 	return report.StepModel{
-		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, Request: ns(l.RequestMs), Own: ns(l.OwnPromptMs), Shared: ns(l.SharedPromptMs),
+		C0: ns(l.C0Ms), C1: l.C1Ms * 1e6, // C1 is a number of nanoseconds, which may be a fraction
+		Request: ns(l.RequestMs), Own: ns(l.OwnPromptMs), Shared: ns(l.SharedPromptMs),
 		Prefill: ns(l.PrefillMs),
 	}
 }
@@ -119,7 +120,7 @@ func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
 			parts = append(parts, fmt.Sprintf("%s %+.1f %%", m.words, 100*(after/before-1)))
 		}
 	}
-	if len(runs) < 2 || len(parts) == 0 {
+	if len(runs) < 2 || len(parts) == 0 { // there is nothing to compare with, or no metric to compare
 		return ""
 	}
 	reference := first.Policy

@@ -76,7 +76,7 @@ func (c *simulateCmd) prefillEngines() int {
 }
 
 // prefillPlan makes the plan of the simulation from the flags. It also returns the name of the trace.
-func (c *simulateCmd) prefillPlan() (*prefill.Plan, string, error) {
+func (c *simulateCmd) prefillPlan() (_ *prefill.Plan, traceName string, _ error) {
 	f := &c.Prefill
 	plan := &prefill.Plan{
 		Requests: c.Requests, Seeds: c.Seeds, Push: f.Push, CapacityFactor: f.WrongCapacity, TellLine: !f.Learn,
@@ -144,7 +144,7 @@ func (c *simulateCmd) describePrefillEngines() string {
 	return words + fmt.Sprintf("; its KV is fetched %v later", f.Hold)
 }
 
-// prefillCommandLine returns the command line that gives the same numbers again.
+// prefillCommandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
 func (c *simulateCmd) prefillCommandLine() string {
 	f := &c.Prefill
 	line := report.Words{Text: "evenkeel simulate --tier prefill", Before: " "}
@@ -175,7 +175,8 @@ func (c *simulateCmd) prefillCommandLine() string {
 // prefillNotes returns notes on how far the numbers apply to real engines.
 func (c *simulateCmd) prefillNotes(p *prefill.Plan) []string {
 	var notes []string
-	if !slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 }) {
+	sharesBlocks := slices.ContainsFunc(p.Trace.Requests, func(r trace.Request) bool { return len(r.HashIDs) > 0 })
+	if !sharesBlocks {
 		notes = append(notes, "The trace does not say which prompts share blocks: no prompt finds anything in a cache, and policies that look "+
 			"for hits have none to look for.")
 	}

@@ -113,7 +113,7 @@ func (c *surveyCmd) watch(std streams, targets []*engine.Target, page io.Writer)
 	if err != nil {
 		return err
 	}
-	lasted := time.Since(began)
+	lasted := time.Since(began) // less than c.For if the user ended it
 	stop()
 	// A new context, so that a signal from here on ends only the simulation, and the report is still written.
 	ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

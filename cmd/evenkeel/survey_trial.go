@@ -43,7 +43,7 @@ const (
 
 // checkTrial refuses flags that cannot be combined.
 func (c *surveyCmd) checkTrial() error {
-	switch defaults := (surveyTrial{Each: 5 * time.Minute}); {
+	switch defaults := (surveyTrial{Each: 5 * time.Minute}); { // the values if no flag is given
 	case !c.Trial && c.surveyTrial != defaults: // a flag that needs --trial was given
 		return errors.New("--each, --law, --ranks, --plan and --short are for --trial; add it, or leave them out")
 	case !c.Trial:
@@ -230,6 +230,7 @@ func (c *surveyCmd) simulateLoads(ctx context.Context, std streams, e *trials.En
 	if err != nil {
 		return nil, usageError{err}
 	}
+	// Without --law, Find returns only laws with as many ranks as the engine has.
 	if len(laws) > 0 && laws[0].Ranks != e.Ranks {
 		return nil, usageError{
 			fmt.Errorf("--law %s is of %d ranks, and the engine has %d; name a law with as many", c.Law, laws[0].Ranks, e.Ranks),
@@ -270,7 +271,7 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	if c.Short {
 		scrapeEvery = 200 * time.Millisecond
 	}
-	if err := p.Measure(ctx); err != nil {
+	if err := p.Measure(ctx); err != nil { // asks for a few answers, and learns how the engine counts tokens
 		if ctx.Err() != nil {
 			return errors.New("ended by a signal; nothing was played")
 		}
@@ -279,7 +280,7 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	r.Engine.Tokens = p.Engine.Tokens
 	followCtx, stopFollowing := context.WithCancel(ctx)
 	defer stopFollowing()
-	var pages []*survey.Series
+	var pages []*survey.Series // the engine's metrics over time
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -291,7 +292,8 @@ func (c *surveyCmd) sendLoads(ctx context.Context, std streams, r *trials.Report
 	r.Seconds = time.Since(began).Seconds()
 	stopFollowing()
 	<-done // pages is complete when the goroutine has ended
-	if !r.Any() {
+
+	if !r.Any() { // the trial ended before its first results
 		return fmt.Errorf("no pair of blocks was played: %w", r.Ended())
 	}
 	r.Law = trials.Explain(r.Engine, r.Learned(), pages)
@@ -312,7 +314,7 @@ func (c *surveyCmd) startProxy(ctx context.Context, r *trials.Report, entry *dra
 		return nil, err
 	}
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	for _, l := range r.Loads {
+	for _, l := range r.Loads { // all requests of a load may wait in the pool at the same time
 		cfg.Pool.Size = max(cfg.Pool.Size, l.InFlight)
 	}
 	r.Program.Policy = cfg.Dispatch.Policy
@@ -328,7 +330,7 @@ func learnedStepTimes(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	defer cancel()
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.C0Ms+s.OwnPromptMs > 0 {
+			if s := group.Step; s != nil && s.C0Ms+s.OwnPromptMs > 0 { // something is known about the engine's ranks
 				return &trials.Learned{
 					Way: string(s.Bottleneck), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, Steps: s.Samples, R2: s.R2,
 					OwnMs: s.OwnPromptMs, SharedMs: s.SharedPromptMs, PrefillMs: s.PrefillMs,

@@ -54,16 +54,17 @@ func (c topCmd) Run(std streams) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	source := top.NewSource(c.Admin, token)
-	size := func() (width, height int) { return 100, 0 } // columns without a terminal; height 0: no limit
+	// size returns the columns and lines that the text may fill. Height 0 is no limit, for an output that is no terminal.
+	size := func() (width, height int) { return 100, 0 }
 	file, ok := std.out.(*os.File)
-	screen := ok && term.IsTerminal(int(file.Fd()))
-	if screen {
+	toTerminal := ok && term.IsTerminal(int(file.Fd()))
+	if toTerminal {
 		size = func() (width, height int) {
 			width, height, _ = term.GetSize(int(file.Fd())) // both are 0 if the terminal does not tell its size
 			return cmp.Or(width, 80), cmp.Or(height, 24)
 		}
 	}
-	if screen && !c.Once {
+	if toTerminal && !c.Once {
 		return top.Run(ctx, source, file, size)
 	}
 	width, _ := size()
