@@ -101,23 +101,8 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 		out = ctx.Response.Header.AppendBytes(nil)
 	}
 	p.headWritten = headSent
-	buf := make([]byte, smallChunk)
-	for p.err == nil {
-		n, _ := p.Read(buf)
-		if isHTTP10 {
-			out = append(out, buf[:n]...)
-		} else {
-			out = p.keepAlive.frame(out, buf[:n])
-		}
-		if p.err == io.EOF && !isHTTP10 { //nolint:errorlint // as Close compares
-			out = append(out, lastChunk...)
-		}
-		if len(out) > 0 {
-			if _, err := conn.Write(out); err != nil { // the client has left; Close tells onEnd
-				return
-			}
-			out, p.headWritten = out[:0], true
-		}
+	if p.writeBody(conn, out, isHTTP10) != nil { // the client has left; Close tells onEnd
+		return
 	}
 	whole := p.err == io.EOF //nolint:errorlint // as Close compares; another error means that the answer is cut off
 	// Without headSent, the client speaks HTTP/1.0, where the end of the connection ends the body.
@@ -129,6 +114,30 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 		c.dropClient()
 		c.closeSocket()
 	}
+}
+
+// writeBody writes out, which is the head of the answer or empty, and then all that Read returns, in chunks or as it is for HTTP/1.0. It
+// returns when the source has ended, for which p.err has the reason, or with the error of a write.
+func (p *BodyStream) writeBody(conn net.Conn, out []byte, isHTTP10 bool) error {
+	buf := make([]byte, smallChunk)
+	for p.err == nil {
+		n, _ := p.Read(buf) // Read keeps its error in p.err
+		if isHTTP10 {
+			out = append(out, buf[:n]...)
+		} else {
+			out = p.keepAlive.frame(out, buf[:n])
+		}
+		if p.err == io.EOF && !isHTTP10 { //nolint:errorlint // as Close compares
+			out = append(out, lastChunk...)
+		}
+		if len(out) > 0 {
+			if _, err := conn.Write(out); err != nil {
+				return err
+			}
+			out, p.headWritten = out[:0], true
+		}
+	}
+	return nil
 }
 
 const lastChunk = "0\r\n\r\n"
@@ -165,11 +174,7 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 	n, err = p.src.Read(b)
 	// The comments stop before anything is written, because none may follow a part of an event, or be written while writes are held.
 	p.keepAlive.StopTimer()
-	isLast := err == io.EOF //nolint:errorlint // as fasthttp compares
-	if err == nil && p.pending() == 0 && p.ended() {
-		isLast = true // the source has said that it has ended, before it returns io.EOF
-	}
-	if isLast && p.headConn != nil {
+	if p.isLastRead(err) && p.headConn != nil {
 		p.headConn.holdWrites() // the last chunk and the end of the body are then sent together
 	}
 	switch {
@@ -180,6 +185,13 @@ func (p *BodyStream) Read(b []byte) (n int, err error) {
 		return 0, p.writeChunk(b[:n]) // after 0 bytes without an error, fasthttp reads again
 	}
 	return n, err
+}
+
+// isLastRead says whether nothing follows the bytes of a read of the source that returned err. This is so at io.EOF, or if the source says
+// that it has ended before it returns io.EOF.
+func (p *BodyStream) isLastRead(err error) bool {
+	saysEnded := err == nil && p.pending() == 0 && p.ended()
+	return saysEnded || err == io.EOF //nolint:errorlint // as fasthttp compares
 }
 
 // writeChunk writes one chunk of up to writePieceSize bytes to the connection: first the bytes of begun, then those that the

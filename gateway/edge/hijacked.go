@@ -62,17 +62,23 @@ func Hijack(ctx *fasthttp.RequestCtx, log *zap.Logger, run func(*Hijacked)) bool
 	if headSent := StopKeepAlive(ctx); headSent { // the head that was sent says whether the connection closes
 		o.closesAfter = o.keepAlive.closesAfter
 	} else {
-		h := &ctx.Response.Header
-		o.closesAfter = conn.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
-		if o.closesAfter {
-			h.SetConnectionClose()
-		}
-		h.SetContentLength(-1) // -1: the body comes in chunks
-		o.pendingHead = h.AppendBytes(nil)
+		o.makeHead(ctx)
 	}
 	ctx.HijackSetNoResponse(true)
 	ctx.Hijack(func(net.Conn) { o.recoverPanic(func() { run(o) }) })
 	return true
+}
+
+// makeHead sets pendingHead to the head of ctx's answer, and closesAfter to whether the connection is closed after the answer, which the
+// head tells the client.
+func (o *Hijacked) makeHead(ctx *fasthttp.RequestCtx) {
+	h := &ctx.Response.Header
+	o.closesAfter = o.headConn.server.stopping.Load() || ctx.Request.Header.ConnectionClose() || h.ConnectionClose()
+	if o.closesAfter {
+		h.SetConnectionClose()
+	}
+	h.SetContentLength(-1) // -1: the body comes in chunks
+	o.pendingHead = h.AppendBytes(nil)
 }
 
 // recoverPanic calls f and recovers a panic in it. fasthttp does not recover on this goroutine, so a panic would end the process.

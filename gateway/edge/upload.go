@@ -59,13 +59,8 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	if authRefusal != nil {
 		u.limit = min(smallBody, o.MaxBody) // for a body up to this size, the handler refuses the request, and the connection stays open
 	}
-	switch {
-	case authRefusal != nil && (f.length > u.limit || f.expect): // the body would be read for nothing
-		return authRefusal
-	case f.length > u.limit:
-		return o.tooLarge()
-	case !u.reservation.fits(f.length):
-		return &refusedBodies
+	if r := u.refusalByHead(authRefusal); r != nil {
+		return r
 	}
 	if err := u.read(); err != nil {
 		u.reservation.Release()
@@ -74,6 +69,20 @@ func (o *Options) receiveBody(ctx *fasthttp.RequestCtx, conn *headConn, f framin
 	conn.head, conn.reservation = headScanner{}, u.reservation // the next bytes belong to the next request
 	ctx.Request.SwapBody(u.buf)
 	h.SetContentLength(len(u.buf))
+	return nil
+}
+
+// refusalByHead returns the refusal of a request whose body is not to be read, because of its length or because of authRefusal; nil: the
+// body is to be read. The length of a chunked body is 0 here, so read must check it.
+func (u *upload) refusalByHead(authRefusal *Refusal) *Refusal {
+	switch tooLong := u.framing.length > u.limit; {
+	case authRefusal != nil && (tooLong || u.framing.expect): // the body would be read for nothing
+		return authRefusal
+	case tooLong:
+		return u.o.tooLarge()
+	case !u.reservation.fits(u.framing.length):
+		return &refusedBodies
+	}
 	return nil
 }
 
