@@ -140,6 +140,11 @@ func (c *Config) checkMetaserver(bad report) {
 		}
 		host = u.Hostname()
 	}
+	c.checkCallbackHost(path, host, bad)
+}
+
+// checkCallbackHost checks that decode engines can call a host at which the proxy receives callbacks. path is the key that names the host.
+func (c *Config) checkCallbackHost(path, host string, bad report) {
 	switch {
 	case Wildcard(host):
 		bad(path, "%q is no host that decode engines can call; set bind.advertise to the URL under which they reach this proxy, such as "+

@@ -106,16 +106,7 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	at := source{file: e.URL} // errors name the engine's URL in place of a file
 	listed := c.Engines.ofRole(role)
 	if len(listed) > 0 {
-		e.Profile = cmp.Or(e.Profile, listed[0].Profile)
-	}
-	if len(listed) > 0 && role != "prefill" { // prefill engines have no groups and slots
-		first := &listed[0]
-		ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind one address are a group of their own
-		if e.Group == "" && !ownGroup {
-			e.Group, e.Barrier = first.Group, cmp.Or(e.Barrier, first.Barrier)
-		}
-		e.Slots, e.Budget = cmp.Or(e.Slots, first.Slots), cmp.Or(e.Budget, first.Budget)
-		e.Interval = cmp.Or(e.Interval, first.Interval)
+		e.fillFrom(role, &listed[0])
 	}
 	c.fillEngineDefaults(role, &e)
 	for _, other := range listed { // all ranks of a group step together, or all step by themselves
@@ -128,6 +119,20 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 		return e, at.errorAt("$.url", "%v", err)
 	}
 	return e, c.checkSingle(role, e)
+}
+
+// fillFrom takes the values that an engine lacks from the first engine of its role.
+func (e *Engine) fillFrom(role string, first *Engine) {
+	e.Profile = cmp.Or(e.Profile, first.Profile)
+	if role == "prefill" { // prefill engines have no groups and slots
+		return
+	}
+	ownGroup := role == "aggregated" && e.Ranks > 0 // the ranks behind one address are a group of their own
+	if e.Group == "" && !ownGroup {
+		e.Group, e.Barrier = first.Group, cmp.Or(e.Barrier, first.Barrier)
+	}
+	e.Slots, e.Budget = cmp.Or(e.Slots, first.Slots), cmp.Or(e.Budget, first.Budget)
+	e.Interval = cmp.Or(e.Interval, first.Interval)
 }
 
 // CompleteFound sets the defaults of an engine that discovery found, and checks it. Unlike Complete, it takes no values from the engines of

@@ -148,7 +148,17 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 		bad(path+".first_rank", "%d is no number of a DP rank; write the number that the header X-data-parallel-rank must have for the first "+
 			"rank behind this URL", e.First)
 	}
-	// 0 means for each of these keys that the file does not set it.
+	e.checkKVEventPorts(path, role, bad)
+	e.checkAggregatedKeys(path, role, bad)
+	if role == "prefill" {
+		e.refuseDecodeKeys(path, bad)
+	} else {
+		e.checkDecodeKeys(path, bad)
+	}
+}
+
+// checkKVEventPorts checks the ports at which an engine publishes its KV events; 0: the file sets none.
+func (e *Engine) checkKVEventPorts(path, role string, bad report) {
 	for key, port := range map[string]int{"kv_events_port": e.KVEventsPort, "kv_replay_port": e.KVReplayPort} {
 		if port < 0 || port > 65535 {
 			bad(path+"."+key, "%d is no port; write the port in the engine's --kv-events-config, or 0 for that of prefill.kv_events", port)
@@ -157,6 +167,10 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 			bad(path+"."+key, "only the events of engines that prefill are followed; remove it")
 		}
 	}
+}
+
+// checkAggregatedKeys checks the keys that only aggregated engines may have; 0: the file does not set the key.
+func (e *Engine) checkAggregatedKeys(path, role string, bad report) {
 	for key, n := range map[string]int{"token_budget": e.Budget, "prefill_schedule_interval": e.Interval} {
 		switch {
 		case n != 0 && role != "aggregated":
@@ -166,17 +180,17 @@ func (c *Config) checkEngine(path, role string, e *Engine, bad report) {
 				map[string]string{"token_budget": "max-num-batched-tokens", "prefill_schedule_interval": "prefill-schedule-interval"}[key])
 		}
 	}
-	if role == "prefill" {
-		for key, set := range map[string]bool{
-			"group": e.Group != "", "barrier": e.Barrier != "", "slots": e.Slots != 0, "kv_tokens": e.KV != 0, "cost": e.Cost != 0,
-		} {
-			if set {
-				bad(path+"."+key, "only decode and aggregated engines have it; remove it")
-			}
+}
+
+// refuseDecodeKeys reports keys of a prefill engine that only decode and aggregated engines have.
+func (e *Engine) refuseDecodeKeys(path string, bad report) {
+	for key, isSet := range map[string]bool{
+		"group": e.Group != "", "barrier": e.Barrier != "", "slots": e.Slots != 0, "kv_tokens": e.KV != 0, "cost": e.Cost != 0,
+	} {
+		if isSet {
+			bad(path+"."+key, "only decode and aggregated engines have it; remove it")
 		}
-		return
 	}
-	e.checkDecodeKeys(path, bad)
 }
 
 // checkProfile reports keys of an engine that contradict its profile, such as an http URL with a profile that has TLS keys.
@@ -231,30 +245,33 @@ func (c *Config) checkPool(bad report) {
 	if c.Pool.Size < 1 {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
-	outlives := func(engine, profile string) bool { // reports a pool.ttl that is longer than engines with this profile keep KV
-		p, known := c.Profiles[profile]
-		if !known || p.Early() { // with early binding, waiting requests have no KV yet that could expire
-			return false
-		}
-		budget, err := p.HoldBudget()
-		if err != nil || c.Pool.TTL <= budget { // checkProfiles reports the error
-			return false
-		}
-		bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl "+
-			"to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
-			c.Pool.TTL, engine, profile, budget, p.KVHoldTimeout, budget)
-		return true
-	}
 	for _, e := range c.Engines.Prefill {
-		if outlives(e.URL, e.Profile) {
+		if reported := c.checkPoolTTL(e.URL, e.Profile, bad); reported { // one report about the same key is enough
 			return
 		}
 	}
 	for _, profile := range c.ProfilesInUse("prefill") {
-		if outlives("from discovery", profile) {
+		if reported := c.checkPoolTTL("from discovery", profile, bad); reported {
 			return
 		}
 	}
+}
+
+// checkPoolTTL reports a pool.ttl that is longer than prefill engines with this profile keep KV. engine is the name of such an engine, for
+// the message.
+func (c *Config) checkPoolTTL(engine, profile string, bad report) (reported bool) {
+	p, known := c.Profiles[profile]
+	if !known || p.Early() { // with early binding, waiting requests have no KV yet that could expire
+		return false
+	}
+	budget, err := p.HoldBudget()
+	if err != nil || c.Pool.TTL <= budget { // checkProfiles reports the error
+		return false
+	}
+	bad("$.pool.ttl", "%v is longer than prefill engine %s (profile %s) holds a finished prefill for the pool: %v of its %v; lower pool.ttl "+
+		"to %v, or raise the engine's hold timeout and the profile's kv_hold_timeout",
+		c.Pool.TTL, engine, profile, budget, p.KVHoldTimeout, budget)
+	return true
 }
 
 // checkTimes checks the durations in health and limits. 0 is allowed only where it has a meaning, such as to switch something off.
