@@ -65,15 +65,8 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 	}
 	answered := members.probeAnswer()
 	if p.Connector == VLLMMooncake {
-		if info == nil || info.TransferID == "" || info.BootstrapAddr == "" || info.EngineID == "" {
-			return answered, fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
-				"first", ErrBadHandoff)
-		}
-		if answered.FinishReason != "length" { // the engine keeps the KV only for a request that ended at its token limit
-			return answered, fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, shownFinishReason(answered.FinishReason))
-		}
-		answered.KV, answered.EngineID = info.handoff(), info.EngineID
-		return answered, nil
+		err := answered.setBootstrapHandoff(info)
+		return answered, err
 	}
 	kv := members.kv
 	if kv == nil || rawjson.IsNull(kv) {
@@ -95,6 +88,20 @@ func (p *Profile) ReadProbe(answer []byte, info *BootstrapInfo, knownHost func(h
 		answered.Coordinates = h.kvAddress()
 	}
 	return answered, nil
+}
+
+// setBootstrapHandoff sets the hand-off of an answer with connector vllm-mooncake. The answer itself has none, so it is made from info.
+func (a *ProbeAnswer) setBootstrapHandoff(info *BootstrapInfo) error {
+	isComplete := info != nil && info.TransferID != "" && info.BootstrapAddr != "" && info.EngineID != ""
+	if !isComplete {
+		return fmt.Errorf("%w: the exchange lacks transfer id, bootstrap address or engine id; query the bootstrap server "+
+			"first", ErrBadHandoff)
+	}
+	if a.FinishReason != "length" { // the engine keeps the KV only for a request that ended at its token limit
+		return fmt.Errorf("%w: finish_reason is %s", ErrNoHandoff, shownFinishReason(a.FinishReason))
+	}
+	a.KV, a.EngineID = info.handoff(), info.EngineID
+	return nil
 }
 
 // SaidError is an error that an engine sent with status 200. SGLang does so because it begins a stream before it checks the
@@ -410,9 +417,9 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 	isStream := p.Connector == SGLang && !bytes.HasPrefix(bytes.TrimSpace(answer), []byte("{"))
 	if isStream {
 		for line := range bytes.Lines(answer) {
-			data, ok := bytes.CutPrefix(line, []byte("data:"))
+			data, isData := bytes.CutPrefix(line, []byte("data:"))
 			data = bytes.TrimSpace(data)
-			if !ok || string(data) == "[DONE]" {
+			if isEnd := string(data) == "[DONE]"; !isData || isEnd { // a line of an event without data, or the end of the stream
 				continue
 			}
 			if err := a.addPart(data); err != nil {
