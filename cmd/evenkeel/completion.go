@@ -112,9 +112,23 @@ func complete(node *kong.Node, words []string) []string {
 		words = []string{""}
 	}
 	unfinished := words[len(words)-1]
-	// The finished words tell which command the unfinished word belongs to, and whether it is the value of a flag.
-	var awaiting *kong.Flag // the flag whose value the next word is; nil: there is none
-	for _, w := range words[:len(words)-1] {
+	node, awaiting := readFinished(node, words[:len(words)-1])
+	switch name, value, hasValue := strings.Cut(unfinished, "="); {
+	case strings.HasPrefix(unfinished, "-") && hasValue: // --name=VALUE in one word
+		return prependToAll(name+"=", valuesOf(findFlag(node, name), value))
+	case strings.HasPrefix(unfinished, "-"):
+		return withPrefix(unfinished, flagNames(node))
+	case awaiting != nil:
+		return valuesOf(awaiting, unfinished)
+	default:
+		return completionsFor(node, unfinished)
+	}
+}
+
+// readFinished reads the finished words of a command line. It returns the node of the command that they name, and the flag whose value the
+// next word is; nil: there is none.
+func readFinished(node *kong.Node, finished []string) (command *kong.Node, awaiting *kong.Flag) {
+	for _, w := range finished {
 		switch {
 		case strings.HasPrefix(w, "-"):
 			name, _, hasValue := strings.Cut(w, "=")
@@ -138,16 +152,7 @@ func complete(node *kong.Node, words []string) []string {
 			}
 		}
 	}
-	switch name, value, hasValue := strings.Cut(unfinished, "="); {
-	case strings.HasPrefix(unfinished, "-") && hasValue: // --name=VALUE in one word
-		return prependToAll(name+"=", valuesOf(findFlag(node, name), value))
-	case strings.HasPrefix(unfinished, "-"):
-		return withPrefix(unfinished, flagNames(node))
-	case awaiting != nil:
-		return valuesOf(awaiting, unfinished)
-	default:
-		return completionsFor(node, unfinished)
-	}
+	return node, awaiting
 }
 
 // completionsFor returns the commands below a node that begin with unfinished or, if there is no such command, the values of the node's

@@ -116,13 +116,8 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 		}
 		t.audit.drift, err = readGateway(ctx, g, sample)
 	}
-	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-	defer cancel()
-	if ctx.Err() != nil { // the user has interrupted the demo, so do not wait for streams
-		cancel()
-	}
-	if shutdownErr := g.Shutdown(shutdownCtx); shutdownErr != nil && ctx.Err() == nil { // after an interrupt, cut streams are no error
-		err = errors.Join(err, shutdownErr)
+	if stopErr := stopProxy(ctx, g); stopErr != nil {
+		err = errors.Join(err, stopErr)
 	}
 	if err != nil || ctx.Err() != nil {
 		return t, err
@@ -134,6 +129,20 @@ func (c *demoCmd) runTrial(ctx context.Context, p demoPolicy, requests []trace.R
 	copyClientResults(result, sample)
 	t.measureSteps(decode.Steps(), c.stepModel(), c.Aggregated, sample)
 	return t, nil
+}
+
+// stopProxy shuts the proxy down, and waits at most 10 s for its streams. If ctx has ended, because the user has interrupted the demo, it
+// cuts the streams at once, which is no error then.
+func stopProxy(ctx context.Context, g *gateway.Gateway) error {
+	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if ctx.Err() != nil {
+		cancel()
+	}
+	if err := g.Shutdown(shutdownCtx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // sendRequests sends the requests to the proxy, shows the progress, and calls sent when the last request has been sent. known says what the

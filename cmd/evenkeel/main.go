@@ -72,14 +72,7 @@ func run(args []string, std streams) int {
 		return 0
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(parser.Model.Node, args))
-		var parseErr *kong.ParseError
-		// The command itself is valid, but something after it is wrong.
-		if errors.As(err, &parseErr) && parseErr.Context != nil && parseErr.Context.Command() != "" {
-			printHelpHint(std.err, parseErr.Context.Command())
-		} else {
-			fmt.Fprintln(std.err, "evenkeel --help lists the commands")
-		}
+		printParseError(std.err, parser.Model.Node, args, err)
 		return 2
 	}
 	err = ctx.Run(std)
@@ -95,6 +88,19 @@ func run(args []string, std streams) int {
 		return 2
 	}
 	return 1
+}
+
+// printParseError prints what is wrong with a command line, and which command line shows what is right.
+func printParseError(w io.Writer, root *kong.Node, args []string, err error) {
+	fmt.Fprintf(w, "evenkeel: %v%s%s\n", err, configFlagHint(args), longFlagHint(root, args))
+	var parseErr *kong.ParseError
+	// If there is a command, it is valid, but something after it is wrong.
+	hasCommand := errors.As(err, &parseErr) && parseErr.Context != nil && parseErr.Context.Command() != ""
+	if hasCommand {
+		printHelpHint(w, parseErr.Context.Command())
+	} else {
+		fmt.Fprintln(w, "evenkeel --help lists the commands")
+	}
 }
 
 // expandShortForms returns a command line without short forms: -v becomes version, help COMMAND becomes COMMAND --help, and an empty line

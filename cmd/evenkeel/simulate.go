@@ -109,6 +109,11 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	if c.JSON {
 		return r.JSON(std.out)
 	}
+	return printReport(std.out, r, columns)
+}
+
+// printReport prints a report for people: a table with these columns, and the notes.
+func printReport(out io.Writer, r *report.Report, columns []report.Metric) error {
 	var b bytes.Buffer
 	if err := r.Lines(&b, columns...); err != nil {
 		return err
@@ -117,7 +122,7 @@ func (c *simulateCmd) Run(std streams, k *kong.Context) error {
 	for _, note := range r.Notes {
 		writeWrapped(&b, note)
 	}
-	_, err = b.WriteTo(std.out)
+	_, err := b.WriteTo(out)
 	return err
 }
 
