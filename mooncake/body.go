@@ -139,10 +139,11 @@ func (b *Body) Count(key string) int {
 // All yields its members and those of its sampling_params under their keys in completions.
 func (b *Body) All() iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
-		for object := b; object != nil; object = object.params {
+		for object := b; object != nil; object = object.params { // the body, and then its sampling_params, which has no params itself
+			inParams := object != b
 			for i := range object.members {
 				m := &object.members[i]
-				completionKey := b.completionKey(m.key, object != b)
+				completionKey := b.completionKey(m.key, inParams)
 				// Completions have no such member, or it is yielded below with its value from Set.
 				if completionKey == "" || hasKey(b.pending, completionKey) {
 					continue

@@ -36,7 +36,8 @@ func (p *Profile) ReadHandBack(kv json.RawMessage, knownHost func(host string) b
 		}
 	}
 	handsOff := string(h.doPrefill) == "true" // this is a hand-off to a decode engine
-	if handsOff || !keepsKV || tokens <= 0 || h.requestID == nil {
+	isHandBack := keepsKV && !handsOff
+	if !isHandBack || tokens <= 0 || h.requestID == nil { // no engine could fetch the KV by it
 		return 0, fmt.Errorf("%w: kv_transfer_params does not say whose KV of how many tokens is kept for a prefill engine", ErrBadHandoff)
 	}
 	h.doPrefill = json.RawMessage("true") // the other members are the same as in a hand-off, so checkHandoff can check them

@@ -76,8 +76,8 @@ func (b *Bind) Allows(a netip.Addr) bool {
 // discovery may find, have a profile with early binding, and there are no aggregated engines. No request then waits for a prefill engine.
 func (c *Config) OnlyEarlyBinding() bool {
 	used := c.ProfilesInUse("prefill")
-	return len(used) > 0 && len(c.ProfilesInUse("aggregated")) == 0 &&
-		!slices.ContainsFunc(used, func(name string) bool { return !bindsEarly(c, name) })
+	anyLate := slices.ContainsFunc(used, func(name string) bool { return !bindsEarly(c, name) })
+	return len(used) > 0 && !anyLate && len(c.ProfilesInUse("aggregated")) == 0
 }
 
 // bindsEarly says whether requests with this profile get their decode rank before their prefill.
@@ -182,8 +182,8 @@ func Wildcard(host string) bool {
 // CallbackHosts returns the hosts of the decode engines in the file that send callbacks, each once.
 func (c *Config) CallbackHosts() (hosts []string) {
 	for _, e := range c.Engines.Decode {
-		if u, err := url.Parse(e.URL); err == nil && c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise &&
-			!slices.Contains(hosts, u.Hostname()) {
+		sendsCallbacks := c.Profiles[e.Profile].Connector == mooncake.AscendLayerwise
+		if u, err := url.Parse(e.URL); err == nil && sendsCallbacks && !slices.Contains(hosts, u.Hostname()) {
 			hosts = append(hosts, u.Hostname())
 		}
 	}

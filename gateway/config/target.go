@@ -20,13 +20,15 @@ func InstanceID(raw string) (string, error) {
 		return "", fmt.Errorf("%q names more than one engine; write an entry for each, with http://host:port", raw)
 	}
 	u, err := url.Parse(raw)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
+	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	if !isHTTP || u.Hostname() == "" {
 		return "", fmt.Errorf("%q is not an engine's URL; write http://host:port", raw)
 	}
 	if strings.ContainsFunc(u.Hostname(), isForbiddenInHost) {
 		return "", fmt.Errorf("%q has a host with other characters than letters, digits and .-_:; write its name or its address", raw)
 	}
-	if strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+	hasMore := strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil // than host and port
+	if hasMore {
 		return "", fmt.Errorf("%q has more than a host and a port; write http://host:port alone (a key goes into the environment, see the "+
 			"profile's api_key_env)", raw)
 	}
@@ -40,7 +42,9 @@ func InstanceID(raw string) (string, error) {
 // isForbiddenInHost says whether a character may not be in a host. The check is strict, because people copy names of engines into shells.
 // The character % is allowed, because it separates the zone of an IPv6 address.
 func isForbiddenInHost(r rune) bool {
-	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".-_:%", r)
+	isLetter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+	isDigit := r >= '0' && r <= '9'
+	return !isLetter && !isDigit && !strings.ContainsRune(".-_:%", r)
 }
 
 // Target returns the address, TLS settings and API key for calls to an engine; it names no rank. The API key comes from an environment

@@ -63,12 +63,12 @@ func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 		return nil, errChunked("a line between the chunks is too long")
 	case err != nil:
 		return nil, unexpectedEOF(err)
-	case len(line) < 2 || line[len(line)-2] != '\r':
+	case len(line) < len("\r\n") || line[len(line)-2] != '\r': // only an LF ends the line
 		return nil, errChunked("a line between the chunks does not end in CRLF")
 	}
 	line = line[:len(line)-2]
 	for _, b := range line {
-		if b < ' ' && b != '\t' || b == 0x7f {
+		if isControl := b < ' ' && b != '\t' || b == 0x7f; isControl {
 			return nil, errChunked("a line between the chunks contains a control character")
 		}
 	}

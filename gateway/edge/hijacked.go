@@ -119,7 +119,7 @@ func (o *Hijacked) KeepAlive() *KeepAlive { return o.keepAlive }
 func (o *Hijacked) Send(data []byte, last bool) error {
 	buf := bufferPool.Get().(*[]byte)
 	defer bufferPool.Put(buf)
-	b := slices.Grow((*buf)[:0], ChunkRoom+len(data)+len("\r\n"+lastChunk))[:ChunkRoom]
+	b := slices.Grow((*buf)[:0], ChunkRoom+len(data)+len("\r\n"+lastChunk))[:ChunkRoom] // Frame fills the first ChunkRoom bytes
 	if len(data) > 0 {
 		b = o.Frame(append(b, data...))
 	} else { // a chunk without data would end the body, so only the head is written, unless it has been written already
@@ -166,7 +166,9 @@ func (o *Hijacked) TryWrite(p []byte, now time.Time) (int, error) {
 		o.client.dropClient()
 	case o.written < len(p):
 		// Each piece of 64 KiB has a deadline of its own, as in Conn.Write: after so many bytes, the client counts as blocked anew.
-		if o.bytesSinceBlocked += o.written; o.blockedSince.IsZero() || o.bytesSinceBlocked >= writePieceSize {
+		o.bytesSinceBlocked += o.written
+		wasBlocked, pieceIsWritten := !o.blockedSince.IsZero(), o.bytesSinceBlocked >= writePieceSize
+		if !wasBlocked || pieceIsWritten {
 			o.endBlocked(now)
 			o.blockedSince, o.bytesSinceBlocked = now, 0
 		}
