@@ -293,15 +293,8 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 	if p.Connector == Opaque {
 		return false, nil
 	}
-	pushes := string(h.mode) == `"push"`
-	// vLLM before 0.32 sends no transfer_mode, so the mode cannot be checked there.
-	wrongMode := h.mode != nil && p.nixl() && pushes != (p.Connector == NIXLPush)
-	if wrongMode { // each engine would wait for the other, and the decode request would never end
-		runs, wanted := "NixlConnector", NIXLPull
-		if pushes {
-			runs, wanted = "NixlPushConnector", NIXLPush
-		}
-		return false, fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, runs, wanted)
+	if err := p.checkTransferMode(h); err != nil {
+		return false, err
 	}
 	if string(h.doPrefill) != "true" {
 		return false, fmt.Errorf("%w: do_remote_prefill is %s, not true", ErrBadHandoff, describeValue(h.doPrefill))
@@ -326,6 +319,23 @@ func (p *Profile) checkHandoff(h *handoff, knownHost func(string) bool) (byProbe
 		return false, fmt.Errorf("%w: remote_port is %s, not a port", ErrBadHandoff, describeValue(h.port))
 	}
 	return unnamed || p.Connector == NIXLPush, p.checkHosts(h.raw, knownHost)
+}
+
+// checkTransferMode refuses a hand-off of the other of the two NIXL connectors, one of which pulls and one pushes. With it, each engine
+// would wait for the other, and the decode request would never end. vLLM before 0.32 sends no transfer_mode, so it cannot be checked there.
+func (p *Profile) checkTransferMode(h *handoff) error {
+	if h.mode == nil || !p.nixl() {
+		return nil
+	}
+	pushes := string(h.mode) == `"push"`
+	if pushes == (p.Connector == NIXLPush) { // the engine does what the profile says
+		return nil
+	}
+	runs, wanted := "NixlConnector", NIXLPull
+	if pushes {
+		runs, wanted = "NixlPushConnector", NIXLPush
+	}
+	return fmt.Errorf("%w: the engine runs %s; set connector: %s in the profile of both engines", ErrBadHandoff, runs, wanted)
 }
 
 // isName says whether a value is a string that is not empty and has at most maxName bytes.
