@@ -146,15 +146,9 @@ func (c *checkCmd) runChecks(found *checked) error {
 		return err
 	}
 	if c.Against != "" {
-		running, err := config.Load(c.Against)
-		if err != nil {
+		if found.Changes, err = changesAfterReload(c.Against, found.cfg); err != nil {
 			return err
 		}
-		_, changes, err := running.MergeReload(found.cfg)
-		if err != nil {
-			return err
-		}
-		found.Changes = append([]config.Change{}, changes...) // not nil, so that the JSON has a list even if nothing changes
 	}
 	if c.Fixture != "" {
 		if found.Cases, err = runFixture(c.Fixture, found.cfg); err != nil {
@@ -170,6 +164,20 @@ func (c *checkCmd) runChecks(found *checked) error {
 		}
 	}
 	return nil
+}
+
+// changesAfterReload returns what a reload with the config next would change in a proxy that runs with the config file running. The list is
+// never nil without an error, so that the JSON has a list even if nothing changes.
+func changesAfterReload(running string, next *config.Config) ([]config.Change, error) {
+	cfg, err := config.Load(running)
+	if err != nil {
+		return nil, err
+	}
+	_, changes, err := cfg.MergeReload(next)
+	if err != nil {
+		return nil, err
+	}
+	return append([]config.Change{}, changes...), nil
 }
 
 // checkDiscoveryFiles reads the files of discovery that list engines. A problem with such a file is only a warning, because

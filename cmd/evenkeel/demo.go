@@ -92,19 +92,7 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	ranks := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots)
-	if c.Aggregated {
-		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
-	}
-	fmt.Fprintf(std.err, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(),
-		c.describeStep())
-
-	// If the requests are too few, all of them are sent before measuring begins.
-	if sentWhileWarming := c.concurrency() + c.warmUpRequests(); c.Requests <= sentWhileWarming {
-		fmt.Fprintf(std.err, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
-			"--slots or --extra\n",
-			c.Requests, sentWhileWarming)
-	}
+	c.announce(std.err, source)
 	began := time.Now()
 	trials, err := c.runTrials(ctx, policies, func(p demoPolicy, title string, sent func()) (*trial, error) {
 		return c.runTrial(ctx, p, requests, fitFile, filepath.Join(dir, "requests-"+fileName(p.name)+".jsonl"), title, std.err, sent)
@@ -134,6 +122,22 @@ func (c *demoCmd) run(ctx context.Context, std streams) error {
 		}
 	}
 	return nil
+}
+
+// announce prints what the demo will run, and a warning if nothing can be measured. source is the name of the trace.
+func (c *demoCmd) announce(w io.Writer, source string) {
+	ranks := fmt.Sprintf("%d prefill engines, %d decode ranks of %d slots", c.Prefills, c.Workers, c.Slots)
+	if c.Aggregated {
+		ranks = fmt.Sprintf("%d ranks of %d slots that prefill and decode", c.Workers, c.Slots)
+	}
+	fmt.Fprintf(w, "%d requests of %s; %s, %d requests in the system; %s\n", c.Requests, source, ranks, c.concurrency(), c.describeStep())
+
+	// If the requests are too few, all of them are sent before measuring begins.
+	if sentWhileWarming := c.concurrency() + c.warmUpRequests(); c.Requests <= sentWhileWarming {
+		fmt.Fprintf(w, "%d requests are too few to measure anything, so only the streams are checked; take more than %d, or fewer ranks, "+
+			"--slots or --extra\n",
+			c.Requests, sentWhileWarming)
+	}
 }
 
 // createFolder creates the folder for the report. Without --out, the folder gets a new name, so that several demos do not

@@ -65,20 +65,7 @@ func (c *demoCmd) commandLine() string {
 // facts returns the conditions of the run for the report: machine, trace, engines and policies.
 func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string, began time.Time) []report.Fact {
 	v, commit := buildInfo()
-	specs, audits := make([]string, len(trials)), make([]string, len(trials))
-	for i, t := range trials {
-		specs[i] = t.policy.spec
-		if c.Aggregated { // there are no hand-offs to count
-			if t.policy.name == delayerPolicy {
-				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerMaxSteps)
-			}
-			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
-			continue
-		}
-		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
-			"the proxy's books %d",
-			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrongReads, t.audit.drift)
-	}
+	specs, audits := c.describeTrials(trials)
 	used := trace.Trace{Requests: requests}
 	s := used.Summary()
 	prefill := fmt.Sprintf("%d engines, %s + %s per prompt token, one prompt at a time", c.Prefills, millis(c.PrefillBase),
@@ -102,6 +89,25 @@ func (c *demoCmd) facts(trials []*trial, requests []trace.Request, source string
 		{Name: "dispatch window", Value: millis(c.Window)},
 		{Name: "books", Value: strings.Join(audits, "; ")},
 	}
+}
+
+// describeTrials returns two texts for each trial: its policy with all settings, and the counts of its audit.
+func (c *demoCmd) describeTrials(trials []*trial) (specs, audits []string) {
+	specs, audits = make([]string, len(trials)), make([]string, len(trials))
+	for i, t := range trials {
+		specs[i] = t.policy.spec
+		if c.Aggregated { // there are no hand-offs to count
+			if t.policy.name == delayerPolicy {
+				specs[i] += fmt.Sprintf(" (the engines hold prompts for up to %d steps)", delayerMaxSteps)
+			}
+			audits[i] = fmt.Sprintf("%s: drift of the proxy's books %d", t.policy.name, t.audit.drift)
+			continue
+		}
+		audits[i] = fmt.Sprintf("%s: %d hand-offs pulled, %d parts of KV written, %d leaked, %d still pinned, %d pulls of other KV, drift of "+
+			"the proxy's books %d",
+			t.policy.name, t.audit.pulls, t.audit.writes, t.audit.leaks, t.audit.pins, t.audit.wrongReads, t.audit.drift)
+	}
+	return specs, audits
 }
 
 // describeTokens returns a text with the mean, the percentiles and the maximum of a number of tokens.

@@ -158,13 +158,7 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		cfg.Steps.Form, cfg.Steps.Captured = step.Form(form), c.Steps.Captured
 	}
 	for _, text := range c.Fault {
-		var r refengine.Rule
-		dec := json.NewDecoder(strings.NewReader(text))
-		dec.DisallowUnknownFields()
-		err := dec.Decode(&r)
-		if err == nil {
-			err = r.Validate()
-		}
+		r, err := parseFault(text)
 		if err != nil {
 			return cfg, usageError{fmt.Errorf("--fault %s: %w", text, err)}
 		}
@@ -174,4 +168,14 @@ func (c *engineCmd) config() (refengine.Config, error) {
 		return cfg, usageError{err}
 	}
 	return cfg, nil
+}
+
+// parseFault reads one rule of --fault from its JSON, and validates it.
+func parseFault(text string) (r refengine.Rule, err error) {
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	if err = dec.Decode(&r); err == nil {
+		err = r.Validate()
+	}
+	return r, err
 }

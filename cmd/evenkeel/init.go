@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -73,18 +74,8 @@ func (c *initCmd) Run(std streams) error {
 	}
 	dead := deadEngines(entries) // empty without --probe, because only Ask finds dead engines
 	roleless := withoutRole(entries)
-	if len(dead) > 0 && len(dead) == len(entries) {
-		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
-			shortList(dead))
-	}
-	if len(dead) > 0 {
-		fmt.Fprintf(std.err, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries),
-			shortList(dead))
-	}
-	anyRole := slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" })
-	if !anyRole {
-		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before "+
-			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(roleless))
+	if err := checkAnswers(std.err, entries, dead, roleless); err != nil {
+		return err
 	}
 	text, err := draft.File(cfg, entries)
 	if err != nil {
@@ -100,6 +91,25 @@ func (c *initCmd) Run(std streams) error {
 	if len(dead) > 0 { // the config was written anyway, because most of the engines may be in it
 		return errors.New("the config is not complete: it has nothing that the engines which did not answer would have told, and those whose " +
 			"role you did not name stand in comments only; run init again once they answer, or complete it yourself")
+	}
+	return nil
+}
+
+// checkAnswers fails if the entries are too little for a config: no engine answered, or none has a role. It prints which engines did not
+// answer. dead and roleless are the addresses of engines that did not answer, and of those that answered but did not tell their role.
+func checkAnswers(messages io.Writer, entries []draft.Entry, dead, roleless []string) error {
+	if len(dead) > 0 && len(dead) == len(entries) {
+		return fmt.Errorf("no engine answered, and nothing was written: %s; start the engines, or give the addresses at which they listen",
+			shortList(dead))
+	}
+	if len(dead) > 0 {
+		fmt.Fprintf(messages, "%d of %d engines did not answer: %s; start them, or mend their addresses\n", len(dead), len(entries),
+			shortList(dead))
+	}
+	anyRole := slices.ContainsFunc(entries, func(e draft.Entry) bool { return e.Role != "" })
+	if !anyRole {
+		return fmt.Errorf("no engine told whether it prefills or decodes (%s), and nothing was written; run init again with the role before "+
+			"each address: --probe prefill=HOST:PORT decode=HOST:PORT", shortList(roleless))
 	}
 	return nil
 }

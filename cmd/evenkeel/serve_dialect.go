@@ -65,18 +65,7 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	}
 	cfg.Listen = net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))
 	cfg.Flag("listen", "--host, --port")
-	if d.MaxRetries != nil {
-		cfg.Prefill.Retry.Attempts = *d.MaxRetries
-		cfg.Flag("prefill.retry.attempts", "--max-retries")
-	}
-	cfg.Prefill.Retry.Base = time.Millisecond // the delay of the example proxy
-	if d.RetryDelay != nil {
-		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
-		if *d.RetryDelay == 0 {
-			cfg.Prefill.Retry.Base = 1 // 1 ns, because 0 in the config means the default
-		}
-		cfg.Flag("prefill.retry.base", "--retry-delay")
-	}
+	d.setRetries(cfg)
 	if err := d.listenForCallbacks(cfg, host, port); err != nil {
 		return nil, err
 	}
@@ -87,6 +76,23 @@ func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 		}
 	}
 	return cfg, nil
+}
+
+// setRetries sets the number of attempts and the delay before the first retry by --max-retries and --retry-delay. Without --retry-delay,
+// the delay is that of the example proxy.
+func (d *exampleProxyFlags) setRetries(cfg *config.Config) {
+	if d.MaxRetries != nil {
+		cfg.Prefill.Retry.Attempts = *d.MaxRetries
+		cfg.Flag("prefill.retry.attempts", "--max-retries")
+	}
+	cfg.Prefill.Retry.Base = time.Millisecond
+	if d.RetryDelay != nil {
+		cfg.Prefill.Retry.Base = time.Duration(*d.RetryDelay * float64(time.Second))
+		if *d.RetryDelay == 0 {
+			cfg.Prefill.Retry.Base = 1 // 1 ns, because 0 in the config means the default
+		}
+		cfg.Flag("prefill.retry.base", "--retry-delay")
+	}
 }
 
 // setProfiles sets the two default profiles by --connector and the API key: one for prefill and decode engines, and one for
