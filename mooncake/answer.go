@@ -372,7 +372,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 			}
 		}
 	}
-	isMixed := flat > 0 && nested > 0 // no engine sends such a list
+	isMixed := flat > 0 && nested > 0 // neither a list of numbers nor one of lists
 	return n + flat, !isMixed
 }
 

@@ -17,7 +17,7 @@ func ConnectorOf(answer []byte) string {
 				return NIXLPush
 			}
 			found = NIXLPull
-		case "tp_size": // NIXL has this key; vllm-ascend may have it, too, but also has one of the keys below
+		case "tp_size": // only NIXL has this key
 			found = NIXLPull
 		case "last_token_id", "remote_ptp_size", "num_prompt_blocks":
 			return AscendMooncakeV1

@@ -23,7 +23,7 @@ func readGateway(ctx context.Context, g *gateway.Gateway, into report.Sample) (d
 		if f.GetName() != "evenkeel_tick_seconds" {
 			continue
 		}
-		if seconds := quantile(f.GetMetric(), 0.99); !math.IsNaN(seconds) { // NaN: there was no tick, or its time is not known
+		if seconds := quantile(f.GetMetric(), 0.99); !math.IsNaN(seconds) { // NaN: there was no tick, or the quantile is above the last bucket
 			into[report.TickP99] = seconds * 1e6
 		}
 	}

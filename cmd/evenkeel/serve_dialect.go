@@ -46,8 +46,8 @@ type exampleProxyFlags struct {
 // engineKeyEnv is the environment variable from which vllm-ascend's proxy takes the engines' API key.
 const engineKeyEnv = "OPENAI_API_KEY"
 
-// asConfig returns the config that the flags describe. For flags that were not given, it has the defaults of vllm-ascend's example proxy.
-// It records the flags, so that errors of the validation, which comes later, name the flag.
+// asConfig returns the config that the flags describe. It is not validated yet. asConfig also records the flags in it, so that errors of
+// the validation name the flag.
 func (d *exampleProxyFlags) asConfig() (*config.Config, error) {
 	cfg := config.Default()
 	host, port := cmp.Or(d.Host, "localhost"), 8000

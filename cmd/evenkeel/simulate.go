@@ -373,8 +373,7 @@ func (c *simulateCmd) describeFleet(f *decode.Fleet) string {
 		millis(c.C0), millis(c.C1))
 }
 
-// commandLine returns the command line that gives the same numbers again. It has a flag only if the flag has an effect and is not at its
-// default: line.Add adds nothing if its first argument is false.
+// commandLine returns the command line that gives the same numbers again. line.Add adds nothing if its first argument is false.
 func (c *simulateCmd) commandLine() string {
 	line := report.Words{Text: "evenkeel simulate", Before: " --"}
 	line.Add(c.Log != "", "log %s", c.Log)

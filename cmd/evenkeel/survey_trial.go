@@ -330,7 +330,7 @@ func learnedStepTimes(ctx context.Context, g *gateway.Gateway) *trials.Learned {
 	defer cancel()
 	for _, m := range g.Status(ctx).Dispatch.Models {
 		for _, group := range m.Groups {
-			if s := group.Step; s != nil && s.C0Ms+s.OwnPromptMs > 0 { // something is known about the engine's ranks
+			if s := group.Step; s != nil && s.C0Ms+s.OwnPromptMs > 0 { // otherwise nothing is learned yet
 				return &trials.Learned{
 					Way: string(s.Bottleneck), C0Ms: s.C0Ms, C1Ms: s.C1Ms, RequestMs: s.RequestMs, Steps: s.Samples, R2: s.R2,
 					OwnMs: s.OwnPromptMs, SharedMs: s.SharedPromptMs, PrefillMs: s.PrefillMs,

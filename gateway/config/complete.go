@@ -103,7 +103,7 @@ func (c *Config) anyListedTwice() bool {
 // Complete sets the defaults of an engine that is added while the proxy runs, and checks it as if it were in the file. Missing values are
 // taken from the first engine of its role in the file, because an engine that is added later usually joins the same group.
 func (c *Config) Complete(role string, e Engine) (Engine, error) {
-	at := source{file: e.URL} // errors name the engine's URL in place of a file
+	src := source{file: e.URL} // errors name the engine's URL in place of a file
 	listed := c.Engines.ofRole(role)
 	if len(listed) > 0 {
 		e.fillFrom(role, &listed[0])
@@ -111,12 +111,12 @@ func (c *Config) Complete(role string, e Engine) (Engine, error) {
 	c.fillEngineDefaults(role, &e)
 	for _, other := range listed { // all ranks of a group step together, or all step by themselves
 		if role != "prefill" && other.Group == e.Group && other.Barrier != e.Barrier {
-			return e, at.errorAt("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
+			return e, src.errorAt("$.barrier", "group %q has barrier %s, this engine %s; use another group or the "+
 				"same barrier", e.Group, other.Barrier, e.Barrier)
 		}
 	}
 	if err := c.allowWorker(e.URL); err != nil {
-		return e, at.errorAt("$.url", "%v", err)
+		return e, src.errorAt("$.url", "%v", err)
 	}
 	return e, c.checkSingle(role, e)
 }
@@ -144,7 +144,7 @@ func (c *Config) CompleteFound(role string, e Engine) (Engine, error) {
 
 // checkSingle checks an engine that is not in the file. Errors name its URL in place of a file.
 func (c *Config) checkSingle(role string, e Engine) error {
-	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}} // checkEngine needs only the profiles, and the name for errors
+	one := &Config{Profiles: c.Profiles, source: source{file: e.URL}} // checkEngine needs only the profiles, and bad only the source
 	var found problems
 	bad := func(path, format string, args ...any) {
 		found = append(found, one.source.errorAt(path, format, args...))

@@ -101,7 +101,7 @@ func (p *BodyStream) writeWithoutFasthttp(ctx *fasthttp.RequestCtx, headSent boo
 		out = ctx.Response.Header.AppendBytes(nil)
 	}
 	p.headWritten = headSent
-	if p.writeBody(conn, out, isHTTP10) != nil { // the client has left; Close tells onEnd
+	if p.writeBody(conn, out, isHTTP10) != nil { // a write to the client has failed; Close tells onEnd
 		return
 	}
 	whole := p.err == io.EOF //nolint:errorlint // as Close compares; another error means that the answer is cut off
@@ -205,7 +205,7 @@ func (p *BodyStream) writeChunk(begun []byte) error {
 	missing := size - len(begun) // bytes of the chunk's data that are not in b yet
 	for missing > 0 {
 		n, err := p.src.Read(b[len(b) : len(b)+missing])
-		if err != nil { // nothing of this chunk is written, so the answer ends as cut off
+		if err != nil { // nothing of this chunk has been written
 			return err
 		}
 		b, missing = b[:len(b)+n], missing-n

@@ -75,7 +75,7 @@ func (c *Conn) receive(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// Await waits until Read would return bytes or an error. It returns at once if the connection has no socket, so that the next Read waits.
+// Await waits until Read would return bytes or an error. It returns at once if the connection has no socket; the next Read then waits.
 func (c *Conn) Await() error {
 	if !c.socket.Exists() {
 		return nil

@@ -190,7 +190,7 @@ func (o *Hijacked) endBlocked(now time.Time) {
 func (o *Hijacked) writeSocket(fd uintptr) { o.written, o.writeErr = socket.Write(fd, o.toWrite) }
 
 // GiveUpAt returns the time at which a blocked client must be given up; zero: never. The result has no meaning for a client that is not
-// blocked. The client may be blocked for WriteTimeout, or for less if its writes have almost waited for MaxLag in all.
+// blocked. The client may be blocked for WriteTimeout, or for less if all its writes have waited for almost MaxLag.
 func (o *Hijacked) GiveUpAt() time.Time {
 	timeout := o.client.ln.options.WriteTimeout
 	if timeout <= 0 { // writes may wait for ever
