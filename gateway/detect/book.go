@@ -80,11 +80,12 @@ const (
 	Over    State = "over"
 )
 
+// state is the state of the incident at the time now, which is the time of the last call of Observe.
 func (o *incident) state(now time.Time) State {
 	switch {
-	case !o.isOpen() && now.Sub(o.until) > resumedWithin:
+	case !o.isOpen() && now.Sub(o.until) > resumedWithin: // too long ago to come back
 		return Over
-	case !o.isOpen() || o.lastFound().Before(now):
+	case !o.isOpen() || o.lastFound().Before(now): // open, but not found now: it is of a kind that comes and goes
 		return Paused
 	case now.Sub(o.openSince) <= togetherWithin:
 		return New
@@ -115,8 +116,8 @@ func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 // that it continues or whose cause it shares, or begins a new incident. An incident without a finding ends, at once or, if its findings
 // come and go, after a while (see withTolerated).
 func (b *Book) Observe(now time.Time, found []Finding) {
-	found = slices.Clone(found[:min(maxFindings, len(found))])
-	slices.SortStableFunc(found, func(x, y Finding) int { // causes before their effects
+	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
+	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
 		return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(y.LastedFor, x.LastedFor))
 	})
 	found = mergeBySubject(found)
@@ -134,12 +135,12 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	b.dropOld(now)
 }
 
-// update sets the incident's members to the findings of this moment. Without any, an open incident ends.
+// update sets the incident's members to the findings of this moment. Without any, an open incident ends, and keeps its last members.
 func (o *incident) update(members []member, now time.Time) {
 	if len(members) > 0 {
 		o.members = members
 		o.rememberMembers()
-		if o.subject == "" {
+		if o.subject == "" { // the subject stays the place of the first finding
 			o.subject = members[0].Where
 		}
 		if slices.ContainsFunc(members, func(m member) bool { return m.Severity == Bad }) {
@@ -195,7 +196,8 @@ func (o *incident) rememberMembers() {
 	markEffects(o.everFound)
 }
 
-// markEffects marks the members that are effects of the first one.
+// markEffects marks the members that are effects of the first one. Causes come first, so if the first member is of a kind of effects, the
+// cause is not known, and no member is marked.
 func markEffects(members []member) {
 	for i := range members {
 		members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
@@ -214,18 +216,18 @@ func (o *incident) lastFound() (last time.Time) {
 
 // mergeBySubject returns one finding per subject: the first one, with the worst severity of all of them. It overwrites found.
 func mergeBySubject(found []Finding) []Finding {
-	index, once := map[subject]int{}, found[:0]
+	indexOf, merged := map[subject]int{}, found[:0] // indexOf: by subject, the index in merged
 	for _, f := range found {
-		i, ok := index[f.subject()]
+		i, isMerged := indexOf[f.subject()]
 		switch {
-		case !ok:
-			index[f.subject()] = len(once)
-			once = append(once, f)
+		case !isMerged:
+			indexOf[f.subject()] = len(merged)
+			merged = append(merged, f)
 		case f.Severity == Bad:
-			once[i].Severity = Bad
+			merged[i].Severity = Bad
 		}
 	}
-	return once
+	return merged
 }
 
 // dropOld drops incidents that were resolved long ago. If there are still too many, it drops those that were resolved first, then open
@@ -233,23 +235,23 @@ func mergeBySubject(found []Finding) []Finding {
 func (b *Book) dropOld(now time.Time) {
 	b.list = slices.DeleteFunc(b.list, func(o *incident) bool { return !o.isOpen() && now.Sub(o.until) >= resolvedKeptFor })
 	for len(b.list) > maxIncidents {
-		next := 0
+		dropped := 0 // index of the incident to drop
 		for i, o := range b.list {
-			if o.isDroppedBefore(b.list[next]) {
-				next = i
+			if o.isDroppedBefore(b.list[dropped]) {
+				dropped = i
 			}
 		}
-		if o := b.list[next]; o.isOpen() {
+		if o := b.list[dropped]; o.isOpen() { // its findings are present, and now in no incident
 			for i := range o.members {
 				b.unplaced = append(b.unplaced, o.members[i].What)
 				b.unplacedBad = b.unplacedBad || o.members[i].Severity == Bad
 			}
 		}
-		b.list = slices.Delete(b.list, next, next+1)
+		b.list = slices.Delete(b.list, dropped, dropped+1)
 	}
 	if len(b.unplaced) == 0 {
 		b.unplacedSince = time.Time{}
-	} else if b.unplacedSince.IsZero() {
+	} else if b.unplacedSince.IsZero() { // there were none before this moment
 		b.unplacedSince = now
 	}
 }
@@ -282,9 +284,9 @@ func mostHarm(members []member) (most int) {
 
 // harm ranks findings by how much clients notice: by the harm of the kind first, then by severity. Below leastHarm, clients notice nothing.
 func (f *Finding) harm() int {
-	n := 2 * int(kinds[f.Kind].harm)
+	rank := 2 * int(kinds[f.Kind].harm)
 	if f.Severity == Bad {
-		n++
+		rank++
 	}
-	return n
+	return rank
 }

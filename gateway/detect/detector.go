@@ -69,19 +69,20 @@ func (d *Detector) severity() string {
 	return Warn
 }
 
-// sortKey sorts causes before effects, and more harmful causes before less harmful ones: a smaller key comes first.
+// sortKey sorts causes before effects, and more harmful causes before less harmful ones: a smaller key comes first. The harm counts 0 to
+// 30, so the 1 for unspecific kinds decides only among kinds of equal harm, and the 500 and 1000 outweigh any harm.
 func (d *Detector) sortKey() int {
-	n := 10 * int(failing-d.harm)
+	key := 10 * int(failing-d.harm) // failing is the worst harm, and counts 0
 	if d.unspecific {
-		n++
+		key++
 	}
 	if d.effect {
-		n += 1000
+		key += 1000
 	}
 	if d.overload {
-		n -= 500 // an overload may cause other effects, so it comes before them
+		key -= 500 // an overload may cause other effects, so it comes before them
 	}
-	return n
+	return key
 }
 
 // Finding is one thing that is wrong now.
@@ -101,9 +102,9 @@ type Finding struct {
 	LastedFor      time.Duration // how long the problem has lasted; 0: not known, so it is taken to begin now
 }
 
-// setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer.
-func (f *Finding) setSlowdown(running int, times float64) *Finding {
-	f.slowedRequests, f.slowdown = running, times
+// setSlowdown sets how many requests the finding makes slower, and by which factor their tokens take longer. It returns f.
+func (f *Finding) setSlowdown(slowedRequests int, factor float64) *Finding {
+	f.slowedRequests, f.slowdown = slowedRequests, factor
 	return f
 }
 
@@ -150,6 +151,7 @@ func waits(n int) string {
 	return requests(n) + " wait"
 }
 
+// requests returns "no requests", "1 request" or, for example, "1,200 requests". A number below 0 is written as 0.
 func requests(n int) string {
 	switch n {
 	case 0:

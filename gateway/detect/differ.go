@@ -51,11 +51,11 @@ func grouped(v float64) string { return stats.Grouped(int(v)) }
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs
-		times float64
+		limits float64 // how many times the limit the value is above the median, to compare different gauges
 	}
 	var all []far
 	for _, gauge := range gauges {
-		var values, distances []float64
+		var values []float64 // of the ranks that report the gauge
 		for i := range g.Ranks {
 			if v := g.gaugeOf(i, gauge); v >= 0 {
 				values = append(values, v)
@@ -64,22 +64,16 @@ func differing(g *Group) []Differs {
 		if len(values) < differRanks {
 			continue
 		}
-		slices.Sort(values)
-		middle := stats.Median(values)
-		for _, v := range values {
-			distances = append(distances, max(v-middle, middle-v))
-		}
-		slices.Sort(distances)
-		least := max(gauge.leastExcess, differShare*middle, differApart*stats.Median(distances))
+		middle, limit := gauge.medianAndLimit(values)
 		for i := range g.Ranks {
-			if v := g.gaugeOf(i, gauge); v-middle > least {
+			if v := g.gaugeOf(i, gauge); v-middle > limit { // an unknown value is below 0, and so never above the median
 				all = append(all, far{Differs{
 					Rank: g.Ranks[i].Name, Gauge: gauge.name, Value: v, Median: middle, Says: gauge.describe(v, middle),
-				}, (v - middle) / least})
+				}, (v - middle) / limit})
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b far) int { return cmp.Compare(b.times, a.times) })
+	slices.SortStableFunc(all, func(a, b far) int { return cmp.Compare(b.limits, a.limits) })
 	list := make([]Differs, len(all))
 	for i := range all {
 		list[i] = all[i].Differs
@@ -87,11 +81,29 @@ func differing(g *Group) []Differs {
 	return list
 }
 
+// medianAndLimit returns the median of the ranks' values, and by how much a value must exceed it to differ: by more than the largest of the
+// gauge's three limits. It sorts the values, of which there must be at least one.
+func (g gauge) medianAndLimit(values []float64) (middle, limit float64) {
+	slices.Sort(values)
+	middle = stats.Median(values)
+	var distances []float64 // of the values from the median
+	for _, v := range values {
+		distances = append(distances, max(v-middle, middle-v))
+	}
+	slices.Sort(distances)
+	return middle, max(g.leastExcess, differShare*middle, differApart*stats.Median(distances))
+}
+
 // gaugeOf is the value of a gauge for a rank, by its index in Ranks; below 0: the value is not known, or the rank does not step with its
 // group.
 func (g *Group) gaugeOf(rank int, gauge gauge) float64 {
-	if rank >= len(g.Gauges) || g.Gauges[rank] == nil || !g.Ranks[rank].InSteps {
+	if !g.hasGauges(rank) {
 		return -1
 	}
 	return gauge.value(g.Gauges[rank])
+}
+
+// hasGauges says whether the gauges of a rank are known and the rank steps with its group. rank is an index in Ranks.
+func (g *Group) hasGauges(rank int) bool {
+	return rank < len(g.Gauges) && g.Gauges[rank] != nil && g.Ranks[rank].InSteps
 }

@@ -181,7 +181,7 @@ const unknownWhy = "no reason is known"
 // findEngineHangs reports engines whose port takes connections, but which do not answer health checks.
 func findEngineHangs(v *view, report reportFunc) {
 	v.eachEngine(EngineHangs, func(e *Engine, where place, why string) {
-		cause, _, _ := strings.Cut(why, ":") // after the colon, why has only the error of a call that timed out
+		cause, _, _ := strings.Cut(why, ":") // after the colon, why has only the error of a call that timed out, which says no more
 		f := report(where, noReason, "%s hangs: its port takes connections, but %s", where.capitalized(), cause)
 		if e.State != "up" { // SinceS is the time in the state, so for an engine that is up it says nothing about the hang
 			f.LastedFor = seconds(e.SinceS)

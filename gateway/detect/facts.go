@@ -171,12 +171,14 @@ type StepModel struct {
 
 // ms returns how long a step takes by the model, and how long it may take at most, for the fullest rank's KV tokens and requests. Where
 // only one load was measured, a step at a larger load may take longer, at most in proportion to the load.
-func (m StepModel) ms(tokens int64, running int) (ms, most float64) {
+func (m StepModel) ms(tokens int64, running int) (ms, longestMs float64) {
 	ms = m.BaseMs + m.PerTokenMs*float64(tokens) + m.PerRequestMs*float64(running)
-	if m.MeasuredTokens == 0 {
+	if m.MeasuredTokens == 0 { // the model was learned, so it holds at every load
 		return ms, ms
 	}
-	return ms, ms * max(1, float64(tokens)/float64(m.MeasuredTokens), float64(running)/float64(max(1, m.MeasuredRunning)))
+	tokenGrowth := float64(tokens) / float64(m.MeasuredTokens)
+	requestGrowth := float64(running) / float64(max(1, m.MeasuredRunning))
+	return ms, ms * max(1, tokenGrowth, requestGrowth)
 }
 
 // Gauges are what an engine reports of one of its ranks. A value that is not known is below 0.
@@ -400,11 +402,12 @@ func (f *Facts) groups() iter.Seq2[GroupName, *Group] {
 	}
 }
 
-func (g *Group) running() (n int) {
+// running is how many requests decode on all ranks of the group together.
+func (g *Group) running() (requests int) {
 	for i := range g.Ranks {
-		n += g.Ranks[i].Running
+		requests += g.Ranks[i].Running
 	}
-	return n
+	return requests
 }
 
 // ReplaceNilLists replaces each nil list that JSON has by an empty one, because encoding/json writes null for nil.

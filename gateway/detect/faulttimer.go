@@ -33,7 +33,7 @@ const (
 // observe records whether the condition is wrong now. It returns for how long the condition has been wrong; 0: the condition is well, or
 // has not been wrong for long enough.
 func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
-	least := cmp.Or(s.minDuration, defaultMinDuration)
+	minDuration := cmp.Or(s.minDuration, defaultMinDuration)
 	wellFor := time.Duration(0) // stays 0 when the condition is found well for the first time
 	if isWrong {
 		s.wellSince = time.Time{}
@@ -45,13 +45,13 @@ func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 	switch {
 	case isWrong && s.state == noFault:
 		*s = faultTimer{minDuration: s.minDuration, state: faultBegun, since: now}
-	case isWrong && s.state == faultEnding:
+	case isWrong && s.state == faultEnding: // wrong again before the fault ended, so it goes on
 		s.state = faultLasting
-	case isWrong && s.state == faultBegun && now.Sub(s.since) >= least:
+	case isWrong && s.state == faultBegun && now.Sub(s.since) >= minDuration:
 		s.state = faultLasting
 	case !isWrong && s.state == faultLasting:
 		s.state = faultEnding
-	case s.state == faultBegun && wellFor >= endsUnreportedAfter, s.state == faultEnding && wellFor >= least:
+	case s.state == faultBegun && wellFor >= endsUnreportedAfter, s.state == faultEnding && wellFor >= minDuration: // well for long enough
 		*s = faultTimer{minDuration: s.minDuration}
 	}
 	return s.duration(now)

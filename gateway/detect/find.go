@@ -23,7 +23,8 @@ var kinds = func() map[Kind]*Detector {
 // last minute.
 func Find(f *Facts, last Ended) (all []Finding) {
 	v := &view{Facts: f, lastMinute: last}
-	v.manyGroups = len(f.Models) > 1 || len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	oneModelHasSeveral := len(f.Models) == 1 && len(f.Models[0].Groups) > 1
+	v.manyGroups = len(f.Models) > 1 || oneModelHasSeveral // each model has a group of its own
 	for i := range f.Models {
 		v.loads = append(v.loads, v.modelLoad(&f.Models[i]))
 	}
@@ -38,13 +39,13 @@ func Find(f *Facts, last Ended) (all []Finding) {
 				Kind: d.Kind, Severity: d.severity(), Panel: where.panel, WhereKind: where.kind, Where: where.name, Reason: reason,
 				What: fmt.Sprintf(format, args...),
 			})
-			return &all[len(all)-1]
+			return &all[len(all)-1] // the detector completes the finding before it reports the next one
 		})
 	}
-	// A finding that makes many answers much slower harms as much as one that lets requests wait.
 	for i := range all {
 		f := &all[i]
-		if kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) {
+		muchSlower := kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown
+		if muchSlower && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) { // many clients get slower tokens
 			f.Severity = Bad
 		}
 	}
@@ -65,25 +66,25 @@ const (
 // as down yet still has requests, so its finding stays bad.
 func (v *view) lowerIfOthersServe(all []Finding) {
 	sideOf, engines := v.sides()
-	away := map[side]map[string]bool{}
+	away := map[side]map[string]bool{} // by side: the engines and groups that get no requests
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
 		case d.othersMayServe:
-			t := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
-			if away[t] == nil {
-				away[t] = map[string]bool{}
+			itsSide := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
+			if away[itsSide] == nil {
+				away[itsSide] = map[string]bool{}
 			}
-			away[t][engineOf(f.Where)] = true
+			away[itsSide][engineOf(f.Where)] = true
 		case d.effect && f.Severity == Bad:
 			return // requests fail or wait, so nothing is lowered
 		}
 	}
 	for i := range all {
 		f := &all[i]
-		t, known := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
-		enoughLeft := 2*len(away[t]) <= engines[t]
+		itsSide, hasSide := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
+		enoughServe := 2*len(away[itsSide]) <= engines[itsSide]  // at most half of the side is away
 		hasRequests := f.Kind == EngineHangs && f.LastedFor == 0 // LastedFor is 0 only while the engine is still up
-		if known && kinds[f.Kind].othersMayServe && enoughLeft && !hasRequests {
+		if hasSide && kinds[f.Kind].othersMayServe && enoughServe && !hasRequests {
 			f.Severity = Warn
 		}
 	}
@@ -92,17 +93,18 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ kind, model string }
 
-// sides returns the side of each engine and group, by Finding.WhereKind and name, and how many engines or groups each side has.
+// sides returns the side of each engine and group, by Finding.WhereKind and name, and how many engines or groups each side has. Of an
+// engine's models, only the first one counts.
 func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
 	sideOf, engines = map[[2]string]side{}, map[side]int{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
-		t := side{kind: e.Role + " engine"}
+		itsSide := side{kind: e.Role + " engine"} // without a model, if the engine has not named its models
 		if len(e.Models) > 0 {
-			t.model = e.Models[0]
+			itsSide.model = e.Models[0]
 		}
-		sideOf[[2]string{t.kind, e.ID}] = t
-		engines[t]++
+		sideOf[[2]string{itsSide.kind, e.ID}] = itsSide
+		engines[itsSide]++
 	}
 	for i := range v.Prefill.Groups {
 		engines[side{kind: "group"}]++

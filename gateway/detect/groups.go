@@ -113,7 +113,8 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 	}
 }
 
-// findRoundStuck reports groups whose policy holds requests back for the next round for longer than its own limit (MaxHoldS).
+// findRoundStuck reports groups whose policy holds requests back for the next round for longer than its own limit (MaxHoldS). Only ranks
+// that also prefill have rounds for which requests are held.
 func findRoundStuck(v *view, report reportFunc) {
 	v.eachGroup("ranks", func(_ *Model, g *Group, where place) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
@@ -135,8 +136,9 @@ func findPolicySlow(v *view, report reportFunc) {
 // findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
 func findImbalance(v *view, report reportFunc) {
 	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
-		drains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining }) // a draining rank makes the group unequal
-		if g.LostShare > lostShare && !drains {
+		// A rank that drains becomes emptier than the others, so the imbalance is expected and is not reported.
+		anyDrains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining })
+		if g.LostShare > lostShare && !anyDrains {
 			report(where, noReason, "Imbalance costs %s %.0f %% of every step", where, 100*g.LostShare)
 		}
 	})
@@ -174,12 +176,13 @@ func (g *Group) commonHostText() string {
 	common := ""
 	for i := range g.Ranks {
 		host := hostOf(g.Ranks[i].Name)
-		if host == "" || common != "" && host != common {
+		isOther := common != "" && host != common // the ranks before are on another host
+		if host == "" || isOther {
 			return ""
 		}
 		common = host
 	}
-	if common == "" {
+	if common == "" { // the group has no ranks
 		return ""
 	}
 	return ", all on host " + common + ","
@@ -195,7 +198,7 @@ const (
 func differingText(g *Group) string {
 	reporting := 0
 	for i := range g.Ranks {
-		if i < len(g.Gauges) && g.Gauges[i] != nil && g.Ranks[i].InSteps {
+		if g.hasGauges(i) {
 			reporting++
 		}
 	}

@@ -41,7 +41,7 @@ func (r *Ring) describeHarm(base *baseline) string {
 	if now == nil || base == nil {
 		return ""
 	}
-	failed := now.Failed - min(now.Failed, base.failed)
+	failed := now.Failed - min(now.Failed, base.failed) // since the incident began; min: never below 0
 	ended := now.Ended - min(now.Ended, base.ended)
 	parts := []string{}
 	if failed > 0 {
@@ -61,16 +61,18 @@ func (r *Ring) describeHarm(base *baseline) string {
 	if was, is := base.tokensPerS, now.TokensPerS; is < fewerTokens*was {
 		parts = append(parts, fmt.Sprintf("engines give %.0f tokens per second, and gave %.0f", is, was))
 	}
-	last := len(parts) - 1
-	if last == 0 {
+	lastPart := len(parts) - 1
+	if lastPart == 0 {
 		return "Since then " + parts[0]
 	}
-	return "Since then " + strings.Join(parts[:last], "; ") + "; and " + parts[last]
+	return "Since then " + strings.Join(parts[:lastPart], "; ") + "; and " + parts[lastPart]
 }
 
-// isLonger says whether the median of a latency has grown by the factor longerTimes and by more than ms.
+// isLonger says whether the median of a latency has grown by the factor longerTimes and by more than ms. It is false if one of the two is
+// not known.
 func isLonger(was, is Latency, ms float64) bool {
-	return was.Samples > 0 && is.Samples > 0 && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
+	areKnown := was.Samples > 0 && is.Samples > 0
+	return areKnown && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
 // spokenMs writes a time for people: in ms below one second, and else in s.
@@ -81,7 +83,7 @@ func spokenMs(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-// sampleAt returns the last sample that is not after the time at, else the oldest sample; nil: there is none.
+// sampleAt returns the last sample that is not after the time at, from whichever tier has it, else the oldest sample; nil: there is none.
 func (r *Ring) sampleAt(at time.Time) (found *Sample) {
 	oldest := r.oldestWithin(minutesKeptFor)
 	for _, t := range []*tier{&r.fine, &r.bins, &r.minutes} {

@@ -65,25 +65,17 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 			}
 		}
 	}
-	l.waiting, l.where = m.Pool.Entries, "in the pool"
-	// While the pool is empty and has free places, the arrival queue waits for prefill engines, and not for the ranks.
-	waitForRanks := l.waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places
-	// With several models, the share of this model in the arrival queue is not known.
-	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && waitForRanks {
-		l.where = "in the arrival queue"
-		if l.waiting > 0 {
-			l.where = "in the pool and in the arrival queue"
-		}
-		l.waiting += f.Prefill.Waiting
-	}
-	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity)
+	l.waiting, l.where = f.waitingForRanks(m)
+	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity) // a capacity of 0 is not known
 	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
 	hasRoom := l.hasFreeSlots && !kvIsFull
 	if l.slots == 0 || l.waiting == 0 || hasRoom { // no slots: no rank takes requests, and other findings say why
 		return l
 	}
+	asManyWaitAsRun := l.waiting >= min(l.used, l.slots)
 	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
-	l.crowded = l.waiting >= min(l.used, l.slots) || l.hasFreeSlots && 2*l.waiting >= l.used
+	manyWaitForKV := l.hasFreeSlots && 2*l.waiting >= l.used
+	l.crowded = asManyWaitAsRun || manyWaitForKV
 	refused := f.manyFail() && f.queueFullFailures() != nil
 	lastingCrowd := l.crowded && m.CrowdedS > 0
 	switch {
@@ -94,6 +86,22 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 		l.kind = Overload
 	}
 	return l
+}
+
+// waitingForRanks returns how many requests wait for a slot or for KV memory on the model's ranks, and words for where they wait.
+func (f *Facts) waitingForRanks(m *Model) (waiting int, where string) {
+	waiting, where = m.Pool.Entries, "in the pool"
+	// While the pool is empty and has free places, the arrival queue waits for prefill engines, and not for the ranks.
+	queueWaitsForRanks := waiting > 0 || f.Proxy.PlacesUsed >= f.Proxy.Places
+	// With several models, the share of this model in the arrival queue is not known.
+	if len(f.Models) == 1 && f.Prefill.Waiting > 0 && queueWaitsForRanks {
+		where = "in the arrival queue"
+		if waiting > 0 {
+			where = "in the pool and in the arrival queue"
+		}
+		waiting += f.Prefill.Waiting
+	}
+	return waiting, where
 }
 
 // manyFail says whether more than failShare of the requests fail now, by the rates over the last ten seconds.
@@ -121,7 +129,7 @@ func findOverload(v *view, report reportFunc) {
 		slot, _ := m.nouns()
 		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
 		switch {
-		case l.used < l.slots:
+		case l.used < l.slots: // from allTakenShare on, all slots count as taken
 			taken = fmt.Sprintf("%s of the %s %ss of model %s are", stats.Grouped(l.used), stats.Grouped(l.slots), slot, m.Name)
 		case l.slots == 1:
 			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
@@ -170,25 +178,32 @@ func slotsHeldLonger(m *Model) string {
 // floodingKey returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both are
 // empty if no key has so many.
 func (f *Facts) floodingKey() (key, text string) {
+	if len(f.Waiting) == 0 {
+		return "", ""
+	}
 	all := 0
 	for _, w := range f.Waiting {
 		all += w.Requests
 	}
-	if len(f.Waiting) == 0 || f.Waiting[0].Key == "" || 2*f.Waiting[0].Requests <= all {
+	largest := f.Waiting[0] // the list begins with the largest count
+	hasMajority := 2*largest.Requests > all
+	if largest.Key == "" || !hasMajority { // an empty name stands for several callers
 		return "", ""
 	}
-	key = f.Waiting[0].Key
-	if f.Waiting[0].Requests == all {
-		return key, ", all of API key " + key
+	if largest.Requests == all {
+		return largest.Key, ", all of API key " + largest.Key
 	}
-	return key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(f.Waiting[0].Requests), stats.Grouped(all), key)
+	return largest.Key, fmt.Sprintf(": %s of the %s that wait are of API key %s", stats.Grouped(largest.Requests), stats.Grouped(all),
+		largest.Key)
 }
 
 // queueFullFailures returns the count of requests that were refused because a queue is full; nil: there were none in the last 10 s, or the
 // reason is a limit of one key, so that other keys are served.
 func (f *Facts) queueFullFailures() *Failed {
 	for i := range f.Failures {
-		if failed := &f.Failures[i]; failed.Outcome == "queue_full" && failed.Last10S > 0 && !failed.ByKeyLimit {
+		failed := &f.Failures[i]
+		failsNow := failed.Last10S > 0
+		if failed.Outcome == "queue_full" && failsNow && !failed.ByKeyLimit {
 			return failed
 		}
 	}

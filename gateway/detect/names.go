@@ -13,7 +13,9 @@ func WithoutAddress(why, where string) string {
 // shell.
 func isShellSafe(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(".:_[]/-", r)
+		isLetter := 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z'
+		isDigit := '0' <= r && r <= '9'
+		return !isLetter && !isDigit && !strings.ContainsRune(".:_[]/-", r)
 	})
 }
 
@@ -23,14 +25,19 @@ func engineOf(where string) string {
 	return engine
 }
 
-// hostOf is the host of an engine or a rank, from its host:port; empty: the name has no port.
+// hostOf is the host of an engine or a rank, from its host:port; empty: where is not of this form, such as the name of a model.
 func hostOf(where string) string {
 	engine := engineOf(where)
-	i := strings.LastIndexByte(engine, ':')
-	if i <= 0 || i == len(engine)-1 || strings.Trim(engine[i+1:], "0123456789") != "" { // no host, no port, or a port that is no number
+	colon := strings.LastIndexByte(engine, ':')
+	if colon <= 0 { // no port, or no host
 		return ""
 	}
-	return engine[:i]
+	port := engine[colon+1:]
+	isNumber := port != "" && strings.Trim(port, "0123456789") == ""
+	if !isNumber {
+		return ""
+	}
+	return engine[:colon]
 }
 
 // commonReasonOf returns a reason in lower case, so that the findings of several engines can be compared. It leaves out words that differ
@@ -38,7 +45,7 @@ func hostOf(where string) string {
 func commonReasonOf(why, host string) string {
 	host = strings.ToLower(host)
 	words := strings.Fields(strings.ToLower(why))
-	common := words[:0]
+	common := words[:0] // filters words in place
 	for _, w := range words {
 		if !strings.ContainsAny(w, "0123456789") && !namesHost(w, host) {
 			common = append(common, w)

@@ -86,9 +86,11 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 	later := record
 	for i := len(list) - 2; i >= 0; i-- {
 		age := now.Sub(list[i].At)
-		index := int((age - 1) / span)
+		index := int((age - 1) / span) // the span of the time between the samples i and i+1; an age of just span is still in the first one
 		before := list[i].rank(record.ID)
-		if index >= spans || before == nil || before.Output <= 0 || later.Output < before.Output {
+		isTooOld := index >= spans
+		isUnknown := before == nil || before.Output <= 0 // the rank was not there, or had given no tokens
+		if isTooOld || isUnknown || later.Output < before.Output {
 			break // the samples end here, or earlier totals are of another engine process
 		}
 		// Running is known only at the begin and the end of the time between two samples, so the mean of both stands for this time.
@@ -109,7 +111,7 @@ func (r *Ring) oldestRecordWithin(id int32, age time.Duration) *RankAt {
 	list := r.fine.list
 	now := list[len(list)-1].At
 	from, _ := slices.BinarySearchFunc(list, now.Add(-age), func(s Sample, at time.Time) int { return s.At.Compare(at) })
-	for i := from; i < len(list); i++ {
+	for i := from; i < len(list); i++ { // from the oldest sample on: the rank may have come later
 		if record := list[i].rank(id); record != nil {
 			return record
 		}
@@ -140,9 +142,9 @@ func (g *Group) fillInPaces(ranks map[int32]pace) {
 	var all []float64
 	for k := range g.Ranks {
 		r := &g.Ranks[k]
-		found, known := ranks[r.ID]
-		if known && r.InSteps {
-			r.TokenMs, r.RecentAnswers = found.tokenMs, found.answers
+		measured, isMeasured := ranks[r.ID]
+		if isMeasured && r.InSteps {
+			r.TokenMs, r.RecentAnswers = measured.tokenMs, measured.answers
 		}
 		if r.TokenMs > 0 {
 			all = append(all, r.TokenMs)

@@ -171,31 +171,34 @@ func findMetricsOld(v *view, report reportFunc) {
 }
 
 // countOpen counts the prefill ranks and groups that take prompts. called is the word for their engines: prefill or aggregated.
-func (p *Prefill) countOpen() (n int, called string) {
+func (p *Prefill) countOpen() (open int, called string) {
 	for i := range p.Engines {
 		if p.Engines[i].State == "open" {
-			n++
+			open++
 		}
 	}
 	for i := range p.Groups {
 		if p.Groups[i].State == "open" {
-			n++
+			open++
 		}
 	}
-	if len(p.Groups) > 0 && len(p.Engines) == 0 {
-		return n, "aggregated"
+	if onlyGroups := len(p.Groups) > 0 && len(p.Engines) == 0; onlyGroups {
+		return open, "aggregated"
 	}
-	return n, "prefill"
+	return open, "prefill"
 }
 
 // findNoPrefill reports that no engine takes prompts, unless an operator has paused one.
 func findNoPrefill(v *view, report reportFunc) {
 	hasAny := len(v.Prefill.Engines)+len(v.Prefill.Groups) > 0
-	if open, called := v.Prefill.countOpen(); open == 0 && hasAny && !v.anyPaused() {
-		f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", called)
-		if v.Prefill.Waiting == 0 && slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" }) {
-			f.Severity = Warn // the engines' KV caches are full for the moment, and no request waits
-		}
+	open, called := v.Prefill.countOpen()
+	if open > 0 || !hasAny || v.anyPaused() {
+		return
+	}
+	f := report(proxyPlace("prefill"), noReason, "No %s engine takes prompts", called)
+	anyFull := slices.ContainsFunc(v.Prefill.Engines, func(e PrefillEngine) bool { return e.State == "closed" })
+	if v.Prefill.Waiting == 0 && anyFull { // a full KV cache soon has room again, and no request waits for it
+		f.Severity = Warn
 	}
 }
 
@@ -205,12 +208,12 @@ func (v *view) queueTrouble() Kind {
 	open, _ := p.countOpen()
 	// Waiting is the sum over all models, so it is compared with the limit only if there is one model.
 	queueIsFull := p.QueueMax > 0 && p.Waiting >= p.QueueMax && len(v.Models) == 1
-	switch {
+	switch { // the worst first
 	case v.refusedBecause() != "" || queueIsFull:
 		return QueueFull
 	case p.LongBacklogS > 0 && !v.anyOverloaded(): // an overload of the ranks explains the backlog
 		return PrefillBusy
-	case p.Waiting > 0 && open == 0 && !v.anyPaused():
+	case p.Waiting > 0 && open == 0 && !v.anyPaused(): // a pause by an operator is no trouble
 		return QueueWaits
 	}
 	return ""
@@ -283,7 +286,7 @@ const reportedHitsDrop = 0.3
 // dominantKey returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both are
 // empty if no key has so many.
 func (p *Prefill) dominantKey() (key, sentence string) {
-	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 {
+	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 { // an empty key stands for all callers without a key
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
 			"the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))
 	}
@@ -296,7 +299,7 @@ func lostHitsText(h *Hits) string {
 	if h == nil || h.Before-h.Share < reportedHitsDrop {
 		return ""
 	}
-	whose := "these prompts"
+	whose := "these prompts" // an empty key stands for callers without a key
 	if h.Key != "" {
 		whose = "the prompts of API key " + h.Key
 	}

@@ -68,7 +68,7 @@ func findDrains(v *view, report reportFunc) {
 
 // findNotReady reports that the proxy is not ready, unless it drains.
 func findNotReady(v *view, report reportFunc) {
-	if p := &v.Proxy; !p.Ready && !p.Draining {
+	if p := &v.Proxy; !p.Ready && !p.Draining { // findDrains reports a proxy that drains
 		report(proxyPlace("proxy"), p.Why, "The proxy is not ready: %s", p.Why)
 	}
 }
@@ -114,7 +114,7 @@ func findCertEnds(v *view, report reportFunc) {
 func findCertEndsNow(v *view, report reportFunc) {
 	for _, c := range v.Proxy.Certificates {
 		switch left, where := seconds(c.EndsS), (place{"listener", c.Key, "proxy"}); {
-		case left >= certNow:
+		case left >= certNow: // findCertEnds reports it, if it ends soon
 		case left >= 2*time.Hour:
 			report(where, noReason, "The certificate of %s ends in %d hours", c.Key, int(left.Hours()))
 		case left > 0:

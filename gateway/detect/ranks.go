@@ -101,26 +101,27 @@ func findRankEmpty(v *view, report reportFunc) {
 	}
 	for i, e := range models {
 		m := &v.Models[i]
-		if _, known := e.ofOthers.share(); !known { // the other ranks have too few answers, so those of all models are compared
+		if _, enough := e.ofOthers.share(); !enough { // the other ranks have too few answers, so those of all models are compared
 			e.ofOthers = ofAllModels
 		}
-		others, known := e.ofOthers.share()
-		if len(e.ranks) == 0 || !known || others > modelEmptyShare { // above modelEmptyShare, the model itself gives empty answers
+		otherShare, enough := e.ofOthers.share()
+		modelIsEmpty := otherShare > modelEmptyShare // the model itself gives empty answers, and not single ranks
+		if len(e.ranks) == 0 || !enough || modelIsEmpty {
 			continue
 		}
 		where := place{"model", m.Name, "ranks"}
-		theirs := stats.Grouped(e.ofThese.Answers)
+		answers := stats.Grouped(e.ofThese.Answers)
 		if len(e.ranks) == 1 {
 			all := e.ofThese.Answers + e.ofOthers.Answers
 			report(where, noReason, "Rank %s gives empty answers: %s of its last %s answers ended without any text, "+
 				"and %.0f %% of those of the other ranks; of the last %s answers, %.0f %% were its",
-				e.ranks[0], stats.Grouped(e.ofThese.Empty), theirs, 100*others, stats.Grouped(all),
+				e.ranks[0], stats.Grouped(e.ofThese.Empty), answers, 100*otherShare, stats.Grouped(all),
 				100*float64(e.ofThese.Answers)/float64(all)).Ranks = e.ranks
 			continue
 		}
 		report(where, noReason, "%d ranks of model %s give empty answers: %s of their last %s answers ended without any text, "+
 			"and %.0f %% of those of the other ranks: %s",
-			len(e.ranks), m.Name, stats.Grouped(e.ofThese.Empty), theirs, 100*others, words.FirstOf(e.ranks)).Ranks = e.ranks
+			len(e.ranks), m.Name, stats.Grouped(e.ofThese.Empty), answers, 100*otherShare, words.FirstOf(e.ranks)).Ranks = e.ranks
 	}
 }
 
@@ -128,8 +129,8 @@ func findRankEmpty(v *view, report reportFunc) {
 // barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
 func findRankSlow(v *view, report reportFunc) {
 	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
-		slow, worst := []string{}, &Rank{}
-		running := 0 // requests on the slow ranks
+		slow, worst := []string{}, &Rank{} // the names of the slow ranks, and the slowest of them
+		running := 0                       // requests on the slow ranks
 		for i := range g.Ranks {
 			if r := &g.Ranks[i]; r.SlowMs > 0 {
 				slow = append(slow, r.Name)
@@ -139,9 +140,9 @@ func findRankSlow(v *view, report reportFunc) {
 				}
 			}
 		}
-		times := worst.SlowMs / worst.OthersMs
+		times := worst.SlowMs / worst.OthersMs // not used if no rank is slow
 		switch len(slow) {
-		case 0:
+		case 0: // nothing to report
 		case 1:
 			report(where, noReason, "Rank %s gives a token in %.0f ms, and the middle one of %s in %.0f ms", slow[0], worst.SlowMs, where,
 				worst.OthersMs).setSlowdown(running, times).Ranks = slow
@@ -175,7 +176,7 @@ func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model
 			}
 		}
 		switch _, rank := m.nouns(); len(names) {
-		case 0:
+		case 0: // nothing to report
 		case 1:
 			report(where, noReason, "%s %s of %s %s", words.Capital(rank), names[0], where, one).Ranks = names
 		default:
@@ -184,9 +185,10 @@ func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model
 	})
 }
 
-// isFull says whether the rank takes requests and its KV cache is nearly full.
+// isFull says whether the rank takes requests and its KV cache is nearly full. It is false if the capacity is not known.
 func (r *Rank) isFull() bool {
-	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
+	capacityKnown := r.Capacity > 0
+	return r.State == RankUp && capacityKnown && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
 // findRanksFull reports ranks with a nearly full KV cache. It leaves out ranks of models for which a KVFull finding reports this already.

@@ -52,7 +52,7 @@ func (v *view) failureDetails() string {
 		details = " with " + most.Outcome
 	case most.LastMinute >= v.lastMinute.Failed:
 		details = ", all of them with " + most.Outcome
-	case 2*most.LastMinute > v.lastMinute.Failed:
+	case 2*most.LastMinute > v.lastMinute.Failed: // more than half
 		details = ", most of them with " + most.Outcome
 	default:
 		details = fmt.Sprintf(", %s of them with %s", stats.Grouped(most.LastMinute), most.Outcome)

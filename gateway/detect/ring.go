@@ -99,7 +99,7 @@ func (r *Ring) Add(s Sample) {
 			s.At = last.At
 		}
 	}
-	if r.fine.step == 0 {
+	if r.fine.step == 0 { // the ring is new, or was dropped above
 		r.fine = tier{SampleInterval, SecondsKeptFor, nil}
 		r.bins = tier{BinLength, BinsKeptFor + BinLength, nil}
 		r.minutes = tier{time.Minute, minutesKeptFor, nil}
@@ -120,23 +120,25 @@ func (r *Ring) Add(s Sample) {
 
 // add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same step, if there is one.
 func (t *tier) add(s Sample) {
-	if n := len(t.list); n > 0 && t.list[n-1].At.Truncate(t.step).Equal(s.At.Truncate(t.step)) {
-		s.mergeEarlier(&t.list[n-1])
-		t.list = t.list[:n-1]
+	now := s.At.Truncate(t.step)
+	if before := t.last(); before != nil && before.At.Truncate(t.step).Equal(now) { // the tier keeps one sample per step
+		s.mergeEarlier(before)
+		t.list = t.list[:len(t.list)-1]
 	}
 	t.list = append(t.list, s)
-	old := 0
-	for old < len(t.list)-1 && s.At.Truncate(t.step).Sub(t.list[old].At.Truncate(t.step)) >= t.keptFor {
-		t.list[old] = Sample{} // frees the sample's memory, because the slice's array still holds it
-		old++
+	tooOld := 0 // number of samples at the front that are older than keptFor
+	for tooOld < len(t.list)-1 && now.Sub(t.list[tooOld].At.Truncate(t.step)) >= t.keptFor {
+		t.list[tooOld] = Sample{} // frees the sample's memory, because the slice's array still holds it
+		tooOld++
 	}
-	t.list = t.list[old:]
+	t.list = t.list[tooOld:]
 }
 
 // indexRanks sets rankIndex. It shares the map with the sample before if the ranks are the same, because a map for each second would take
 // much memory.
 func (s *Sample) indexRanks(before *Sample) {
-	if before != nil && before.rankIndex != nil && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
+	hasIndex := before != nil && before.rankIndex != nil // dropOverLimits may have dropped it
+	if hasIndex && slices.EqualFunc(s.Ranks, before.Ranks, func(a, b RankAt) bool { return a.ID == b.ID }) {
 		s.rankIndex = before.rankIndex
 		return
 	}
@@ -152,7 +154,7 @@ func (s *Sample) mergeEarlier(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
 	}
-	if !before.Examined {
+	if !before.Examined { // before has nothing else that this sample may lack
 		return
 	}
 	if !s.Examined {
@@ -163,8 +165,8 @@ func (s *Sample) mergeEarlier(before *Sample) {
 	s.Groups = slices.Clone(s.Groups) // another tier may share the slice
 	for i := range before.Groups {
 		earlier := &before.Groups[i]
-		k, ok := s.groupIndex[earlier.GroupName]
-		if !ok {
+		k, stillThere := s.groupIndex[earlier.GroupName]
+		if !stillThere {
 			continue
 		}
 		g := &s.Groups[k]
@@ -235,22 +237,23 @@ func (r *Ring) PageAt(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample.
-func (r *Ring) rates() (t Rates) {
-	n := len(r.fine.list)
-	if n < 2 {
-		return t
+// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample; zero: there are fewer than
+// two samples. A total that has become smaller counts as no growth.
+func (r *Ring) rates() (rates Rates) {
+	count := len(r.fine.list)
+	if count < 2 {
+		return rates
 	}
-	window := r.fine.list[max(0, n-1-rateSamples):]
+	window := r.fine.list[max(0, count-1-rateSamples):]
 	first, last := &window[0], &window[len(window)-1]
-	if s := last.At.Sub(first.At).Seconds(); s > 0 {
-		t.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
-		t.FailuresPerS = float64(last.Failed-min(last.Failed, first.Failed)) / s
-		t.ByKeyLimitPerS = float64(last.ByKeyLimit-min(last.ByKeyLimit, first.ByKeyLimit)) / s
-		t.TokensPerS = float64(max(0, last.Tokens-first.Tokens)) / s
-		t.Recovered = recovered(window)
+	if s := last.At.Sub(first.At).Seconds(); s > 0 { // so that nothing is divided by 0
+		rates.RequestsPerS = float64(last.Ended-min(last.Ended, first.Ended)) / s
+		rates.FailuresPerS = float64(last.Failed-min(last.Failed, first.Failed)) / s
+		rates.ByKeyLimitPerS = float64(last.ByKeyLimit-min(last.ByKeyLimit, first.ByKeyLimit)) / s
+		rates.TokensPerS = float64(max(0, last.Tokens-first.Tokens)) / s
+		rates.Recovered = recovered(window)
 	}
-	return t
+	return rates
 }
 
 const (
@@ -264,11 +267,15 @@ const (
 func recovered(window []Sample) bool {
 	first, last := &window[0], &window[len(window)-1]
 	for i := len(window) - 1; i > 0; i-- {
-		if fault := &window[i]; fault.Failed > window[i-1].Failed { // the last failure
-			endedSince, failed, ended := last.Ended-fault.Ended, fault.Failed-first.Failed, fault.Ended-first.Ended
-			wouldHaveFailed := endedSince*failed >= enoughFailures*ended // endedSince * failed/ended, without a division
-			return last.At.Sub(fault.At) >= calmFor && wouldHaveFailed
+		fault := &window[i]
+		if fault.Failed <= window[i-1].Failed { // no request failed between the two samples
+			continue
 		}
+		failed, ended := fault.Failed-first.Failed, fault.Ended-first.Ended // up to the last failure
+		endedSince := last.Ended - fault.Ended                              // after the last failure
+		// At the earlier share of failures, endedSince * failed/ended requests would have failed since. The comparison needs no division.
+		enoughWouldHaveFailed := endedSince*failed >= enoughFailures*ended
+		return last.At.Sub(fault.At) >= calmFor && enoughWouldHaveFailed
 	}
 	return false
 }
@@ -294,12 +301,12 @@ func (r *Ring) failures() []Failed {
 	seconds, minute, minutes, hour := r.oldestWithin(2*BinLength), r.oldestWithin(time.Minute), r.oldestWithin(SecondsKeptFor),
 		r.oldestWithin(minutesKeptFor)
 	list := make([]Failed, 0, len(last.Failures))
-	for o, n := range last.Failures {
+	for o, total := range last.Failures {
 		// failures of this outcome since an earlier sample
-		since := func(first *Sample) uint64 { return n - min(n, first.Failures[o]) }
+		since := func(first *Sample) uint64 { return total - min(total, first.Failures[o]) }
 		list = append(list, Failed{
 			Outcome: o.Name, Status: o.Status, Last10S: since(seconds), LastMinute: since(minute), Last5Min: since(minutes),
-			LastHour: since(hour), SinceStart: n,
+			LastHour: since(hour), SinceStart: total,
 			Why: last.Whys[o].Text, ByKeyLimit: last.Whys[o].ByKeyLimit,
 		})
 	}

@@ -41,12 +41,13 @@ func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, 
 	incidentOf, idleIncidents = map[subject]*incident{}, map[string]*incident{}
 	for _, o := range b.list {
 		members := o.members
-		if o.state(now) == Paused && !o.isOpen() { // any finding that the ended incident ever had may come back
+		endedRecently := !o.isOpen() && o.state(now) == Paused
+		if endedRecently { // any finding that the incident ever had may come back
 			members = o.everFound
 		}
 		for i := range members {
 			s := members[i].subject()
-			if other := incidentOf[s]; other == nil || o.isNewerThan(other) {
+			if other := incidentOf[s]; other == nil || o.isNewerThan(other) { // of several incidents with the finding, the newest has it
 				incidentOf[s] = o
 			}
 			if o.isOpen() && kinds[s.kind].getsNoRequests {
@@ -60,13 +61,13 @@ func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, 
 // separateOutages returns the incidents that ended at most resumedWithin ago and must not go on, although one of their findings is back.
 // The reason is a new finding that shares the cause and never belonged to the incident: so the two outages are different ones.
 func separateOutages(found []Finding, r *round) map[*incident]bool {
-	cameBack, separate := map[*incident]bool{}, map[*incident]bool{}
+	cameBack, separate := map[*incident]bool{}, map[*incident]bool{} // cameBack: ended a short time ago, with a finding that is back
 	for i := range found {
 		if o := r.incidentOf[found[i].subject()]; o != nil && !o.isOpen() && o.state(r.now) == Paused {
 			cameBack[o] = true
 		}
 	}
-	if len(cameBack) == 0 {
+	if len(cameBack) == 0 { // nothing to separate
 		return separate
 	}
 	for i := range found {
@@ -100,15 +101,16 @@ func (b *Book) add(f *member, r *round) {
 		o.openSince = r.now
 	}
 	members := r.nextMembers[o]
-	f.effect = len(members) > 0 && k.effect && !kinds[members[0].Kind].effect
+	f.effect = len(members) > 0 && k.effect && !kinds[members[0].Kind].effect // as markEffects decides: the first member is the cause
 	r.nextMembers[o] = append(members, *f)
 }
 
 // continued returns the incident that a finding continues; nil: there is none.
 func (r *round) continued(f *member) *incident {
 	o := r.incidentOf[f.subject()]
+	inOpenIncident := o != nil && o.isOpen()
 	// If the engine got no requests before, for whatever reason, the incident of that time goes on.
-	if earlier := r.idleIncidents[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].getsNoRequests && (o == nil || !o.isOpen()) {
+	if earlier := r.idleIncidents[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].getsNoRequests && !inOpenIncident {
 		o = earlier
 	}
 	if o != nil && (o.state(r.now) == Over || r.separate[o]) {
@@ -140,22 +142,21 @@ func (o *incident) isNewerThan(other *incident) bool {
 func (b *Book) assign(f *member, before *incident, r *round) *incident {
 	since := r.now.Add(-f.LastedFor)
 	best := b.mostHarmfulToJoin(f, since, r)
-	if best != nil && best.isNewOutage(f) { // f joins only the part of the incident that came back
+	switch {
+	case best != nil && best.isNewOutage(f): // f joins only the part of the incident that came back
 		best = b.splitReopened(best, r)
-	}
-	if best == nil && before != nil {
+	case best != nil: // f joins this incident
+	case before != nil:
 		return before
-	}
-	if best == nil && b.hasNoRoom(f.harm(), r) {
+	case b.hasNoRoom(f.harm(), r):
 		return nil
-	}
-	if best == nil {
+	default:
 		b.lastID++
 		best = &incident{id: b.lastID, since: since, openSince: since}
 		b.list = append(b.list, best)
 		b.takeOverEffects(best, f.Kind, r)
 	}
-	if since.Before(best.since) {
+	if since.Before(best.since) { // f has lasted for longer than the incident
 		best.since = since
 	}
 	return best
@@ -165,13 +166,13 @@ func (b *Book) assign(f *member, before *incident, r *round) *incident {
 // since, when the finding began. It returns nil if the finding may join none. An incident whose cause is over takes in only its effects and
 // findings of its own engines, because another engine's finding would change its description.
 func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *incident) {
-	most := 0
+	bestHarm := 0
 	onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].overload // an overload may itself be a cause
 	for _, o := range b.list {
 		members := r.nextMembers[o]
 		if len(members) == 0 { // no finding of this round has gone to the incident yet
-			if !o.isOpen() || len(o.members) == 0 {
-				continue // the incident has ended
+			if !o.isOpen() || len(o.members) == 0 { // the incident has ended
+				continue
 			}
 			if r.ending[o] && !onlyEffect && !o.hasEngine(f) { // the incident's cause is over, and f may be a cause at another engine
 				continue
@@ -182,8 +183,11 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 		if !mayJoin(members, f, delay) && !o.hadEffect(f) { // an effect that returns joins however late it is
 			continue
 		}
-		if h := members[0].harm(); best == nil || h > most || h == most && delay.Abs() < since.Sub(best.openSince).Abs() {
-			best, most = o, h
+		harm := members[0].harm()
+		beganCloser := best != nil && delay.Abs() < since.Sub(best.openSince).Abs()
+		harmsAsMuch := harm == bestHarm
+		if best == nil || harm > bestHarm || harmsAsMuch && beganCloser {
+			best, bestHarm = o, harm
 		}
 	}
 	return best
@@ -192,11 +196,17 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 // isNewOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is a
 // different outage.
 func (o *incident) isNewOutage(f *member) bool {
-	return !o.previousEnd.IsZero() && o.isOpen() && !kinds[f.Kind].effect &&
-		!slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
+	cameBack := !o.previousEnd.IsZero() && o.isOpen()
+	return cameBack && !kinds[f.Kind].effect && !o.everHad(f)
 }
 
-// splitReopened moves the part of an incident that came back into a new incident, and leaves the first one as it was when it ended.
+// everHad says whether the incident has, or once had, this finding: one with the same kind and place.
+func (o *incident) everHad(f *member) bool {
+	return slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
+}
+
+// splitReopened moves the part of an incident that came back into a new incident, which it returns. It leaves the first one as it was when
+// it ended.
 func (b *Book) splitReopened(o *incident, r *round) *incident {
 	b.lastID++
 	other := &incident{id: b.lastID, since: o.openSince, openSince: o.openSince, members: o.members}
@@ -213,8 +223,7 @@ func (b *Book) splitReopened(o *incident, r *round) *incident {
 // hadEffect says whether the incident is open and had this finding before as an effect. An overload does not count, because it may itself
 // be the cause.
 func (o *incident) hadEffect(f *member) bool {
-	return o.isOpen() && kinds[f.Kind].effect && !kinds[f.Kind].overload &&
-		slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
+	return o.isOpen() && kinds[f.Kind].effect && !kinds[f.Kind].overload && o.everHad(f)
 }
 
 // hasEngine says whether a member of the incident is about the same engine as the finding. A finding whose place has no host is not about
@@ -234,14 +243,15 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
 		unchanged := noticed != o && noticed.isOpen() && len(r.nextMembers[noticed]) == 0 // no finding of this round has gone to noticed
 		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect  // causes come first
-		if !unchanged || !onlyEffects || o.since.Sub(noticed.openSince).Abs() > togetherWithin {
+		beganTogether := o.since.Sub(noticed.openSince).Abs() <= togetherWithin
+		if !unchanged || !onlyEffects || !beganTogether {
 			return false
 		}
-		if noticed.previousEnd.IsZero() && !kinds[noticed.everFound[0].Kind].effect {
-			return false // the incident had another cause
+		if noticed.previousEnd.IsZero() && !kinds[noticed.everFound[0].Kind].effect { // the incident had another cause
+			return false
 		}
 		for i := range noticed.members {
-			r.incidentOf[noticed.members[i].subject()] = o
+			r.incidentOf[noticed.members[i].subject()] = o // this round's findings of the effects go to o
 		}
 		if noticed.openSince.Before(o.since) {
 			o.since = noticed.openSince
@@ -321,17 +331,18 @@ func (o *incident) withTolerated(members []member, r *round) []member {
 	if !o.isOpen() {
 		return members
 	}
-	has, added := map[subject]bool{}, false
+	isMember, added := map[subject]bool{}, false
 	for i := range members {
-		has[members[i].subject()] = true
+		isMember[members[i].subject()] = true
 	}
 	for i := range o.members {
 		m := &o.members[i]
 		s := m.subject()
 		tolerated := r.now.Sub(m.found) < kinds[m.Kind].toleratedAbsence
-		if tolerated && !has[s] && !r.foundNow[s] && !r.idleEngines[engineOf(m.Where)] && len(members) < maxFindings {
+		isPresent := isMember[s] || r.foundNow[s] // here, or in another incident
+		if tolerated && !isPresent && !r.idleEngines[engineOf(m.Where)] && len(members) < maxFindings {
 			members = append(members, *m)
-			has[s] = true
+			isMember[s] = true
 			added = true
 		}
 	}

@@ -40,17 +40,12 @@ func (o *incident) describe(now time.Time) Incident {
 	k := kinds[lead.Kind]
 	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.harmText, Panel: lead.Panel,
 		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
-	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
-	in.Times = 1 // the method Incidents adds further occurrences
-	if !o.isOpen() {
-		in.UntilMs = o.until.UnixMilli()
-	} else if at := o.lastFound(); k.toleratedAbsence > 0 && at.Before(now) {
-		in.LastMs = at.UnixMilli()
-	}
-	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin { // so that the severity does not change with every Update
+	in.setTimes(o, now)
+	wasBadLately := o.isOpen() && now.Sub(o.lastBad) <= togetherWithin
+	if wasBadLately { // so that the severity does not change with every Update
 		in.Severity = Bad
 	}
-	groups := byKind(members)
+	groups := byKind(members) // the first group is the cause
 	listedMembers, host := in.addMembers(members)
 	in.What = describeFindings(groups[0], host)
 	othersToo := slices.ContainsFunc(groups[0], func(m *member) bool { return m.WhereKind != "prefill engine" })
@@ -62,11 +57,24 @@ func (o *incident) describe(now time.Time) Incident {
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
 	in.addOtherKinds(groups[1:])
-	if o.isOpen() && k.effect {
+	if o.isOpen() && k.effect { // the effect goes on, and its cause may be over
 		in.Clients += endedCauseText(o.everFound, members)
 	}
 	in.setCommand(lead)
 	return in
+}
+
+// setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts one occurrence: the method
+// Incidents adds further ones.
+func (in *Incident) setTimes(o *incident, now time.Time) {
+	in.SinceMs, in.FirstMs = o.since.UnixMilli(), o.since.UnixMilli()
+	in.Times = 1
+	comesAndGoes := kinds[in.Kind].toleratedAbsence > 0
+	if !o.isOpen() {
+		in.UntilMs = o.until.UnixMilli()
+	} else if at := o.lastFound(); comesAndGoes && at.Before(now) {
+		in.LastMs = at.UnixMilli()
+	}
 }
 
 // setCommand sets the command for the cause. If one API key causes most of the problem, the advice and the command are those for this key.
@@ -93,7 +101,7 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 			in.Severity = Bad
 		}
 		in.Crowded = in.Crowded || kinds[m.Kind].manyWait
-		if m.effect {
+		if m.effect { // Where, Ranks and Count are about causes
 			continue
 		}
 		if m.host != host {
@@ -116,7 +124,7 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 func (in *Incident) addOtherKinds(groups [][]*member) {
 	for _, g := range groups {
 		headline := kinds[g[0].Kind].headlineAsEffect
-		if headline != "" && g[0].effect && in.What != "" {
+		if headline != "" && g[0].effect && in.What != "" { // in.What[:1] below needs a letter
 			in.Clients = "Clients whose requests ran there get an error, because no other engine is left."
 			if in.Kind == EngineHangs { // the engine's requests are not lost yet: they wait until the engine goes on
 				headline = "All new requests wait, and get a 503 if it lasts"
@@ -126,7 +134,7 @@ func (in *Incident) addOtherKinds(groups [][]*member) {
 		}
 	}
 	for i, g := range groups {
-		if i == 0 {
+		if i == 0 { // once, before the first of them
 			in.Clients += " Also:"
 		}
 		in.Clients += " " + describeFindings(g, "") + "."
@@ -148,20 +156,20 @@ func byKind(members []member) (groups [][]*member) {
 }
 
 // endedCauseText returns a sentence about a cause that is over while its effects go on; empty: there is no such cause. all are the findings
-// that the incident has had since it began, and present are those that it has now.
+// that the incident has had since it began, the main cause first, and present are those that it has now.
 func endedCauseText(all, present []member) string {
-	var causes []*member
+	var ended []*member // findings of the main cause's kind that are over
 	for i := range all {
 		m := &all[i]
-		if !kinds[m.Kind].effect && m.Kind == all[0].Kind &&
-			!slices.ContainsFunc(present, func(n member) bool { return n.subject() == m.subject() }) {
-			causes = append(causes, m)
+		isMainCause := !kinds[m.Kind].effect && m.Kind == all[0].Kind
+		if isMainCause && !slices.ContainsFunc(present, func(p member) bool { return p.subject() == m.subject() }) {
+			ended = append(ended, m)
 		}
 	}
-	if len(causes) == 0 {
+	if len(ended) == 0 {
 		return ""
 	}
-	return " It began with what is over now: " + describeFindings(causes, "") + "."
+	return " It began with what is over now: " + describeFindings(ended, "") + "."
 }
 
 // describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
@@ -171,11 +179,11 @@ func describeFindings(same []*member, host string) string {
 	if k := kinds[lead.Kind]; len(same) > 1 && k.pluralText != "" {
 		reason := WithoutAddress(lead.Reason, lead.Where)
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
-			reason += " (at the first one)"
+			reason += " (at the first one)" // the others have other reasons
 		}
 		return k.describeSeveral(whichOf(same, host), reason) + lead.Suffix
 	}
-	if more := len(same) - 1; more > 0 {
+	if more := len(same) - 1; more > 0 { // the kind has no words for several
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
 	return lead.What + lead.Suffix
@@ -197,29 +205,31 @@ func whichOf(same []*member, host string) string {
 // namesByKind lists the names of members, grouped by the noun for them, such as engine or rank. all is the number of all names: if the list
 // has fewer, the text ends with how many more there are.
 func namesByKind(members []*member, all int) string {
-	var nouns []string
-	by := map[string][]string{}
+	var nouns []string // in the order in which they first occur
+	namesOf := map[string][]string{}
 	for _, m := range members {
-		if by[m.WhereKind] == nil {
+		if namesOf[m.WhereKind] == nil {
 			nouns = append(nouns, m.WhereKind)
 		}
-		by[m.WhereKind] = append(by[m.WhereKind], m.Where)
+		namesOf[m.WhereKind] = append(namesOf[m.WhereKind], m.Where)
 	}
 	parts := make([]string, 0, len(nouns))
 	for _, noun := range nouns {
-		parts = append(parts, "the "+plural(noun, len(by[noun]))+" "+joinNames(by[noun]))
+		parts = append(parts, "the "+plural(noun, len(namesOf[noun]))+" "+joinNames(namesOf[noun]))
 	}
-	s := "These are " + strings.Join(parts, ", and ")
+	sentence := "These are " + strings.Join(parts, ", and ")
 	if more := all - len(members); more > 0 {
-		s += fmt.Sprintf(", and %d more", more)
+		sentence += fmt.Sprintf(", and %d more", more)
 	}
-	return s + "."
+	return sentence + "."
 }
 
 // joinNames joins names with commas. The last name follows "and", unless there are maxNames names, so that more may be left out.
 func joinNames(names []string) string {
-	if n := len(names) - 1; n > 0 && n < maxNames-1 {
-		return strings.Join(names[:n], ", ") + " and " + names[n]
+	lastName := len(names) - 1
+	mayBeCutOff := len(names) >= maxNames
+	if lastName > 0 && !mayBeCutOff {
+		return strings.Join(names[:lastName], ", ") + " and " + names[lastName]
 	}
 	return strings.Join(names, ", ")
 }
@@ -235,10 +245,13 @@ func plural(noun string, n int) string {
 func nounOf(same []*member) string {
 	noun := same[0].WhereKind
 	for _, m := range same {
-		if m.WhereKind != noun && strings.HasSuffix(m.WhereKind, "engine") && strings.HasSuffix(noun, "engine") {
+		bothAreEngines := strings.HasSuffix(m.WhereKind, "engine") && strings.HasSuffix(noun, "engine")
+		switch {
+		case m.WhereKind == noun:
+		case bothAreEngines:
 			noun = "engine"
-		} else if m.WhereKind != noun {
-			return "area" // one word for a group and a region together
+		default: // one word for a group and a region together
+			return "area"
 		}
 	}
 	return noun
@@ -247,8 +260,10 @@ func nounOf(same []*member) string {
 // fillCommand fills the names of the finding into a shell command that operators may copy. It is empty if a name has characters that mean
 // something to a shell.
 func fillCommand(text string, lead *member) string {
-	names := map[string]string{"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
-		"{rank}": ""}
+	names := map[string]string{ // what each placeholder stands for
+		"{where}": lead.Where, "{engine}": engineOf(lead.Where), "{host}": strings.Trim(hostOf(lead.Where), "[]"),
+		"{rank}": "",
+	}
 	if len(lead.Ranks) > 0 {
 		names["{rank}"] = lead.Ranks[0]
 	}
@@ -275,17 +290,7 @@ func (d *Detector) describeSeveral(which, reason string) string {
 // it.
 func (b *Book) Incidents() []Incident {
 	sorted := slices.Clone(b.list)
-	slices.SortStableFunc(sorted, func(x, y *incident) int {
-		switch {
-		case x.isOpen() && !y.isOpen():
-			return -1
-		case y.isOpen() && !x.isOpen():
-			return 1
-		case !x.isOpen():
-			return y.until.Compare(x.until)
-		}
-		return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
-	})
+	slices.SortStableFunc(sorted, compareForList)
 	list := make([]Incident, 0, len(sorted))
 	unplacedListed := len(b.unplaced) == 0 // true also if there are no unplaced findings
 	equal := map[string]int{}              // by the text of a warning: the index in list of the first warning with it
@@ -299,22 +304,39 @@ func (b *Book) Incidents() []Incident {
 		}
 		if in.Severity == Warn {
 			text := in.Headline + "\n" + strings.Join(in.Where, "\n")
-			if i, ok := equal[text]; ok && in.UntilMs > 0 { // the warning has ended
+			i, isListed := equal[text]
+			if isListed && in.UntilMs > 0 { // the warning has ended
 				list[i].Times++
 				list[i].FirstMs = min(list[i].FirstMs, in.SinceMs)
 				continue
-			} else if !ok {
+			}
+			if !isListed {
 				equal[text] = len(list)
 			}
 		}
 		list = append(list, in)
 	}
-	if !unplacedListed {
+	if !unplacedListed { // no incident has ended
 		list = append(list, b.summarizeUnplaced())
 	}
 	return list
 }
 
+// compareForList is below 0 if Incidents lists x before y: open incidents before ended ones; of the open ones the most harmful first, then
+// those with more findings, then the older ones; of the ended ones the latest first.
+func compareForList(x, y *incident) int {
+	switch {
+	case x.isOpen() && !y.isOpen():
+		return -1
+	case y.isOpen() && !x.isOpen():
+		return 1
+	case !x.isOpen(): // both have ended
+		return y.until.Compare(x.until)
+	}
+	return cmp.Or(cmp.Compare(y.harm(), x.harm()), cmp.Compare(len(y.members), len(x.members)), x.since.Compare(y.since))
+}
+
+// unplacedSeverity is the severity of the worst finding that is in no incident.
 func (b *Book) unplacedSeverity() string {
 	if b.unplacedBad {
 		return Bad

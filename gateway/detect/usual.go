@@ -58,20 +58,20 @@ func (r *Ring) usualSteps(name GroupName, from time.Time) (list []GroupAt) {
 // tokens for longer than acceptedAfter, it forgets the earlier steps, so that the present ones become usual.
 func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
 	u.usualStepMs, u.usualStepTokens = 0, 0
-	usually, most, known := usualStepMs(g, u.usualSteps)
+	usualMs, longestUsualMs, known := usualStepMs(g, u.usualSteps)
 	if u.slowSteps.duration(now) > 0 {
-		most = usually // slow steps keep requests for longer and so raise the load: the higher load is no excuse for them
+		longestUsualMs = usualMs // slow steps keep requests for longer and so raise the load: the higher load is no excuse for them
 	}
-	isSlow := known && g.StepMs > slowTimes*most && g.StepMs-most > slowMs
+	isSlow := known && g.StepMs > slowTimes*longestUsualMs && g.StepMs-longestUsualMs > slowMs
 	slowFor := u.slowSteps.observe(isSlow, now)
 	if known && slowFor > 0 {
-		u.usualStepMs = usually
+		u.usualStepMs = usualMs
 	}
-	tokens, before := g.tokensPerStep(), medianYield(u.usualSteps)
-	givesFew := tokens > 0 && tokens < fewShare*before.tokens && g.TokenMs > fewTimes*before.tokenMs
+	tokens, usual := g.tokensPerStep(), medianYield(u.usualSteps) // tokens is 0 if unknown
+	givesFew := tokens > 0 && tokens < fewShare*usual.tokens && g.TokenMs > fewTimes*usual.tokenMs
 	fewFor := u.fewTokens.observe(givesFew, now)
 	if tokens > 0 && fewFor > 0 {
-		u.usualStepTokens = before.tokens
+		u.usualStepTokens = usual.tokens
 	}
 	if slowFor > acceptedAfter || fewFor > acceptedAfter {
 		*u = stepWatch{ignoreBefore: now}
@@ -90,7 +90,7 @@ func (u *stepWatch) fillInGroup(g *Group, now time.Time) {
 	}
 }
 
-// tokensPerStep is how many tokens a step gives to an answer; 0: unknown.
+// tokensPerStep is how many tokens a step gives to an answer: the length of a step by the time between two tokens; 0: unknown.
 func (g *Group) tokensPerStep() float64 {
 	if g.StepMs <= 0 || g.TokenMs <= 0 {
 		return 0
@@ -109,18 +109,19 @@ func (g *Group) presentStepModel() StepModel {
 // usualStepMs returns how long a step at the present loads usually takes, and how long at most (see StepModel.ms), in ms. Both are medians
 // over the step models of the usual steps. known is false if there are too few usual steps, or if no request runs, so that there is no
 // step.
-func usualStepMs(g *Group, list []GroupAt) (ms, most float64, known bool) {
+func usualStepMs(g *Group, usualSteps []GroupAt) (ms, longestMs float64, known bool) {
 	running := g.mostRunning()
-	if len(list) < minUsualMinutes || running == 0 || g.StepMs <= 0 {
+	stepsNow := running > 0 && g.StepMs > 0
+	if len(usualSteps) < minUsualMinutes || !stepsNow {
 		return 0, 0, false
 	}
-	all, mosts := make([]float64, len(list)), make([]float64, len(list))
-	for i := range list {
-		all[i], mosts[i] = list[i].StepModel.ms(g.MostTokens, running)
+	lengths, longest := make([]float64, len(usualSteps)), make([]float64, len(usualSteps))
+	for i := range usualSteps {
+		lengths[i], longest[i] = usualSteps[i].StepModel.ms(g.MostTokens, running)
 	}
-	slices.Sort(all)
-	slices.Sort(mosts)
-	return stats.Median(all), stats.Median(mosts), true
+	slices.Sort(lengths)
+	slices.Sort(longest)
+	return stats.Median(lengths), stats.Median(longest), true
 }
 
 // mostRunning is the largest number of running requests on a rank of the group.

@@ -45,12 +45,12 @@ func (w *Watch) compareSteps(f *Facts) {
 		if u == nil {
 			u = &stepWatch{}
 		}
-		if u.hasNoFault() {
+		if u.hasNoFault() { // during a fault, the usual steps stay those of the hour before it
 			u.usualSteps = w.usualSteps(name, u.ignoreBefore)
 		}
 		u.compareWithUsual(g, f.At)
 		groups[name] = u
-		if u.hasNoFault() && g.StepMs > 0 {
+		if u.hasNoFault() && g.StepMs > 0 { // 0: there was no step
 			at := w.minutes.last().group(name)
 			at.Usual, at.StepModel, at.yield = true, g.presentStepModel(), stepYield{g.tokensPerStep(), g.TokenMs}
 		}
