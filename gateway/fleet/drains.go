@@ -16,7 +16,7 @@ func (f *Fleet) Drain(role, id string, limit time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if limit > 0 {
+	if limit > 0 { // otherwise the running requests may take any time
 		drain.Deadline = now.Add(limit)
 	}
 	f.apply(roster.Stopped{Drain: drain})

@@ -79,7 +79,7 @@ func isOneOf(ctx context.Context, host string, hosts []string) bool {
 		return true
 	}
 	addr, err := netip.ParseAddr(host)
-	if err != nil {
+	if err != nil { // host is a name that is not in hosts
 		return false
 	}
 	for _, h := range hosts {

@@ -18,17 +18,17 @@ import (
 // defaultSlots is how many slots a rank gets if the config sets none. Engines do not report how many requests they can run.
 const defaultSlots = 32
 
-// Load builds the engines of the config. err joins the errors of all engines that cannot be built. The caller puts the others into the
-// fleet by calling enter.
+// Load builds the engines of the config. err joins the errors of all engines that cannot be built. The caller puts the engines into the
+// fleet by calling enter, which it may only do if err is nil.
 func (f *Fleet) Load() (enter func(), err error) {
-	var all []roster.Event
+	var entered []roster.Event
 	set := f.deps.Settings()
 	for role, e := range set.Engines.All() {
 		built, invalid := f.deps.build(role, e, set)
 		err = errors.Join(err, invalid)
-		all = append(all, roster.Entered{Engine: built})
+		entered = append(entered, roster.Entered{Engine: built}) // built is nil if invalid is set
 	}
-	return func() { f.resolveAndApply(all...) }, err
+	return func() { f.resolveAndApply(entered...) }, err
 }
 
 // Add registers an engine for an operator. It also ends the drains of the engine (EndDrains), because the operator wants it to take
@@ -72,7 +72,8 @@ func (f *Fleet) UpdateFound(key string, found roster.Found) {
 	f.apply(roster.Turned{Key: key, Found: found})
 }
 
-// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
+// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now. The
+// requests of the engine finish.
 func (f *Fleet) RemoveFound(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }
@@ -101,7 +102,7 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	}
 	// Such an engine may have to compute a prompt by itself (allow_local_prefill).
 	prefillsOnAscend := role == roster.Decode && profile.AllowLocalPrefill && profile.Connector == mooncake.AscendMooncakeV1
-	if prefillsOnAscend && profile.MaxBatchedTokens == 0 {
+	if prefillsOnAscend && profile.MaxBatchedTokens == 0 { // 0: not set
 		d.Log.Warn("decode engines on Ascend usually run with few tokens per step and without a prefix cache, so a prompt that one of them "+
 			"computes makes its whole group wait; set max_num_batched_tokens of the profile to that of the engines, or set allow_local_prefill to "+
 			"false",
@@ -110,7 +111,8 @@ func (d *Deps) build(role string, e config.Engine, set *Settings) (*roster.Engin
 	return built, nil
 }
 
-// profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over.
+// profileOf returns the profile as an engine of the role uses it: an aggregated engine hands no KV over, so it gets a copy without the
+// transfer of KV.
 func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	if role != roster.Aggregated {
 		return p
@@ -119,6 +121,7 @@ func profileOf(role string, p *mooncake.Profile) *mooncake.Profile {
 	return &withoutTransfer
 }
 
+// aOrAn returns the role with its article, such as "an aggregated".
 func aOrAn(role string) string {
 	if role == roster.Aggregated {
 		return "an " + role

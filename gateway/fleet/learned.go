@@ -45,10 +45,11 @@ func (l *learned) Coordinates(c prefill.Candidate) *mooncake.KVAddress {
 		}
 		return nil
 	}
-	if p := stored.(reportedCoordinates); p.process == engines.ProcessAt(c.Instance) {
-		return p.at
+	last := stored.(reportedCoordinates)
+	if last.process != engines.ProcessAt(c.Instance) { // another process is there now, and has not reported its coordinates yet
+		return nil
 	}
-	return nil
+	return last.at
 }
 
 // StoreCoordinates stores the coordinates that a process of a candidate's engine has reported.
@@ -56,8 +57,8 @@ func (l *learned) StoreCoordinates(c prefill.Candidate, process roster.ProcessID
 	l.coordinates.Store(c.ID, reportedCoordinates{process, at})
 }
 
-// forget drops the answers of the bootstrap server of an engine, because they name a process that is gone.
-func (l *learned) forget(engine string) {
+// forgetBootstrapAnswers drops the answers of the bootstrap server of an engine, because they name a process that is gone.
+func (l *learned) forgetBootstrapAnswers(engine string) {
 	for candidate := range l.bootstrapAnswers.Range {
 		if strings.HasPrefix(candidate.(string), engine+"/") {
 			l.bootstrapAnswers.Delete(candidate)
@@ -77,13 +78,13 @@ func (l *learned) BootstrapInfo(c prefill.Candidate) (*mooncake.BootstrapInfo, e
 		return nil, nil
 	}
 	last, hasLast := l.bootstrapAnswers.Load(c.ID)
-	stored, _ := last.(bootstrapAnswer)
+	stored, _ := last.(bootstrapAnswer) // the zero value, if there is no last answer
 	if !hasLast || time.Since(stored.at) > bootstrapAnswerLife {
 		ctx, cancel := context.WithTimeout(l.deps.Context, l.deps.Settings().Limits.ConnectTimeout)
 		defer cancel()
 		info, err := engine.Bootstrap(ctx, l.deps.Client, c.Target, c.Profile.BootstrapPort)
 		switch {
-		case err == nil:
+		case err == nil: // the server answered
 			stored.answer = info
 		case !hasLast || ctx.Err() == nil: // there is no earlier answer, or the call failed before its deadline
 			return nil, err

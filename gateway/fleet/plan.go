@@ -24,19 +24,22 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 	}
 	changes, err := f.Now().Compare(before, after, order, nextProfile)
 	p := &Plan{Order: order, Remove: changes.Removed}
-	build := func(role string, e config.Engine, fromNewEntry bool) { // adds the engine to the plan, or its error to err
+	const newEntry, sameEntry = true, false
+	add := func(role string, e config.Engine, fromNewEntry bool) { // adds the engine to the plan, or its error to err
 		built, invalid := f.deps.build(role, e, next)
-		if err = errors.Join(err, invalid); invalid == nil {
-			built.FromNewEntry = fromNewEntry
-			p.Set = append(p.Set, built)
+		if invalid != nil {
+			err = errors.Join(err, invalid)
+			return
 		}
+		built.FromNewEntry = fromNewEntry
+		p.Set = append(p.Set, built)
 	}
 	for _, entry := range changes.Listed {
-		build(entry.Role, entry.Conf, true)
+		add(entry.Role, entry.Conf, newEntry)
 	}
 	// The profiles of these engines have changed, and their entries have not. An operator or discovery may have added them.
 	for _, e := range changes.Rebuild {
-		build(e.Role, e.Conf, false)
+		add(e.Role, e.Conf, sameEntry)
 	}
 	return p, err
 }
@@ -51,11 +54,11 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 	set := f.deps.Settings()
 	p := &Plan{}
 	_, p.Order = enginesOf(set)
-	files := map[string]bool{}
+	files := map[string]bool{} // the files for which hasChanged was called
 	for _, profile := range set.Profiles {
 		if file := profile.CAFile; file != "" && !files[file] {
 			files[file] = true
-			changed = hasChanged(file) || changed
+			changed = hasChanged(file) || changed // in this order, so that hasChanged is called for each file
 		}
 	}
 	if !changed {
@@ -76,5 +79,6 @@ func (f *Fleet) ReloadTrust(hasChanged func(file string) bool) (changed bool, er
 		p.Set = append(p.Set, rebuilt)
 	}
 	f.Apply(p)
-	return len(p.Set) > 0 || err == nil, err
+	everyFailed := len(p.Set) == 0 && err != nil
+	return !everyFailed, err
 }

@@ -25,7 +25,7 @@ func (f *Fleet) LoadOf(ctx context.Context, scope string, askEngines bool) (ours
 		for _, w := range m.Workers {
 			r := now.Rank(w.ID)
 			isOfScope := r != nil && r.Scope != nil && r.Scope.Name == scope
-			if w.Used == 0 || !isOfScope {
+			if w.Used == 0 || !isOfScope { // 0: no request of this proxy is there
 				continue
 			}
 			i, listed := indexOf[w.ID] // listed: the rank has changed its board, and requests of the former board still run on it
@@ -75,8 +75,9 @@ func (d *Deps) residentsOn(ctx context.Context, engines []*roster.Engine) (found
 				silent = append(silent, id)
 				continue
 			}
-			running, hasRunning := sample.Running(max(0, r))
-			usage, hasUsage := sample.KVUsage(max(0, r))
+			number := max(0, r) // an only rank without a number counts as rank 0
+			running, hasRunning := sample.Running(number)
+			usage, hasUsage := sample.KVUsage(number)
 			if !hasRunning || !hasUsage {
 				silent = append(silent, id)
 				continue
@@ -102,15 +103,18 @@ func (f *Fleet) OnSample(key string, s *engine.Sample, asked time.Time) {
 		return
 	}
 	for _, r := range e.Ranks() {
-		usage, reported := s.KVUsage(max(0, r))
+		usage, isReported := s.KVUsage(max(0, r)) // an only rank without a number counts as rank 0
 		capacity := kvCapacity(e, r)
 		target := e.At(r)
-		if rank, _ := now.RankByName(target.ID); rank != nil && reported && capacity > 0 {
-			validAt := e.Traffic.Liveness(target.Rank).LastSign()
-			if asked.Before(validAt) {
-				validAt = asked
-			}
-			f.deps.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
+		rank, _ := now.RankByName(target.ID)
+		usageKnown := isReported && capacity > 0
+		if rank == nil || !usageKnown { // nil: the rank is on no board
+			continue
 		}
+		validAt := e.Traffic.Liveness(target.Rank).LastSign()
+		if asked.Before(validAt) {
+			validAt = asked
+		}
+		f.deps.Gauged(rank.Worker, int64(usage*float64(capacity)), validAt)
 	}
 }

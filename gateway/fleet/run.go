@@ -47,7 +47,7 @@ func New(d Deps) *Fleet {
 	f.trackedCalls.now, f.trackedCalls.serving, f.trackedCalls.all = f.Now, d.Serving, map[*TrackedCall]struct{}{}
 	f.current.Store(&roster.Snapshot{})
 	f.timer = time.AfterFunc(time.Hour, f.Publish)
-	f.timer.Stop()
+	f.timer.Stop() // applyUnless starts it when something is due
 	return f
 }
 
@@ -60,7 +60,7 @@ func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the callback of the monitor for an engine whose health has changed.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
-	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) {
+	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) { // the engine answers, so its name resolves by now
 		f.resolveAgain(*e)
 	}
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
@@ -69,7 +69,8 @@ func (f *Fleet) OnStatus(key string, s engine.Status) {
 // apply applies events to the roster, and publishes the result. The prefill tier and the dispatcher receive it before Now returns it, so
 // that a request which the API admits finds its engines there.
 func (f *Fleet) apply(events ...roster.Event) {
-	f.applyUnless(func() bool { return false }, events...)
+	notKnown := func() bool { return false }
+	f.applyUnless(notKnown, events...)
 }
 
 // applyUnless is apply, unless alreadyKnown reports that the roster already knows the events. It calls alreadyKnown under the lock, because
@@ -86,13 +87,14 @@ func (f *Fleet) applyUnless(alreadyKnown func() bool, events ...roster.Event) {
 	for _, e := range events {
 		effects = f.roster.Apply(e, now, effects)
 	}
-	owners := ownersOf(f.Admission, f.roster)
+	owners := ownersOf(f.Admission, f.roster) // after the events, because they may bring in engines of another scope
 	effects = f.roster.Apply(owners, now, effects)
 	effects = f.roster.Apply(roster.Tick{}, now, effects)
 	next := roster.Derive(f.roster)
-	f.tape.Step(now, append(events, owners), effects, next)
-	f.current.Store(next.WithRoutes(f.Now())) // requests get the new routes only below: see WithRoutes
-	if slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines }) {
+	f.tape.Step(now, append(events, owners), effects, next) // records the step, if the proxy records
+	f.current.Store(next.WithRoutes(f.Now()))               // requests get the new routes only below: see WithRoutes
+	enginesChanged := slices.ContainsFunc(effects, func(e roster.Effect) bool { return e.What == roster.WatchEngines })
+	if enginesChanged {
 		f.deps.Monitor.Set(instancesToWatch(next.Engines()))
 		f.dropPagesOfGone(next)
 	}
@@ -153,7 +155,8 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 		}
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
-			if slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots()); slotLimit > 0 || othersKV > 0 {
+			slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots())
+			if isShared := slotLimit > 0 || othersKV > 0; isShared { // requests of other proxies run on the rank, too
 				o.Quotas[name] = roster.RankQuota{Limit: slotLimit, Others: othersKV}
 			}
 		}
@@ -215,15 +218,18 @@ func (d *Deps) resolveHosts(e, before *roster.Engine) {
 	e.Hosts = slices.Compact(hosts)
 }
 
-// resolveAgain resolves the hosts of an engine again if its name did not resolve when it came in, e.g. because the engine did not run then.
+// resolveAgain resolves the hosts of an engine whose name did not resolve when it came in, e.g. because the engine did not run then. If the
+// name resolves now, it puts the hosts into the roster. e is a copy, because a published engine never changes.
 func (f *Fleet) resolveAgain(e roster.Engine) {
 	f.deps.resolveHosts(&e, f.Now().Engine(e.Key()))
-	if hasAddress(&e) {
-		f.applyUnless(func() bool {
-			now := f.Now().Engine(e.Key())
-			return now == nil || hasAddress(now)
-		}, roster.Located{Key: e.Key(), Hosts: e.Hosts})
+	if !hasAddress(&e) { // the name still does not resolve
+		return
 	}
+	goneOrLocated := func() bool {
+		now := f.Now().Engine(e.Key())
+		return now == nil || hasAddress(now)
+	}
+	f.applyUnless(goneOrLocated, roster.Located{Key: e.Key(), Hosts: e.Hosts})
 }
 
 // hasAddress says whether the fleet knows an address to which the engine's own name leads. Addresses that kv_hosts of its profile lists do
@@ -231,7 +237,8 @@ func (f *Fleet) resolveAgain(e roster.Engine) {
 func hasAddress(e *roster.Engine) bool {
 	return slices.ContainsFunc(e.Hosts, func(host string) bool {
 		_, err := netip.ParseAddr(host)
-		return err == nil && (host == e.Target.URL.Hostname() || !slices.Contains(e.Profile.KVHosts, host))
+		isAddress := err == nil
+		return isAddress && (host == e.Target.URL.Hostname() || !slices.Contains(e.Profile.KVHosts, host))
 	})
 }
 
@@ -264,10 +271,10 @@ func (f *Fleet) carryOut(effects []roster.Effect) {
 				what = "a prefill engine may have restarted; prompts whose KV no decode engine has fetched yet are prefilled again, " +
 					"unless the earlier process answers once more"
 			}
-			f.learned.forget(e.ID)
+			f.learned.forgetBootstrapAnswers(e.ID)
 			log.Warn(what, zap.String("engine", e.Key()), zap.String("sign", effect.Why))
 		case roster.Forgotten:
-			f.learned.forget(e.ID)
+			f.learned.forgetBootstrapAnswers(e.ID)
 		case roster.StartsSlowly:
 			log.Info("an engine is back or new; its share of the load grows step by step",
 				zap.String("engine", e.Key()), zap.Duration("over", f.deps.Settings().Health.SlowStart))
@@ -316,20 +323,23 @@ func instancesToWatch(engines []*roster.Engine) (list []engine.Instance) {
 // MakerOf first records it there.
 func (f *Fleet) MakerOf(before roster.ProcessID, c prefill.Candidate, id string) roster.ProcessID {
 	maker, known := f.Now().MakerOf(before, c.ID, id)
-	if !known {
-		f.applyUnless(func() bool {
-			_, known := f.Now().MakerOf(before, c.ID, id)
-			return known
-		}, roster.Handed{ProcessID: before, Candidate: c.ID, ID: id})
-		maker, _ = f.Now().MakerOf(before, c.ID, id)
+	if known {
+		return maker
 	}
+	alreadyKnown := func() bool { // another request may have recorded it in the meantime
+		_, known := f.Now().MakerOf(before, c.ID, id)
+		return known
+	}
+	f.applyUnless(alreadyKnown, roster.Handed{ProcessID: before, Candidate: c.ID, ID: id})
+	maker, _ = f.Now().MakerOf(before, c.ID, id)
 	return maker
 }
 
-// DownSince reports whether an engine is down now, or has been down since the time at.
+// DownSince reports whether an engine is down now, or was down at some moment after the time at.
 func (f *Fleet) DownSince(key string, at time.Time) bool {
 	s := f.deps.Monitor.Status(key)
-	return !s.Up || s.Since.After(at)
+	cameUpSince := s.Since.After(at) // an engine that is up was down just before Since
+	return !s.Up || cameUpSince
 }
 
 // GaveBack records that a decode engine gave a request back although its profile says that it never does. decode is the engine's key.

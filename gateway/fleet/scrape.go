@@ -29,7 +29,8 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 	p := known.(*metricPage)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.at.IsZero() || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
+	isFirst := p.at.IsZero()
+	if isFirst || time.Since(p.at) > f.deps.Settings().Prefill.Scrape.Interval/2 {
 		asked := time.Now()
 		sample, err := engine.MetricNames(c.Profile.Metrics).Scrape(ctx, f.deps.Client, c.Target)
 		// A scrape that its caller has ended says nothing about the engine.
@@ -52,7 +53,7 @@ func (f *Fleet) Scrape(ctx context.Context, c prefill.Candidate) (prefill.Sample
 		return v
 	}
 	rank := c.Target.Rank
-	capacity, _ := p.sample.CacheTokens(rank)
+	capacity, _ := p.sample.CacheTokens(rank) // 0 if the engine does not report it
 	return prefill.Sample{
 		KVUsage: orNaN(p.sample.KVUsage(rank)), Running: orNaN(p.sample.Running(rank)), Waiting: orNaN(p.sample.Waiting(rank)),
 		CapacityTokens: capacity, BlockTokens: p.sample.BlockTokens, StartTime: p.sample.StartTime, RTT: f.deps.Monitor.RTT(c.Instance),

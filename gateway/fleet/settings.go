@@ -68,8 +68,8 @@ func (s *Settings) PoolTTL() time.Duration {
 			shortest = min(shortest, s.Prefill.Queue.Timeout)
 			continue
 		}
-		if b, err := p.HoldBudget(); err == nil && b < shortest {
-			shortest = b
+		if budget, err := p.HoldBudget(); err == nil && budget < shortest { // err: the profile is not valid
+			shortest = budget
 		}
 	}
 	if shortest == none {

@@ -40,15 +40,22 @@ type TrackedCall struct {
 // MustMove says whether the call must go on elsewhere because its engine was taken out of service or paused. A pause ends the calls that
 // run on the engine.
 func (c *TrackedCall) MustMove() bool {
-	return c.reason.Load() == drained || c.now != nil && c.now().Paused(c.at.Instance)
+	if c.reason.Load() == drained {
+		return true
+	}
+	return c.now != nil && c.now().Paused(c.at.Instance)
 }
 
 // Cause returns why the call failed, given its error. A call that was ended because its engine was declared down counts as a broken
 // connection: the failure counts against the engine. It also counts as an attempt of the request, because the request may have killed the
 // engine.
 func (c *TrackedCall) Cause(err error) error {
+	if c.reason.Load() != died {
+		return err
+	}
 	var failed *engine.Error
-	if c.reason.Load() != died || !errors.As(err, &failed) || !failed.Aborted {
+	wasAborted := errors.As(err, &failed) && failed.Aborted // leaveEngine aborts the call; any other error has a cause of its own
+	if !wasAborted {
 		return err
 	}
 	broke := *failed

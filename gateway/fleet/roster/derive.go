@@ -232,13 +232,14 @@ func ConfiguredEvents(e *Engine, rank int, all prefill.KVEventsConfig) kvevents.
 // that requests wait for it.
 func (d *deriving) addRoutes(e *Engine, usable bool) {
 	for _, m := range e.Status.Models {
-		r, ok := d.p.routes[m.ID]
-		if !ok {
+		r, hasRoute := d.p.routes[m.ID]
+		if !hasRoute {
 			r = Route{Name: m.ID, Board: e.baseModel(), AllAggregated: true, PromptLogprobs: true}
 		}
 		r.AllAggregated = r.AllAggregated && e.Role == Aggregated
+		needsHandOff := usable && e.Role != Aggregated // an aggregated engine prefills and decodes by itself
 		for ep := range r.NoHandOff {
-			r.NoHandOff[ep] = r.NoHandOff[ep] || usable && e.Role != Aggregated && !e.takesHandOff(mooncake.Endpoint(ep))
+			r.NoHandOff[ep] = r.NoHandOff[ep] || needsHandOff && !e.takesHandOff(mooncake.Endpoint(ep))
 		}
 		r.SGLang = r.SGLang || e.Profile.Connector == mooncake.SGLang
 		r.GivesBackUnseen = r.GivesBackUnseen || e.mayGiveBack() // an engine that is down may be up when a request gets there
@@ -252,8 +253,10 @@ func (d *deriving) addRoutes(e *Engine, usable bool) {
 			r.listed[decodeSide] = true
 			r.Decode = r.Decode || usable
 			r.Board = e.baseModel() // the board is where the request decodes, so a decode engine overrides a prefill engine
-			if length := e.maxLen(m); length > 0 && (r.MaxLen == 0 || length < r.MaxLen) {
-				r.MaxLen = length // the shortest context, because any of the engines may get the request
+			length := e.maxLen(m)
+			isShortest := r.MaxLen == 0 || length < r.MaxLen
+			if length > 0 && isShortest { // 0: unknown; the shortest context counts, because any of the engines may get the request
+				r.MaxLen = length
 			}
 			r.Clamps = r.Clamps || e.clampsMaxTokens()
 		}
@@ -273,14 +276,15 @@ func requireDecodeRanks(candidates []prefill.Candidate, workers []board.Worker) 
 		}
 		up, awaited := false, false // whether a decode rank for the candidate takes requests, and whether requests wait for one
 		for _, w := range workers {
-			if base, sameRegion := strings.CutSuffix(w.Model, BoardIn("", c.Region)); sameRegion && slices.Contains(c.Models, base) {
+			base, sameRegion := strings.CutSuffix(w.Model, BoardIn("", c.Region)) // w.Model is a board: the base model and its region
+			if sameRegion && slices.Contains(c.Models, base) {
 				up = up || w.Up
 				awaited = awaited || w.Awaited
 			}
 		}
 		switch {
 		case up: // the KV will be fetched
-		case c.Region != "":
+		case c.Region != "": // out of service, unless requests wait for a rank there
 			c.Live, c.AnswersLate = false, awaited
 		case awaited && !c.Profile.Early(): // with an early connector, requests wait before their prefill anyway
 			c.Live, c.AnswersLate = false, true
@@ -311,7 +315,10 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 	for i := range candidates {
 		c := &candidates[i]
 		c.NoDecodeRank = !serves(c)
-		c.Fallback = c.NoDecodeRank || !isPreferred(c) && slices.ContainsFunc(c.Models, servedByPreferred)
+		c.Fallback = c.NoDecodeRank
+		if !c.Fallback && !isPreferred(c) { // second, if the preferred kind serves one of its models
+			c.Fallback = slices.ContainsFunc(c.Models, servedByPreferred)
+		}
 	}
 }
 
@@ -325,23 +332,24 @@ func markDeserted(engines []*Engine, candidates []prefill.Candidate) {
 		}
 	}
 	for _, e := range engines {
-		e.Deserted = e.Role == Prefill && (!e.Status.Up || e.Status.Halted()) &&
+		computesNothing := !e.Status.Up || e.Status.Halted()
+		e.Deserted = e.Role == Prefill && computesNothing &&
 			slices.ContainsFunc(e.Status.Models, func(m engine.Model) bool { return live[m.ID] })
 	}
 }
 
 // countByRole counts, by role, the engines for which includes returns true. An engine that prefills and decodes counts for both roles.
-func countByRole(engines []*Engine, includes func(*Engine) bool) (t roleCounts) {
+func countByRole(engines []*Engine, includes func(*Engine) bool) (counts roleCounts) {
 	for _, e := range engines {
 		if !includes(e) {
 			continue
 		}
 		if e.Decodes() {
-			t.decodes++
+			counts.decodes++
 		}
-		if e.Role != Decode {
-			t.prefills++
+		if prefills := e.Role != Decode; prefills {
+			counts.prefills++
 		}
 	}
-	return t
+	return counts
 }

@@ -20,7 +20,7 @@ var ErrNoSuchEngine = errors.New("no such engine")
 func (p *Snapshot) NewDrain(role, id string, now time.Time) (Drain, error) {
 	engine, rankNumber, ofRank := strings.Cut(id, "/")
 	if role == "" {
-		role = Decode
+		role = Decode // also if no engine has the address; the error below then names this role
 		for _, other := range []string{Prefill, Aggregated} {
 			if p.engines[role+" "+engine] == nil && p.engines[other+" "+engine] != nil {
 				role = other
@@ -89,7 +89,8 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		}
 		ofEngine := s.At.Rank < 0
 		for _, c := range tier {
-			if s.Role == Prefill && (c.ID == s.ID || ofEngine && c.Instance == s.At.Instance) {
+			isCovered := c.ID == s.ID || ofEngine && c.Instance == s.At.Instance
+			if s.Role == Prefill && isCovered {
 				d.Requests += c.Inflight
 				d.KVTokens += c.KVTokens
 				d.Handoffs += c.Pooled + c.Dispatched
@@ -97,7 +98,8 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		}
 		for _, m := range decode.Models {
 			for _, w := range m.Workers {
-				if s.Role != Prefill && (w.Name == s.ID || ofEngine && strings.HasPrefix(w.Name, s.ID+"/")) {
+				isCovered := w.Name == s.ID || ofEngine && strings.HasPrefix(w.Name, s.ID+"/") // the names of an engine's ranks begin so
+				if s.Role != Prefill && isCovered {
 					d.Requests += w.Used
 					d.KVTokens += w.KVTokens
 				}

@@ -110,9 +110,10 @@ func (e *Engine) Decodes() bool { return e.Role != Prefill }
 
 // Ranks returns the numbers of the engine's ranks; NoRank stands for an only rank without a number.
 func (e *Engine) Ranks() []int {
-	if e.Conf.Ranks == 0 {
-		if e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake {
-			return []int{0} // the engine needs the rank header even for its only rank
+	if e.Conf.Ranks == 0 { // the engine has only one rank
+		needsRankHeader := e.Role == Prefill && e.Profile.Connector == mooncake.VLLMMooncake // even for an only rank
+		if needsRankHeader {
+			return []int{0}
 		}
 		return []int{NoRank}
 	}
@@ -126,12 +127,12 @@ func (e *Engine) Ranks() []int {
 // Capacity is how many KV tokens the memory of a rank can hold, as the engine reports it; 0: not reported. r is -1 for an only rank without
 // a number: then the engine's only metric series counts, whatever its label.
 func (e *Engine) Capacity(r int) int64 {
-	if n, ok := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; ok {
-		return n
+	if tokens, isReported := e.Status.CapacityTokens[strconv.Itoa(max(0, r))]; isReported {
+		return tokens
 	}
 	if r < 0 && len(e.Status.CapacityTokens) == 1 { // an only rank may be reported under any number
-		for _, n := range e.Status.CapacityTokens {
-			return n
+		for _, tokens := range e.Status.CapacityTokens { // the only entry
+			return tokens
 		}
 	}
 	return 0
@@ -148,11 +149,11 @@ func (e *Engine) workKind() string {
 // baseModel is the base model that the engine serves, beside LoRA adapters of it; empty: the engine has not named its models.
 func (e *Engine) baseModel() string {
 	for _, m := range e.Status.Models {
-		if m.Parent == "" {
+		if m.Parent == "" { // LoRA adapters have a parent
 			return m.ID
 		}
 	}
-	if len(e.Status.Models) > 0 {
+	if len(e.Status.Models) > 0 { // the engine lists only adapters
 		return e.Status.Models[0].ID
 	}
 	return ""
@@ -161,8 +162,12 @@ func (e *Engine) baseModel() string {
 // decodesFor says whether the engine decodes requests for a model, and its ranks are on the board. An empty model stands for any model. The
 // result is false for an engine without a fence: no proxy owns such an engine, but a nil *owner.Scope would allow requests to it.
 func (e *Engine) decodesFor(board, model string) bool {
-	return e.fence != nil && e.Decodes() && len(e.Status.Models) > 0 && (e.baseModel() == board || e.homeBoard() == board) &&
-		(model == "" || e.listsModel(model))
+	decodes := e.fence != nil && e.Decodes() && len(e.Status.Models) > 0
+	if !decodes {
+		return false
+	}
+	isOnBoard := e.baseModel() == board || e.homeBoard() == board
+	return isOnBoard && (model == "" || e.listsModel(model))
 }
 
 // Serves says whether the engine takes requests now, or is about to.
@@ -209,20 +214,21 @@ func (e *Engine) CallsBack() bool {
 func (e *Engine) hasVersion(minor int, ifUnknown bool) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(e.Status.Version, "v"), ".")
 	second, _, _ := strings.Cut(rest, ".")
-	major, err1 := strconv.Atoi(first)
-	number, err2 := strconv.Atoi(second)
-	if err1 != nil || err2 != nil {
+	major, majorErr := strconv.Atoi(first)
+	engineMinor, minorErr := strconv.Atoi(second)
+	if majorErr != nil || minorErr != nil {
 		return ifUnknown
 	}
-	return major > 0 || number >= minor
+	return major > 0 || engineMinor >= minor
 }
 
 // readsRoomsEverywhere says whether an SGLang engine reads the bootstrap room at every endpoint, also in requests for responses and
 // messages. It is false if the version cannot be read.
 func (e *Engine) readsRoomsEverywhere() bool {
 	var v [3]int
-	n, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
-	return n >= 2 && slices.Compare(v[:], roomsVersion[:]) >= 0
+	numbers, _ := fmt.Sscanf(strings.TrimPrefix(e.Status.Version, "v"), "%d.%d.%d", &v[0], &v[1], &v[2])
+	isReadable := numbers >= 2 // a missing third number counts as 0
+	return isReadable && slices.Compare(v[:], roomsVersion[:]) >= 0
 }
 
 // computesPromptLogprobs says whether a decode engine computes the prompt of a request for prompt logprobs itself, although the request has
@@ -269,9 +275,18 @@ func (e *Engine) takesHandOff(ep mooncake.Endpoint) bool {
 // mayGiveBack says whether a decode engine that lacks KV memory may give a request back, i.e. end its answer early: by its profile, or
 // because its process has done so. Responses and messages do not show that they were given back, so such an engine gets none of them.
 func (e *Engine) mayGiveBack() bool {
-	// A start time of 0 is not known, so the present process may be the one that gave the request back.
-	processGaveBack := e.gaveBack != nil && (*e.gaveBack == 0 || e.Status.StartTime == 0 || *e.gaveBack == e.Status.StartTime)
-	return e.Role == Decode && (e.Profile.MayGiveBack() || processGaveBack)
+	if e.Role != Decode {
+		return false
+	}
+	if e.Profile.MayGiveBack() {
+		return true
+	}
+	if e.gaveBack == nil { // no process has given a request back
+		return false
+	}
+	// If a start time is not known (0), the present process may be the one that gave the request back.
+	startUnknown := *e.gaveBack == 0 || e.Status.StartTime == 0
+	return startUnknown || *e.gaveBack == e.Status.StartTime
 }
 
 // MustNotGiveBack says whether the decode engine is expected never to give a request back: engines of its connector may, but its profile
@@ -283,11 +298,11 @@ func (e *Engine) MustNotGiveBack() bool {
 // longestContext is the longest context of the engine's models, in tokens; 0: the context of a base model is unknown.
 func (e *Engine) longestContext() (longest int) {
 	for _, m := range e.Status.Models {
-		n := e.maxLen(m)
-		if n <= 0 && m.Parent == "" {
+		length := e.maxLen(m)
+		if length <= 0 && m.Parent == "" { // a base model, which has no parent
 			return 0
 		}
-		longest = max(longest, n)
+		longest = max(longest, length)
 	}
 	return longest
 }

@@ -16,7 +16,7 @@ import (
 // whether all engines are aggregated. modelsKnown is false while no engine has named its models, so that the model may still turn up.
 func (p *Snapshot) Lookup(model string) (r Route, listed, modelsKnown bool) {
 	if r, listed = p.routes[model]; !listed {
-		r.AllAggregated = len(p.order) > 0
+		r.AllAggregated = len(p.order) > 0 // false without any engine
 		for _, e := range p.order {
 			r.AllAggregated = r.AllAggregated && e.Role == Aggregated
 		}
@@ -97,7 +97,8 @@ func (p *Snapshot) FailingWith(worker int32, sameHost bool, list []int32) []int3
 	if hostName := failed.host(); sameHost && hostName != "" {
 		onSameHost := func(r *Rank) bool { return r.Instance == failed.Instance || r.host() == hostName }
 		for id, r := range p.ranks {
-			if r.State == Up && r.Board == failed.Board && !onSameHost(r) && !slices.Contains(list, id) {
+			takesSameRequests := r.State == Up && r.Board == failed.Board
+			if takesSameRequests && !onSameHost(r) && !slices.Contains(list, id) { // this rank remains if the whole host is added
 				mayFail = onSameHost
 				break
 			}
@@ -126,7 +127,7 @@ func (p *Snapshot) SharingQueueWith(worker int32, list []int32) (around []int32,
 		func(r *Rank) bool { return r.Instance == refusing.Instance },
 	} {
 		anyElsewhere := false // whether a rank that is not in around takes requests
-		around = around[:0]
+		around = around[:0]   // without the ranks of the first choice
 		for id, r := range p.ranks {
 			switch {
 			case r.Board != refusing.Board: // requests of this board cannot go there
@@ -158,13 +159,15 @@ func (p *Snapshot) RejectionFrees(r *Rank) bool {
 	if byProfile := r.Profile.RejectReleases; byProfile != nil {
 		return *byProfile
 	}
-	return p.engineOrEmpty(r.Instance).hasVersion(rejectReleasesMinor, false)
+	const ifUnknown = false
+	return p.engineOrEmpty(r.Instance).hasVersion(rejectReleasesMinor, ifUnknown)
 }
 
 // HandoffsNameRequests says whether the hand-offs of the candidate's engine must name the request that made them. A hand-off without the
 // name is faulty then, because a decode engine would wait for its KV for ever.
 func (p *Snapshot) HandoffsNameRequests(c prefill.Candidate) bool {
-	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.engineOrEmpty(c.Instance).hasVersion(requestIDsMinor, false)
+	const ifUnknown = false
+	return c.Profile.Connector == mooncake.AscendMooncakeV1 && p.engineOrEmpty(c.Instance).hasVersion(requestIDsMinor, ifUnknown)
 }
 
 // CountInService returns how many engines are in service, by role, as far as the prefill tier and the dispatcher know them already.
@@ -222,7 +225,8 @@ type SoleEngine struct {
 func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
 	anyLists, anyMayServe := false, false // whether an engine lists the model, and whether one could serve it alone, now or later
 	for _, e := range p.order {
-		if !e.listsModel(model) || e.otherRegion != "" {
+		isOfThisRegion := e.otherRegion == ""
+		if !e.listsModel(model) || !isOfThisRegion {
 			continue
 		}
 		anyLists = true
@@ -361,12 +365,12 @@ func (p *Snapshot) MakerOf(before ProcessID, candidate, id string) (maker Proces
 // made.
 func (p *Snapshot) ProcessGone(maker ProcessID) (gone, sure bool) {
 	e := p.engines[maker.Key]
-	_, dead := p.endedIncarnations[maker.Incarnation]
+	_, hasEnded := p.endedIncarnations[maker.Incarnation]
 	var processes *Processes
 	switch {
 	case e != nil && e.Incarnation == maker.Incarnation: // the engine is still listed
 		processes = e.processes
-	case dead && maker.Incarnation != "": // the engine does not exist any more
+	case hasEnded && maker.Incarnation != "": // the engine does not exist any more
 		return true, true
 	default: // the engine was taken off the list, but its process may still run
 		processes = p.departed[ProcessID{Incarnation: maker.Incarnation, Key: maker.Key}].processes

@@ -36,6 +36,7 @@ func (l *listings) add(models *board.Names, accepts bool) {
 	}
 }
 
+// anyLists says whether one of the lists has the model.
 func anyLists(lists []*board.Names, model string) bool {
 	return slices.ContainsFunc(lists, func(n *board.Names) bool { return n.Has(model) })
 }
@@ -116,7 +117,8 @@ func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
 	}
 	otherBoard := "" // the first board of another base model whose ranks list the model
 	for _, e := range p.order {
-		if e.Role != Decode || !e.lists.Has(model) || e.otherRegion != region || len(e.Status.Models) == 0 {
+		canDecode := e.Role == Decode && len(e.Status.Models) > 0 && e.otherRegion == region
+		if !canDecode || !e.lists.Has(model) {
 			continue
 		}
 		if e.board == c.Board {

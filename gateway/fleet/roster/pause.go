@@ -122,7 +122,11 @@ func (r *Roster) forgetUnresumed(out *effects) {
 		next.Unresumed = maps.Clone(p.Unresumed)
 		maps.DeleteFunc(next.Unresumed, func(key string, start float64) bool {
 			e := r.engines[key]
-			return e == nil || e.Status.StartTime != start || start == 0 && !e.Status.Up
+			if e == nil {
+				return true
+			}
+			unknownAndDown := start == 0 && !e.Status.Up
+			return e.Status.StartTime != start || unknownAndDown
 		})
 		if len(next.Unresumed) == len(p.Unresumed) { // nothing was removed, e.g. because the whole group is paused
 			continue
@@ -144,11 +148,16 @@ func (r *Roster) applyPauses(e *Engine) {
 	}
 	e.pausedBy = nil
 	for _, p := range r.pauses {
-		if p.Covers(e) && (e.pausedBy == nil || p.Since.Before(e.pausedBy.Since)) {
+		isOldest := e.pausedBy == nil || p.Since.Before(e.pausedBy.Since)
+		if isOldest && p.Covers(e) {
 			e.pausedBy = p
 		}
 	}
-	if e.pausedBy != nil && (e.Status.Halt == nil || errors.Is(e.Status.Halt, engine.ErrPaused)) {
+	if e.pausedBy == nil {
+		return
+	}
+	hasOtherHalt := e.Status.Halt != nil && !errors.Is(e.Status.Halt, engine.ErrPaused)
+	if !hasOtherHalt {
 		e.Status.Halt = &engine.Held{Why: e.pausedBy.Text()}
 	}
 }

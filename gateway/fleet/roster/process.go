@@ -130,19 +130,21 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 	if p.connection == lastRefused || p.connection == refusedMeanwhile {
 		nextState = refusedMeanwhile // the start time is known, but the last connection was refused
 	}
-	unchanged := start == p.start && (!readNow || nextState == p.connection)
-	if start == 0 || start < p.start || unchanged {
+	showsNothing := start == p.start && (!readNow || nextState == p.connection) // the time is known, and so is the state
+	isOlder := start < p.start
+	if start == 0 || isOlder || showsNothing {
 		return p, ""
 	}
 	next = new(*p)
 	next.connection = nextState
-	alreadyAdded := nextState != p.connection // RecordConnection has added the new process, whose start time this is
-	if start > p.start && p.start != 0 && !alreadyAdded {
-		before := Gone
+	alreadyAdded := nextState != p.connection     // RecordConnection has added the new process, whose start time this is
+	hasChanged := p.start != 0 && start > p.start // another time than the known one is that of another process
+	if hasChanged && !alreadyAdded {
+		fateBefore := Gone
 		if n := len(p.fates); n > 1 && p.fates[n-2] == Doubted { // the newest engine id may belong to this process or to the one before
-			before = Doubted
+			fateBefore = Doubted
 		}
-		next.addProcess(before)
+		next.addProcess(fateBefore)
 		evidence = evidenceStart
 	}
 	next.start = start
@@ -153,8 +155,10 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 // doubt arose, the answer also ends doubts: engine ids that came while this start time was known belong to the present process, so the
 // process that first used such an id, and all later ones, are known again.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
-	next, evidence = p.RecordStart(start, true)
-	if start == 0 || start != next.start || !asked.After(next.doubtSince) {
+	const readNow = true
+	next, evidence = p.RecordStart(start, readNow)
+	isNewest := start != 0 && start == next.start // it was neither unknown nor older than the known one
+	if !isNewest || !asked.After(next.doubtSince) {
 		return next, evidence
 	}
 	for _, ofCandidate := range next.engineIDs {
@@ -204,8 +208,9 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	default: // an older id, and the probe was sent before the newer id came
 		return p, maker, ""
 	}
+	becameShared := shared && !seen.shared
 	nothingToStore := isNew && seen.shared || !isNew && entry == seen.ids[index] // where ids show no restart, new ones are not kept
-	if shared == seen.shared && nothingToStore {
+	if !becameShared && nothingToStore {
 		return p, maker, ""
 	}
 	next = new(*p)
@@ -213,22 +218,30 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 		next.addSuspected(now)
 		evidence = evidenceEngineID
 	}
-	seen.ids = slices.Clone(seen.ids)
-	if !isNew {
-		seen.ids[index] = entry
-	} else if !tooMany {
-		seen.ids = append(seen.ids, entry)
-	}
-	if shared && !seen.shared && !isNew { // the older id is back, so its process and all later ones were not replaced
+	if becameShared && !isNew { // the older id is back, so its process and all later ones were not replaced
 		next = next.knownFrom(entry.firstProcess)
 	}
-	seen.shared = shared
-	next.engineIDs = maps.Clone(p.engineIDs)
-	if next.engineIDs == nil {
-		next.engineIDs = map[string]engineIDs{}
+	seen.ids = slices.Clone(seen.ids)
+	switch {
+	case !isNew:
+		seen.ids[index] = entry
+	case !tooMany:
+		seen.ids = append(seen.ids, entry)
 	}
-	next.engineIDs[candidate] = seen
+	seen.shared = shared
+	next.setEngineIDs(candidate, seen)
 	return next, maker, evidence
+}
+
+// setEngineIDs replaces the engine ids of a candidate. It changes p, so p must be a copy that no other goroutine has yet. It copies the
+// map, because the value from which p was copied has the same map.
+func (p *Processes) setEngineIDs(candidate string, ids engineIDs) {
+	all := maps.Clone(p.engineIDs)
+	if all == nil {
+		all = map[string]engineIDs{}
+	}
+	all[candidate] = ids
+	p.engineIDs = all
 }
 
 // withoutRank returns an engine id without the number of a rank, so that it identifies the engine's process. vLLM builds the id of a data
@@ -261,8 +274,8 @@ func (p *Processes) withoutKV() *Processes {
 // addSuspected adds a process that is known only from the engine id of a hand-off. All earlier processes become Doubted.
 // addSuspected changes p, so p must be a copy that no other goroutine has yet.
 func (p *Processes) addSuspected(now time.Time) {
-	fates := make([]Fate, max(1, len(p.fates))+1)
-	for i := range fates[:len(fates)-1] {
+	fates := make([]Fate, max(1, len(p.fates))+1) // at least 1, because an empty list stands for one process
+	for i := range fates[:len(fates)-1] {         // all but the new one, which is Known, the zero value
 		fates[i] = Doubted
 	}
 	p.fates, p.doubtSince = fates, now
@@ -270,8 +283,8 @@ func (p *Processes) addSuspected(now time.Time) {
 
 // knownFrom returns the state in which a process and all later processes are Known, and no longer Doubted.
 func (p *Processes) knownFrom(process int) *Processes {
-	from := max(0, process-p.first)
-	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) {
+	from := max(0, process-p.first)                                        // index in fates; a process before first is gone
+	if from >= len(p.fates) || !slices.Contains(p.fates[from:], Doubted) { // all of them are Known already
 		return p
 	}
 	p = new(*p)

@@ -293,11 +293,11 @@ func (r *Roster) trustHosts(e *Engine) {
 // updateAddresses is called if the host name of an engine has new addresses. It replaces the old addresses among the engine's hosts by the
 // new ones. Otherwise every hand-off that names a new address would be refused.
 func (r *Roster) updateAddresses(e *Engine, moved engine.Moved, now time.Time) {
-	from, to := strings.Split(moved.From, ","), strings.FieldsFunc(moved.To, func(c rune) bool { return c == ',' })
-	kept := slices.DeleteFunc(slices.Clone(e.Hosts), func(h string) bool {
+	from, to := strings.Split(moved.From, ","), strings.FieldsFunc(moved.To, func(c rune) bool { return c == ',' }) // no empty address
+	otherHosts := slices.DeleteFunc(slices.Clone(e.Hosts), func(h string) bool {
 		return slices.Contains(from, h) && !slices.Contains(e.Profile.KVHosts, h) // an address that kv_hosts of the profile lists stays
 	})
-	hosts := slices.Concat(kept, to)
+	hosts := slices.Concat(otherHosts, to)
 	slices.Sort(hosts)
 	r.replaceHosts(e, slices.Compact(hosts), now)
 }
@@ -317,7 +317,7 @@ func (r *Roster) distrustHosts(e *Engine, dead bool, now time.Time) {
 	for _, h := range e.kvHosts() {
 		t := r.hosts[h]
 		t.engines--
-		if !dead {
+		if !dead { // its last probe may still be answered, with a hand-off that names the host
 			t.until = now.Add(r.terms.ProbeTimeout)
 		}
 		r.hosts[h] = t
@@ -343,13 +343,17 @@ func (r *Roster) EachScope(kind owner.Kind, f func(scope string, e *Engine)) {
 
 // allRanksDrain says whether every rank of an engine drains, each by a drain of its own.
 func (r *Roster) allRanksDrain(e *Engine) bool {
+	if len(r.drains) == 0 { // the usual case, for which the ranks need not be listed
+		return false
+	}
 	takesWork := func(rank int) bool {
 		isOnlyRank := rank < 0 // an only rank drains with the engine and not by itself
 		return isOnlyRank || r.drains[e.rankDrainKey(rank)] == nil
 	}
-	return len(r.drains) > 0 && !slices.ContainsFunc(e.Ranks(), takesWork)
+	return !slices.ContainsFunc(e.Ranks(), takesWork)
 }
 
+// endDrains ends the drains for which ends returns true.
 func (r *Roster) endDrains(ends func(*Drain) bool) {
 	for key, s := range r.drains {
 		if ends(s) {

@@ -64,7 +64,8 @@ type Rank struct {
 // EngineHonoursRank says whether a request at an endpoint runs on the rank that the request names. Before 0.33, vLLM ignores the named rank
 // at /v1/responses if several ranks share one address.
 func (r *Rank) EngineHonoursRank(ep mooncake.Endpoint) bool {
-	return r.Target.Rank < 0 || r.PinsResponses || ep != mooncake.Responses
+	namesNone := r.Target.Rank < 0 // an only rank without a number
+	return namesNone || r.PinsResponses || ep != mooncake.Responses
 }
 
 // ObserveRead takes bytes that arrived with tokens as a sign that the rank's engine core is alive. Bytes without tokens do not count,
@@ -72,13 +73,18 @@ func (r *Rank) EngineHonoursRank(ep mooncake.Endpoint) bool {
 // If that arrival left bytes unread, no time is known, and there is no sign. With TLS there is never a sign, because the TLS layer may hold
 // received bytes back.
 func (r *Rank) ObserveRead(read *engine.LastRead, ep mooncake.Endpoint, bytes int, leftUnread, hasTokens bool, now time.Time) {
-	if made, ok := read.Record(bytes, leftUnread, now); ok && hasTokens && r.Target.TLS == nil && r.EngineHonoursRank(ep) {
-		r.Signs.RecordSign(made)
+	sentAfter, timeKnown := read.Record(bytes, leftUnread, now) // always, because the next read needs the time of this one
+	if !timeKnown || !hasTokens || r.Target.TLS != nil {
+		return
+	}
+	if r.EngineHonoursRank(ep) { // otherwise the tokens may come from another rank
+		r.Signs.RecordSign(sentAfter)
 	}
 }
 
 // RecordLateRead says that a decode engine may have read KV too late, i.e. another prompt's KV. If it is not known on which rank, the
-// prefix cache of no rank of the engine is trusted any more.
+// prefix cache of no rank of the engine is trusted any more. If it is known, RecordLateRead does nothing, because the request's
+// engine.PendingPull records this for the rank.
 func (r *Rank) RecordLateRead(ep mooncake.Endpoint) {
 	if !r.EngineHonoursRank(ep) {
 		r.Traffic.ResaltAll()

@@ -50,10 +50,10 @@ func (p *Snapshot) Statuses() []EngineStatus {
 			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
 		}
-		if moved := e.Status.Moved; !moved.At.IsZero() {
+		if moved := e.Status.Moved; !moved.At.IsZero() { // zero: the addresses have never changed
 			s.Moved = &moved
 		}
-		if e.connectorConflict != "" && e.Status.Up {
+		if e.connectorConflict != "" && e.Status.Up { // Status knows nothing of the other engines' connectors
 			s.State = e.state.String()
 		}
 		for _, m := range e.Status.Models {

@@ -59,10 +59,12 @@ func (r *Roster) Next(now time.Time) (wait time.Duration) {
 		}
 	}
 	for _, s := range r.drains {
-		if !s.Overdue && !s.Deadline.IsZero() {
-			if untilDeadline := max(1, s.Deadline.Sub(now)); wait == 0 || untilDeadline < wait { // at least 1, because 0 means no Tick
-				wait = untilDeadline
-			}
+		if s.Overdue || s.Deadline.IsZero() { // nothing is due: the deadline has been reported, or there is none
+			continue
+		}
+		untilDeadline := max(1, s.Deadline.Sub(now)) // at least 1, because 0 means no Tick
+		if wait == 0 || untilDeadline < wait {
+			wait = untilDeadline
 		}
 	}
 	return wait
@@ -115,8 +117,9 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 	chooseFirst(func(*Engine) bool { return true })
 	for _, k := range r.order {
 		e := r.engines[k]
-		why, decider := "", first[e.board] // decider is nil if no engine of the board is up
-		if decider != nil && len(e.Status.Models) > 0 && config.PairingKey(e.Profile) != config.PairingKey(decider.Profile) {
+		why, decider := "", first[e.board]                         // decider is nil if no engine of the board is up
+		isComparable := decider != nil && len(e.Status.Models) > 0 // without models, the engine's board is not known
+		if isComparable && config.PairingKey(e.Profile) != config.PairingKey(decider.Profile) {
 			why = fmt.Sprintf("its connector is %s (profile %s), and %s engine %s, which has model %s too, has %s (profile %s); all engines of a "+
 				"model share one connector",
 				e.Profile.Connector, e.Conf.Profile, decider.Role, decider.ID, e.baseModel(), decider.Profile.Connector, decider.Conf.Profile)
@@ -132,8 +135,7 @@ func (r *Roster) refuseOddConnectors(out *effects) {
 func (r *Roster) updateStates(out *effects) {
 	inService := map[string]int{} // numbers of engines in full service, by workKind (role and model)
 	for _, e := range r.engines {
-		s := &e.Status
-		if e.connectorConflict == "" && s.Up && s.Out == nil && s.Accused == nil && !s.Halted() && len(s.Models) > 0 {
+		if e.isInFullService() {
 			inService[e.workKind()]++
 		}
 	}
@@ -153,17 +155,25 @@ func (r *Roster) updateStates(out *effects) {
 	}
 }
 
+// isInFullService says whether the engine's answers are without any fault, so that it can do the work of an engine that has one.
+func (e *Engine) isInFullService() bool {
+	s := &e.Status
+	mayServe := s.Up && len(s.Models) > 0 && !s.Halted() && e.connectorConflict == ""
+	return mayServe && s.Out == nil && s.Accused == nil // no requests failed there
+}
+
 // updateSlowStart begins or ends the slow start of an engine, and decides which share of its slots the engine may use. isNew says that the
 // engine, or its process, did not serve at the last Tick.
 func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
-	service, slow := &e.serviceState, r.terms.SlowStart
+	service, duration := &e.serviceState, r.terms.SlowStart
 	serves := service.byHealth.serves()
+	// Right after the start of the proxy all engines are new, so only an engine that served before starts slowly then.
+	mayStartSlowly := service.hasServed || out.now.Sub(r.terms.Started) > duration
 	service.share = 1
 	switch {
-	case !serves || slow == 0: // slow is 0 if the config has no slow start
+	case !serves || duration == 0: // duration is 0 if the config has no slow start
 		service.slowStartBegan = time.Time{}
-	// right after the start of the proxy all engines are new, so only an engine that served before starts slowly then
-	case isNew && (service.hasServed || out.now.Sub(r.terms.Started) > slow) && r.hasStandIn(e):
+	case isNew && mayStartSlowly && r.hasStandIn(e):
 		service.slowStartBegan = out.now
 		out.add(Effect{What: StartsSlowly, Engine: e})
 	}
@@ -171,7 +181,7 @@ func (r *Roster) updateSlowStart(e *Engine, isNew bool, out *effects) {
 		service.hasServed, service.servedStart = true, e.Status.StartTime
 	}
 	if !service.slowStartBegan.IsZero() {
-		service.share = slowStartShare(out.now.Sub(service.slowStartBegan), slow)
+		service.share = slowStartShare(out.now.Sub(service.slowStartBegan), duration)
 		if service.share == 1 { // the slow start is over
 			service.slowStartBegan = time.Time{}
 		}
@@ -223,8 +233,9 @@ func (e *Engine) stateByHealth(others int) RankState {
 	// Without another engine, an engine that may work stays in service.
 	out := s.Out != nil && (!mayWork || others > 0)
 	accused := s.Accused != nil && others > 0
+	isLate := s.Late && !accused // requests wait for a late engine, unless its own requests are suspected and another engine serves
 	switch {
-	case !s.Up && (!s.Late || accused):
+	case !s.Up && !isLate:
 		return Down
 	case e.connectorConflict != "":
 		return Odd
