@@ -66,7 +66,7 @@ func (c *Caller) Do(ctx context.Context, call Call, by string) (Result, *Refusal
 	if refusal != nil {
 		return Result{}, refusal
 	}
-	if refusal = c.begin(p, s.FleetCall.Timeout); refusal != nil {
+	if refusal = c.begin(p, s.FleetCall.Timeout); refusal != nil { // another call is under way
 		return Result{}, refusal
 	}
 	done := make(chan Result, 1) // has room for the result, because nothing receives it once ctx has ended
@@ -104,7 +104,7 @@ func (c *Caller) end() {
 // carryOut makes a call. If the call pauses engines, the proxy first stops sending them requests. After the answers it forgets caches that
 // were emptied, and ends a pause if endsPause says so. It calls all engines at the same time, because vLLM ranks that step together also
 // pause together: none answers before all of them have got the call (0.32 and 0.33, DPEngineCoreProc._pause_complete in
-// v1/engine/core.py).
+// v1/engine/core.py). connect limits the time to connect to an engine, and by is the operator's name in the log.
 func (c *Caller) carryOut(p *checkedCall, s *config.FleetCall, connect time.Duration, by string) Result {
 	began := time.Now()
 	log := c.deps.Log.With(zap.String("path", p.Path), zap.String("method", p.Method), zap.String("group", p.Group), zap.String("by", by))
@@ -164,7 +164,8 @@ func (r *Result) logTo(log *zap.Logger) {
 		zap.Strings("why", failed[:min(len(failed), mostNamed)]))
 }
 
-// callEngine makes the call to one engine. If the call fails, the Answer says why in Error.
+// callEngine makes the call to one engine. If the call fails, the Answer says why in Error. ctx ends with the call's time limit, whose
+// length is limit, and connect limits the time to connect.
 func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, connect, limit time.Duration) Answer {
 	began := time.Now()
 	a := Answer{Engine: to.id}
@@ -191,18 +192,24 @@ func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, con
 		a.sent = a.sent || failed.Sent // a call that was sent may have acted, even if no answer came
 	}
 	a.Ms = float64(time.Since(began).Microseconds()) / 1000
-	switch {
-	case err != nil && c.deps.Context.Err() != nil:
-		a.Error = "the proxy ended meanwhile"
-	case err != nil && ctx.Err() != nil:
-		a.Error = fmt.Sprintf("no answer came within fleet_call.timeout (%v); it may come to do it yet", limit)
-	case err != nil:
-		a.Error = err.Error()
+	if err != nil {
+		a.Error = c.errorText(ctx, err, limit)
 	}
 	a.Body = text
-	if len(text) > 0 && !json.Valid(text) {
+	if len(text) > 0 && !json.Valid(text) { // the body is no JSON, or was cut off, so it is given as a string
 		a.Body, _ = json.Marshal(string(text)) // cannot fail: a string always marshals
 	}
 	a.setDone()
 	return a
+}
+
+// errorText says for people why a call to an engine failed with err. ctx ends with the call's time limit, and limit is its length.
+func (c *Caller) errorText(ctx context.Context, err error, limit time.Duration) string {
+	switch {
+	case c.deps.Context.Err() != nil:
+		return "the proxy ended meanwhile"
+	case ctx.Err() != nil:
+		return fmt.Sprintf("no answer came within fleet_call.timeout (%v); it may come to do it yet", limit)
+	}
+	return err.Error()
 }

@@ -78,14 +78,15 @@ func (p *checkedCall) keysWhere(matches func(i int) bool) (all []string) {
 	return all
 }
 
-// check checks a call. It returns what the call does and which engines it goes to, or why it is refused.
-func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*checkedCall, *Refusal) {
+// setDefaults fills in the method and the body of a call if they are not given. It refuses a method that no call may have, and a GET with a
+// body.
+func (c *Call) setDefaults() *Refusal {
 	c.Method = strings.ToUpper(c.Method)
 	if c.Method == "" {
 		c.Method = http.MethodPost
 	}
 	if !slices.Contains([]string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete}, c.Method) {
-		return nil, &Refusal{http.StatusBadRequest, "bad_body",
+		return &Refusal{http.StatusBadRequest, "bad_body",
 			fmt.Sprintf("%q is not a method of these; write GET, POST, PUT or DELETE", c.Method)}
 	}
 	if string(c.Body) == "null" { // a JSON null means that no body is given
@@ -95,17 +96,27 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 		c.Body = json.RawMessage("{}") // SGLang's /pause_generation needs a body, and no other endpoint objects to one
 	}
 	if c.Method == http.MethodGet && len(c.Body) > 0 {
-		return nil, &Refusal{http.StatusBadRequest, "bad_body", "a GET has no body; write POST, or leave the body out"}
+		return &Refusal{http.StatusBadRequest, "bad_body", "a GET has no body; write POST, or leave the body out"}
+	}
+	return nil
+}
+
+// check checks a call. It returns what the call does and which engines it goes to, or why it is refused. paths has, for each path that may
+// be called, what a call of it does to engines (config.CallPauses, CallEmpties, CallResumes).
+func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*checkedCall, *Refusal) {
+	if refusal := c.setDefaults(); refusal != nil {
+		return nil, refusal
 	}
 	path, query, _ := strings.Cut(c.Path, "?")
 	effects, listed := paths[path]
+	notOfQuery := func(r rune) bool { return r <= ' ' || r > '~' || r == '#' } // a space, or not printable ASCII; # begins a fragment
 	switch {
 	case !listed:
 		names := slices.Sorted(maps.Keys(paths))
 		return nil, &Refusal{http.StatusNotFound, "not_found",
 			fmt.Sprintf("%q is not among the paths that may be called%s; there are %s, and fleet_call.paths of the config adds others",
 				path, spelling.Hint(path, names), strings.Join(names, ", "))}
-	case strings.ContainsFunc(query, func(r rune) bool { return r <= ' ' || r > '~' || r == '#' }):
+	case strings.ContainsFunc(query, notOfQuery):
 		return nil, &Refusal{http.StatusBadRequest, "bad_body", fmt.Sprintf("the query of %q has what no query has; encode it", path)}
 	}
 	p := &checkedCall{Call: c, effects: effects, targets: targetsOf(engines, c.Group)}
@@ -117,7 +128,8 @@ func (c Call) check(paths map[string][]string, engines *roster.Snapshot) (*check
 			fmt.Sprintf("no engine that decodes is in group %q; GET /workers lists them, and without a group all engines are called", c.Group)}
 	}
 	ofAllEngines := func(pause roster.Pause) bool { return pause.Group == "" && pause.Unresumed == nil } // nil: no engine has resumed
-	if p.does(config.CallResumes) && c.Group != "" && slices.ContainsFunc(engines.Pauses(), ofAllEngines) {
+	resumesGroup := p.does(config.CallResumes) && c.Group != ""
+	if resumesGroup && slices.ContainsFunc(engines.Pauses(), ofAllEngines) { // a part of a pause cannot end
 		return nil, &Refusal{http.StatusConflict, "call_refused",
 			fmt.Sprintf("all engines are paused, and not group %q alone; resume them all, by a call without a group", c.Group)}
 	}
@@ -178,19 +190,20 @@ func (a *Answer) didNotAct() bool {
 // endsPause says by the engines' answers whether the pause of the called group ends: after a call that resumes, or one that was to pause
 // but paused no engine. unresumed are the keys of the engines that stay paused even then. before has the pauses before the call.
 func (p *checkedCall) endsPause(answers []Answer, before []roster.Pause) (ends bool, unresumed []string) {
-	did := func(a Answer) bool { return a.Done }
+	isDone := func(a Answer) bool { return a.Done }
+	mayPause := func(a Answer) bool { return !a.didNotAct() } // now or later
 	switch {
 	case p.does(config.CallPauses):
 		// The pause only ends if it is new and every engine refused it. If one engine is paused, those that step with it must get no requests.
 		wasPaused := slices.ContainsFunc(before, func(pause roster.Pause) bool { return pause.Group == p.Group && pause.Unresumed == nil })
-		if wasPaused || slices.ContainsFunc(answers, func(a Answer) bool { return !a.didNotAct() }) {
+		if wasPaused || slices.ContainsFunc(answers, mayPause) {
 			return false, nil
 		}
 		for _, pause := range before { // engines that had not resumed before the call have not resumed now
 			unresumed = slices.AppendSeq(unresumed, maps.Keys(pause.Unresumed))
 		}
 		return true, unresumed
-	case p.does(config.CallResumes) && slices.ContainsFunc(answers, did): // if no engine resumed, all of them stay paused
+	case p.does(config.CallResumes) && slices.ContainsFunc(answers, isDone): // if no engine resumed, all of them stay paused
 		return true, p.keysWhere(func(i int) bool { return !answers[i].Done })
 	}
 	return false, nil
