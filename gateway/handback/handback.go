@@ -24,7 +24,7 @@ type Turn struct {
 	hash uint64
 }
 
-// bytes returns how many bytes of memory a turn takes. 256 bytes stand for its struct and its map entries.
+// bytes returns how many bytes of memory a turn takes: 4 for each token, and 256 for its struct and its map entries.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
 // Turns is a set of turns, whose memory is bounded by Keep. The zero value is empty.
@@ -48,8 +48,11 @@ func (k *Turns) Keep(t *Turn, now time.Time, maxBytes int) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.forgetOldest(func(old *Turn) bool { return !now.Before(old.OfferUntil) || k.bytes+t.bytes() > maxBytes })
-	if k.byHash == nil {
+	k.forgetOldest(func(old *Turn) bool {
+		isTooOld := !now.Before(old.OfferUntil)
+		return isTooOld || k.bytes+t.bytes() > maxBytes
+	})
+	if k.byHash == nil { // the first turn of the zero value
 		k.byHash, k.lengths = map[uint64][]*Turn{}, map[int]int{}
 	}
 	k.byHash[t.hash] = append(k.byHash[t.hash], t)
@@ -64,19 +67,19 @@ func (k *Turns) Take(scope string, prompt []int32, now time.Time, useful func(*T
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.forgetOldest(func(old *Turn) bool { return !now.Before(old.OfferUntil) })
-	if len(k.lengths) == 0 {
+	if len(k.lengths) == 0 { // no turn is left, so the prompt need not be hashed
 		return nil
 	}
 	var best *Turn
 	hash := hashScope(scope)
 	for i, id := range prompt[:max(0, len(prompt)-1)] { // the engine has to compute at least one token
-		hash = hashToken(hash, id)
-		if k.lengths[i+1] == 0 { // no turn has as many tokens
+		hash = hashToken(hash, id) // of the scope and the first i+1 tokens
+		if k.lengths[i+1] == 0 {   // no turn has as many tokens
 			continue
 		}
 		for _, t := range k.byHash[hash] {
 			if t.Scope == scope && slices.Equal(t.IDs, prompt[:i+1]) && now.Before(t.OfferUntil) && useful(t) {
-				best = t // t is longer than every turn that was found before
+				best = t // t is as long as every turn that was found before, or longer
 			}
 		}
 	}
@@ -94,16 +97,16 @@ func (k *Turns) Len() int {
 	return len(k.order)
 }
 
-// forgetOldest forgets the oldest turns, up to the first one for which mayForget is false.
+// forgetOldest forgets the oldest turns, up to the first one for which mayForget is false. The caller holds k.mu.
 func (k *Turns) forgetOldest(mayForget func(*Turn) bool) {
-	n := 0
-	for ; n < len(k.order) && mayForget(k.order[n]); n++ {
-		k.unindex(k.order[n])
+	forgotten := 0
+	for ; forgotten < len(k.order) && mayForget(k.order[forgotten]); forgotten++ {
+		k.unindex(k.order[forgotten])
 	}
-	k.order = slices.Delete(k.order, 0, n)
+	k.order = slices.Delete(k.order, 0, forgotten)
 }
 
-// unindex removes a turn from all fields of k except order.
+// unindex removes a turn from all fields of k except order. The caller holds k.mu.
 func (k *Turns) unindex(turn *Turn) {
 	k.bytes -= turn.bytes()
 	if k.lengths[len(turn.IDs)]--; k.lengths[len(turn.IDs)] == 0 {
@@ -116,7 +119,7 @@ func (k *Turns) unindex(turn *Turn) {
 	}
 }
 
-// hashScope begins the hash of a turn with its scope (FNV-1a).
+// hashScope begins the hash of a turn with its scope, by the hash function FNV-1a with its two constants.
 func hashScope(scope string) uint64 {
 	h := uint64(0xcbf29ce484222325)
 	for i := range len(scope) {
@@ -125,7 +128,8 @@ func hashScope(scope string) uint64 {
 	return h
 }
 
-// hashToken adds a token to the hash of a turn. Two turns may have the same hash, because Take also compares the tokens.
+// hashToken adds a token to the hash of a turn: the multiplication by a large odd number spreads the token's bits to the upper half, and
+// the shift brings them back to the lower one. Two turns may have the same hash, because Take also compares the tokens.
 func hashToken(h uint64, id int32) uint64 {
 	h = (h ^ uint64(uint32(id))) * 0x9e3779b97f4a7c15
 	return h ^ h>>29
