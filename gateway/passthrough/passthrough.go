@@ -39,7 +39,7 @@ func Parse(path string, raw []byte, contentType string, lim openai.Limits) (*ope
 // Serve sends the request to an engine and relays the answer to the client. raw is the request's body, uncompressed. If Serve
 // returns an error, nothing has been sent to the client yet.
 func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *openai.Request, path string, raw []byte) *openai.Error {
-	seat := s.seats.For(in.Body)
+	seat := s.seats.For(in.Body) // a place among the requests that are passed through at once
 	if !seat.Acquire(1) {
 		return s.tooManyError()
 	}
@@ -47,9 +47,9 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		Engines: s, Path: path, ContentType: "application/json", EstimatedTokens: Estimate(path, req), Seat: seat, Memory: s.Bodies.For(in.Body),
 		Duration: s.duration.WithLabelValues(path),
 	}
-	if takesAudio(path) {
+	if takesAudio(path) { // the form goes on as it is, under its own content type
 		p.ContentType, p.Body = string(ctx.Request.Header.ContentType()), [][]byte{raw}
-	} else {
+	} else { // the JSON goes on without the keys that only the proxy may set
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
 	if runsModel(path) {
@@ -175,15 +175,10 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	case len(all) == 0:
 		return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 	}
+	triedGroups := groupsOf(all, tried)
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	triedGroups := map[string]bool{}
-	for i := range all {
-		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) {
-			triedGroups[all[i].Group] = true
-		}
-	}
 	better := func(one, other *roster.SoleEngine) bool {
 		if oneTried, otherTried := triedGroups[one.Group], triedGroups[other.Group]; oneTried != otherTried {
 			return otherTried
@@ -194,8 +189,9 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	start := rand.IntN(len(all))   // random, so that of equal engines not always the first one is chosen
 	for k := range all {
 		i := (start + k) % len(all)
-		notedAt, noted := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
-		if noted && now.Sub(notedAt) < missingEndpointTTL { // this also counts an engine that was tried and lacks the endpoint
+		saidAt, saidSo := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
+		lacksEndpoint := saidSo && now.Sub(saidAt) < missingEndpointTTL
+		if lacksEndpoint { // counted before tried is looked at, so that an engine that was tried and lacks the endpoint counts, too
 			withoutEndpoint++
 			continue
 		}
@@ -216,11 +212,22 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 }
 
+// groupsOf returns the groups of the engines that are in tried.
+func groupsOf(all []roster.SoleEngine, tried []string) map[string]bool {
+	groups := map[string]bool{}
+	for i := range all {
+		if all[i].Group != "" && slices.Contains(tried, all[i].Instance) { // an empty group: the engine is in none
+			groups[all[i].Group] = true
+		}
+	}
+	return groups
+}
+
 // AddRunning adds n, which may be negative, to the number of this proxy's calls that run on an engine.
 func (s *Server) AddRunning(instance string, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.runningCalls[instance] += n; s.runningCalls[instance] <= 0 {
+	if s.runningCalls[instance] += n; s.runningCalls[instance] <= 0 { // so that engines that have left take no memory
 		delete(s.runningCalls, instance)
 	}
 }
