@@ -38,12 +38,14 @@ type wheel struct {
 // tick is the number of the tick in which a time lies, given in ns since the loop's base.
 func tick(at int64) int64 { return at / int64(tickLength) }
 
-// schedule puts w into the slot of its time (w.at), or leaves it in an earlier slot. A time beyond the wheel's last slot gets that slot.
+// schedule puts w into the slot of its time (w.at), or leaves it in an earlier slot. A time beyond the wheel's last slot gets that slot,
+// and a time in the past gets the slot that is checked next.
 func (h *wheel) schedule(w *Watch) {
-	t := min(max(tick(w.at)+1, h.cursor), h.cursor+slots-1) // +1, so that the time has come when the tick is checked
+	lastTick := h.cursor + slots - 1
+	t := min(max(tick(w.at)+1, h.cursor), lastTick) // +1, so that the time has come when the tick is checked
 	if w.tick != 0 {
-		if w.tick <= t {
-			return // the watch is checked before its time, and then set again
+		if w.tick <= t { // the watch is checked before its time, and then set again
+			return
 		}
 		h.remove(w)
 	}
@@ -51,12 +53,12 @@ func (h *wheel) schedule(w *Watch) {
 	if h.first == 0 || t < h.first {
 		h.first = t
 	}
-	s := &h.slots[t%slots]
-	w.next = *s
+	slot := &h.slots[t%slots] // the first watch of the slot's linked list; w goes before it
+	w.next = *slot
 	if w.next != nil {
 		w.next.prev = w
 	}
-	*s = w
+	*slot = w
 	h.count++
 }
 
@@ -67,7 +69,7 @@ func (h *wheel) remove(w *Watch) {
 	}
 	if w.prev != nil {
 		w.prev.next = w.next
-	} else {
+	} else { // the watch is the first one of its slot
 		h.slots[w.tick%slots] = w.next
 	}
 	if w.next != nil {
@@ -83,7 +85,7 @@ func (h *wheel) findFirst() {
 	if h.count == 0 {
 		return
 	}
-	for h.first = h.cursor; h.slots[h.first%slots] == nil; {
+	for h.first = h.cursor; h.slots[h.first%slots] == nil; { // ends, because some slot has a watch
 		h.first++
 	}
 }

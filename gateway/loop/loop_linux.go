@@ -69,7 +69,7 @@ func New(log *zap.Logger) (*Loop, error) {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	l := &Loop{log: log, base: time.Now(), fd: fd, ep: os.NewFile(uintptr(fd), "epoll"), done: make(chan struct{})}
-	l.wheel.cursor = 1
+	l.wheel.cursor = 1 // because in Watch.tick 0 means that the watch is in no slot
 	if l.raw, err = l.ep.SyscallConn(); err != nil {
 		return nil, errors.Join(err, l.ep.Close())
 	}
@@ -88,7 +88,7 @@ func (l *Loop) Post(f func()) bool {
 		return false
 	}
 	l.posted = append(l.posted, f)
-	if len(l.posted) == 1 {
+	if len(l.posted) == 1 { // for the first function only: the wait is ended already when others follow
 		_ = l.ep.SetReadDeadline(longAgo) // ends the wait; cannot fail, because the file is open until closed is set
 	}
 	return true
@@ -154,9 +154,9 @@ func (l *Loop) setWaitEnd() {
 
 // shortenWait makes the wait for sockets end earlier if a watch is now due before its end.
 func (l *Loop) shortenWait() {
-	due := l.wheel.due()
-	armedInTime := l.armed != 0 && l.armed <= due
-	if due == 0 || armedInTime {
+	due := l.wheel.due() // 0: no watch is due
+	endsInTime := l.armed != 0 && l.armed <= due
+	if due == 0 || endsInTime {
 		return
 	}
 	l.mu.Lock() // Post and Close set a deadline in the past, which must not be overwritten
@@ -171,8 +171,10 @@ func (l *Loop) shortenWait() {
 // (CallAgain). It returns true if the loop must not wait, because there may be more to do. run then calls posted functions and handlers
 // whose time has come before poll is called once more.
 func (l *Loop) poll(uintptr) bool {
-	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)), 0,
-		0, 0)
+	// With a timeout of 0 the call never blocks, so a raw system call is enough, of which Go's scheduler is not told.
+	const timeout, signalMask, maskSize = 0, 0, 0
+	ready, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.events[0])), uintptr(len(l.events)),
+		timeout, signalMask, maskSize)
 	if errno != 0 && errno != unix.EINTR {
 		panic("loop: epoll_wait: " + errno.Error()) // cannot happen, because only the loop uses the descriptor
 	}
@@ -184,7 +186,7 @@ func (l *Loop) poll(uintptr) bool {
 	l.calledAgain, l.again = l.again, l.calledAgain[:0] // calls of CallAgain from here on are for the next round
 	for i := range l.events[:n] {
 		ev := &l.events[i]
-		w := l.watches[uint32(ev.Fd)]
+		w := l.watches[uint32(ev.Fd)]                   // Fd and Pad have what epollCtl has put there: the index and the generation
 		if w == nil || w.generation != uint32(ev.Pad) { // another handler has removed the watch, and a newer one may have its index
 			continue
 		}
@@ -202,11 +204,14 @@ func (l *Loop) poll(uintptr) bool {
 			l.ready(w, w.ended, now)
 		}
 	}
-	if n > len(l.events)/8 || len(l.again) > 0 {
-		runtime.Gosched() // the loop is busy, so the other goroutines get a turn between two rounds
+	moreToCall := len(l.again) > 0
+	isBusy := n > len(l.events)/8 || moreToCall
+	if isBusy { // the other goroutines get a turn between two rounds
+		runtime.Gosched()
 	}
 	l.shortenWait()
-	return n == len(l.events) || len(l.again) > 0
+	moreMayBeReady := n == len(l.events) // the kernel may have more events than there was room for
+	return moreMayBeReady || moreToCall
 }
 
 // ready calls the handler of a watch whose socket is ready, and recovers its panic.
@@ -243,7 +248,7 @@ func (l *Loop) recovered() {
 // Add watches a non-blocking socket. If write is set, Ready is called when the socket can be written, otherwise when it can be read.
 func (l *Loop) Add(fd int, h Handler, write bool) (*Watch, error) {
 	w := &Watch{loop: l, handler: h, fd: fd}
-	if n := len(l.free); n > 0 {
+	if n := len(l.free); n > 0 { // the index that became free last is used again
 		w.index = l.free[n-1]
 		l.free = l.free[:n-1]
 	} else {

@@ -25,10 +25,10 @@ type Set struct {
 func (s *Set) Start(n int, log *zap.Logger) error {
 	for range n {
 		l, err := New(log)
-		if errors.Is(err, errors.ErrUnsupported) {
+		if errors.Is(err, errors.ErrUnsupported) { // each socket then has a goroutine instead
 			return nil
 		}
-		if err != nil {
+		if err != nil { // no loop is left running
 			s.Close()
 			return err
 		}
@@ -37,7 +37,7 @@ func (s *Set) Start(n int, log *zap.Logger) error {
 	return nil
 }
 
-// Next returns the set's loops in turn, so that each gets the same number of sockets; nil: there are none.
+// Next returns the set's loops in turn, so that each gets the same number of sockets; nil: there are none, or s is nil.
 func (s *Set) Next() *Loop {
 	if s == nil || len(s.loops) == 0 {
 		return nil
