@@ -53,6 +53,12 @@ type Stream interface {
 	Panicked(v any)
 }
 
+// Values of the argument write of loop.Loop.Add.
+const (
+	forReading = false
+	forWriting = true
+)
+
 // A pump carries one streamed answer. Its methods run on the goroutine that drives the stream, or on the loop while the loop drives it.
 type pump struct {
 	Stream
@@ -85,17 +91,19 @@ func (p *pump) driveBlocking() {
 		if err == nil {
 			err = p.client.Send(events, p.Ended())
 		}
-		if err == nil && !p.Ended() {
+		if goesOn := err == nil && !p.Ended(); goesOn {
 			if p.passToLoop() {
 				return // the loop drives the stream now
 			}
 			continue
 		}
-		if errors.Is(err, io.EOF) { // the answer has ended after the events that were sent last
-			err = p.client.Send(nil, true)
+		if errors.Is(err, io.EOF) { // the answer has ended after the events that were sent last, so only its end is missing
+			const last = true
+			err = p.client.Send(nil, last)
 		}
 		p.Close()
-		p.client.End(err == nil)
+		isWhole := err == nil
+		p.client.End(isWhole)
 		return
 	}
 }
@@ -118,15 +126,21 @@ func (p *pump) commentAfter() time.Duration {
 	return p.keepAlive.Interval()
 }
 
-// guard calls f, and ends the stream if f panics.
+// guard calls f, and ends the stream if f panics: the client gets no more bytes, and its connection is closed.
 func (p *pump) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			p.Panicked(v)
-			p.client.End(false)
+			p.endTorn()
 		}
 	}()
 	f()
+}
+
+// endTorn gives the client's connection back as one on which the answer is not whole, so that it is closed.
+func (p *pump) endTorn() {
+	const whole = false
+	p.client.End(whole)
 }
 
 // passToLoop passes the stream to the loop, and returns true. It returns false if the goroutine keeps the stream: the client's connection
@@ -141,17 +155,17 @@ func (p *pump) passToLoop() bool {
 	}
 	handover := p.handovers
 	p.resp = resp
-	fd, ok := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
-	if !ok {
+	fd, detached := resp.Detach(func() { p.loop.Post(func() { p.interrupt(handover) }) })
+	if !detached { // for example because the connection uses TLS
 		return false
 	}
 	// From here on, the loop owns the stream, and interrupt may even have passed it to another goroutine.
 	if p.loop.Post(func() { p.startOnLoop(fd, handover) }) {
 		return true
 	}
-	p.loop.Close() // waits until the loop, which is closed already, has called what was posted before
-	if handover != p.handovers {
-		return true // interrupt has passed the stream to another goroutine
+	p.loop.Close()               // waits until the loop, which is closed already, has called what was posted before
+	if handover != p.handovers { // interrupt has passed the stream to another goroutine
+		return true
 	}
 	resp.Reattach(nil)
 	return false
@@ -160,11 +174,11 @@ func (p *pump) passToLoop() bool {
 // startOnLoop runs on the loop and begins to watch the engine's socket.
 func (p *pump) startOnLoop(fd, handover int) {
 	defer p.recoverOnLoop()
-	if handover != p.handovers {
-		return // interrupt has passed the stream to a goroutine already
+	if handover != p.handovers { // interrupt has passed the stream to a goroutine already
+		return
 	}
-	watch, err := p.loop.Add(fd, p, false) // false: for reading
-	if err != nil {
+	watch, err := p.loop.Add(fd, p, forReading)
+	if err != nil { // the goroutine can read without a watch
 		p.passToGoroutine(readResult{})
 		return
 	}
@@ -183,16 +197,17 @@ func (p *pump) interrupt(handover int) {
 // awaitEngine begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too
 // long.
 func (p *pump) awaitEngine(now time.Time) {
-	wait := p.Wait(now)
+	wait := p.Wait(now) // 0: for ever
 	p.engineDeadline = time.Time{}
 	if wait > 0 {
 		p.engineDeadline = now.Add(wait)
 	}
-	commentAfter := p.commentAfter()
-	if commentAfter > 0 && (wait <= 0 || commentAfter < wait) { // the comment is due first
+	commentAfter := p.commentAfter() // 0: no comment
+	commentIsFirst := wait <= 0 || commentAfter < wait
+	if commentAfter > 0 && commentIsFirst {
 		wait = commentAfter
 	}
-	if wait > 0 {
+	if wait > 0 { // otherwise nothing is due
 		p.engineWatch.WakeAt(now.Add(wait))
 	}
 }
@@ -237,7 +252,8 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 		}
 		p.processBytes(buf[:n], now)
 		read += n
-		if n < len(buf) && !ended { // the socket is empty; if it has ended, one more read tells how
+		isEmptyNow := n < len(buf)
+		if isEmptyNow && !ended { // if the socket has ended, one more read tells how
 			return
 		}
 	}
@@ -247,7 +263,8 @@ func (p *pump) Ready(w *loop.Watch, ended bool, now time.Time) {
 // ended.
 func (p *pump) processBytes(b []byte, now time.Time) {
 	r := p.unpack(b, now)
-	if answerEnded := r.end != sse.NotEnded; answerEnded || r.bodyEnded || p.Err() != nil {
+	hasEnded := r.end != sse.NotEnded || r.bodyEnded
+	if hasEnded || p.Err() != nil {
 		p.passToGoroutine(r)
 		return
 	}
@@ -276,7 +293,7 @@ func (p *pump) sendFrame(frame []byte, now time.Time) {
 // client in a frame, which is valid until the loop's next read.
 func (p *pump) unpack(b []byte, now time.Time) readResult {
 	var r readResult
-	out := p.loop.Out[:0]
+	out := p.loop.Out[:0]                              // the loop's scratch memory
 	out = append(out, make([]byte, edge.ChunkRoom)...) // Frame writes the head of the chunk there
 	for len(b) > 0 && !r.bodyEnded {
 		data, used, err := p.resp.Unframe(b)
@@ -299,13 +316,13 @@ func (p *pump) unpack(b []byte, now time.Time) readResult {
 // awaitClient keeps the bytes that the client did not take, and watches the client's socket. Until the client has taken all of them,
 // nothing is read from the engine. engineWatch wakes the loop when the client has taken nothing for too long.
 func (p *pump) awaitClient(rest []byte) {
-	p.unsent = append([]byte(nil), rest...)
+	p.unsent = append([]byte(nil), rest...) // a copy, because the loop uses the memory of rest again
 	err := p.engineWatch.Pause()
 	if err == nil {
-		err = p.client.Socket(func(fd int) { p.clientWatch, err = p.loop.Add(fd, p, true) })
+		err = p.client.Socket(func(fd int) { p.clientWatch, _ = p.loop.Add(fd, p, forWriting) })
 	}
 	if err != nil || p.clientWatch == nil { // nil: Add has failed
-		p.passToGoroutine(readResult{})
+		p.passToGoroutine(readResult{}) // the goroutine writes the bytes without a watch
 		return
 	}
 	p.engineWatch.WakeAt(p.client.GiveUpAt()) // Expired then gives the client up
@@ -319,8 +336,9 @@ func (p *pump) writeUnsent(now time.Time) {
 		return
 	}
 	p.stopClientWatch()
-	if err != nil || p.engineWatch.Resume() != nil {
-		p.passToGoroutine(readResult{clientGone: err != nil})
+	clientGone := err != nil
+	if clientGone || p.engineWatch.Resume() != nil {
+		p.passToGoroutine(readResult{clientGone: clientGone})
 		return
 	}
 	p.unsent = nil
@@ -344,16 +362,18 @@ func (p *pump) stopClientWatch() {
 func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recoverOnLoop()
 	if p.clientWatch == nil { // the wait is for the engine
-		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline)
-		if engineLate || p.commentAfter() <= 0 { // the goroutine decides what becomes of the stream
+		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
+		if engineLate || p.commentAfter() <= 0 {                                  // the goroutine decides what becomes of the stream
 			p.passToGoroutine(readResult{})
 			return
 		}
-		p.sendFrame(append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...), now)
+		frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...)
+		p.sendFrame(frame, now)
 		return
 	}
-	if by := p.client.GiveUpAt(); by.IsZero() || by.After(now) { // the client still has time
-		p.engineWatch.WakeAt(by)
+	giveUpAt := p.client.GiveUpAt()               // zero: never
+	if giveUpAt.IsZero() || giveUpAt.After(now) { // the client still has time
+		p.engineWatch.WakeAt(giveUpAt)
 		return
 	}
 	p.client.GiveUp(now)
@@ -383,7 +403,7 @@ func (p *pump) continueBlocking(r readResult, unsent []byte) {
 	}
 	if clientGone {
 		p.Close()
-		p.client.End(false)
+		p.endTorn()
 		return
 	}
 	p.GoBack(r.frame, r.end)
@@ -403,7 +423,7 @@ func (p *pump) leaveLoop() {
 // recoverOnLoop is deferred by code that runs on the loop. If the code panics, a goroutine ends the stream, and the loop goes on.
 func (p *pump) recoverOnLoop() {
 	v := recover()
-	if v == nil {
+	if v == nil { // the code did not panic
 		return
 	}
 	v = fmt.Sprintf("%v, on a loop: %s", v, debug.Stack())
