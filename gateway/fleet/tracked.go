@@ -88,7 +88,7 @@ func (c *TrackedCall) AllowAbort() {
 func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bool) *TrackedCall {
 	c := &TrackedCall{at: at, now: t.now, call: call}
 	c.abortable.Store(abortable)
-	t.track(c)
+	t.register(c)
 	return c
 }
 
@@ -98,13 +98,13 @@ func (t *trackedCalls) Track(at roster.Location, call *engine.Call, abortable bo
 func (t *trackedCalls) TrackProbe(c *prefill.Candidate, call *engine.Call) *TrackedCall {
 	tracked := &TrackedCall{at: roster.Location{Instance: c.Instance, Rank: c.Target.Rank}, now: t.now, call: call, probe: true}
 	tracked.abortable.Store(true)
-	t.track(tracked)
+	t.register(tracked)
 	tracked.moveIfDeserted(t.now()) // the engine may have gone down since it was chosen
 	return tracked
 }
 
-// track adds a call to the list. It moves the call at once if the deadline of its engine's drain, or of the proxy's own, has passed.
-func (t *trackedCalls) track(c *TrackedCall) {
+// register adds a call to the list. It moves the call at once if the deadline of its engine's drain, or of the proxy's own, has passed.
+func (t *trackedCalls) register(c *TrackedCall) {
 	t.mu.Lock()
 	t.all[c] = struct{}{}
 	t.mu.Unlock()

@@ -176,41 +176,42 @@ func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Proce
 func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Time) (next *Processes, maker int, evidence string) {
 	id = withoutRank(id)
 	maker = process
-	seen := p.engineIDs[candidate]
-	index := slices.IndexFunc(seen.ids, func(x engineID) bool { return x.id == id })
-	newest := len(seen.ids) - 1
+	known := p.engineIDs[candidate] // the ids that the candidate's hand-offs have shown so far
+	index := slices.IndexFunc(known.ids, func(x engineID) bool { return x.id == id })
+	newestID := len(known.ids) - 1
 	isNew := index < 0
 	entry := engineID{id: id, firstProcess: process, lastProcess: process}
 	if !isNew {
-		entry = seen.ids[index]
+		entry = known.ids[index]
 	}
 	entry.start = p.start
-	tooMany := isNew && len(seen.ids) == mostEngineIDs
-	shared := seen.shared
+	tooMany := isNew && len(known.ids) == mostEngineIDs
+	shared := known.shared
 	suspectNew := false // the id gives reason to think that a new process has made the hand-off
 	switch {
-	case seen.shared: // several engines share the address, so ids show no restart
+	case known.shared: // several engines share the address, so ids show no restart
 	case tooMany: // so many ids do not come from restarts: several engines share the address
 		shared = true
-	case isNew && newest < 0: // the first id of this candidate
+	case isNew && newestID < 0: // the first id of this candidate
 	case isNew: // the id belongs to the newest process if that process has shown no id yet, and otherwise to one that is not known yet
 		maker = p.Newest()
-		if seen.ids[newest].lastProcess == maker {
+		if known.ids[newestID].lastProcess == maker {
 			suspectNew = true
 			maker++
 		}
 		entry.firstProcess, entry.lastProcess = maker, maker
-	case index == newest: // the id of the newest process, which the probe may have reached before the proxy knew this process
+	case index == newestID: // the id of the newest process, which the probe may have reached before the proxy knew this process
 		maker = max(process, entry.lastProcess)
 		entry.lastProcess = maker
-	case process >= seen.ids[newest].lastProcess: // an older id, although the probe was sent after a newer id came: so two engines run there
+	case process >= known.ids[newestID].lastProcess: // an older id, although the probe was sent after a newer one came: so two run there
 		shared = true
 	default: // an older id, and the probe was sent before the newer id came
 		return p, maker, ""
 	}
-	becameShared := shared && !seen.shared
-	nothingToStore := isNew && seen.shared || !isNew && entry == seen.ids[index] // where ids show no restart, new ones are not kept
-	if !becameShared && nothingToStore {
+	becameShared := shared && !known.shared
+	isUseless := isNew && known.shared // where ids show no restart, new ones are not kept
+	isUnchanged := !isNew && entry == known.ids[index]
+	if !becameShared && (isUseless || isUnchanged) {
 		return p, maker, ""
 	}
 	next = new(*p)
@@ -221,15 +222,15 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	if becameShared && !isNew { // the older id is back, so its process and all later ones were not replaced
 		next = next.knownFrom(entry.firstProcess)
 	}
-	seen.ids = slices.Clone(seen.ids)
+	known.ids = slices.Clone(known.ids)
 	switch {
 	case !isNew:
-		seen.ids[index] = entry
+		known.ids[index] = entry
 	case !tooMany:
-		seen.ids = append(seen.ids, entry)
+		known.ids = append(known.ids, entry)
 	}
-	seen.shared = shared
-	next.setEngineIDs(candidate, seen)
+	known.shared = shared
+	next.setEngineIDs(candidate, known)
 	return next, maker, evidence
 }
 
