@@ -123,7 +123,7 @@ func (l *Loop) run() {
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) { // a deadline means that a watch is due, or Post or Close was called
 			panic("loop: wait for sockets: " + err.Error()) // cannot happen, because only the loop uses the file
 		}
-		l.expire()
+		l.callExpired()
 	}
 }
 
@@ -195,13 +195,13 @@ func (l *Loop) poll(uintptr) bool {
 			w.ended = w.ended || ended // the watch's handler is called below, in the loop over calledAgain
 			continue
 		}
-		l.ready(w, ended, now)
+		l.callReady(w, ended, now)
 	}
 	for i, w := range l.calledAgain {
 		l.calledAgain[i] = nil
 		w.again = false
 		if w.loop != nil { // nil: another handler has removed the watch
-			l.ready(w, w.ended, now)
+			l.callReady(w, w.ended, now)
 		}
 	}
 	moreToCall := len(l.again) > 0
@@ -214,14 +214,14 @@ func (l *Loop) poll(uintptr) bool {
 	return moreMayBeReady || moreToCall
 }
 
-// ready calls the handler of a watch whose socket is ready, and recovers its panic.
-func (l *Loop) ready(w *Watch, ended bool, now time.Time) {
-	defer l.recovered()
+// callReady calls the handler of a watch whose socket is ready, and recovers its panic.
+func (l *Loop) callReady(w *Watch, ended bool, now time.Time) {
+	defer l.recoverAndLog()
 	w.handler.Ready(w, ended, now)
 }
 
-// expire calls Expired of the handlers whose watches are due (WakeAt).
-func (l *Loop) expire() {
+// callExpired calls Expired of the handlers whose watches are due (WakeAt).
+func (l *Loop) callExpired() {
 	now := time.Now()
 	l.expired = l.wheel.expire(l.expired[:0], int64(now.Sub(l.base)))
 	for i, w := range l.expired {
@@ -234,12 +234,12 @@ func (l *Loop) expire() {
 
 // guard calls f, and recovers its panic.
 func (l *Loop) guard(f func()) {
-	defer l.recovered()
+	defer l.recoverAndLog()
 	f()
 }
 
-// recovered logs a panic of a handler, so that the loop goes on with the other handlers.
-func (l *Loop) recovered() {
+// recoverAndLog is deferred around a call of a handler. If the handler panics, it logs the panic, and the loop goes on with the others.
+func (l *Loop) recoverAndLog() {
 	if v := recover(); v != nil {
 		l.log.Error("loop: panic in a handler", zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}
