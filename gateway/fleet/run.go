@@ -60,7 +60,7 @@ func (f *Fleet) Publish() { f.apply() }
 
 // OnStatus is the callback of the monitor for an engine whose health has changed.
 func (f *Fleet) OnStatus(key string, s engine.Status) {
-	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) { // the engine answers, so its name resolves by now
+	if e := f.Now().Engine(key); e != nil && s.Up && !hasAddress(e) { // the engine answers, so its name may resolve by now
 		f.resolveAgain(*e)
 	}
 	f.apply(roster.Health{Key: key, Status: s, IsRefused: errors.Is(s.Err, syscall.ECONNREFUSED)})
@@ -156,7 +156,7 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
 			slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots())
-			if isShared := slotLimit > 0 || othersKV > 0; isShared { // requests of other proxies run on the rank, too
+			if isShared := slotLimit > 0 || othersKV > 0; isShared { // requests of other proxies may run on the rank, too
 				o.Quotas[name] = roster.RankQuota{Limit: slotLimit, Others: othersKV}
 			}
 		}
