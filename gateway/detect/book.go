@@ -85,7 +85,7 @@ func (o *incident) state(now time.Time) State {
 	switch {
 	case !o.isOpen() && now.Sub(o.until) > resumedWithin: // too long ago to come back
 		return Over
-	case !o.isOpen() || o.lastFound().Before(now): // open, but not found now: it is of a kind that comes and goes
+	case !o.isOpen() || o.lastFound().Before(now): // ended a short time ago, or of a kind that comes and goes
 		return Paused
 	case now.Sub(o.openSince) <= togetherWithin:
 		return New

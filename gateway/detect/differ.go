@@ -51,7 +51,7 @@ func grouped(v float64) string { return stats.Grouped(int(v)) }
 func differing(g *Group) []Differs {
 	type far struct {
 		Differs
-		limits float64 // how many times the limit the value is above the median, to compare different gauges
+		timesLimit float64 // how many times the limit the value is above the median, to compare different gauges
 	}
 	var all []far
 	for _, gauge := range gauges {
@@ -73,7 +73,7 @@ func differing(g *Group) []Differs {
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b far) int { return cmp.Compare(b.limits, a.limits) })
+	slices.SortStableFunc(all, func(a, b far) int { return cmp.Compare(b.timesLimit, a.timesLimit) })
 	list := make([]Differs, len(all))
 	for i := range all {
 		list[i] = all[i].Differs

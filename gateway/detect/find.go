@@ -42,10 +42,11 @@ func Find(f *Facts, last Ended) (all []Finding) {
 			return &all[len(all)-1] // the detector completes the finding before it reports the next one
 		})
 	}
+	// A finding that makes many answers much slower harms as much as one that lets requests wait.
 	for i := range all {
 		f := &all[i]
 		muchSlower := kinds[f.Kind].slowsTokens && f.slowdown >= badSlowdown
-		if muchSlower && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) { // many clients get slower tokens
+		if muchSlower && float64(f.slowedRequests) >= badSlowedShare*float64(max(1, v.running)) {
 			f.Severity = Bad
 		}
 	}

@@ -179,7 +179,7 @@ func describeFindings(same []*member, host string) string {
 	if k := kinds[lead.Kind]; len(same) > 1 && k.pluralText != "" {
 		reason := WithoutAddress(lead.Reason, lead.Where)
 		if reason != "" && slices.ContainsFunc(same, func(m *member) bool { return m.commonReason != lead.commonReason }) {
-			reason += " (at the first one)" // the others have other reasons
+			reason += " (at the first one)" // some of the others have other reasons
 		}
 		return k.describeSeveral(whichOf(same, host), reason) + lead.Suffix
 	}

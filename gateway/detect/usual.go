@@ -90,7 +90,7 @@ func (u *stepWatch) fillInGroup(g *Group, now time.Time) {
 	}
 }
 
-// tokensPerStep is how many tokens a step gives to an answer: the length of a step by the time between two tokens; 0: unknown.
+// tokensPerStep is how many tokens a step gives to an answer: the length of a step divided by the time between two tokens; 0: unknown.
 func (g *Group) tokensPerStep() float64 {
 	if g.StepMs <= 0 || g.TokenMs <= 0 {
 		return 0

@@ -72,8 +72,7 @@ func (f *Fleet) UpdateFound(key string, found roster.Found) {
 	f.apply(roster.Turned{Key: key, Found: found})
 }
 
-// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now. The
-// requests of the engine finish.
+// RemoveFound removes an engine that discovery no longer finds, unless a newer engine (another incarnation) has its address by now.
 func (f *Fleet) RemoveFound(key, incarnation string) {
 	f.apply(roster.Left{Key: key, Incarnation: incarnation})
 }

@@ -24,7 +24,7 @@ type Turn struct {
 	hash uint64
 }
 
-// bytes returns how many bytes of memory a turn takes: 4 for each token, and 256 for its struct and its map entries.
+// bytes returns how many bytes of memory a turn takes: 4 for each token, Params, Scope, and 256 for the struct and its map entries.
 func (t *Turn) bytes() int { return 4*len(t.IDs) + len(t.Params) + len(t.Scope) + 256 }
 
 // Turns is a set of turns, whose memory is bounded by Keep. The zero value is empty.

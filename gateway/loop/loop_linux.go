@@ -154,7 +154,7 @@ func (l *Loop) setWaitEnd() {
 
 // shortenWait makes the wait for sockets end earlier if a watch is now due before its end.
 func (l *Loop) shortenWait() {
-	due := l.wheel.due() // 0: no watch is due
+	due := l.wheel.due() // 0: there is no watch
 	endsInTime := l.armed != 0 && l.armed <= due
 	if due == 0 || endsInTime {
 		return

@@ -189,8 +189,8 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	start := rand.IntN(len(all))   // random, so that of equal engines not always the first one is chosen
 	for k := range all {
 		i := (start + k) % len(all)
-		saidAt, saidSo := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
-		lacksEndpoint := saidSo && now.Sub(saidAt) < missingEndpointTTL
+		notedAt, isNoted := s.missingEndpoints[missingEndpoint{all[i].Instance, path}]
+		lacksEndpoint := isNoted && now.Sub(notedAt) < missingEndpointTTL
 		if lacksEndpoint { // counted before tried is looked at, so that an engine that was tried and lacks the endpoint counts, too
 			withoutEndpoint++
 			continue

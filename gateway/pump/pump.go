@@ -131,14 +131,14 @@ func (p *pump) guard(f func()) {
 	defer func() {
 		if v := recover(); v != nil {
 			p.Panicked(v)
-			p.endTorn()
+			p.endIncomplete()
 		}
 	}()
 	f()
 }
 
-// endTorn gives the client's connection back as one on which the answer is not whole, so that it is closed.
-func (p *pump) endTorn() {
+// endIncomplete ends the use of the client's connection without a whole answer, so that the connection is closed.
+func (p *pump) endIncomplete() {
 	const whole = false
 	p.client.End(whole)
 }
@@ -403,7 +403,7 @@ func (p *pump) continueBlocking(r readResult, unsent []byte) {
 	}
 	if clientGone {
 		p.Close()
-		p.endTorn()
+		p.endIncomplete()
 		return
 	}
 	p.GoBack(r.frame, r.end)

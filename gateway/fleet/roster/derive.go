@@ -316,7 +316,7 @@ func markFallbacks(preferredKind string, candidates []prefill.Candidate, workers
 		c := &candidates[i]
 		c.NoDecodeRank = !serves(c)
 		c.Fallback = c.NoDecodeRank
-		if !c.Fallback && !isPreferred(c) { // second, if the preferred kind serves one of its models
+		if !c.Fallback && !isPreferred(c) { // the candidate comes second if the preferred kind serves one of its models
 			c.Fallback = slices.ContainsFunc(c.Models, servedByPreferred)
 		}
 	}

@@ -88,6 +88,7 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 			d.Deadline = new(s.Deadline)
 		}
 		ofEngine := s.At.Rank < 0
+		rankPrefix := s.ID + "/" // the names of an engine's ranks begin so
 		for _, c := range tier {
 			isCovered := c.ID == s.ID || ofEngine && c.Instance == s.At.Instance
 			if s.Role == Prefill && isCovered {
@@ -98,7 +99,7 @@ func (p *Snapshot) DrainStatuses(decode board.Status, tier []prefill.CandidateSt
 		}
 		for _, m := range decode.Models {
 			for _, w := range m.Workers {
-				isCovered := w.Name == s.ID || ofEngine && strings.HasPrefix(w.Name, s.ID+"/") // the names of an engine's ranks begin so
+				isCovered := w.Name == s.ID || ofEngine && strings.HasPrefix(w.Name, rankPrefix)
 				if s.Role != Prefill && isCovered {
 					d.Requests += w.Used
 					d.KVTokens += w.KVTokens

@@ -203,7 +203,7 @@ func (p *Processes) RecordHandoff(process int, candidate, id string, now time.Ti
 	case index == newestID: // the id of the newest process, which the probe may have reached before the proxy knew this process
 		maker = max(process, entry.lastProcess)
 		entry.lastProcess = maker
-	case process >= known.ids[newestID].lastProcess: // an older id, although the probe was sent after a newer one came: so two run there
+	case process >= known.ids[newestID].lastProcess: // an older id in a probe sent after a newer id came: so two engines run there
 		shared = true
 	default: // an older id, and the probe was sent before the newer id came
 		return p, maker, ""

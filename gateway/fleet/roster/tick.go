@@ -155,11 +155,11 @@ func (r *Roster) updateStates(out *effects) {
 	}
 }
 
-// isInFullService says whether the engine's answers are without any fault, so that it can do the work of an engine that has one.
+// isInFullService says whether the engine serves and nothing speaks against it, so that it can replace one at which requests fail.
 func (e *Engine) isInFullService() bool {
 	s := &e.Status
 	mayServe := s.Up && len(s.Models) > 0 && !s.Halted() && e.connectorConflict == ""
-	return mayServe && s.Out == nil && s.Accused == nil // no requests failed there
+	return mayServe && s.Out == nil && s.Accused == nil
 }
 
 // updateSlowStart begins or ends the slow start of an engine, and decides which share of its slots the engine may use. isNew says that the
@@ -233,7 +233,7 @@ func (e *Engine) stateByHealth(others int) RankState {
 	// Without another engine, an engine that may work stays in service.
 	out := s.Out != nil && (!mayWork || others > 0)
 	accused := s.Accused != nil && others > 0
-	isLate := s.Late && !accused // requests wait for a late engine, unless its own requests are suspected and another engine serves
+	isLate := s.Late && !accused // requests wait for a late engine, unless it is accused and another engine serves
 	switch {
 	case !s.Up && !isLate:
 		return Down
