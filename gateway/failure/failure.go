@@ -105,11 +105,12 @@ func StreamBroke(code string, err error) *openai.Error {
 // keeps its status. A failure of the engine, or of the proxy's own API key (401 and 403), becomes 502.
 func FromStream(f sse.Failure) *openai.Error {
 	e := &openai.Error{Status: f.Status, Type: f.Type, Code: f.Code, Message: f.Message}
-	if f.Status/100 != 4 || f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden {
+	refusesKey := f.Status == http.StatusUnauthorized || f.Status == http.StatusForbidden
+	if f.Status/100 != 4 || refusesKey {
 		e.Status = http.StatusBadGateway
 	}
 	if e.Status == http.StatusTooManyRequests {
-		e.RetryAfter = 1
+		e.RetryAfter = 1 // seconds; an event has no Retry-After of the engine
 	}
 	return e
 }
@@ -155,7 +156,7 @@ func RelayedRefusal(status int, resp *engine.Response, body []byte) *openai.Erro
 	if e.Raw == nil { // a body that is empty, but not nil, makes the client get the empty body of the engine
 		e.Raw = []byte{}
 	}
-	if status == http.StatusTooManyRequests {
+	if status == http.StatusTooManyRequests { // the client is told to wait, even if the engine named no time
 		e.RetryAfter = max(1, RetryAfter(resp))
 	}
 	return e
@@ -178,7 +179,8 @@ const (
 // /inference/v1/generate, vLLM answers 403 if it runs without --enable-scale-out (0.32.0, register_scale_out_api_routers in
 // entrypoints/scale_out/factories.py). This means that the endpoint is missing, not that the proxy's API key is wrong.
 func CorrectStatus(path string, status int, body []byte) int {
-	if status == http.StatusForbidden && path == "/inference/v1/generate" && strings.Contains(string(body), "--enable-scale-out") {
+	mayLackEndpoint := status == http.StatusForbidden && path == "/inference/v1/generate"
+	if mayLackEndpoint && strings.Contains(string(body), "--enable-scale-out") {
 		return http.StatusNotFound
 	}
 	mayHideStatus := status == http.StatusBadRequest && path == "/v1/responses"
@@ -190,9 +192,9 @@ func CorrectStatus(path string, status int, body []byte) int {
 		Error struct{ Message string }
 	}
 	_ = json.Unmarshal(body, &answer) // a body of another form has no message
-	statusText, _, ok := strings.Cut(answer.Error.Message, ": ")
+	statusText, _, hasColon := strings.Cut(answer.Error.Message, ": ")
 	realStatus, err := strconv.Atoi(statusText)
-	isStatus := ok && len(statusText) == 3 && err == nil
+	isStatus := hasColon && len(statusText) == 3 && err == nil
 	ofEngine := realStatus == http.StatusTooManyRequests || realStatus >= 500 && realStatus < 600 // all others refuse the request, as 400 does
 	if isStatus && ofEngine {
 		return realStatus
@@ -334,7 +336,8 @@ func RefusedInAnswer(kind lifecycle.CallKind, err error) *Fault {
 // returns nil if the engine itself failed, and did not refuse the request.
 func FaultOfRefusal(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
-	if answer.Status != f.Status { // FromStream keeps only the status of a refusal: every other failure gets 502
+	engineFailed := answer.Status != f.Status // FromStream keeps only the status of a refusal: every other failure gets 502
+	if engineFailed {
 		return nil
 	}
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ReasonOfStatus(f.Status)}

@@ -104,7 +104,7 @@ func NewDiscarder(c Config) *Discarder {
 // cache_salt, and no other request can reuse the KV that it caches. Discard returns at once. freed, which may be nil, is called on another
 // goroutine once the prefill engine has freed the KV.
 func (d *Discarder) Discard(h *Handoff, freed func()) {
-	h.Lease.DetachOwner()
+	h.Lease.DetachOwner() // the discard may outlive the request, which the audit of leases takes for the owner
 	finish := func(outcome string, err error) {
 		d.outcomes.WithLabelValues(outcome).Inc()
 		if err != nil {
@@ -124,7 +124,7 @@ func (d *Discarder) Discard(h *Handoff, freed func()) {
 	switch {
 	case errors.Is(err, service.ErrCrowded):
 		finish(discardCrowded, errCrowded)
-	case err != nil:
+	case err != nil: // the proxy shuts down
 		finish(discardUnplaced, err)
 	}
 }
@@ -138,7 +138,7 @@ const discardTries = 3
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
-		if gone, _ := engines.ProcessGone(h.Maker); gone {
+		if gone, _ := engines.ProcessGone(h.Maker); gone { // the prefill engine's process, or maybe; err is that of the try before
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate
@@ -159,7 +159,8 @@ func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 		// A decode request that must have the id of the prefill request is not sent again after a call that broke: an engine may still run the
 		// first request of this id.
 		idInUse := h.ReusedRequestID != "" && outcome == discardFailed
-		if err == nil || !tryOther || idInUse || try == discardTries {
+		mayTryAgain := tryOther && !idInUse && try < discardTries
+		if err == nil || !mayTryAgain {
 			return outcome, err
 		}
 		select { // a pause, so that the monitor has taken the failure into account by the next try

@@ -52,7 +52,7 @@ type Handoff struct {
 // returns the same params until the deadline of the hand-off. It is allowed only if no byte of a request with the params was written to an
 // engine.
 func (h *Handoff) TakeParams(now time.Time) (json.RawMessage, error) {
-	if h.params != nil {
+	if h.params != nil { // taken before, for a rank that was sent nothing
 		if !now.Before(h.Deadline()) {
 			return nil, mooncake.ErrExpired
 		}
@@ -86,7 +86,8 @@ func (h *Handoff) FirstEventBy() time.Time {
 	return h.Expires().Add(-h.Expires().Sub(h.Deadline()) / 4)
 }
 
-// BindBy is until when the hand-off may wait for a rank. It lies a little before the deadline, to leave time to send the hand-off.
+// BindBy is until when the hand-off may wait for a rank. It lies a little before the deadline, to leave time to send the hand-off: a
+// sixteenth of the margin between Deadline and Expires, but at most 250 ms.
 func (h *Handoff) BindBy() time.Time {
 	return h.Deadline().Add(-min(h.Expires().Sub(h.Deadline())/16, 250*time.Millisecond))
 }
@@ -112,10 +113,12 @@ func SettleLease(l *prefill.Lease, disposition lifecycle.Disposition, fault *fai
 	switch disposition {
 	case lifecycle.Free:
 		l.Release()
-	case lifecycle.Refuse: // the engine holds no KV
-		l.Failed(false, 0)
-	case lifecycle.Lose: // the engine may hold the KV, so the prompt stays charged
-		l.Failed(true, l.Candidate.Profile.KVHoldTimeout)
+	case lifecycle.Refuse: // the engine holds no KV, as if the request had not been written to it
+		const written = false
+		l.Failed(written, 0)
+	case lifecycle.Lose: // the engine may hold the KV, so the prompt stays charged until the hold timeout
+		const written = true
+		l.Failed(written, l.Candidate.Profile.KVHoldTimeout)
 	default: // Orphan, and KV that should be discarded, but that no decode engine will fetch
 		l.Orphan()
 	}
@@ -149,7 +152,7 @@ func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()
 	timer = time.AfterFunc(first, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if timer == nil {
+		if timer == nil { // stop was called while this goroutine waited for mu
 			return
 		}
 		if next := check(); next > 0 {
@@ -171,15 +174,15 @@ func Repeat(first time.Duration, check func() (next time.Duration)) (stop func()
 // limits.probe_timeout, evenkeel goes on waiting while the core of the rank gives signs of life: events of other streams, or gauges that
 // move. The wait never takes longer than the answer's tokens may take.
 func RemainingWait(r *roster.Rank, settings *fleet.Settings, asked time.Time, tokens int, now time.Time) time.Duration {
-	until := asked.Add(settings.Limits.ProbeTimeout)
-	latest := until.Add(time.Duration(min(tokens, maxCountedTokens)) * maxTokenTime)
-	if aliveUntil := r.Signs.LastSign().Add(settings.Limits.EventTimeout); aliveUntil.After(until) { // the core gave a sign of life
-		until = aliveUntil
+	deadline := asked.Add(settings.Limits.ProbeTimeout)
+	latest := deadline.Add(time.Duration(min(tokens, maxCountedTokens)) * maxTokenTime)
+	if aliveUntil := r.Signs.LastSign().Add(settings.Limits.EventTimeout); aliveUntil.After(deadline) { // the core gave a sign of life
+		deadline = aliveUntil
 	}
-	if until.After(latest) {
-		until = latest
+	if deadline.After(latest) {
+		deadline = latest
 	}
-	return until.Sub(now)
+	return deadline.Sub(now)
 }
 
 // maxTokenTime is longer than an engine takes per token at any speed that clients accept. It only matters for an engine that has lost
@@ -195,8 +198,8 @@ const maxCountedTokens = 1 << 32
 func LimitOnePiece(r *roster.Rank, call *engine.Call, settings *fleet.Settings, tokens int) (stop func()) {
 	asked := time.Now()
 	return Repeat(RemainingWait(r, settings, asked, tokens, asked), func() time.Duration {
-		if left := RemainingWait(r, settings, asked, tokens, time.Now()); left > 0 {
-			return left
+		if timeLeft := RemainingWait(r, settings, asked, tokens, time.Now()); timeLeft > 0 { // the core has given a sign of life
+			return timeLeft
 		}
 		call.Expire()
 		return expireInterval
@@ -216,14 +219,14 @@ func (h *Handoff) AwaitFirstEvent(r *roster.Rank, now time.Time, onePiece bool) 
 		return r.Signs.AddPull(now, unlimited)
 	}
 	onThisRank := r.EngineHonoursRank(h.Endpoint) // else the signs of this rank do not prove that the request's hold is renewed
-	gaugesShow := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
+	gaugesShowRenewals := r.Profile.Renews() && r.Signs.HasGauges() && onThisRank
 	switch {
-	case onePiece && !gaugesShow: // when the answer comes, nothing shows whether its KV was pulled in time
+	case onePiece && !gaugesShowRenewals: // when the answer comes, nothing shows whether its KV was pulled in time
 		return r.Signs.AddPull(now, unlimited)
-	case !onThisRank:
+	case !onThisRank: // renewals do not count, so the hold ends at a fixed time
 		return r.Signs.AddPull(now, mooncake.HeldUntil(h.FirstEventBy()))
 	}
-	return r.Signs.AddPull(now, r.Profile.Hold(now, h.FirstEventBy()))
+	return r.Signs.AddPull(now, r.Profile.Hold(now, h.FirstEventBy())) // Hold: with renewals, if the profile has them
 }
 
 // LeaksBlocks says whether a decode engine that failed at an expired hand-off may hold KV blocks for it for ever. This happens if the core
@@ -252,7 +255,8 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. If the engine does not report its count, MayHaveExpired returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
-	if h == nil || !h.expiredKnown || !pull.KeptByRenewal(now) {
+	onlyRenewed := h != nil && h.expiredKnown && pull.KeptByRenewal(now)
+	if !onlyRenewed { // no hand-off, no count to compare with, or KV that was certainly kept
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)

@@ -18,8 +18,8 @@ func (o *held) take(r Resource) { o.has[r] = true }
 // takeSlotAndCall takes the slot of a decode rank, and the call to its engine.
 func (o *held) takeSlotAndCall() { o.take(Slot); o.take(Call) }
 
-// settleSlotAndCall gives back what takeSlotAndCall has taken, if the request still holds it. A passed-through request has a call without a
-// slot, which settlePassthrough gives back.
+// settleSlotAndCall gives back what takeSlotAndCall has taken, if the request still holds it. A slot and its call are always held together,
+// so the slot tells about both. Only a passed-through request has a call without a slot, which settlePassthrough gives back.
 func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect {
 	if !o.has[Slot] {
 		return dst
@@ -27,7 +27,8 @@ func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect
 	return o.settle(o.settle(dst, Slot, disposition), Call, disposition)
 }
 
-// settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource.
+// settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource. A hand-off
+// that an engine may have read (MaybeRead, MaybeRunning) is also noted in o.maybeRead. settleAfterAttempts decides what becomes of it.
 func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effect {
 	if !o.has[r] {
 		return dst
@@ -39,10 +40,11 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool, and the
-// name under which the audit of leases knows the request. Each hand-off is discarded, so that its prefill engine frees the memory. A
-// hand-off is left to the engine's hold timeout instead (Orphan) if the request may be what breaks engines (mayBreakEngines), or if the
-// discard would have the id of a request that an engine may still run.
+// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool (Permit)
+// and the name under which the audit for leases that are never given back knows the request (LeaseOwner). Each hand-off is discarded, so
+// that its prefill engine frees the memory. A hand-off is left to the engine's hold timeout instead (Orphan) in two cases: the request may
+// be what breaks engines (mayBreakEngines), and a discard would send it to one more engine; or the discard would have the id of a request
+// that an engine may still run.
 func (o *held) settleAfterAttempts(dst []Effect, mayBreakEngines bool) []Effect {
 	for _, handOff := range o.maybeRead {
 		disposition := Discard

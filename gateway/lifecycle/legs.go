@@ -13,23 +13,23 @@ var Traits = map[string]ConnectorTraits{
 type prefilling uint8
 
 const (
-	uncalled prefilling = iota // the prefill call waits until the decode engine says where the KV goes
-	due                        // the prefill call may be sent
-	running                    // the prefill call was sent, so the prefill engine may have the request
-	aborting                   // the prefill call was sent, and the prefill engine was told to abort the request
-	seeking                    // the prefill engine did not take the request; another engine is looked for, or found
-	answered                   // the prefill engine has answered without an error
-	gone                       // the prefill call has ended without an answer, or there is nothing to prefill
+	awaitsCallback prefilling = iota // the prefill call waits until the decode engine says where the KV goes
+	mayBeSent                        // the prefill call may be sent
+	running                          // the prefill call was sent, so the prefill engine may have the request
+	aborting                         // the prefill call was sent, and the prefill engine was told to abort the request
+	seekingEngine                    // the prefill engine did not take the request; another engine is looked for, or found
+	answered                         // the prefill engine has answered without an error
+	noPrefill                        // the prefill call has ended without an answer, or there is nothing to prefill
 )
 
 // decoding is how far the decode call of a pair has come.
 type decoding uint8
 
 const (
-	unbegun decoding = iota // the first event of the answer has not come
-	begun                   // the first event of the answer has come
-	fell                    // the decode call ended without a first event
-	over                    // the decode call ended after the first event
+	unbegun      decoding = iota // the first event of the answer has not come
+	begun                        // the first event of the answer has come
+	endedUnbegun                 // the decode call ended without a first event
+	endedBegun                   // the decode call ended after the first event
 )
 
 // blocks says which KV blocks the decode engine has for the request.
@@ -59,11 +59,12 @@ type Pair struct {
 	failureCause   CallEnd // the end of the call because of which Failed was set
 }
 
-// newPair returns the pair of a new attempt. The pair holds the lease of the prompt. The flags are those of Pair.
+// newPair returns the pair of a new attempt. The pair holds the lease of the prompt. The flags are those of Pair. If the decode engine
+// calls back, the prefill call waits for the callback.
 func newPair(t ConnectorTraits, noEarlyEvents, mayIgnoreAbort bool) Pair {
-	p := Pair{traits: t, prefill: due, noEarlyEvents: noEarlyEvents, mayIgnoreAbort: mayIgnoreAbort, holdsLease: true}
+	p := Pair{traits: t, prefill: mayBeSent, noEarlyEvents: noEarlyEvents, mayIgnoreAbort: mayIgnoreAbort, holdsLease: true}
 	if t.CallsBack {
-		p.prefill = uncalled
+		p.prefill = awaitsCallback
 	}
 	if t.Keeps { // with such a connector, the decode engine reserves its blocks at once, without a callback
 		p.decodeBlocks = blocksAwaitKV
@@ -78,16 +79,16 @@ func (p *Pair) PrefillAnswered() bool { return p.prefill == answered }
 func (p *Pair) PrefillAborting() bool { return p.prefill == aborting }
 
 // AnswerBegun says whether the first event has come.
-func (p *Pair) AnswerBegun() bool { return p.decode == begun || p.decode == over }
+func (p *Pair) AnswerBegun() bool { return p.decode == begun || p.decode == endedBegun }
 
 // MayLeakBlocks says whether the decode engine may keep blocks for a prefill that may not come.
 func (p *Pair) MayLeakBlocks() bool { return p.traits.LeaksBlocks && p.decodeBlocks == blocksAwaitKV }
 
 // PrefillDue says whether the prefill call may be sent.
-func (p *Pair) PrefillDue() bool { return p.prefill == due }
+func (p *Pair) PrefillDue() bool { return p.prefill == mayBeSent }
 
 // DecodeEnded says whether the decode call has ended.
-func (p *Pair) DecodeEnded() bool { return p.decode == fell || p.decode == over }
+func (p *Pair) DecodeEnded() bool { return p.decode == endedUnbegun || p.decode == endedBegun }
 
 // step takes an event of the pair and appends to dst the effects to carry out. The two calls report in any order, so every case must also
 // be right if the other call has ended already.
@@ -95,40 +96,42 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	switch e.Kind {
 	case CalledBack, NeedsNothing, Miscalled:
 		return p.handleCallback(e, dst)
-	case Overdue:
+	case Overdue: // no callback came in time
 		return p.fail(e.End, dst)
 	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only a prefill frees them
 		if !p.holdsLease { // the lease was given back because the answer began without a prefill, so no prefill is needed
-			p.prefill = gone
+			p.prefill = noPrefill
 			return dst
 		}
-		p.decodeBlocks, p.prefill = blocksAwaitKV, due
+		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
 		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe})
-	case Uncallable:
-		p.prefill = gone
+	case Uncallable: // no callback will come, so nothing is to be prefilled
+		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
 	case ProbeDue:
 		// With CallsBack the prefill is sent all the same, because only its end frees the blocks of the decode engine. With Keeps it is
 		// also sent after the client has left: the decode call goes on, and its first event shows that both engines can free their blocks.
-		notNeeded := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps) || p.ClientLeft && p.traits.Aborts
-		if p.prefill == gone || notNeeded {
-			p.prefill = gone
+		decodeGone := p.DecodeEnded() && (p.traits.Aborts || p.traits.Keeps)
+		clientGone := p.ClientLeft && p.traits.Aborts
+		if p.prefill == noPrefill || decodeGone || clientGone {
+			p.prefill = noPrefill
 			return p.settleLease(Free, dst)
 		}
 		p.prefill = running
 		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		if e.Again && p.traits.Retries && e.End.MayReplaceEngine() {
-			p.prefill = seeking
+		otherEngineMayPrefill := e.Again && p.traits.Retries && e.End.MayReplaceEngine()
+		if otherEngineMayPrefill {
+			p.prefill = seekingEngine
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}
-		p.prefill = gone
+		p.prefill = noPrefill // no KV will come, so the decode call is ended, too
 		return p.fail(e.End, dst)
 	case Found:
 		p.holdsLease = true // the lease is on the replacement engine now
-	case NotFound:
-		p.prefill = gone
+	case NotFound: // no KV will come
+		p.prefill = noPrefill
 		return p.fail(e.End, dst)
 	case PrefillDone:
 		return p.handlePrefillDone(e, dst)
@@ -148,20 +151,20 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.handleDecodeFailed(e.Reason, dst)
 	case DecodeOver:
 		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
-			p.decode = over
+			p.decode = endedBegun
 			if p.decodeBlocks != blocksUnknown { // with blocksUnknown, a callback may still say that the decode engine needs no KV
 				dst = append(dst, Effect{Kind: Forget})
 			}
 		}
 	case NotSent:
-		p.prefill, p.decode = gone, fell
+		p.prefill, p.decode = noPrefill, endedUnbegun
 		return p.settleLease(Free, append(dst, Effect{Kind: Forget}))
 	case ClientGone:
 		return p.handleClientLeft(e, dst)
-	case ClientWaited:
+	case ClientWaited: // the grace period after the client left is over
 		return p.fail(e.End, dst)
 	case Unwanted: // the client must not get an answer whose KV the prefill engine did not confirm
-		unconfirmed := p.prefill == running || p.prefill == aborting
+		unconfirmed := p.prefill == running || p.prefill == aborting // the prefill engine has not answered
 		if unconfirmed && !p.Failed {
 			p.Failed, p.failureCause = true, e.End
 		}
@@ -172,7 +175,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// abortPrefill tells the prefill engine to end the request. Only the engines of some connectors can be told to abort
+// abortPrefill tells the prefill engine to end the request. Callers make sure that the engines of the connector can be told to abort
 // (ConnectorTraits.Aborts). Before the first event the prefill call stays open, because only its answer shows that the engine writes no
 // more KV to the blocks of the decode engine. A closed connection would not show this: the engine's HTTP server closes its half long before
 // the scheduler learns of the abort, between two batches. But an engine that may ignore the abort has no name for the request, and notices
@@ -197,15 +200,17 @@ func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 	return append(dst, Effect{Kind: Settle, Resource: Lease, Disposition: disposition})
 }
 
-// fail ends the decode call. Later calls do nothing. With most connectors a begun answer proves that the KV is complete, and fail then does
-// nothing. With the others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request, and marks an answer that has
-// ended already, so that the client does not get it. cause is the end of the call that is at fault.
+// fail marks the pair as failed and ends the decode call. Later calls do nothing. With most connectors a begun answer proves that the KV is
+// complete, and fail then does nothing. With the others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request. It
+// also marks an answer that has ended already, so that the client does not get it. cause is the end of the call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
-	if kvComplete := p.AnswerBegun() && !p.traits.Aborts; kvComplete || p.Failed || p.decode == fell {
+	kvComplete := p.AnswerBegun() && !p.traits.Aborts
+	hadNoAnswer := p.decode == endedUnbegun // the decode call ended without a first event, so there is no answer to withhold
+	if kvComplete || p.Failed || hadNoAnswer {
 		return dst
 	}
 	p.Failed, p.failureCause = true, cause
-	if p.decode == over { // no call is left to end
+	if p.decode == endedBegun { // the answer has come to its end, so no call is left to end
 		return dst
 	}
 	if p.traits.Aborts {
@@ -225,16 +230,16 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 		dst = append(dst, Effect{Kind: Forget})
 	}
 	switch {
-	case e.Kind == Miscalled:
-		p.prefill = gone
+	case e.Kind == Miscalled: // it is not known where the KV goes, so nothing can be prefilled
+		p.prefill = noPrefill
 		return p.settleLease(Free, p.fail(e.End, dst))
 	case !p.holdsLease: // the answer has begun without a prefill, so no prefill is needed
-		p.prefill = gone
+		p.prefill = noPrefill
 	case e.Kind == NeedsNothing: // as if the prefill engine had answered already
 		p.prefill = answered
 		return p.startFirstEventLimit(p.settleLease(Free, dst))
 	default:
-		p.prefill = due
+		p.prefill = mayBeSent
 	}
 	return dst
 }
@@ -264,7 +269,8 @@ func (p *Pair) ConfirmTimeout() Timeout {
 }
 
 // handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It gives the
-// lease of the prompt back if it is known what becomes of the KV. Otherwise the first event or the end of the decode call does so.
+// lease of the prompt back if it is known what becomes of the KV. Otherwise the first event or the end of the decode call does so. If the
+// engines count different numbers of prompt tokens, it ends the decode call (failIfKVMissing).
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
 	p.prefill, p.prefillCounted = answered, e.Prompt
 	kvWritten := !p.traits.Keeps && !p.traits.Aborts // such a prefill engine answers only when it has written the KV to the decode engine
@@ -294,7 +300,8 @@ func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
 		dst = p.settleLease(Free, dst)
 	}
 	dst = append(dst, Effect{Kind: StopWaiting})
-	if !p.Failed && p.traits.Aborts && p.prefill != answered {
+	kvUnconfirmed := p.traits.Aborts && p.prefill != answered // only the prefill engine's answer shows that all KV has come
+	if !p.Failed && kvUnconfirmed {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByConfirm})
 	}
 	return dst
@@ -314,9 +321,9 @@ func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
 // call if the connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
 func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but the client must not get it
-		p.decode = over
+		p.decode = endedBegun
 	} else {
-		p.decode = fell
+		p.decode = endedUnbegun
 	}
 	dst = append(dst, Effect{Kind: StopWaiting})
 	leaks := false // the decode engine may keep blocks for ever
@@ -332,11 +339,12 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.traits.CallsBack && p.decodeBlocks != blocksUnknown { // only with blocksUnknown may a callback still come
 		dst = append(dst, Effect{Kind: Forget})
 	}
-	if reason != Declined && !p.ClientLeft {
+	if reason != Declined && !p.ClientLeft { // otherwise the request or its client ended the call, and no rank was lost
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
-	if !p.Failed && reason == Died && p.traits.Aborts {
+	engineMayHaveRequest := reason == Died
+	if !p.Failed && engineMayHaveRequest && p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
 	if p.prefill == answered { // no decode engine will fetch the KV
@@ -349,11 +357,12 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 // the decode engine may keep blocks for ever.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	t := &p.traits
-	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded // with noKVNeeded, no prefill engine was asked
-	sent := p.prefill == running || prefilled || p.prefill == seeking  // seeking: another prefill engine is about to get the request
+	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
+	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another prefill engine is about to get the request
 	switch {
 	case t.Aborts:
-		if dst = p.abortPrefill(dst); reason != Died { // the decode engine has no blocks for the request
+		// If the decode engine did not take the request, it has no blocks for it. So it does not matter when the prefill engine stops writing.
+		if dst = p.abortPrefill(dst); reason != Died {
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
@@ -375,7 +384,7 @@ func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks
 // engine, now or later. If the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that engine has
 // answered. Otherwise the decode call lasts until the first event.
 func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
-	if p.ClientLeft || p.decode != unbegun {
+	if p.ClientLeft || p.decode != unbegun { // handled already, or the first event has come, or the decode call has ended
 		return dst
 	}
 	p.ClientLeft = true

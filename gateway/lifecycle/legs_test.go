@@ -32,7 +32,7 @@ func TestConnectorsThatHaveTraits(t *testing.T) {
 func (w *twoLegs) mayCome() []EventKind {
 	var all []EventKind
 	switch l := &w.legs; l.prefill {
-	case uncalled:
+	case awaitsCallback:
 		if w.asksLate {
 			all = append(all, CalledLate, Uncallable)
 		} else {
@@ -41,17 +41,17 @@ func (w *twoLegs) mayCome() []EventKind {
 				all = append(all, Overdue)
 			}
 		}
-	case due:
+	case mayBeSent:
 		all = append(all, ProbeDue)
 	case running, aborting:
 		all = append(all, PrefillFailed, PrefillDone)
-	case seeking:
+	case seekingEngine:
 		if l.holdsLease {
 			all = append(all, ProbeDue)
 		} else {
 			all = append(all, Found, NotFound)
 		}
-	case answered, gone:
+	case answered, noPrefill:
 	}
 	switch w.legs.decode {
 	case unbegun:
@@ -62,8 +62,8 @@ func (w *twoLegs) mayCome() []EventKind {
 		} else {
 			all = append(all, Confirmed, DecodeOver, Unwanted)
 		}
-	case fell:
-	case over:
+	case endedUnbegun:
+	case endedBegun:
 		all = append(all, Confirmed, Unwanted)
 	}
 	if w.quiet {
@@ -116,7 +116,7 @@ func (w *twoLegs) tell(t require.TestingT, e Event) (all []happened) {
 	case Quiet:
 		w.quiet = false
 	}
-	if w.closed && w.legs.prefill == uncalled {
+	if w.closed && w.legs.prefill == awaitsCallback {
 		w.asksLate = true
 	}
 	return all

@@ -76,7 +76,8 @@ func (l *Lifecycle) BrokenConns() []BrokenConn { return l.tries.brokenConns }
 // HasPoolPlace says whether the request has a place in the pool.
 func (l *Lifecycle) HasPoolPlace() bool { return l.held.has[Permit] }
 
-// NoteGivenBack records in the routing that another dispatcher gave the request back. by is RegionReturns or SiblingReturns.
+// NoteGivenBack records in the routing that another dispatcher gave the request back. by is RegionReturns or SiblingReturns. A request that
+// another region gave back stays here for good. After a proxy of this region did so, evenkeel may ask again where the request should go.
 func (l *Lifecycle) NoteGivenBack(by EventKind) {
 	if by == RegionReturns {
 		l.routing.tryMove(gaveBack)
@@ -95,9 +96,9 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Kind == Panicked:
 		return l.settleAfterPanic(e, dst)
-	case e.Kind >= CalledBack:
+	case e.Kind >= CalledBack: // the kinds from CalledBack on are the events of a pair
 		return l.stepPair(e, dst)
-	case e.Bind == Passthrough || l.bind == Passthrough:
+	case e.Bind == Passthrough || l.bind == Passthrough: // e.Bind says so in the first event, and l.bind in all later ones
 		dst = l.stepPassthrough(e, dst)
 	default:
 		dst = l.step(e, dst)
@@ -105,7 +106,8 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	last := len(dst) - 1
 	waits := last >= before && dst[last].Kind >= TryLocal
 	if waits && l.state != Done { // Done: another dispatcher answers, so no event follows
-		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done) // min, because all effects from Fail on lead to Done
+		// The effects from TryLocal on and the states from TryingLocal on have the same order. All effects from Fail on lead to Done, hence min.
+		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done)
 	}
 	return dst
 }
@@ -129,7 +131,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
 			return l.endWithError(e, OfRanks, dst)
 		}
-		l.held.take(LeaseOwner) // the request goes to a prefill engine, so it will have leases
+		l.held.take(LeaseOwner) // NoLocal: the request goes to a prefill engine, so it will have leases
 		return append(dst, Effect{Kind: Queue})
 	case Queued:
 		return l.stepQueued(e, dst)
@@ -147,7 +149,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		switch e.Kind {
 		case First: // the prefill engine gave the whole answer itself, so there is no KV to hand over
 			return l.beginAnswer(&e, dst)
-		case HandedOver:
+		case HandedOver: // from now on the hand-off (KV) owns the lease
 			dst = l.held.settle(dst, Lease, Pass)
 			l.held.take(KV)
 			l.held.reusesRequestID = e.ReusesRequestID
@@ -172,15 +174,15 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		if e.Kind == Retried {
 			return l.beginAttempt(dst)
 		}
-		return l.giveUp(e, dst)
+		return l.giveUp(e, dst) // GivenUp: the retry budget grants no other attempt, or the client has left
 	case Offering:
-		if e.Kind == Offered {
+		if e.Kind == Offered { // the next attempt asks in the arrival queue where the request should go, and counts as a first one
 			l.tries.resetCounts()
 			return l.beginAttempt(append(l.settleRest(dst), Effect{Kind: Restart}))
 		}
-		return l.endWithError(e, OfAttempt, dst)
+		return l.endWithError(e, OfAttempt, dst) // NotOffered: the client gets the error of the last attempt
 	}
-	if e.Kind == CallFailed {
+	if e.Kind == CallFailed { // of a call in Prefilling, Pooled, Transferring or Coupled
 		return l.callFailed(e, dst)
 	}
 	return dst
@@ -196,11 +198,11 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
 	l.pairs = append(l.pairs, newPair(l.traits, e.Unstreamed, e.Deaf))
-	until := NoTimeout
-	if l.traits.CallsBack { // the decode engine calls back before the prefill begins
-		until = ByCallback
+	timeLimit := NoTimeout
+	if l.traits.CallsBack { // the prefill waits for the decode engine's callback
+		timeLimit = ByCallback
 	}
-	return append(dst, Effect{Kind: SendBoth, Until: until, Pair: len(l.pairs)})
+	return append(dst, Effect{Kind: SendBoth, Until: timeLimit, Pair: len(l.pairs)})
 }
 
 // beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request. So if another
@@ -230,8 +232,8 @@ func (l *Lifecycle) stepPair(e Event, dst []Effect) []Effect {
 // beginAttempt begins an attempt. If the attempt before left a hand-off, this attempt only needs a decode rank. Otherwise it first asks
 // whether a decode rank also prefills the prompt.
 func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
-	l.bind = Late
-	if !l.MustServeHere && l.MayAsk() {
+	l.bind = Late                       // until the engine that the arrival queue chooses says otherwise
+	if !l.MustServeHere && l.MayAsk() { // another dispatcher may serve the request better
 		dst = append(dst, Effect{Kind: Question})
 	}
 	dst = append(dst, Effect{Kind: Attempt})
@@ -243,14 +245,14 @@ func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 
 // sendDecode sends the request to the rank that was bound. If the request has no hand-off, the rank also prefills the prompt.
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
-	until := ByFirstEvent
+	timeLimit := ByFirstEvent
 	switch {
-	case e.Unstreamed:
-		until = ByWhole
+	case e.Unstreamed: // the answer comes in one piece, so nothing comes before its end
+		timeLimit = ByWhole
 	case l.bind == Mixed: // the rank first prefills the prompt, and other prompts may be ahead of it
-		until = ByProbe
+		timeLimit = ByProbe
 	}
-	return append(dst, Effect{Kind: SendDecode, Until: until})
+	return append(dst, Effect{Kind: SendDecode, Until: timeLimit})
 }
 
 // confirmTimeout is how long the proxy waits, once the answer has ended or was lost, for the prefill engine to confirm that the KV of the
@@ -264,17 +266,18 @@ func (l *Lifecycle) confirmTimeout() Timeout {
 	return lastPair.ConfirmTimeout()
 }
 
-// noteCopy notes that bytes of the request stay in memory, so that settleRest or callFailed releases them.
+// noteCopy notes, if the event says so, that bytes of the request stay in memory, so that settleRest or callFailed releases them.
 func (l *Lifecycle) noteCopy(e *Event) {
 	if e.Copied {
 		l.held.take(Copy)
 	}
 }
 
-// enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there. A hand-off that waits for a second
-// rank has no place any more: then the field Permit of the effect asks for a new one.
+// enqueue lets the pool find a rank. From now on the request's entry in the pool owns its place there (the Permit). A hand-off that waits
+// for a second rank has no place any more: then the field Permit of the effect makes the pool reserve a new one.
 func (l *Lifecycle) enqueue(dst []Effect) []Effect {
-	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Permit: !l.held.has[Permit]}
+	needsPlace := !l.held.has[Permit]
+	enqueue := Effect{Kind: Enqueue, Bind: l.bind, Permit: needsPlace}
 	return append(l.held.settle(dst, Permit, Pass), enqueue)
 }
 
@@ -292,14 +295,15 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 		}
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
-		if l.MustServeHere {
+		if l.MustServeHere { // the request cannot be sent to the dispatcher that should serve it
 			return l.endWithError(e, OfOwner, append(dst, Effect{Kind: Drop}))
 		}
 		return append(dst, Effect{Kind: Forward})
 	}
 	// NoTurn: no prefill engine here takes the request
 	l.nextStep = Elsewhere
-	if e.Open && !e.Left && l.tryOffer(failed) { // another region may have an engine
+	otherRegionMayServe := e.Open && !e.Left
+	if otherRegionMayServe && l.tryOffer(failed) {
 		return append(dst, Effect{Kind: Offer})
 	}
 	return l.endWithError(e, OfAttempt, dst)
@@ -308,7 +312,7 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 // callFailed handles the end of a call to an engine without its result. It gives back what the call held, counts the failure against the
 // engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
-	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) {
+	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) { // this happened to the request before: it is not prefilled once more
 		e.End.Reason = NoRank
 	}
 	verdict := e.End.Verdict()
@@ -317,7 +321,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	}
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
 	paused := e.End.Reason == Paused
-	backSoon := paused && l.tries.withheld < uncountedPauses
+	backSoon := paused && l.tries.pauses < uncountedPauses
 	if paused && !backSoon && e.End.Call == Prefill {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
@@ -327,7 +331,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	}
 	// The reason lies in the proxy or in the request, and not in the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
-	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open
+	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open // in both cases no engine uses the slot any more
 	slotDisposition := Failing
 	if rankUnconcerned || clientLeft || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
 		slotDisposition = Cancelled
@@ -342,7 +346,8 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		dst = append(dst, Effect{Kind: Avoid})
 	}
 	l.nextStep = verdict.Next
-	if verdict.Next == Over || verdict.Next == Ask || e.Left {
+	noAttemptHere := verdict.Next == Over || verdict.Next == Ask || e.Left
+	if noAttemptHere {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
@@ -387,13 +392,14 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 		l.tries.resetCounts()
 		l.tries.resumed++
 		return l.beginAttempt(dst)
-	case e.Kind == Ends && l.state == Streaming && l.held.has[Slot]:
+	case e.Kind == Ends && l.state == Streaming && l.held.has[Slot]: // a decode rank has sent the end of the answer
 		dst = l.held.settleSlotAndCall(append(dst, Effect{Kind: ReportSuccess}), Finish)
 		if l.bind == Early { // the prefill engine may still report that the KV was not complete
 			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
-	case e.Kind == Ends, e.Kind == Believed: // the whole answer came with its first event, or the prefill engine has confirmed its KV
+	// The whole answer came with its first event, so the slot was given back before. Or the prefill engine has confirmed the answer's KV.
+	case e.Kind == Ends, e.Kind == Believed:
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
 		return l.stepAnswerLost(e, dst)
@@ -415,7 +421,7 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 		dst = l.tries.note500(e.Engine, dst)
 	}
 	dst = l.held.settleSlotAndCall(dst, slotDisposition)
-	if verdict.Next == Over || l.tries.noteFailure(&e) {
+	if verdict.Next == Over || l.tries.noteFailure(&e) { // noteFailure is true if the request may be what breaks engines
 		return append(l.settleRest(dst), Effect{Kind: BreakOff})
 	}
 	if verdict.Next != NoRoom { // a rank that had no room has not failed
@@ -431,9 +437,9 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	if e.Left {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask // another proxy owns the decode group now
-	othersMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines()
-	if groupMoved && l.tryOffer(lostGroup) || othersMayServe && l.tryOffer(failed) {
+	groupMoved := l.nextStep == Ask                                                   // another proxy owns the decode group now
+	engineMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines() // an engine of another region
+	if groupMoved && l.tryOffer(lostGroup) || engineMayServe && l.tryOffer(failed) {
 		return append(dst, Effect{Kind: Offer, Group: groupMoved})
 	}
 	return l.endWithError(e, OfAttempt, dst)
@@ -461,7 +467,7 @@ func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 }
 
 // settleAfterPanic ends the request after the code that carries out effects has panicked. An engine may still be working on the request, so
-// no hand-off is discarded: the engine frees the KV at its hold timeout.
+// no hand-off is discarded: the engine frees the KV at its hold timeout (Orphan).
 func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	l.state = Done
 	dst = l.held.settleSlotAndCall(dst, Failing)
@@ -478,5 +484,6 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 	}
 	dst = l.settlePassthrough(Pass, Back, dst) // does nothing for a request that is not passed through
 	dst = l.held.settle(dst, Copy, Back)
-	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), true)
+	const mayBreakEngines = true // with this, settleAfterAttempts discards nothing
+	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), mayBreakEngines)
 }

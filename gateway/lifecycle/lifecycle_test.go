@@ -215,7 +215,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 				for n := range w.pairs {
 					pair := &w.pairs[n]
 					pair.legs, pair.closed = l.pairs[n], l.pairs[n].DecodeEnded() // of a panic, it is
-					pair.asksLate = pair.asksLate || pair.closed && pair.legs.prefill == uncalled
+					pair.asksLate = pair.asksLate || pair.closed && pair.legs.prefill == awaitsCallback
 				}
 				for n := range w.pairs { // the request is over, and its legs come to their ends
 					for e, more := w.pairs[n].last(); more; e, more = w.pairs[n].last() {

@@ -50,7 +50,7 @@ func (l *Lifecycle) chooseEngine(dst []Effect) []Effect {
 // the error of the last such engine.
 func (l *Lifecycle) failNoEngineLeft(dst []Effect) []Effect {
 	clientError := OfRanks
-	if l.tries.counted > 0 || l.tries.unlisted > 0 {
+	if l.tries.counted > 0 || l.tries.withoutModel > 0 {
 		clientError = OfAttempt
 	}
 	return l.failPassthrough(clientError, dst)
@@ -84,7 +84,7 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	case verdict.Next == Anew: // the engine does not have the endpoint, which the client need not know if another engine has failed
 		return l.chooseEngine(append(dst, Effect{Kind: Remember}, Effect{Kind: Recall}))
 	case verdict.Next == NoModel: // the engine does not have the model, which is no failure
-		l.tries.unlisted++
+		l.tries.withoutModel++
 		return l.chooseEngine(dst)
 	case verdict.Next == Over: // the request is at fault
 		return l.failPassthrough(OfAttempt, dst)

@@ -70,78 +70,78 @@ type Plan struct {
 // answer begins again. Otherwise it goes on after the part that the client has, or is broken off if it cannot. Plan does not change
 // l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
-	said := *l.AnswerSoFar
-	// nothing is a transcript without any part of the answer, for an answer that begins again.
-	nothing := &sse.Transcript{Head: said.Head, Prompt: said.Prompt}
-	clientSawTokens := said.Content || said.Unread || len(said.IDs) > 0 && l.TokensVisible
+	soFar := *l.AnswerSoFar
+	// fromStart is a transcript without any part of the answer, for an answer that begins again.
+	fromStart := &sse.Transcript{Head: soFar.Head, Prompt: soFar.Prompt}
+	clientSawTokens := soFar.Content || soFar.Unread || len(soFar.IDs) > 0 && l.TokensVisible
 	switch {
-	case l.Finished && said.Head.ID != nil:
-		return Plan{Tier: Concluding, AnswerSoFar: &said}
+	case l.Finished && soFar.Head.ID != nil: // the head is known, with which the proxy writes the end
+		return Plan{Tier: Concluding, AnswerSoFar: &soFar}
 	case l.Retention == KeepNothing || !l.MayResume: // the request is not in memory, or its answer may not go on again
 		return Plan{Tier: Broken}
 	case !clientSawTokens: // the client has nothing that a new answer could contradict
-		return l.planAfter(nothing, Repeated, nil)
-	// An answer with the largest number of tokens is not continued, so it need not end with a whole character.
-	case l.Retention == KeepAll && l.resumable(&said) && (said.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&said)):
-		return l.continuePlan(&said)
+		return l.planAfter(fromStart, Repeated, nil)
+	// An answer that has its largest number of tokens already gets no more, so it need not end with a whole character.
+	case l.Retention == KeepAll && l.resumable(&soFar) && (soFar.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&soFar)):
+		return l.continuePlan(&soFar)
 	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
-		nothing.Head = sse.Head{}
-		p := l.planAfter(nothing, Repeated, nil)
+		fromStart.Head = sse.Head{}
+		p := l.planAfter(fromStart, Repeated, nil)
 		p.ClientHasNothing = true
 		return p
 	}
 	return Plan{Tier: Broken}
 }
 
-// continuePlan is the plan in which the answer goes on behind said, the part that the client has. It may shorten said, or correct the
-// number of its tokens.
-func (l *Loss) continuePlan(said *sse.Transcript) Plan {
+// continuePlan is the plan in which the answer goes on after soFar, the part that the client has. It may shorten soFar, or correct the
+// number of its tokens. If the answer may have no more tokens, the plan is only to write its end (Concluding).
+func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 	if !l.TokensVisible && !mooncake.ByText(l.Method) { // the client does not have the text of the last tokens: they may be generated again
-		said.Cut()
+		soFar.Cut()
 	}
 	// Completed is a guess here, because not all token ids are known. The engine would have ended an answer that may have no more tokens,
 	// so at least one token is left.
-	if said.Guessed && mooncake.ByText(l.Method) {
-		said.Completed = min(said.Completed, max(0, l.MaxAnswerTokens-1))
+	if soFar.Guessed && mooncake.ByText(l.Method) {
+		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
 	}
-	if said.Completed >= l.MaxAnswerTokens {
-		return l.planAfter(said, Concluding, nil)
+	if soFar.Completed >= l.MaxAnswerTokens {
+		return l.planAfter(soFar, Concluding, nil)
 	}
-	resume := &mooncake.Resume{How: l.Method, Tokens: said.Completed}
+	resume := &mooncake.Resume{How: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {
-		resume.Limit, resume.LimitKey = l.TokenLimit-said.Completed, l.TokenLimitKey
+		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey
 	}
 	tier := ByText
 	switch l.Method {
-	case mooncake.ChatResumeContinue:
-		resume.Text = slices.Concat([]byte{'"'}, said.Text, []byte{'"'})
-	case mooncake.ResumeText:
-		resume.Text = slices.Concat(l.PromptText[:len(l.PromptText)-1], said.Text, []byte{'"'})
+	case mooncake.ChatResumeContinue: // soFar.Text is JSON without its quotes
+		resume.Text = slices.Concat([]byte{'"'}, soFar.Text, []byte{'"'})
+	case mooncake.ResumeText: // the closing quote of the prompt moves behind the answer so far
+		resume.Text = slices.Concat(l.PromptText[:len(l.PromptText)-1], soFar.Text, []byte{'"'})
 	default:
-		resume.IDs = mooncake.JoinIDs(l.PromptIDs, said.IDs)
+		resume.IDs = mooncake.JoinIDs(l.PromptIDs, soFar.IDs)
 		tier = ByIDs
 		if l.Method == mooncake.ResumePrompt {
 			tier = ByPrompt
 		}
 	}
-	return l.planAfter(said, tier, resume)
+	return l.planAfter(soFar, tier, resume)
 }
 
-// planAfter is the plan in which the answer goes on after said, the part of the answer so far. resume is the part of the answer that
+// planAfter is the plan in which the answer goes on after soFar, the part of the answer so far. resume is the part of the answer that
 // becomes a part of the prompt; nil: none does. The plan also has the prompt lengths that the engines must count, if the engines get token
 // ids.
-func (l *Loss) planAfter(said *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
-	p := Plan{Tier: tier, AnswerSoFar: said, Resume: resume}
+func (l *Loss) planAfter(soFar *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
+	p := Plan{Tier: tier, AnswerSoFar: soFar, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.How) { // only token ids give a prompt of a known length
-		p.PrefillCount = l.PromptTokens + said.Completed
-		if said.Prompt > 0 {
-			p.DecodeCount = said.Prompt + said.Completed
+		p.PrefillCount = l.PromptTokens + soFar.Completed
+		if soFar.Prompt > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
+			p.DecodeCount = soFar.Prompt + soFar.Completed
 		}
 	}
-	if said.Head.ID != nil { // the client has the first event, so later events must have its id
-		p.Continuation = &sse.Continuation{Head: said.Head, Prompt: said.Prompt, Tokens: said.Completed,
-			Runes: said.Runes, Last: said.Last, Grows: said.Grows}
-		if said.Prompt == 0 { // the engine reported no count
+	if soFar.Head.ID != nil { // the client has the first event, so later events must have its id
+		p.Continuation = &sse.Continuation{Head: soFar.Head, Prompt: soFar.Prompt, Tokens: soFar.Completed,
+			Runes: soFar.Runes, Last: soFar.Last, Grows: soFar.Grows}
+		if soFar.Prompt == 0 { // the engine reported no count
 			p.Continuation.Prompt = l.PromptTokens
 		}
 	}
@@ -151,22 +151,22 @@ func (l *Loss) planAfter(said *sse.Transcript, tier Tier, resume *mooncake.Resum
 // cutsNoCharacter says whether the answer can go on without a break within a character: the part so far ends at the end of a character, or
 // can be cut there, or goes on by its text. If a token ends within a character, its text comes with the next token. If a prompt ends with
 // such a token, vLLM 0.32 writes all the text of the token into the answer, but a client that has the token already must not get it again.
-func (l *Loss) cutsNoCharacter(said *sse.Transcript) bool {
-	return !l.TokensVisible || mooncake.ByText(l.Method) || said.Shown == len(said.IDs)
+func (l *Loss) cutsNoCharacter(soFar *sse.Transcript) bool {
+	return !l.TokensVisible || mooncake.ByText(l.Method) || soFar.Shown == len(soFar.IDs)
 }
 
 // resumable says whether the answer so far can become a part of the prompt.
-func (l *Loss) resumable(said *sse.Transcript) bool {
+func (l *Loss) resumable(soFar *sse.Transcript) bool {
 	switch {
-	case said.Last != nil && (said.Grows == sse.GrowthUnknown || said.Completed >= l.MaxAnswerTokens):
+	case soFar.Last != nil && (soFar.Grows == sse.GrowthUnknown || soFar.Completed >= l.MaxAnswerTokens):
 		return false // an answer of /generate that is at its end, or whose events may be read in two ways
 	// The request or the engine does not allow that an answer goes on, or the transcript lacks something: its head, reasoning, tool calls, or
 	// an unread event.
-	case l.Method == "", !l.MayExtendPrompt, said.Head.ID == nil, said.MoreThan, said.Unread:
+	case l.Method == "", !l.MayExtendPrompt, soFar.Head.ID == nil, soFar.MoreThan, soFar.Unread:
 		return false
 	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools
 	}
 	// The token ids must be those of the whole answer so far, and of the prompt as the engine counted it.
-	return said.Exact() && (said.Prompt == 0 || said.Prompt == mooncake.CountIDs(l.PromptIDs))
+	return soFar.Exact() && (soFar.Prompt == 0 || soFar.Prompt == mooncake.CountIDs(l.PromptIDs))
 }

@@ -8,11 +8,11 @@ import (
 // tries counts a request's failed attempts, and remembers what shows whether the engines or the request itself made them fail.
 type tries struct {
 	counted, unreached int32 // attempts that count as tries, and attempts that reached no engine; both since the last resetCounts
-	refused            int32 // attempts that ended because an engine refused to compute the prompt; they do not count
+	refusals           int32 // attempts that ended because an engine refused to compute the prompt; they do not count
 	givenBack          int32 // how often an engine without KV room gave the request back before the first event
-	withheld           int32 // attempts that ended as Paused, because the engine took no requests for a short time; they do not count
+	pauses             int32 // attempts that ended as Paused, because the engine took no requests for a short time; they do not count
 	redials            int32 // attempts over kept-alive connections that the engine had already closed; they do not count
-	unlisted           int32 // attempts at engines that did not have the model; they do not count
+	withoutModel       int32 // attempts at engines that did not have the model; they do not count
 	resumed            int32 // how often a lost answer went on
 	enginesFailed      int32 // number of engines that reported a failure of their own at the request
 	enginesAsked       int32 // number of engines that were tried, if the request is passed through
@@ -46,7 +46,7 @@ const maxBrokenEngines = 2
 
 // resetCounts sets the counts to zero that would limit the next attempts. What limits the whole request stays.
 func (t *tries) resetCounts() {
-	t.counted, t.unreached, t.refused, t.withheld, t.unlisted = 0, 0, 0, 0, 0
+	t.counted, t.unreached, t.refusals, t.pauses, t.withoutModel = 0, 0, 0, 0, 0
 }
 
 // mayBreakEngines says whether evenkeel considers the request the cause of the engines' failures.
@@ -63,14 +63,14 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 		return Retry{Budget: Freely}
 	case NoRoom:
 		t.givenBack++
-		if int(t.resumed+t.givenBack) > e.MostLosses {
+		if int(t.resumed+t.givenBack) > e.MostLosses { // the profile of the engine allows no more losses of one request
 			return Retry{}
 		}
 		return Retry{Budget: Freely, Pause: int(t.givenBack)}
 	case Held:
-		if t.withheld < uncountedPauses {
-			t.withheld++
-			return Retry{Budget: Freely, Pause: int(t.withheld)}
+		if t.pauses < uncountedPauses {
+			t.pauses++
+			return Retry{Budget: Freely, Pause: int(t.pauses)}
 		}
 	case Redial:
 		if t.redials < uncountedRedials {
@@ -81,18 +81,18 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 			return Retry{Budget: Freely}
 		}
 	case NoModel:
-		if t.unlisted == uncountedUnlisted { // so many misses do not come from a mere change of the models of engines
+		if t.withoutModel == uncountedUnlisted { // so many misses do not come from a mere change of the models of engines
 			return Retry{}
 		}
-		t.unlisted++
-		return Retry{Budget: Freely, Pause: int(t.unlisted)}
+		t.withoutModel++
+		return Retry{Budget: Freely, Pause: int(t.withoutModel)}
 	case Unreached:
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
 	case Untaken:
-		if t.refused < uncountedRefusals {
-			t.refused++
-			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refused)}
+		if t.refusals < uncountedRefusals { // the budget is asked as for the counted attempts, but at least for one: 0 would not ask it
+			t.refusals++
+			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refusals)}
 		}
 	case Again:
 	}
@@ -100,7 +100,8 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	if t.noteFailure(e) { // the request may be what breaks engines
 		return Retry{}
 	}
-	return Retry{Budget: Counted, N: int(t.counted), Despite: t.resumed > 0}
+	clientHasPart := t.resumed > 0
+	return Retry{Budget: Counted, N: int(t.counted), Despite: clientHasPart}
 }
 
 // noteFailure notes the failure that ended an attempt. It returns whether the request may be what makes engines fail: two engines reported
@@ -117,7 +118,7 @@ func (t *tries) noteFailure(e *Event) (mayBreakEngines bool) {
 // may have killed: earlier, another engine of the same role lost its connection and went down, or an engine reported a failure. down has
 // the engines of t.brokenConns that went down. A broken connection of an engine that still runs proves nothing. Neither does the loss of
 // one prefill and one decode engine, which a cluster may lose together.
-func (t *tries) noteBrokenConn(b BrokenConn, down []string) bool {
+func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines bool) {
 	role, _, _ := strings.Cut(b.Engine, " ") // Engine is "role address"
 	for _, other := range t.brokenConns {
 		if other.Engine != b.Engine && strings.HasPrefix(other.Engine, role+" ") && slices.Contains(down, other.Engine) {
@@ -125,13 +126,13 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) bool {
 		}
 	}
 	t.brokenConns = append(t.brokenConns, b)
-	return t.enginesFailed+1 >= maxBrokenEngines // an engine reported a failure at the request before
+	return t.enginesFailed+1 >= maxBrokenEngines // +1 for this engine: an engine reported a failure at the request before
 }
 
-// note500 notes an engine that answered 500. Once two engines have done so, the request is the cause, and no engine is blamed for these
-// 500s or for later ones.
+// note500 notes an engine that answered 500. Once two engines have done so, the request is the cause: no engine is blamed for these 500s or
+// for later ones, which the effect Resolve reports.
 func (t *tries) note500(engine string, dst []Effect) []Effect {
-	if t.unexplained500 != "" && t.unexplained500 != engine {
+	if t.unexplained500 != "" && t.unexplained500 != engine { // a second engine
 		t.causes500 = true
 	}
 	if t.causes500 {
@@ -142,7 +143,8 @@ func (t *tries) note500(engine string, dst []Effect) []Effect {
 	return dst
 }
 
-// resolve500 reports what caused the 500 that note500 has noted. It does nothing if none is noted.
+// resolve500 reports, by the effect Resolve, what caused the 500 that note500 has noted: the engine, or Disputed if that stays unknown. It
+// does nothing if none is noted.
 func (t *tries) resolve500(cause Blame, dst []Effect) []Effect {
 	if t.unexplained500 == "" {
 		return dst

@@ -263,15 +263,15 @@ type Consequences struct {
 // Verdict looks up what becomes of the KV, what the request does next, and which component is to blame. The tables have the usual case. The
 // flags of e (Open, Frees, Kept, Moved) change it.
 func (e CallEnd) Verdict() Consequences {
-	r := &prefills[e.Reason]
+	usual := &prefills[e.Reason]
 	switch e.Call {
 	case Prefill:
 	case Decode:
-		r = &decodes[e.Reason]
+		usual = &decodes[e.Reason]
 	case Sole:
 		return e.soleVerdict()
 	}
-	v := Consequences{KV: r.kv[e.Progress], Next: r.next, Blame: r.blame}
+	v := Consequences{KV: usual.kv[e.Progress], Next: usual.next, Blame: usual.blame}
 	switch {
 	case v.KV == unsaid && e.Call == Prefill:
 		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
@@ -294,14 +294,15 @@ func (e CallEnd) Verdict() Consequences {
 	}
 	if e.Moved { // an engine that was taken out of service is not to blame
 		v.Blame = Nobody
-		if v.Next != Over {
+		if v.Next != Over { // another engine may get the request, and the attempt does not count
 			v.Next = Anew
 		}
 	}
 	return v
 }
 
-// LostByEngine says whether the call's engine took the request, and is to blame that no first event came.
+// LostByEngine says whether the call's engine took the request (its answer began with status 200, or the prompt was prefilled for it), and
+// is to blame that no first event came.
 func (e CallEnd) LostByEngine() bool {
 	return e.Reason == Unbegun || e.Open && e.Verdict().Blame != Nobody
 }
@@ -319,7 +320,7 @@ func (e CallEnd) soleVerdict() Consequences {
 		v.KV = Free
 	}
 	switch {
-	case e.Moved:
+	case e.Moved: // the engine was taken out of service, so another one gets the request
 		v.Next = Again
 	case e.Reason == Stale: // the kept-alive connection most likely ended before the engine saw the request
 		v.Next = Same

@@ -78,7 +78,7 @@ func (a *abortByName) abort(srv *Server) {
 		a.leaveAsClient()
 		return
 	}
-	time.AfterFunc(abortWait, a.leaveAsClient)
+	time.AfterFunc(abortWait, a.leaveAsClient) // has an effect only if the engine has not ended the answer by then
 	if err := a.abortAt(srv, rank, id); err != nil {
 		srv.Log.Warn("an engine was not told to end a request that its client has ended, so that the engine is left instead",
 			zap.String("id", id), zap.String("engine", rank.Target.ID), zap.Error(err))
@@ -86,9 +86,10 @@ func (a *abortByName) abort(srv *Server) {
 	}
 }
 
-// abortAt tells the engine of a rank to end the request with the given id.
+// abortAt tells the engine of a rank to end the request with the given id. Only two endpoints have answers with names: /generate of SGLang,
+// and /inference/v1/generate of vLLM.
 func (a *abortByName) abortAt(srv *Server, rank *roster.Rank, id string) error {
-	if a.endpoint == mooncake.Generate {
+	if a.endpoint == mooncake.Generate { // SGLang
 		return upstream.Abort(srv.Client, rank.Target, id, srv.Log)
 	}
 	return upstream.AbortTokens(srv.Client, rank.Target, id, srv.Log)

@@ -36,7 +36,8 @@ func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
 	log := j.srv.Log.With(zap.Inline(j), zap.Int("attempt", j.record.Attempts), zap.Int("status", fault.Status), zap.Error(fault.Err))
 	// A client may have sent its own time limit (ClientGivesUpAt). The limit no longer counts once the answer has begun.
 	limit := j.incoming.ClientGivesUpAt
-	tooLate := !j.life.Resumed() && !limit.IsZero() && time.Now().Add(wait).After(limit)
+	limitCounts := !j.life.Resumed() && !limit.IsZero()
+	tooLate := limitCounts && time.Now().Add(wait).After(limit)
 	if !granted || tooLate {
 		log.Warn("a request failed, and no retry is left")
 		return false
@@ -56,7 +57,7 @@ func (j *job) awaitRetry(retry lifecycle.Retry, fault *failure.Fault) bool {
 func (j *job) askRetryBudget(retry lifecycle.Retry, fault *failure.Fault) (wait time.Duration, granted bool) {
 	conf, doublings := &j.srv.Settings().Prefill.Retry, retry.Pause // how often the base pause doubles; 0: the budget says how long
 	switch retry.Budget {
-	case lifecycle.NoMore:
+	case lifecycle.NoMore: // granted stays false
 	case lifecycle.Freely:
 		granted = true
 	case lifecycle.OfUnsent:
@@ -120,9 +121,9 @@ func (j *job) callFailedEvent(fault *failure.Fault) lifecycle.Event {
 	kvArrived := !errors.Is(fault.Err, failure.ErrUndelivered)
 	connectionBroke := fault.Status == 0 && fault.BlamedEngine != "" && prefill.Broke(fault.Err)
 	switch {
-	case fault.Status == http.StatusInternalServerError:
+	case fault.Status == http.StatusInternalServerError: // if KV did not arrive, or a drain ended the call, the engine has not failed
 		event.Faulty = kvArrived && !fault.Moved
-	case connectionBroke && kvArrived:
+	case connectionBroke && kvArrived: // this may be an engine that the request has killed
 		event.BrokenConn = lifecycle.BrokenConn{Engine: fault.BlamedEngine, At: time.Now()}
 		for _, broken := range j.life.BrokenConns() {
 			if j.srv.Fleet.DownSince(broken.Engine, broken.At) {
@@ -142,7 +143,7 @@ func (s *stream) reportDecodeOutcome(effect lifecycle.Effect) {
 	switch {
 	case effect.Kind == lifecycle.Avoid:
 		s.job.avoid.noteFailure(s.job.srv.Engines(), s.upstream.rank.Worker, fault, queueFull)
-	case queueFull: // the engine has not failed
+	case queueFull: // the engine refused the request, which is neither a failure nor a success
 	case effect.Kind == lifecycle.ReportSuccess:
 		monitor.RecordOutcome(id, engine.Served, nil)
 	case blame == lifecycle.Disputed: // a 500 counts only once its cause is known
@@ -216,7 +217,8 @@ func (a *avoided) noteFailure(engines Engines, worker int32, fault *failure.Faul
 		a.noteRefusal(worker, sameQueue, othersExist)
 	case fault.Reason == lifecycle.Stuck: // the workers that step together with this one stand still, too
 		sameQueue, _ := engines.SharingQueueWith(worker, nil)
-		a.decode = append(engines.FailingWith(worker, false, a.decode), sameQueue...)
+		const wholeHost = false // other engines on the host go on
+		a.decode = append(engines.FailingWith(worker, wholeHost, a.decode), sameQueue...)
 		a.haltedCores++
 	default:
 		wholeHost := fault.Reason == lifecycle.Failed // a 500 may come from a broken driver or disk; a crash concerns one engine

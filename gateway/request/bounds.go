@@ -25,13 +25,14 @@ const (
 	maxVocabulary    = 512 << 10 // tokens; no model's vocabulary has as many
 )
 
-// maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's context length in tokens.
+// maxAnswerTokens is how many tokens the rest of the job's answer may have. context is the engine's context length in tokens. The limit of
+// the client counts less the tokens that the client has already, but the rest has at least one token. A beam search has a text per beam.
 func (j *job) maxAnswerTokens(context int) int {
-	most := prompt.ContextLimit(context)
+	tokensPerText := prompt.ContextLimit(context)
 	if limit := j.req.Limit; limit > 0 {
-		most = min(most, max(1, limit-j.resume.answerTokens))
+		tokensPerText = min(tokensPerText, max(1, limit-j.resume.answerTokens))
 	}
-	return most * max(1, j.req.Beams)
+	return tokensPerText * max(1, j.req.Beams)
 }
 
 // maxEchoed is how many tokens of the prompt the answer may repeat at its beginning; 0: the request does not ask for an echo.
@@ -47,7 +48,8 @@ func (j *job) maxEchoed() int {
 }
 
 // maxStreamBytes is how many bytes a stream with the given number of tokens may have. alternatives is how many alternatives come with each
-// token (top_logprobs). The alternatives of one token have at most eventBytes together, because one event may have no more.
+// token (top_logprobs). The alternatives of one token have at most eventBytes together, because one event may have no more. The sum also
+// has room for one event without tokens (eventBytes).
 func maxStreamBytes(tokens, alternatives, eventBytes int) int64 {
 	if alternatives == openai.AllTokens || alternatives > maxVocabulary {
 		alternatives = maxVocabulary
@@ -56,21 +58,21 @@ func maxStreamBytes(tokens, alternatives, eventBytes int) int64 {
 }
 
 // drainBody reads the rest of a body after [DONE], within the reader's limits, so that the connection can be used again. The client has
-// its whole answer by then.
+// its whole answer by then. It closes resp.
 func drainBody(resp *engine.Response, b *buffers) {
-	read := readPool.Get().(*[4 << 10]byte)
-	defer readPool.Put(read)
+	readBuffer := readPool.Get().(*[4 << 10]byte)
+	defer readPool.Put(readBuffer)
 	for {
 		wait := b.Reader.Wait(time.Now())
-		if b.Reader.Err() != nil {
+		if b.Reader.Err() != nil { // the body has exceeded a limit
 			break
 		}
 		resp.SetIdle(wait)
-		n, err := resp.Read(read[:])
-		if err != nil {
+		n, err := resp.Read(readBuffer[:])
+		if err != nil { // io.EOF at the end of the body, or the connection broke
 			break
 		}
-		b.Reader.Feed(read[:n], time.Now())
+		b.Reader.Feed(readBuffer[:n], time.Now())
 	}
 	resp.Close()
 }
@@ -141,6 +143,7 @@ func watchCore(s *stream) (stop func()) {
 		if lastSign := s.upstream.rank.Signs.LastSign(); lastSign.After(s.upstream.began) && time.Since(lastSign) < silence {
 			return silence - time.Since(lastSign) // the core of the rank works, so the call goes on
 		}
+		// othersExist is false if no rank of another group or engine takes requests: then the request stays.
 		if _, othersExist := j.srv.Engines().SharingQueueWith(s.upstream.rank.Worker, avoided); !othersExist {
 			return silence
 		}
@@ -158,7 +161,10 @@ func watchCore(s *stream) (stop func()) {
 // asStuck returns the fault of a call. If watchCore has ended the call, it corrects the reason: such a call fails as Silent, but the core
 // of the rank stands still, which is the reason Stuck. A nil fault stays nil.
 func asStuck(s *stream, fault *failure.Fault) *failure.Fault {
-	if fault != nil && fault.Reason == lifecycle.Silent && s.upstream.coreHalted != nil && s.upstream.coreHalted.Load() {
+	if fault == nil || fault.Reason != lifecycle.Silent {
+		return fault
+	}
+	if halted := s.upstream.coreHalted; halted != nil && halted.Load() { // nil: watchCore does not watch this call
 		fault.Reason, fault.Err = lifecycle.Stuck, errStuck
 	}
 	return fault
@@ -184,11 +190,11 @@ func (u *upstreamCall) correctCompute(computedNothing bool) {
 	if u.announcedTokens == 0 { // corrected before, or nothing was noted
 		return
 	}
-	computed := u.announcedTokens
+	computed := u.announcedTokens // stays if nothing more exact is known, as with a hand-off
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:
 		computed = 0
-	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0:
+	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
 		computed = int64(usage.Prompt)
 	case u.local: // no count came; a prompt has at most a token per byte
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens

@@ -29,7 +29,8 @@ func (s *stream) decode(h *handoff.Handoff, until lifecycle.Timeout) (_ *failure
 	j.enterPhase(phase, "decode")
 	s.upstream.announceCompute()
 	if fault := s.open(h, until); fault != nil {
-		if fault.Verdict().KV == lifecycle.MaybeRunning && s.noteIfOverdue(h) { // the engine may wait for KV that is gone
+		mayHaveRequest := fault.Verdict().KV == lifecycle.MaybeRunning
+		if mayHaveRequest && s.noteIfOverdue(h) { // the engine may wait for KV that is gone
 			s.upstream.blocksLeaked = handoff.LeaksBlocks(s.upstream.rank, fault)
 		}
 		endsWithClient := h == nil || s.upstream.unstreamed // any other call stays open until its first event (see open)
@@ -67,7 +68,8 @@ func (s *stream) decodeDuringPrefill(lease *prefill.Lease, pair int, until lifec
 	j.record.Report(journal.Event{Kind: journal.Coupled, Took: s.upstream.takePrefillAnswer(), Slot: slot})
 	s.noteFirstEvent()
 	if s.upstream.slot == nil { // the whole answer came with its first event, so the slot is released already
-		s.upstream.prefillCall.answerEnded(false)
+		const abandoned = false
+		s.upstream.prefillCall.answerEnded(abandoned)
 	}
 	return nil, false
 }
@@ -248,7 +250,8 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
 	}
 	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeCounts, counted)); fault != nil {
-		prefillCall.answerEnded(false)
+		const abandoned = false
+		prefillCall.answerEnded(abandoned)
 	}
 	return fault
 }
@@ -259,7 +262,11 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 func (s *stream) readFirstDuringPrefill() error {
 	err := s.readFirst(time.Now().Add(handoff.Forever))
 	isSGLang := s.upstream.rank.Profile.Connector == mooncake.SGLang
-	for err == nil && isSGLang && s.state == flowing && s.upstream.answer.Filter.Prompt() == 0 && s.firstTokenAt.IsZero() {
+	for err == nil && isSGLang && s.state == flowing {
+		countCame, tokensCame := s.upstream.answer.Filter.Prompt() != 0, !s.firstTokenAt.IsZero()
+		if countCame || tokensCame {
+			break
+		}
 		err = s.fill()
 	}
 	if err == nil && s.endError != nil { // a later event than the first one reported a failure
@@ -282,7 +289,7 @@ func (u *upstreamCall) failDuringPrefill(reason lifecycle.DecodeFailure, fault *
 		}
 		return fault
 	}
-	if errors.Is(cause.Err, errLateFirstEvent) {
+	if errors.Is(cause.Err, errLateFirstEvent) { // the decode engine may have read another prompt's KV
 		u.pull.MarkLost()
 		j.srv.metrics.latePulls.Inc()
 	}
@@ -350,8 +357,9 @@ func pairRequestID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine, or by the prefill engine's address. It
-// fails if the proxy does not listen for callbacks yet, or if the address is not known yet.
+// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine (CallsBack), or by the prefill engine's
+// address (Keeps). SGLang needs neither, because NewRendezvous sets its host and room. prepareRendezvous fails if the proxy does not listen
+// for callbacks yet, or if the address is not known yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()

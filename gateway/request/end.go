@@ -20,7 +20,7 @@ import (
 // endFailed ends the answer's present call before the answer was whole. answer is the error for the client, and err the cause. If the
 // answer has begun, the request's lifecycle decides what follows: the answer may still go on at another engine.
 func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error) {
-	if s.state >= ended {
+	if s.state >= ended { // the end was handled already
 		return
 	}
 	if s.job.client.Left() { // the answer broke off because its client left
@@ -53,9 +53,10 @@ func (s *stream) endFailed(why lifecycle.Reason, answer *openai.Error, err error
 	s.step(event)
 }
 
-// endWhole notes that the engine has sent all of the answer.
+// endWhole reports to the request's lifecycle that the engine has sent all of the answer. If the answer came at once, the code that waits
+// for its first event has not returned yet, so the end of the answer is written here.
 func (s *stream) endWhole() {
-	if s.state >= ended {
+	if s.state >= ended { // the end was handled already
 		return
 	}
 	if s.firstAt.IsZero() { // the whole answer came at once
@@ -64,7 +65,8 @@ func (s *stream) endWhole() {
 	s.step(lifecycle.Event{Kind: lifecycle.Ends})
 }
 
-// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns.
+// step reports an event of an answer that has begun to the request's lifecycle, and carries out the effects that the lifecycle returns. The
+// effect Confirm waits, and the event that says how this wait ended is a step of its own.
 func (s *stream) step(event lifecycle.Event) {
 	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
 	event.Left, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
@@ -97,7 +99,7 @@ func (s *stream) finishAnswer(fail *openai.Error) {
 	if s.state >= ended {
 		return
 	}
-	if fail != nil && s.job.client.Left() {
+	if fail != nil && s.job.client.Left() { // whatever failed, the request ended because its client left
 		fail = leftError(s.job)
 	}
 	s.state, s.endError = ended, fail
@@ -198,7 +200,8 @@ func compareTokenCounts(s *stream) {
 	}
 	s.upstream.rank.Traffic.Learn(s.upstream.answer.Filter.TokensPerChunk)
 	usage, _ := s.upstream.answer.Filter.Usage()
-	if drift, known := s.upstream.answer.Filter.Drift(); known && max(drift, -drift)*100 > usage.Completion {
+	drift, known := s.upstream.answer.Filter.Drift()
+	if overOnePercent := max(drift, -drift)*100 > usage.Completion; known && overOnePercent {
 		s.job.srv.metrics.miscounted.Inc()
 	}
 }
@@ -245,7 +248,7 @@ func (s *stream) giveBackAll(kind board.Kind) {
 func (s *stream) detach() {
 	resp, b := s.upstream.resp, s.upstream.answer
 	s.upstream.answer = nil
-	if resp != nil && b.Reader.Done() && !resp.Ended() {
+	if resp != nil && b.Reader.Done() && !resp.Ended() { // the answer is complete, but its HTTP body is not
 		finish := func() {
 			drainBody(resp, b)
 			b.putBack()
@@ -274,7 +277,8 @@ func (s *stream) releaseSlot(kind board.Kind) {
 		}
 	}
 	if s.upstream.prefillCall != nil && !s.firstAt.IsZero() { // if no event came, failDuringPrefill has reported the end
-		s.upstream.prefillCall.answerEnded(kind == board.Cancelled)
+		abandoned := kind == board.Cancelled
+		s.upstream.prefillCall.answerEnded(abandoned)
 	}
 	outcome := s.slotOutcome(kind)
 	if outcome.Kept {
@@ -287,7 +291,8 @@ func (s *stream) releaseSlot(kind board.Kind) {
 // endAccounting removes a call that is over from the rank's traffic, and from the calls that a drain may end. disposition is how the call
 // was given back. Free means that the engine has computed nothing. Later calls change nothing.
 func (u *upstreamCall) endAccounting(disposition lifecycle.Disposition) {
-	u.correctCompute(disposition == lifecycle.Free)
+	computedNothing := disposition == lifecycle.Free
+	u.correctCompute(computedNothing)
 	if u.countedRunning {
 		u.countedRunning = false
 		u.rank.Traffic.End()
@@ -311,7 +316,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	}
 	tokens := in.Record.PromptTokens + in.Record.OutputTokens
 	clientLeft := fail != nil && fail.Status == journal.StatusClientClosed
-	if tokens == 0 && in.Record.Route != "" && clientLeft {
+	engineHadRequest := in.Record.Route != ""
+	if tokens == 0 && engineHadRequest && clientLeft {
 		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
 	in.CorrectEstimate(tokens)
@@ -330,9 +336,9 @@ func (u *upstreamCall) closeAndAwaitEnd() {
 		return
 	}
 	u.call.Disconnect(upstream.NoticeTimeout)
-	var rest [1 << 10]byte
+	var dropped [1 << 10]byte
 	for {
-		if _, err := u.resp.Read(rest[:]); err != nil {
+		if _, err := u.resp.Read(dropped[:]); err != nil { // the engine has closed the connection, or the time is over
 			return
 		}
 	}

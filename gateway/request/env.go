@@ -143,18 +143,18 @@ func (srv *Server) Open() int64 { return srv.openRequests.Load() }
 // Finish waits until the background work of finished requests has ended, or until ctx is done. No new work of this kind begins. The
 // returned function waits for the rest of it.
 func (srv *Server) Finish(ctx context.Context) (wait func()) {
-	var all []<-chan struct{}
+	var ends []<-chan struct{} // each is closed when all work of one kind has ended
 	for _, background := range []*service.Background{&srv.finishing, &srv.discards.Background, &srv.prefillCalls} {
-		over := background.Close()
+		workEnded := background.Close()
 		select {
-		case <-over:
+		case <-workEnded:
 		case <-ctx.Done():
 		}
-		all = append(all, over)
+		ends = append(ends, workEnded)
 	}
 	return func() {
-		for _, over := range all {
-			<-over
+		for _, workEnded := range ends {
+			<-workEnded
 		}
 	}
 }

@@ -78,14 +78,14 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 	}
 	f := &fannedOut{srv: srv, conn: conn, req: req, in: in, id: []byte(prefix + in.Record.ID), outputMode: openai.OutputMode(&whole.body),
 		stop: make(chan struct{})}
-	if whole.filterOptions.ID != nil {
+	if whole.filterOptions.ID != nil { // the endpoint has names of answers
 		f.id = whole.filterOptions.ID
 	}
 	for i := range legs {
 		f.legs = append(f.legs, f.newLeg(whole, i, &legs[i]))
 	}
 	f.allowCancelByName(whole)
-	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil {
+	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // answered: another dispatcher answers
 		return fail
 	}
 	conn.OnGone(f.endLegs)
@@ -153,13 +153,14 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 // the other dispatcher; nil: the legs that are in the queue have their tickets, or err says why they got none.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
-	if !f.srv.Settings().Geo.Follows() {
+	centralDecides := f.srv.Settings().Geo.Follows() // then it is asked before a decode rank here may take a leg
+	if !centralDecides {
 		queued = slices.DeleteFunc(slices.Clone(queued), func(l fanOutLeg) bool {
 			l.job.local.boundSlot = l.job.bindLocal()
 			return l.job.local.boundSlot != nil
 		})
 	}
-	if len(queued) == 0 {
+	if len(queued) == 0 { // decode ranks here have taken all legs
 		return nil, nil
 	}
 	query := f.routingQuery(queued)
@@ -264,7 +265,7 @@ func (f *fannedOut) collect(ctx *fasthttp.RequestCtx) {
 	})
 	var answer []byte
 	var fail *openai.Error
-	for left := len(f.legs); left > 0 && fail == nil; left-- {
+	for running := len(f.legs); running > 0 && fail == nil; running-- { // each leg sends one piece, at its end
 		ended, _ := f.nextPiece()
 		fail = ended.fail
 	}
@@ -365,11 +366,11 @@ func (f *fannedOut) sumUsage() (sum sse.Usage, details map[string]int) {
 		if !counted[l.prompt] {
 			counted[l.prompt] = true
 			sum.Prompt += l.usage.Prompt
-			if l.usage.Cached >= 0 {
+			if l.usage.Cached >= 0 { // -1: the leg did not report it
 				sum.Cached = max(0, sum.Cached) + l.usage.Cached
 			}
-			for name, n := range l.details {
-				details[name] += n
+			for name, tokens := range l.details {
+				details[name] += tokens
 			}
 		}
 		sum.Completion += l.usage.Completion
@@ -415,7 +416,8 @@ func (f *fannedOut) answerError(ctx *fasthttp.RequestCtx, fail *openai.Error) {
 	f.endAndConclude(fail)
 }
 
-// legName returns the letters that name the leg with the number i in its request id: aa, ab, ..., zz, baa, ...
+// legName returns the letters that name the leg with the number i in its request id: aa, ab, ..., zz, baa, ... It is the number with base
+// 26, with the letters as digits, and with at least two digits.
 func legName(i int) string {
 	name := string(rune('a' + i%26))
 	for i /= 26; i >= 26; i /= 26 {
@@ -444,7 +446,7 @@ func (f *fannedOut) endAndConclude(fail *openai.Error) {
 		}
 		f.srv.Conclude(f.in, fail)
 	}
-	if fail == nil || f.srv.finishing.Run(maxFinishers, conclude) != nil {
+	if fail == nil || f.srv.finishing.Run(maxFinishers, conclude) != nil { // Run fails if too many run already, or the proxy shuts down
 		conclude()
 	}
 }
@@ -490,6 +492,7 @@ func (f *fannedOut) answerName(leg int) []byte {
 	return fmt.Appendf(nil, "%s_%d", f.id, leg)
 }
 
+// merge puts the answers of the legs together to the client's answer in one piece.
 func (f *fannedOut) merge(parts []sse.Part) ([]byte, error) {
 	if f.req.Endpoint == mooncake.Generate {
 		return sse.MergeGenerated(parts), nil

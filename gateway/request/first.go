@@ -56,7 +56,8 @@ func (s *stream) readWhole() error {
 	return processWhole(s, body)
 }
 
-// processWhole handles an answer in one piece that was already read. body is the whole answer.
+// processWhole handles an answer in one piece that was already read. body is the whole answer. It writes the answer on one line, as an
+// event needs it. The error says that the body is not JSON, or is that of requireComplete.
 func processWhole(s *stream, body []byte) error {
 	event := bytes.NewBuffer(make([]byte, 0, len(body)+16)) // 16: room for "data: " and the line ends
 	event.WriteString("data: ")
@@ -68,7 +69,7 @@ func processWhole(s *stream, body []byte) error {
 	for e := range sse.Events(event.Bytes()) {
 		s.processEvent(e)
 	}
-	if s.endError == nil && s.upstream.answer.Filter.Finished() {
+	if s.endError == nil && s.upstream.answer.Filter.Finished() { // it has a finish_reason, and no [DONE] follows an answer in one piece
 		s.endWhole()
 	}
 	return requireComplete(s)
@@ -77,7 +78,7 @@ func processWhole(s *stream, body []byte) error {
 // requireComplete ends an answer whose last byte has been read. It returns an error if the answer lacks its proper end, or ended with an
 // error.
 func requireComplete(s *stream) error {
-	if s.state < ended {
+	if s.state < ended { // nothing in the answer has ended it
 		s.endFailed(lifecycle.Garbled, failure.StreamBroke("upstream_incomplete", errNotWhole), errNotWhole)
 	}
 	if s.endError != nil {
@@ -137,7 +138,7 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	case fault.Reason == lifecycle.Unusable: // Unusable is for answers that have begun, but the client has nothing of this one
 		fault.Reason = lifecycle.Garbled
 	}
-	if errors.Is(err, errRefusal) {
+	if errors.Is(err, errRefusal) { // name the engine and its status in the log
 		err = fmt.Errorf("engine %s: %w: %s", s.upstream.rank.Target.ID, err, s.logText(s.endError))
 	}
 	fault.Err = failure.MarkUndelivered(err, s.upstream.answer.Filter.Failure().Message)
@@ -182,6 +183,7 @@ func (u *upstreamCall) countLateAnswer() {
 // it. Otherwise it counts a late answer and returns true: the answer may be made of another prompt's KV, so the client must not get it.
 func (s *stream) noteIfLate(h *handoff.Handoff) (late bool) {
 	inTime := s.upstream.pull.RecordFirstEvent(s.now)
+	// inTime trusts the renewals of the hold. MayHaveExpired asks the engine whether it may have freed the KV all the same.
 	if inTime && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.now) {
 		return false
 	}

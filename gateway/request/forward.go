@@ -92,7 +92,7 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 		j.incoming.servedBy = servedByPeer
 		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
 			ContentType: returned.Relay.ContentType}
-		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable {
+		if e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable { // the client may try again soon
 			e.RetryAfter = 1
 		}
 		return lifecycle.PeerRefuses, e
@@ -112,7 +112,8 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 	} else {
 		log.Info("another region gave a request back, and it is served here")
 		outcome = lifecycle.RegionReturns
-		j.query = j.newRoutingQuery(true)
+		const mustStay = true
+		j.query = j.newRoutingQuery(mustStay)
 	}
 	j.record.Report(journal.Event{Kind: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
 	j.record.Report(journal.Event{Kind: journal.Retried})
@@ -178,7 +179,8 @@ func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay)
 		} `json:"usage"`
 	}
 	usage := &answer.Usage
-	if json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0 && f.countsPossible(usage.Prompt, usage.Completion) {
+	hasCounts := json.Unmarshal(whole.Body, &answer) == nil && usage.Prompt > 0
+	if hasCounts && f.countsPossible(usage.Prompt, usage.Completion) {
 		j.record.PromptTokens, j.record.OutputTokens = usage.Prompt, usage.Completion
 		j.record.CachedTokens = min(max(0, f.Cached()), usage.Prompt)
 	}
@@ -196,7 +198,7 @@ func (f *forwarded) Close() {
 	switch {
 	case f.Lost():
 		fail = openai.NewError(http.StatusBadGateway, "peer_lost", "the region that served the request was lost; send the request again")
-	case !f.Whole():
+	case !f.Whole(): // the peer was not lost, so the client has left before the end
 		fail = failure.ClientGone
 	}
 	tokens := f.Events()

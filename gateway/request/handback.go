@@ -25,8 +25,12 @@ import (
 // compute the whole prompt.
 func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 	prompt, _ = j.parts().IDs()
+	if prompt == nil {
+		return "", nil, false
+	}
 	truncated, _ := j.body.Get("truncate_prompt_tokens")
-	if prompt == nil || truncated != nil || j.req.PromptLogprobs || j.req.Beams > 0 || openai.HasMedia(&j.body, j.req.Endpoint) {
+	computesWhole := j.req.PromptLogprobs || j.req.Beams > 0
+	if truncated != nil || computesWhole || openai.HasMedia(&j.body, j.req.Endpoint) { // engines replace media by tokens of their own
 		return "", nil, false
 	}
 	salt, _ := j.body.Salt()
@@ -37,7 +41,8 @@ func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 // returns the patch for the body of the prefill request, and the turn, which no other request can take any more. A nil turn means that no
 // earlier turn is known. Only the first attempt fetches, so that later attempts do not depend on a further engine.
 func (j *job) fetchTurn(lease *prefill.Lease) (patch *mooncake.Patch, turn *handback.Turn) {
-	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
+	fetches := lease.Candidate.Profile.HandBack == mooncake.HandBackFetched
+	if firstAttempt := j.record.Attempts <= 1; !fetches || !firstAttempt {
 		return j.changes, nil
 	}
 	scope, prompt, ok := turnScope(j)
@@ -79,8 +84,8 @@ func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
 	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
-	afterHandoff := !s.upstream.local && s.upstream.prefillCall == nil
-	tokensKnown := transcript.Exact() && !j.life.Resumed() // of a resumed answer, the transcript lacks what earlier engines sent
+	afterHandoff := !s.upstream.local && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
+	tokensKnown := transcript.Exact() && !j.life.Resumed()             // of a resumed answer, the transcript lacks what earlier engines sent
 	if !offersKV || !afterHandoff || !tokensKnown {
 		return
 	}
@@ -92,7 +97,7 @@ func keepTurn(s *stream) {
 	}
 	tokens, err := profile.ReadHandBack(transcript.HandBack, engines.HostsOf(s.upstream.rank.Instance))
 	ids := slices.Concat(prompt, transcript.IDs)
-	if err != nil || tokens > len(ids) {
+	if err != nil || tokens > len(ids) { // no more tokens than the prompt and the answer have can be kept
 		j.srv.Log.Warn("what a decode engine says of the KV that it keeps is not used", zap.Inline(j),
 			zap.String("engine", s.upstream.rank.Target.ID),
 			zap.Int("tokens", tokens), zap.Error(err))

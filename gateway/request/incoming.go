@@ -52,7 +52,7 @@ func (srv *Server) Serve(
 	if interval := srv.Settings().Limits.KeepAlive; interval > 0 && req.Stream && in.From == nil {
 		edge.StartKeepAlive(ctx, interval, in.Record.Arrival, sse.Silence(sse.FormOf(string(ctx.Path()))), srv.Log)
 	}
-	if len(legs) > 1 || req.AnswerIsList {
+	if len(legs) > 1 || req.AnswerIsList { // an answer that is a list is put together from legs, even if there is only one
 		return srv.fanOut(ctx, conn, j, legs)
 	}
 	j.changes = &legs[0].Patch
@@ -80,8 +80,9 @@ func (srv *Server) Serve(
 func (srv *Server) newJob(in *Incoming, req *openai.Request, model roster.Route, conn *edge.Conn) *job {
 	j := &job{srv: srv, req: req, body: req.Body, client: conn, id: in.Record.ID, model: model, incoming: in, record: in.Record}
 	req.Body, req.Prompts = mooncake.Body{}, nil
+	const unchanged, unknown = -1, -1 // the engine's index of a choice stays; the number of cached tokens is not known yet
 	j.filterOptions = sse.Options{Usage: req.IncludeUsage || !req.Stream, ContinuousUsage: req.ContinuousUsage, TokenIDs: req.ReturnTokenIDs,
-		Choice: -1, Cached: -1, Form: sse.FormOf(req.Endpoint.Path())}
+		Choice: unchanged, Cached: unknown, Form: sse.FormOf(req.Endpoint.Path())}
 	switch req.Endpoint { // the client can end a request to these endpoints by the id of its answer
 	case mooncake.Tokens:
 		j.filterOptions.TokenIDs, j.filterOptions.ID = true, openai.NameTokens(&j.body, in.Record.ClientID, j.id)
@@ -97,7 +98,7 @@ func answerClient(ctx *fasthttp.RequestCtx, s *stream) {
 	srv := s.job.srv
 	if s.job.req.Stream {
 		tokens := s.upstream.maxTokens
-		if s.state == ended { // the whole answer came at once
+		if s.state == ended { // the whole answer came at once, so no more tokens come
 			tokens = 0
 		}
 		srv.Stream(ctx, s.upstream.contentType(), s, tokens)
@@ -130,7 +131,8 @@ func (srv *Server) ServePassthrough(ctx *fasthttp.RequestCtx, in *Incoming, req 
 		h.Set(attemptsHeader, strconv.Itoa(in.Record.Attempts))
 	}
 	if !s.upstream.unstreamed {
-		srv.Stream(ctx, s.upstream.resp.ContentType(), s, 0)
+		const unknownTokens = 0 // so no loop carries the answer
+		srv.Stream(ctx, s.upstream.resp.ContentType(), s, unknownTokens)
 		return nil
 	}
 	if meta := s.upstream.resp.Header(metadataHeader); len(meta) > 0 {
@@ -324,7 +326,7 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	if j.filterOptions.ID == nil {
 		return
 	}
-	share := edge.NewCloseNotifier(j.srv.Log)
+	share := edge.NewCloseNotifier(j.srv.Log) // says that the client has left if it did, or if it has ended the request by name
 	conn.OnGone(share.MarkGone)
 	j.client = share
 	j.byName = &abortByName{endpoint: j.req.Endpoint, leaveAsClient: share.MarkGone, outputMode: openai.OutputMode(&j.body)}
@@ -343,8 +345,9 @@ func answerAborted(ctx *fasthttp.RequestCtx, j *job, conn client, fail *openai.E
 		return false
 	}
 	if j.req.Stream {
+		const moreTokens = 0
 		j.srv.Stream(ctx, []byte("text/event-stream"), &readyEvents{bytes.NewReader(emptyAnswer(j)),
-			func() { j.srv.Conclude(j.incoming, fail) }}, 0)
+			func() { j.srv.Conclude(j.incoming, fail) }}, moreTokens)
 		return true
 	}
 	AnswerWhole(ctx, "application/json", emptyAnswer(j), nil)

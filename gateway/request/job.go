@@ -243,7 +243,7 @@ func (j *job) noteFreed() {
 }
 
 // failedOnlyByAbort says whether the job failed only because the client of conn, which still waits for the answer, has ended the request by
-// name.
+// name. The error of such a job has the status of a client that has left, because leaveAsClient has ended the job.
 func failedOnlyByAbort(j *job, conn client, fail *openai.Error) bool {
 	return j.byName.endedByClient() && !conn.Left() && fail.Status == failure.ClientGone.Status
 }

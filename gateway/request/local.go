@@ -59,11 +59,11 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.whyLocal(conf, j.incoming, j.life.Resumed())
-	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
+	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) { // AnyComputes: a rank of the model computes prompts
 		return nil
 	}
 	sought, known := j.localPrompt()
-	if !known {
+	if !known { // without a length, no limit on the new tokens could be checked
 		return nil
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)

@@ -40,7 +40,8 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 				entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			}
 		}
-		if deadline := j.firstTokenDeadline(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {
+		deadline := j.firstTokenDeadline()
+		if isEarlier := entry.Deadline.IsZero() || deadline.Before(entry.Deadline); !deadline.IsZero() && isEarlier {
 			entry.Deadline = deadline
 		}
 		return j.srv.Dispatcher.EnqueueMixed(entry, hits)

@@ -96,7 +96,8 @@ func (p *concurrentPrefill) awaitCallback() (prefillNeeded bool) {
 	return p.awaitLateCallback()
 }
 
-// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back.
+// calledBack reports the decode engine's callback to the request's lifecycle. took is how long the engine took to call back. prefillNeeded
+// says that the prefill call must be sent now.
 func (p *concurrentPrefill) calledBack(callback metaserver.Callback, took time.Duration) (prefillNeeded bool) {
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
@@ -148,8 +149,9 @@ func (p *concurrentPrefill) moveToAnother() bool {
 	lease, err := p.lastLease.AcquireAnother(ctx, p.tried)
 	p.job.mu.Lock()
 	defer p.job.mu.Unlock()
-	if err != nil {
-		return p.step(lifecycle.Event{Kind: lifecycle.NotFound}, p.lastRefusal)
+	if err != nil { // NotFound also ends the decode call; the reason is the refusal of the last engine
+		p.step(lifecycle.Event{Kind: lifecycle.NotFound}, p.lastRefusal)
+		return false
 	}
 	p.tried = append(p.tried, lease.Candidate.ID)
 	p.step(lifecycle.Event{Kind: lifecycle.Found}, nil)
@@ -313,15 +315,15 @@ func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Durati
 	handoff.Repeat(min(abortEvery, limit), func() time.Duration {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
-		switch left := time.Until(until); {
+		switch timeLeft := time.Until(until); {
 		case p.call != call: // the prefill call has ended
 			return 0
-		case left <= 0:
+		case timeLeft <= 0:
 			call.Disconnect(upstream.NoticeTimeout)
 			return 0
 		default:
 			p.abort(target)
-			return min(abortEvery, left)
+			return min(abortEvery, timeLeft)
 		}
 	})
 }
@@ -355,8 +357,8 @@ func (p *concurrentPrefill) startFirstTimer(limit lifecycle.Timeout) {
 			return // the wait ended while this goroutine waited for the mutex
 		}
 		if limit == lifecycle.ByWhole { // wait as long as the rank shows that it is working
-			if rest := handoff.RemainingWait(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); rest > 0 {
-				p.firstTimer.Reset(rest)
+			if timeLeft := handoff.RemainingWait(p.rank, p.job.srv.Settings(), p.answeredAt, p.maxTokens, time.Now()); timeLeft > 0 {
+				p.firstTimer.Reset(timeLeft)
 				return
 			}
 		}
@@ -393,6 +395,7 @@ func clientLeftFault() *failure.Fault {
 func (p *concurrentPrefill) firstEventCame(counted int) *failure.Fault {
 	p.withLock(func() {
 		// If the event came so late that the prefill engine may have freed the KV, the decode call counts as not begun, with errLateFirstEvent.
+		// Before the prefill engine has answered, answeredAt is zero and the lifecycle does not look at tooLate.
 		tooLate := time.Since(p.answeredAt) > p.kvValidFor()
 		p.step(lifecycle.Event{Kind: lifecycle.Began, Prompt: counted, Expired: tooLate}, unbegunFault(errLateFirstEvent))
 	})
@@ -428,14 +431,14 @@ func (p *concurrentPrefill) confirmKV(counted int, clientGone <-chan struct{}) *
 	if p == nil {
 		return nil
 	}
-	var until lifecycle.Timeout
-	p.withLock(func() { until = p.pairState().ConfirmTimeout() })
-	if until != lifecycle.NoTimeout { // the answer itself does not prove that its KV is complete
+	var limit lifecycle.Timeout
+	p.withLock(func() { limit = p.pairState().ConfirmTimeout() })
+	if limit != lifecycle.NoTimeout { // the answer itself does not prove that its KV is complete
 		select {
 		case <-p.prefillOver:
 		case <-clientGone:
 			p.report(lifecycle.Event{Kind: lifecycle.Unwanted}, clientLeftFault())
-		case <-time.After(p.timeout(until)):
+		case <-time.After(p.timeout(limit)):
 			answer := openai.NewError(http.StatusGatewayTimeout, "prefill_timeout", errUnconfirmed.Error())
 			p.report(lifecycle.Event{Kind: lifecycle.Unwanted},
 				failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Sent, Reason: lifecycle.Unconfirmed}, answer, errUnconfirmed))

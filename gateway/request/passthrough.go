@@ -31,9 +31,9 @@ var (
 func (r *executor) doPassthrough(effect lifecycle.Effect) (event lifecycle.Event) {
 	p := r.job.passthrough
 	switch effect.Kind {
-	case lifecycle.Remember:
+	case lifecycle.Remember: // the engine does not have the endpoint
 		p.Engines.NoteMissingEndpoint(p.chosen.Instance, p.Path)
-	case lifecycle.Recall:
+	case lifecycle.Recall: // the client gets the error of the call before the last one
 		if r.fault = p.earlierFault; r.fault != nil { // nil: no engine failed before
 			r.lastError = r.fault.ClientError
 		}
@@ -99,7 +99,7 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 	}
 	j.client.OnGone(func() { call.Disconnect(upstream.NoticeTimeout) })
 	headers := engine.JSONHeaders(j.callID("x", j.record.Attempts))
-	headers[0].Value = p.ContentType
+	headers[0].Value = p.ContentType // the first header is Content-Type
 	s.upstream.resp, fault = call.Open(j.record.WithTraceHeaders(headers), p.Body)
 	if refused := fault != nil && fault.Status > 0 && fault.BlamedEngine == ""; refused { // an error status of an engine that works
 		return p.classifyRefusal(s.upstream.resp, call, fault)
@@ -156,7 +156,7 @@ func readPassthroughStart(s *stream, call *upstream.Call) *failure.Fault {
 		s.firstAt = time.Now()
 		s.job.enterPhase(journal.Streaming, "")
 		return nil
-	case s.upstream.answer.Filter.Failure().Status > 0:
+	case s.upstream.answer.Filter.Failure().Status > 0: // the first event reports a failure
 		return failure.UnusableAnswer(lifecycle.Sole, lifecycle.Erred, s.upstream.fault.ClientError, errEngineReported)
 	}
 	return call.FaultOf(s.upstream.fault.Err)
@@ -202,7 +202,7 @@ const firstBufferBytes = 4 << 10
 func (p *Passthrough) readAll(resp *engine.Response, limit int) (whole []byte, err error) {
 	limit = p.Memory.Most(limit+1) - 1 // the buffer holds one byte more than limit, so that a longer answer is noticed
 	for {
-		if len(whole) == cap(whole) {
+		if len(whole) == cap(whole) { // the buffer is full: it grows to twice its size, but not beyond limit+1
 			more := min(max(firstBufferBytes, cap(whole)), limit+1-cap(whole))
 			if !p.Memory.Acquire(more) {
 				return nil, errNoRoom

@@ -70,7 +70,7 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 	for waiting {
 		ownerChanged = !j.srv.Engines().OwnsGroupFor(ownedBoard, j.model.Name)
 		regionLost := region != "" && !j.srv.Owner.Admits(region)
-		if ownerChanged || regionLost {
+		if ownerChanged || regionLost { // this proxy may not bind the request any more
 			j.srv.Dispatcher.Withdraw(entry)
 			result, waiting = <-bound, false // result may have a slot; before the decode call is sent, the ownership is checked again
 			continue
@@ -86,7 +86,9 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 			return withdraw(lifecycle.Leaving, failure.Leaving)
 		}
 	}
-	notPrefilled := entry.Early && errors.Is(result.Err, pool.ErrUnbound) || candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
+	earlyTimedOut := entry.Early && errors.Is(result.Err, pool.ErrUnbound)
+	mixedTimedOut := candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
+	notPrefilled := earlyTimedOut || mixedTimedOut // the wait took too long, and no engine has computed the prompt
 	deadline := j.firstTokenDeadline()
 	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
 		return nil, failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)

@@ -66,7 +66,7 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 	switch {
 	case fault == nil || fault.Status != 0: // the engine has answered
 		c.srv.Monitor.Answered(c.Engine)
-		if fault != nil && fault.BlamedEngine != "" {
+		if fault != nil && fault.BlamedEngine != "" { // the answer says something about the engine, for example that it is paused
 			c.srv.Monitor.ReportFailure(fault.BlamedEngine, fault.Err)
 		}
 		return fault
@@ -83,13 +83,13 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 	return fault
 }
 
-// reportEndBeforeDecode does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
+// reportSingleEnd does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
 // record how long the engine took.
-func (c *probeCall) reportEndBeforeDecode(j *job, fault *failure.Fault) *failure.Fault {
+func (c *probeCall) reportSingleEnd(j *job, fault *failure.Fault) *failure.Fault {
 	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		j.record.Report(journal.Event{Kind: journal.Probed, Took: time.Since(c.began)})
 	}
-	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Progress == lifecycle.Unsent)
+	stopped := fault != nil && (fault.Reason == lifecycle.HungUp || fault.Progress == lifecycle.Unsent) // Unsent: the engine got nothing
 	return c.reportEnd(fault, stopped, j.client.Left())
 }
 
@@ -127,7 +127,8 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 	// run for limits.probe_grace, and the hand-off is then discarded. A probe that takes longer is aborted, which frees the KV at
 	// once. If the prefill ends in the same instant, the KV may stay pinned without evenkeel knowing. The engine's KV budget is not
 	// charged for this rare case: to charge for every aborted probe would keep requests away from engines that are empty.
-	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, time.Time{})
+	var atAnyTime time.Time // the call may end as soon as the grace is over
+	ignoreClient := endAfterClientLeft(j.client, call.Call.Call, j.srv.Settings().Limits.ProbeGrace, atAnyTime)
 	patch, turn := j.fetchTurn(lease)
 	resp, fault := call.Open(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))),
 		candidate.Profile.ProbeBody(&j.body, j.req.Endpoint, patch, info, nil))
@@ -146,7 +147,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 		}()
 		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
-	fault = call.reportEndBeforeDecode(j, fault)
+	fault = call.reportSingleEnd(j, fault)
 	j.recordFetch(turn, fault)
 	if fault != nil {
 		return nil, fault
@@ -161,15 +162,9 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info *mooncake.BootstrapInfo, answer []byte,
 	answered time.Time) (*handoff.Handoff, *failure.Fault) {
 	candidate, estimate := lease.Candidate, j.estimatedTokens()
-	probed, err := candidate.Profile.ReadProbe(answer, info, j.srv.Fleet.KnownHost)
-	if err == nil {
-		err = j.srv.checkCounts(candidate, &probed, estimate)
-	}
-	if err == nil && probed.ReusesRequestID && j.srv.Engines().HandoffsNameRequests(candidate) {
-		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
-	}
+	probed, err := j.srv.readProbe(candidate, info, answer, estimate)
 	probed.PromptTokens = cmp.Or(probed.PromptTokens, estimate)
-	budget, budgetErr := candidate.Profile.HoldBudget()
+	budget, budgetErr := candidate.Profile.HoldBudget() // how long the hand-off may wait for a rank
 	if err = errors.Join(err, budgetErr); err != nil {
 		return nil, noHandoffFault(j, candidate, &probed, err)
 	}
@@ -188,10 +183,24 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info 
 	if probed.ReusesRequestID {
 		h.ReusedRequestID = j.callID("p", j.record.Attempts)
 	}
-	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil {
+	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil { // longer than the model takes
 		return h, failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
 	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillCounts, probed.PromptTokens))
+}
+
+// readProbe reads a prefill engine's answer, and checks its counts and its hand-off. estimate is the prompt's length in tokens if the
+// engine reports none. What could be read is returned even with an error.
+func (srv *Server) readProbe(candidate prefill.Candidate, info *mooncake.BootstrapInfo, answer []byte, estimate int) (
+	mooncake.ProbeAnswer, error) {
+	probed, err := candidate.Profile.ReadProbe(answer, info, srv.Fleet.KnownHost)
+	if err == nil {
+		err = srv.checkCounts(candidate, &probed, estimate)
+	}
+	if err == nil && probed.ReusesRequestID && srv.Engines().HandoffsNameRequests(candidate) {
+		err = fmt.Errorf("%w: remote_request_id is missing, which decode engines of its version wait for", mooncake.ErrBadHandoff)
+	}
+	return probed, err
 }
 
 // noHandoffFault returns the fault of a prefill call whose answer has no usable hand-off. err says why. If the engine handed nothing off
@@ -222,7 +231,7 @@ func (srv *Server) checkCounts(c prefill.Candidate, probed *mooncake.ProbeAnswer
 		return fmt.Errorf("it counts %d tokens in the prompt, more than the context of its model has", probed.PromptTokens)
 	}
 	if probed.CachedTokens > cmp.Or(probed.PromptTokens, estimate) {
-		probed.CachedTokens = -1 // no more than the prompt can be cached, so the count is wrong
+		probed.CachedTokens = -1 // unknown: no more than the prompt can be cached, so the count is wrong
 	}
 	return nil
 }
@@ -233,7 +242,7 @@ func notePrefilled(j *job, probed *mooncake.ProbeAnswer, profile *mooncake.Profi
 	j.promptTokens = cmp.Or(probed.PromptTokens, j.promptTokens)
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: probed.PromptTokens, Cached: probed.CachedTokens,
 		Resumed: j.life.Resumed()})
-	if j.life.Resumed() {
+	if j.life.Resumed() { // the counts include the answer so far, and the fields below are about the client's own prompt
 		return
 	}
 	j.resume.promptTokens = j.promptTokens
@@ -310,7 +319,8 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 		case <-j.srv.Serving().Done():
 		}
 	}
-	fault = call.reportEnd(fault, hungUp, false)
+	const clientLeft = false // does not matter here: the lifecycle learns it from the event ClientGone
+	fault = call.reportEnd(fault, hungUp, clientLeft)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	p.call = nil
@@ -326,7 +336,8 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	}
 	fault.Kept = p.traits.Keeps
 	p.lastRefusal = fault // reported if no other engine takes the prompt
-	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
+	mayTryAgain := len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts
+	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: mayTryAgain}, fault)
 }
 
 // abortedFault returns the fault of a prefill that its engine has ended because evenkeel told it to.
@@ -363,7 +374,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 		}
 	}
 	p.probed, p.answeredAt = probed, at
-	if p.noEarlyEvents {
+	if p.noEarlyEvents { // only now, because the rank computes no tokens before it has the KV
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
 	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
@@ -388,22 +399,22 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
-	if fault = call.reportEndBeforeDecode(j, fault); fault != nil {
+	if fault = call.reportSingleEnd(j, fault); fault != nil {
 		return nil, fault
 	}
 	filterOptions := j.filterOptions
 	filterOptions.Cached, filterOptions.MaxTokens = sse.OwnCached, j.maxAnswerTokens(j.model.MaxLen)
 	filterOptions.Context = prompt.ContextLimit(j.srv.Engines().LongestContext(candidate.Instance))
-	if !j.req.Stream {
+	if !j.req.Stream { // the answer in one piece is handled like a single event that also has the usage
 		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
 	}
 	s := newSlotlessStream(j,
 		&roster.Rank{Instance: candidate.Instance, Target: candidate.Target, Profile: candidate.Profile,
 			Traffic: &engine.Traffic{}, Signs: engine.NewLiveness()}, filterOptions)
 	if err := processAll(s, answer); err != nil {
-		said := s.upstream.answer.Filter.Failure()
+		reported := s.upstream.answer.Filter.Failure()
 		s.giveBackAll(board.Failed)
-		if fault := failure.FaultOfRefusal(said, lifecycle.Prefill, err); fault != nil {
+		if fault := failure.FaultOfRefusal(reported, lifecycle.Prefill, err); fault != nil { // the engine refused the request
 			return nil, fault
 		}
 		return nil, failure.UnusableAnswer(lifecycle.Prefill, lifecycle.Garbled, failure.BadGateway("prefill", "its answer cannot be used"),
@@ -412,7 +423,8 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	usage, _ := s.upstream.answer.Filter.Usage()
 	j.promptTokens = usage.Prompt
 	j.record.Report(journal.Event{Kind: journal.Prefilled, Tokens: usage.Prompt, Cached: usage.Cached})
-	lease.Answered(prefill.Usage{PromptTokens: usage.Prompt, CachedTokens: usage.Cached}, time.Time{})
+	var noHold time.Time // the engine keeps no KV for a hand-off
+	lease.Answered(prefill.Usage{PromptTokens: usage.Prompt, CachedTokens: usage.Cached}, noHold)
 	s.firstAt = time.Now()
 	j.record.Report(journal.Event{Kind: journal.First, At: s.firstAt})
 	j.enterPhase(journal.Streaming, "")
@@ -424,7 +436,7 @@ func processAll(s *stream, answer []byte) error {
 	if s.upstream.unstreamed {
 		return processWhole(s, answer)
 	}
-	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) {
+	if !bytes.HasPrefix(bytes.TrimLeft(answer, "\r\n"), []byte("data:")) { // a stream was asked for, and the answer is none
 		return errNotJSON
 	}
 	s.upstream.answer.Reader.Reset(s.upstream.streamLimits(time.Hour)) // the answer is in memory, so the time limit does not matter

@@ -37,18 +37,9 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	resumed := j.life.Resumed()
 	s.upstream.unstreamed = !resumed && !j.req.Stream && (j.req.Passthrough || rank.Profile.NonStream == mooncake.NonStreamPassthrough)
 	s.upstream.noEarlyText = j.buffersText(rank.Profile)
-	filterOptions := j.filterOptions
-	filterOptions.TokensPerChunk = rank.Traffic.TokensPerChunk()
-	// a beam search answers with several texts, each of which may be as long as the context
-	filterOptions.MaxTokens, filterOptions.Context = s.upstream.maxTokens, prompt.ContextLimit(rank.Context)*max(1, j.req.Beams)
-	filterOptions.Cached = j.cachedTokens
-	if s.upstream.local || rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
-		filterOptions.Cached = sse.OwnCached
-	}
+	filterOptions := s.upstream.filterOptions()
 	var assembler *sse.Assembler
-	if s.upstream.unstreamed { // the answer comes as if it were one event that has the choices and the usage
-		filterOptions.ContinuousUsage, filterOptions.Unstreamed = true, true
-	} else {
+	if !s.upstream.unstreamed {
 		j.keepForResume(rank)
 		if !resumed && !j.req.Stream { // a resumed answer keeps its first assembler (see takeOver)
 			assembler = newAssembler(j)
@@ -69,6 +60,22 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	return s
 }
 
+// filterOptions returns what the filter does with the answer: what the client of the job asked for, and what depends on the rank.
+func (u *upstreamCall) filterOptions() sse.Options {
+	options := u.job.filterOptions
+	options.TokensPerChunk = u.rank.Traffic.TokensPerChunk()
+	// a beam search answers with several texts, each of which may be as long as the context
+	options.MaxTokens, options.Context = u.maxTokens, prompt.ContextLimit(u.rank.Context)*max(1, u.job.req.Beams)
+	options.Cached = u.job.cachedTokens
+	if u.local || u.rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
+		options.Cached = sse.OwnCached
+	}
+	if u.unstreamed { // the answer comes as if it were one event that has the choices and the usage
+		options.ContinuousUsage, options.Unstreamed = true, true
+	}
+	return options
+}
+
 // buffersText says whether an engine may send no text before the whole answer is computed. SGLang does that for the Responses API if the
 // request has tools: until the end, the text may turn out to be a tool call (0.5.23, responses_stream_generator_non_harmony in
 // entrypoints/openai/serving_responses.py).
@@ -84,7 +91,8 @@ func (j *job) buffersText(profile *mooncake.Profile) bool {
 // counts the answer as running, and the engine has computed the prompt.
 func (s *stream) noteFirstEvent() {
 	s.firstAt = time.Now()
-	s.upstream.correctCompute(false)
+	const computedNothing = false
+	s.upstream.correctCompute(computedNothing)
 	if s.upstream.slot != nil { // nil: the whole answer came at once, and its slot is free
 		s.upstream.countedRunning = true
 		s.upstream.rank.Traffic.Begin()
@@ -107,8 +115,8 @@ func (s *stream) fill() error {
 		s.continueAnswer()
 		return nil
 	}
-	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle {
-		s.upstream.idle = max(wait, 1)
+	if wait := s.upstream.answer.Reader.Wait(time.Now()); wait != s.upstream.idle { // another limit holds than at the last read
+		s.upstream.idle = max(wait, 1) // the time may be over already
 		s.upstream.resp.SetIdle(s.upstream.idle)
 	}
 	readBuffer := readPool.Get().(*[4 << 10]byte)
@@ -146,7 +154,7 @@ func (s *stream) bodyEnded(err error) {
 	switch kvFault := s.upstream.prefillCall.pairFault(); {
 	case s.job.passthrough != nil:
 		passthroughBodyEnded(s, err)
-	case s.upstream.answer.TooMuch():
+	case s.upstream.answer.TooMuch(): // the answer exceeds a limit of its size
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", err), err)
 	case whole:
 		head := s.upstream.answer.Transcript.Head
@@ -180,7 +188,7 @@ func passthroughBodyEnded(s *stream, err error) {
 	case bodyComplete && s.upstream.answer.Closed() == sse.Complete: // a [DONE] is not required, because some engines send none
 		s.endWhole()
 		return
-	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0:
+	case bodyComplete && s.upstream.answer.Reader.Buffered() > 0: // a part of an event is left
 		err = errCut
 	case bodyComplete:
 		err = errNoData
@@ -229,14 +237,14 @@ func (s *stream) applyEffects(effects sse.Effects) {
 	case sse.Broken:
 		s.endFailed(lifecycle.Unusable, failure.StreamBroke("upstream_broken", s.upstream.answer.Err()), s.upstream.answer.Err())
 	case sse.Refused:
-		said := s.upstream.answer.Filter.Failure()
-		if s.firstAt.IsZero() && engine.SaysPaused(said.Status, said.Message) { // vLLM begins its stream before its core refuses
+		reported := s.upstream.answer.Filter.Failure()
+		if s.firstAt.IsZero() && engine.SaysPaused(reported.Status, reported.Message) { // vLLM begins its stream before its core refuses
 			s.job.srv.Monitor.ReportFailure(s.upstream.rank.Instance, engine.ErrPaused)
 			s.endFailed(lifecycle.Paused, failure.PausedError(s.upstream.sideName(), engine.ErrPaused), engine.ErrPaused)
 			return
 		}
-		err := fmt.Errorf("its event was an error of status %d", said.Status)
-		s.endFailed(lifecycle.ReasonOfStatus(said.Status), failure.FromStream(said), err)
+		err := fmt.Errorf("its event was an error of status %d", reported.Status)
+		s.endFailed(lifecycle.ReasonOfStatus(reported.Status), failure.FromStream(reported), err)
 	case sse.Preempted:
 		if s.firstAt.IsZero() { // the client has nothing yet, so serve begins the answer anew
 			s.job.srv.metrics.recomputes.WithLabelValues(lifecycle.Repeated).Inc()
@@ -301,7 +309,7 @@ func (s *stream) Torn() bool { return s.upstream.answer.Reader.Torn() }
 // Next returns all complete events that have arrived, and waits if there are none. They are valid until the next call. io.EOF means the end
 // of the answer, even if the answer is not complete.
 func (s *stream) Next() ([]byte, error) {
-	// While more bytes have arrived that can go out in the same write, Next goes on.
+	// Next waits for the first event. Then it goes on while more bytes have arrived that can go out in the same write, up to maxBatchBytes.
 	for len(s.upstream.answer.out) == 0 || s.state == flowing && len(s.upstream.answer.out) < maxBatchBytes && s.upstream.resp.Arrived() {
 		if s.state >= ended {
 			return nil, io.EOF

@@ -23,14 +23,14 @@ var errIgnoredResume = errors.New("the engine did not go on with the answer so f
 // continueAnswer continues an answer that its engine has lost. The request is served again: the part of the answer that the client has is
 // appended to the prompt, and the client gets the new part as if one engine had sent the whole answer.
 func (s *stream) continueAnswer() {
-	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove()
+	j, fault, moved := s.job, s.upstream.fault, s.upstream.tracked.MustMove() // moved: a drain has ended the call
 	if !j.client.Left() {
 		// Text that was computed from broken KV must not be continued.
 		if kvFault := s.upstream.prefillCall.confirmKV(s.upstream.answer.Filter.Prompt(), j.client.Gone()); kvFault != nil {
-			s.upstream.fault, fault = kvFault, nil
+			s.upstream.fault, fault = kvFault, nil // nil stands for the wrong KV
 		}
 	}
-	if wrongKV := fault == nil; wrongKV || j.client.Left() {
+	if wrongKV := fault == nil; wrongKV || j.client.Left() { // the answer is broken off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 		return
 	}
@@ -39,7 +39,7 @@ func (s *stream) continueAnswer() {
 	tier := s.planContinuation()
 	var attemptError *openai.Error // how the next attempt failed; nil: it did not fail, or there is none
 	switch tier {
-	case lifecycle.Broken:
+	case lifecycle.Broken: // the answer cannot go on, so it is broken off
 		s.step(lifecycle.Event{Kind: lifecycle.GivenUp})
 	case lifecycle.Concluding: // planContinuation has written the end of the answer
 	default:
@@ -115,9 +115,9 @@ func (s *stream) planContinuation() lifecycle.Tier {
 	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.AnswerSoFar.Completed, p.PrefillCount, p.DecodeCount
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
-	changes := *j.changes
+	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
 	changes.Resume, j.changes = p.Resume, &changes
-	if p.Tier == lifecycle.Concluding {
+	if p.Tier == lifecycle.Concluding { // the answer has all tokens that it may have, but no finish_reason yet
 		s.resetForEnd(resume.answerTokens)
 		s.writeEnding(p.AnswerSoFar.Head, "length")
 	}
@@ -150,14 +150,14 @@ func lostAnswer(s *stream) lifecycle.Loss {
 
 // maxWholeAnswer returns how many tokens the answer may have, with the part that the client has already.
 func (j *job) maxWholeAnswer() int {
-	most := prompt.ContextLimit(j.model.MaxLen)
-	if j.model.MaxLen > 0 {
-		most -= j.resume.promptTokens
+	maxTokens := prompt.ContextLimit(j.model.MaxLen)
+	if j.model.MaxLen > 0 { // the context length is known, and the prompt takes a part of it
+		maxTokens -= j.resume.promptTokens
 	}
-	if j.req.Limit > 0 {
-		most = min(most, j.req.Limit)
+	if j.req.Limit > 0 { // the client's own limit
+		maxTokens = min(maxTokens, j.req.Limit)
 	}
-	return most
+	return maxTokens
 }
 
 // takeOver lets this stream go on with the call of next. next is the stream of the attempt that continues the answer, and has read its
@@ -169,12 +169,13 @@ func (s *stream) takeOver(next *stream) {
 	s.upstream.answer.Assembler = assembler
 	s.state, s.endError, next.state = next.state, next.endError, givenBack // now s must give back what next held
 	s.earlierTokens = s.job.resume.answerTokens
-	if !next.lastTokenAt.IsZero() {
+	if !next.lastTokenAt.IsZero() { // zero: next has no token yet
 		s.lastTokenAt = next.lastTokenAt
 	}
-	if s.upstream.answer.Assembler == nil {
+	if s.upstream.answer.Assembler == nil { // the client gets the events as they are
 		return
 	}
+	// The first events of next came without an assembler, so they are added to the answer in one piece here.
 	for e := range sse.Events(s.upstream.answer.out) {
 		if e.Kind == sse.KindComment {
 			continue
@@ -200,13 +201,13 @@ func (s *stream) resetForEnd(tokens int) {
 }
 
 // writeEnding ends an answer that its engine did not end. It writes the finish_reason in finish (empty: the engine has sent one) and then
-// the usage. The token counts may be estimates, so the usage is cut to what the answer may have.
+// the usage. The token counts may be estimates, so the usage is cut to the tokens that the answer may have and that fit into the context.
 func (s *stream) writeEnding(head sse.Head, finish string) {
 	j := s.job
 	filter := &s.upstream.answer.Filter
 	usage := sse.Usage{Prompt: cmp.Or(filter.Prompt(), j.promptTokens), Completion: min(filter.Tokens(), s.upstream.maxTokens),
 		Cached: j.cachedTokens}
-	if s.upstream.rank.Context > 0 {
+	if s.upstream.rank.Context > 0 { // the length of the context is known
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
 	if s.upstream.local || s.upstream.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew how many tokens were cached
@@ -214,7 +215,7 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	}
 	usage.Total = usage.Prompt + usage.Completion
 	_, reported := s.upstream.answer.Filter.Usage()
-	s.upstream.noUsage = !reported
+	s.upstream.noUsage = !reported // the usage that follows is not the engine's
 	for e := range sse.Events(ending(j.req.Endpoint, head, finish, usage)) {
 		if s.state < ended {
 			s.processEvent(e)
@@ -231,7 +232,7 @@ func (j *job) checkPromptCount(want, counted int) *openai.Error {
 	}
 	resume := &j.resume
 	ignored := counted != want // the engine ignored the answer so far
-	if want == 0 {
+	if want == 0 {             // the count must at least exceed that of the client's prompt, if a part of the answer was added to it
 		ignored = resume.answerTokens > 0 && counted <= resume.promptTokens
 	}
 	if !ignored {

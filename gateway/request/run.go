@@ -134,13 +134,13 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		r.fault, r.stream, r.lease = nil, nil, nil
 	case lifecycle.Settle:
 		r.settle(effect.Resource, effect.Disposition)
-	case lifecycle.Restart:
+	case lifecycle.Restart: // offerElsewhere has made the question for the next wait in the arrival queue
 		j.query = r.nextQuery
 	case lifecycle.Drop:
 		r.forward.DropUnsent()
 	case lifecycle.Avoid, lifecycle.ReportFailure, lifecycle.ReportSuccess:
 		r.reportOutcome(effect)
-	case lifecycle.Resolve:
+	case lifecycle.Resolve: // the engines of earlier 500s are blamed or cleared
 		for _, settle := range j.unexplained500s {
 			settle(effect.Blame)
 		}
@@ -164,7 +164,9 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	case lifecycle.SendDecode:
 		fault, quit := r.stream.decode(r.handoff, effect.Until)
 		if fault == nil && r.isMixed() {
-			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: -1}, time.Time{}) // zero time: no KV is kept for a hand-off
+			const unknown = -1
+			var noHold time.Time // the rank keeps no KV for a hand-off
+			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: unknown}, noHold)
 		}
 		return r.beganEvent(fault, quit)
 	case lifecycle.SendBoth:
@@ -174,7 +176,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{Kind: lifecycle.Retried}
 		}
 		return lifecycle.Event{Kind: lifecycle.GivenUp}
-	case lifecycle.Offer:
+	case lifecycle.Offer: // Group: another proxy owns the decode group now; otherwise every attempt here failed
 		return r.offerElsewhere(effect.Group)
 	case lifecycle.Remember, lifecycle.Recall, lifecycle.Complain, lifecycle.Choose, lifecycle.SendOver, lifecycle.SendAnew:
 		return r.doPassthrough(effect)
@@ -197,7 +199,8 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 }
 
 // queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another dispatcher should
-// serve the request (Directed), or that the request got no lease (NoTurn). Later attempts avoid the engine of the lease.
+// serve the request (Directed), or that the request got no lease (NoTurn). Open in NoTurn says that another region may have an engine.
+// Later attempts avoid the engine of the lease.
 func (r *executor) queue() lifecycle.Event {
 	j := r.job
 	lease, forward, err := j.awaitLease()
@@ -212,8 +215,8 @@ func (r *executor) queue() lifecycle.Event {
 	j.avoid.prefill = append(j.avoid.prefill, lease.Candidate.ID)
 	r.lease = lease
 	bind := j.srv.bindOrder(lease.Candidate)
-	if j.req.PrefillOnly && bind == lifecycle.Early {
-		bind = lifecycle.Late // no decode rank is needed
+	if j.req.PrefillOnly && bind == lifecycle.Early { // the prefill engine gives the whole answer, so no decode rank is bound
+		bind = lifecycle.Late
 	}
 	return lifecycle.Event{Kind: lifecycle.Turn, Bind: bind, Traits: lifecycle.Traits[lease.Candidate.Profile.Connector]}
 }
@@ -308,7 +311,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	}
 	failedEngine := ""
 	switch {
-	case r.stream != nil:
+	case r.stream != nil: // the attempt has got as far as a slot, or is passed through
 		r.stream.upstream.fault = fault
 		failedEngine = r.stream.upstream.failedEngine()
 	case r.lease != nil && fault.EngineFailed():
@@ -323,7 +326,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	if r.stream != nil {
 		event.Engine = r.stream.upstream.rank.Instance
 	}
-	if fault.Call == lifecycle.Prefill && r.lease != nil {
+	if fault.Call == lifecycle.Prefill && r.lease != nil { // also if a stream exists: its prefill call has failed
 		event.Engine = r.prefillEngine().Instance
 	}
 	return event
@@ -357,22 +360,25 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	}
 }
 
-// offerElsewhere asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if group is
-// true, else a region where no attempt has failed yet. If so, the request asks this in its next wait in the arrival queue.
-func (r *executor) offerElsewhere(group bool) lifecycle.Event {
+// offerElsewhere asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if
+// groupMoved is true, else a region where no attempt has failed yet. If so, it returns Offered, and the request asks this in its next wait
+// in the arrival queue. Otherwise it returns NotOffered.
+func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 	j, peers := r.job, r.job.srv.Peers
 	notOffered := lifecycle.Event{Kind: lifecycle.NotOffered}
-	if peers == nil || !j.req.Endpoint.IsChatOrCompletions() || j.client.Left() {
+	mayBeForwarded := peers != nil && j.req.Endpoint.IsChatOrCompletions() // requests to other endpoints are always served here
+	if !mayBeForwarded || j.client.Left() {
 		return notOffered
 	}
 	switch {
-	case group && j.incoming.namesEngines(): // a request that names its engines goes to no other dispatcher
+	case groupMoved && j.incoming.namesEngines(): // a request that names its engines goes to no other dispatcher
 		return notOffered
-	case !group && !peers.Offered(j.model.Name): // no other region has the model, so the prompt need not be hashed to ask
+	case !groupMoved && !peers.Offered(j.model.Name): // no other region has the model, so the prompt need not be hashed to ask
 		return notOffered
 	}
-	query := j.newRoutingQuery(false)
-	if !group && !query.Offered() { // the request must stay here, or may not go to a region that has the model
+	const mustStay = false
+	query := j.newRoutingQuery(mustStay)
+	if !groupMoved && !query.Offered() { // the request must stay here, or may not go to a region that has the model
 		return notOffered
 	}
 	r.nextQuery = query
@@ -424,7 +430,7 @@ func (r *executor) settle(resource lifecycle.Resource, disposition lifecycle.Dis
 	j := r.job
 	switch resource {
 	case lifecycle.Permit:
-		if disposition == lifecycle.Back {
+		if disposition == lifecycle.Back { // otherwise (Pass) the request's entry in the pool gives the place back
 			j.srv.Places.Release()
 		}
 	case lifecycle.Lease:

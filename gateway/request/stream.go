@@ -95,9 +95,10 @@ func (s *stream) tokens() int {
 	return s.earlierTokens + s.upstream.answer.Filter.Tokens()
 }
 
-// putBack returns the buffers to the pool. Buffers of more than 64 KiB are dropped, so that huge answers do not fill the pool.
+// putBack returns the buffers to the pool. A transcript or an output buffer with room for more than 64 Ki elements is dropped, so that huge
+// answers do not fill the pool.
 func (b *buffers) putBack() {
-	b.Assembler = nil
+	b.Assembler = nil // it holds one client's answer
 	if cap(b.Transcript.IDs) > 64<<10 || cap(b.Transcript.Last) > 64<<10 {
 		b.Transcript = sse.Transcript{}
 	}
@@ -117,7 +118,7 @@ func (u *upstreamCall) contentType() []byte {
 // newSlotlessStream prepares the stream of an answer that takes no slot of a rank: the answer of a prefill engine, or to a request that is
 // passed through.
 func newSlotlessStream(j *job, rank *roster.Rank, options sse.Options) *stream {
-	rank.Worker = -1
+	rank.Worker = -1 // no worker of the dispatcher
 	s := &stream{job: j, upstream: upstreamCall{job: j, unstreamed: options.Unstreamed, rank: rank, began: time.Now(),
 		maxTokens: options.MaxTokens, answer: buffersPool.Get().(*buffers)}}
 	s.upstream.answer.Transcript.Reset(false)
@@ -141,12 +142,15 @@ func (s *stream) Pause(now time.Time) { s.upstream.answer.Reader.Pause(now) }
 func (s *stream) Err() error { return s.upstream.answer.Err() }
 
 // Flow returns the response from which an event loop may read the rest of the answer. It returns nil if no loop may: the answer has ended,
-// is not streamed, or has bytes that have arrived but were not read.
+// comes from a call without a slot, is not streamed to the client, or has bytes that have arrived but were not read.
 func (s *stream) Flow() *engine.Response {
-	if s.state != flowing || s.upstream.slot == nil || s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
+	if s.state != flowing || s.upstream.slot == nil { // checked first: an answer that has ended may have no buffers any more
 		return nil
 	}
-	s.upstream.answer.out = nil
+	if inOnePiece := s.upstream.answer.Assembler != nil; inOnePiece || s.upstream.resp.Arrived() {
+		return nil
+	}
+	s.upstream.answer.out = nil // the loop has a buffer of its own (see Arrive)
 	return s.upstream.resp
 }
 
@@ -166,9 +170,9 @@ func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
 func (s *stream) GoBack(events []byte, end sse.End) {
 	s.upstream.answer.out = events
 	switch err := s.upstream.answer.Err(); {
-	case end != sse.NotEnded:
+	case end != sse.NotEnded: // Arrive has counted the events already
 		s.applyEffects(sse.Effects{End: end})
-	case err != nil:
+	case err != nil: // the connection broke, or the answer exceeds a limit
 		s.bodyEnded(err)
 	}
 }

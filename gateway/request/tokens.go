@@ -35,12 +35,12 @@ func emptyAnswer(j *job) []byte {
 	head, options := sse.Head{ID: []byte(`""`), Mode: j.byName.outputMode}, j.filterOptions // the filter replaces the empty id
 	options.Continuation, options.Transcript = nil, nil
 	options.Cached = sse.OwnCached
-	options.MaxTokens, options.Context = 0, 0
+	options.MaxTokens, options.Context = 0, 0 // no limits
 	usage := sse.Usage{Prompt: j.estimatedTokens(), Total: j.estimatedTokens(), Cached: -1}
 	filter, framer := sse.NewFilter(options), sse.NewFramer(0)
 	var assembler *sse.Assembler
 	options.Unstreamed = !j.req.Stream && j.req.Endpoint == mooncake.Generate
-	if !j.req.Stream && !options.Unstreamed {
+	if !j.req.Stream && !options.Unstreamed { // an answer of /generate in one piece has the form of its event, and needs no assembler
 		assembler = newAssembler(j)
 	}
 	framer.Feed(ending(j.req.Endpoint, head, "abort", usage))

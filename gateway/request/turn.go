@@ -66,7 +66,8 @@ func avoidBlocked(j *job, lease *prefill.Lease) *prefill.Lease {
 	if !slices.Contains(blocked, candidate.Instance) {
 		return lease
 	}
-	return cmp.Or(lease.MoveIfSooner(-j.srv.Settings().Bind.Lead, blocked), lease)
+	leastGain := -j.srv.Settings().Bind.Lead // negative: the prefill may end later by Bind.Lead
+	return cmp.Or(lease.MoveIfSooner(leastGain, blocked), lease)
 }
 
 // leaseError returns the error for the client of a request that left the arrival queue without a lease. If the client has left, it also
@@ -156,7 +157,7 @@ func (srv *Server) bindOrder(candidate prefill.Candidate) lifecycle.Bind {
 	case candidate.Aggregated:
 		return lifecycle.Mixed
 	case candidate.Profile.Early() && (candidate.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(candidate) != nil):
-		return lifecycle.Early
+		return lifecycle.Early // no address is needed, or it is known
 	}
 	return lifecycle.Late
 }

@@ -47,7 +47,7 @@ func newQuery(e mooncake.Endpoint, model, id string) *query {
 
 // prefill has a prefill engine compute a prompt, and reads the hand-off from its answer.
 func (t *tester) prefill(ctx context.Context, p testedRank, q *query, id string) (answer mooncake.ProbeAnswer, err error) {
-	var info *mooncake.BootstrapInfo
+	var info *mooncake.BootstrapInfo // nil: the engine needs no names for the transfer
 	if p.profile.Connector == mooncake.VLLMMooncake {
 		limited, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
@@ -97,7 +97,7 @@ func (t *tester) send(ctx context.Context, s testedRank, q *query, kind lifecycl
 		return nil, fault.Err
 	}
 	refusal := string(call.RefusalBody)
-	if len(refusal) > 200 {
+	if len(refusal) > 200 { // its beginning is enough to see what is wrong
 		refusal = refusal[:200] + "..."
 	}
 	what := [...]string{lifecycle.Prefill: "a probe", lifecycle.Decode: "the decode request", lifecycle.Sole: "a request"}[kind]
@@ -121,8 +121,8 @@ func (t *tester) decode(ctx context.Context, d testedRank, q *query, a mooncake.
 // answer sends a decode request, reads the answer, and checks what the answer says about itself. It returns the number of
 // prompt tokens that the decode engine counted.
 func (t *tester) answer(ctx context.Context, d testedRank, q *query, id string, body [][]byte) (prompt int, err error) {
-	kind, cached := lifecycle.Decode, -1
-	if d.profile.Aggregated() { // the engine itself reports its cached tokens
+	kind, cached := lifecycle.Decode, -1 // -1: the prefill engine knows how many tokens were cached
+	if d.profile.Aggregated() {          // the engine itself reports its cached tokens
 		kind, cached = lifecycle.Sole, sse.OwnCached
 	}
 	text, err := t.send(ctx, d, q, kind, id, body)
@@ -155,7 +155,7 @@ func (s *stream) read(text []byte) error {
 		if e.Kind != sse.KindData {
 			continue
 		}
-		s.events++
+		s.events++ // the members below are looked for in the form in which engines write them, without spaces
 		s.keepsKV = s.keepsKV || bytes.Contains(e.Data, []byte(`"do_remote_decode":true`))
 		if bytes.Contains(e.Data, []byte(`"completion_tokens":`)) {
 			s.withUsage++
@@ -170,11 +170,11 @@ func (s *stream) read(text []byte) error {
 // checkAnswer checks what an answer says about itself: its end, its usage, its token ids. An error means that the answer is useless.
 // Smaller findings are only reported.
 func (t *tester) checkAnswer(d testedRank, s *stream) error {
-	usage, ok := s.filter.Usage()
+	usage, hasUsage := s.filter.Usage()
 	switch {
 	case !s.filter.Finished():
 		return errors.New("the stream ended without a finish_reason")
-	case !ok:
+	case !hasUsage:
 		return errors.New("the stream has no usage although the request asked for it, so tokens cannot be counted exactly")
 	case usage.Completion != answerTokens && s.filter.FinishReason() == "length":
 		return fmt.Errorf("usage says %d tokens of the %d asked for", usage.Completion, answerTokens)
@@ -196,7 +196,7 @@ func (t *tester) checkAnswer(d testedRank, s *stream) error {
 	if isOn(d.profile.ReturnTokenIDs) && s.withIDs == 0 {
 		t.report(d.name, Warn, "no token_ids though asked for; set return_token_ids: false in its profile (vLLM has them since 0.10.2)")
 	}
-	if drift, ok := s.filter.Drift(); ok && drift != 0 {
+	if drift, known := s.filter.Drift(); known && drift != 0 { // the tokens were counted wrongly while the answer came
 		t.report(d.name, Warn, "counted %+d tokens against the engine's own final count", drift)
 	}
 	return nil
@@ -222,10 +222,10 @@ var (
 )
 
 // sendConcurrently sends one prompt through two engines that work on it at the same time. It returns only the error of the engine that
-// failed first, because the failure stops the other engine.
+// failed first, because that failure also ends the call to the other engine. With SGLang, both engines are then told to abort.
 func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
 	rendezvous := upstream.NewRendezvous(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
-	var callback <-chan metaserver.Callback
+	var callback <-chan metaserver.Callback // nil: the connector has no callbacks
 	if p.profile.Connector != mooncake.SGLang {
 		pending := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
 			return d.profile.ReadCallback(body, rendezvous.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
@@ -235,9 +235,9 @@ func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ended := make(chan struct{})
+	prefillEnded := make(chan struct{})
 	go func() {
-		defer close(ended)
+		defer close(prefillEnded)
 		if got.ProbeAnswer, prefillErr = t.prefillConcurrently(ctx, p, d, q, rendezvous, callback); prefillErr != nil {
 			cancel(errOtherEngine)
 		}
@@ -246,7 +246,7 @@ func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query
 	if decodeErr != nil {
 		cancel(errOtherEngine)
 	}
-	<-ended
+	<-prefillEnded
 	switch {
 	case errors.Is(prefillErr, errCallback): // the decode engine makes the callback, so the error is the decode engine's
 		prefillErr, decodeErr = nil, prefillErr
@@ -299,7 +299,8 @@ func (t *tester) listen(ctx context.Context) (stop func()) {
 		p := t.cfg.Profiles[name]
 		return p.Connector == mooncake.AscendLayerwise
 	}
-	if t.callbacks != nil || t.cfg.Bind.Listen == "" || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), callsBack) {
+	mayListen := t.callbacks == nil && t.cfg.Bind.Listen != ""
+	if !mayListen || !slices.ContainsFunc(t.cfg.ProfilesInUse("decode"), callsBack) {
 		return func() {}
 	}
 	callers := map[netip.Addr]bool{} // addresses of decode engines, which may call back if bind.allow is empty

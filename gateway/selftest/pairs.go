@@ -19,7 +19,7 @@ const (
 // partners gives every rank a partner with a common model, and uses the ranks of the other side evenly. Each pair is a round of its own.
 func partners(prefills, decodes []testedRank) (rounds [][]pair) {
 	partner := func(s testedRank, others []testedRank, i int) (testedRank, bool) {
-		for k := range others { // rank i begins at i, so that not all ranks get the same partner
+		for k := range others { // rank i begins its search at i, so that not all ranks get the same partner
 			if other := others[(i+k)%len(others)]; canPair(s, other) {
 				return other, true
 			}
@@ -52,8 +52,8 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 	}
 	turns := map[string]int{} // number of pairs that an engine is in so far, by the name of its first rank
 	paired := map[string]bool{}
-	tried := 0
-	nextRank := func(ranks []testedRank) testedRank {
+	pairCount := 0
+	nextRank := func(ranks []testedRank) testedRank { // of one engine: the rank whose turn it is
 		engine := ranks[0].name
 		s := ranks[turns[engine]%len(ranks)]
 		turns[engine]++
@@ -67,11 +67,11 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 			switch {
 			case !canPair(engine[0], other[0]):
 				continue
-			case tried == maxPairs:
+			case pairCount == maxPairs:
 				leftOut++
 				continue
 			}
-			tried++
+			pairCount++
 			ranks := [2]testedRank{}
 			ranks[few], ranks[many] = nextRank(engine), nextRank(other)
 			round = append(round, pair{ranks[0], ranks[1]})
@@ -89,7 +89,7 @@ func everyPair(prefills, decodes []testedRank) (rounds [][]pair, leftOut int) {
 // ofEngines groups ranks by their engines. In ranks, the ranks of one engine must follow each other in the order of their numbers.
 func ofEngines(ranks []testedRank) (engines [][]testedRank) {
 	for _, s := range ranks {
-		if s.target.Rank <= 0 {
+		if s.target.Rank <= 0 { // the first rank of the next engine
 			engines = append(engines, nil)
 		}
 		engines[len(engines)-1] = append(engines[len(engines)-1], s)
@@ -118,11 +118,11 @@ func eachAlone(ranks []testedRank) (rounds [][]pair) {
 }
 
 // tryRounds sends one request through each pair, one round after the other, and up to pairsAtOnce pairs of a round at the same time. It
-// leaves out pairs with a rank that has only failed so far.
+// leaves out pairs with a rank that has only failed so far. When ctx is done, it only counts the pairs that are left.
 func (t *tester) tryRounds(ctx context.Context, rounds [][]pair) {
 	for _, round := range rounds {
 		var all sync.WaitGroup
-		free := make(chan struct{}, pairsAtOnce)
+		running := make(chan struct{}, pairsAtOnce) // has an element for each pair that is being tried
 		for _, p := range round {
 			if ctx.Err() != nil {
 				t.leftOut++
@@ -133,9 +133,9 @@ func (t *tester) tryRounds(ctx context.Context, rounds [][]pair) {
 			}
 			id := fmt.Sprintf("%s-%d", t.id(), t.pairs) // part of the prompt and of the hand-off's id, so that no two tests share these
 			t.pairs++
-			free <- struct{}{}
+			running <- struct{}{}
 			all.Go(func() {
-				defer func() { <-free }()
+				defer func() { <-running }()
 				t.tryPair(ctx, p, id)
 			})
 		}
@@ -152,7 +152,7 @@ func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 		switch {
 		case errors.Is(err, ErrNotOwned): // another proxy sends requests to the rank, not this one
 			return
-		case err != nil:
+		case err != nil: // a busy rank is no fault of the engine
 			t.report(d.name, OK, "was not tried: %v", err)
 			return
 		}
@@ -170,7 +170,7 @@ func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 	switch {
 	case concurrent:
 		received = "KV"
-		if prefillErr == nil && decodeErr == nil {
+		if bothWork := prefillErr == nil && decodeErr == nil; bothWork {
 			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
 			t.checkCached(*p, got.CachedTokens)
 		}
@@ -203,14 +203,14 @@ func (t *tester) recordResult(err error, sides ...*testedRank) {
 	if err != nil {
 		first.blamed++
 	}
-	reportIt := first.blamed <= maxFailures
+	reportAlone := first.blamed <= maxFailures // reportUnreported reports the others together
 	t.mu.Unlock()
-	if err != nil && reportIt {
+	if err != nil && reportAlone { // report locks t.mu itself
 		t.report(sides[0].name, Bad, "%v", err)
 	}
 }
 
-// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held.
+// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held, or while no pair is tried.
 func (t *tester) resultsOf(s testedRank) *pairResults {
 	r := t.results[s.name]
 	if r == nil {
@@ -238,9 +238,12 @@ func (t *tester) skipFailing(s testedRank) (skip bool) {
 func (t *tester) healthyPairs(ctx context.Context, prefills, decodes []testedRank, kind string) iter.Seq2[string, pair] {
 	return func(yield func(id string, p pair) bool) {
 		for i, round := range partners(firstRanks(prefills), firstRanks(decodes)) {
-			p := round[0]
-			failed := t.resultsOf(p.prefill).failed+t.resultsOf(p.decode).failed > 0
-			if ctx.Err() == nil && !failed && !yield(fmt.Sprintf("%s-%s%d", t.id(), kind, i), p) {
+			p := round[0] // partners returns rounds of one pair
+			hasFailed := t.resultsOf(p.prefill).failed > 0 || t.resultsOf(p.decode).failed > 0
+			if ctx.Err() != nil || hasFailed {
+				continue
+			}
+			if !yield(fmt.Sprintf("%s-%s%d", t.id(), kind, i), p) {
 				return
 			}
 		}
@@ -259,7 +262,8 @@ func (t *tester) reportUnreported(s testedRank) {
 }
 
 // sendThroughPair sends a request through a pair: first through the prefill engine and then through the decode engine, or through both at
-// the same time if their connector needs it. It returns the error of each side.
+// the same time if their connector needs it. It returns the error of each side. After an error of the prefill engine, the decode engine is
+// sent nothing, and decodeErr is nil.
 func (t *tester) sendThroughPair(ctx context.Context, p, d testedRank, q *query, id string) (got pairAnswer, prefillErr, decodeErr error) {
 	if concurrent, _ := compatibility(p, d); concurrent {
 		return t.sendConcurrently(ctx, p, d, q, id)

@@ -45,7 +45,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 	for _, s := range append(firstRanks(prefills), firstRanks(decodes)...) {
 		t.learnHosts(ctx, s)
 	}
-	reported := len(t.findings) // later findings are sorted by engine, because the pairs are tried in another order
+	sortFrom := len(t.findings) // later findings are sorted by engine, because the pairs are tried in another order
 	prefills, decodes = slices.DeleteFunc(prefills, t.skipUntestable), slices.DeleteFunc(decodes, t.skipUntestable)
 	if o.EveryPair {
 		rounds, leftOut := everyPair(prefills, decodes)
@@ -66,7 +66,7 @@ func Run(ctx context.Context, cfg *config.Config, o Options) []Finding {
 		place[s.name] = i
 		t.reportUnreported(s)
 	}
-	slices.SortStableFunc(t.findings[reported:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
+	slices.SortStableFunc(t.findings[sortFrom:], func(a, b Finding) int { return place[a.Engine] - place[b.Engine] })
 	if ctx.Err() != nil {
 		t.report("engines", Warn, "the test had to end before all was tried (%v); it left out at least %d requests",
 			context.Cause(ctx), t.leftOut)
@@ -88,27 +88,29 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 			t.report(s.name, Bad, "%v", err)
 			continue
 		}
+		sample := t.metrics(ctx, role, e, s)
 		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots.
-		if sample := t.metrics(ctx, role, e, s); role == "prefill" || t.takeSlot == nil {
+		if needsNoSlot := role == "prefill" || t.takeSlot == nil; needsNoSlot {
 			t.fixRankNumber(ctx, &s, e, sample)
 		}
 		t.compareSettings(ctx, role, s, e)
 		ranks = append(ranks, s)
-		for rank := 1; rank < e.Ranks; rank++ {
+		for rank := 1; rank < e.Ranks; rank++ { // s is rank 0
 			ranks = append(ranks, s.otherRank(rank))
 		}
 	}
 	return ranks
 }
 
-// firstRank returns the first rank of an engine, with the models that the engine serves. The error says why the engine cannot be tested.
+// firstRank returns the first rank of an engine, with the models that the engine serves, for which it asks the engine. The error says why
+// the engine cannot be tested. s has its name even then.
 func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s testedRank, err error) {
 	id, err := config.InstanceID(e.URL)
 	if err != nil {
 		return s, err // a valid config has no URL that fails here
 	}
 	p := t.cfg.Profiles[e.Profile]
-	if role == aggregated {
+	if role == aggregated { // the engine serves requests without a partner
 		p = p.Alone()
 	}
 	s = testedRank{name: role + " " + id, ranks: e.Ranks, profile: &p}
@@ -120,10 +122,10 @@ func (t *tester) firstRank(ctx context.Context, role string, e config.Engine) (s
 		s.target.Rank = 0
 	}
 	s.rosterName = id
-	if e.Ranks > 0 {
+	if e.Ranks > 0 { // the roster names every rank that has a number
 		s.rosterName += "/0"
 	}
-	if e.Ranks > 1 {
+	if e.Ranks > 1 { // findings name the rank only if the engine has several
 		s.name += "/0"
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -152,10 +154,11 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 		t.report(s.name, Warn, "no metrics: %v; only our own requests count towards its KV then", err)
 		return nil
 	}
-	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" {
+	if _, known := sample.KVUsage(s.target.Rank); !known && role == "prefill" { // the choice of a prefill engine looks at this
 		t.report(s.name, Warn, "no KV usage under a known metric name; set the profile's metrics.kv_usage")
 	}
-	if _, known := sample.CacheTokens(s.target.Rank); !known && s.profile.KVTokensPerRank == 0 && e.KV == 0 {
+	inConfig := s.profile.KVTokensPerRank != 0 || e.KV != 0
+	if _, inMetrics := sample.CacheTokens(s.target.Rank); !inMetrics && !inConfig {
 		t.report(s.name, Warn,
 			"its KV capacity is not in its metrics; set the profile's kv_tokens_per_rank, or only slots limit what it is given")
 	}
@@ -167,13 +170,13 @@ func (t *tester) metrics(ctx context.Context, role string, e config.Engine, s te
 // may get this pair.
 func (t *tester) compareModels(side, others []testedRank) {
 	for _, s := range side {
-		shared := false
+		sharesModel := false
 		var missing []string // models of the other side that this engine lacks
 		for _, other := range others {
-			if _, ok := commonModel(s, other); !ok {
+			if _, ok := commonModel(s, other); !ok { // the two never get a request together
 				continue
 			}
-			shared = true
+			sharesModel = true
 			for _, m := range other.models {
 				if !slices.Contains(s.models, m) && !slices.Contains(missing, m) {
 					missing = append(missing, m)
@@ -181,7 +184,7 @@ func (t *tester) compareModels(side, others []testedRank) {
 				}
 			}
 		}
-		if !shared && len(others) > 0 {
+		if !sharesModel && len(others) > 0 {
 			t.report(s.name, Bad, "serves %s, and no engine of the other side does", strings.Join(s.models, ", "))
 		}
 	}
@@ -191,14 +194,14 @@ func (t *tester) compareModels(side, others []testedRank) {
 func (t *tester) learnHosts(ctx context.Context, p testedRank) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	for _, h := range append([]string{p.target.URL.Hostname()}, p.profile.KVHosts...) {
-		t.hosts[h] = true
-		addrs, err := net.DefaultResolver.LookupHost(ctx, h)
+	for _, host := range append([]string{p.target.URL.Hostname()}, p.profile.KVHosts...) {
+		t.hosts[host] = true
+		addresses, err := net.DefaultResolver.LookupHost(ctx, host)
 		if err != nil {
-			t.report(p.name, Warn, "%s does not resolve (%v); a hand-off that names its address will be refused", h, err)
+			t.report(p.name, Warn, "%s does not resolve (%v); a hand-off that names its address will be refused", host, err)
 		}
-		for _, a := range addrs {
-			t.hosts[a] = true
+		for _, address := range addresses {
+			t.hosts[address] = true
 		}
 	}
 }
@@ -223,7 +226,7 @@ func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.En
 		return nil, err
 	case role == aggregated:
 		err = t.tryAlone(ctx, s, t.id())
-	case !t.skipUntestable(s):
+	case !t.skipUntestable(s): // an untestable engine has answered, which is enough
 		err = t.tryWithPartners(ctx, role, s, partners)
 	}
 	return t.findings, err
@@ -236,11 +239,11 @@ func TryEngine(ctx context.Context, cfg *config.Config, role string, e config.En
 func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank, partners []config.Engine) error {
 	other := map[string]string{"prefill": "decode", "decode": "prefill"}[role]
 	for n := range partnersTried {
-		partner, model, rest, ok := t.partner(ctx, other, s, partners)
-		if !ok {
+		partner, model, following, ok := t.partner(ctx, other, s, partners)
+		if !ok { // no other engine of the other side can be a partner
 			break
 		}
-		partners = rest
+		partners = following
 		id := fmt.Sprintf("%s-%d", t.id(), n)
 		q := newQuery(mooncake.Completions, model, id)
 		p, d := s, partner
@@ -253,7 +256,7 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 		}
 		t.learnHosts(ctx, p)
 		received := "hand-off"
-		if concurrent {
+		if concurrent { // the decode engine may call back, and name its own host
 			received = "KV"
 			t.learnHosts(ctx, d)
 		}
@@ -283,7 +286,7 @@ func (t *tester) tryWithPartners(ctx context.Context, role string, s testedRank,
 // partner finds the first engine of the other side that answers and serves a model of s. It returns that engine, the model, and the engines
 // that follow in the list. role is the role of the other side.
 func (t *tester) partner(ctx context.Context, role string, s testedRank, engines []config.Engine) (o testedRank, model string,
-	rest []config.Engine, ok bool) {
+	following []config.Engine, ok bool) {
 	for i, e := range engines {
 		var err error
 		if o, err = t.firstRank(ctx, role, e); err == nil {

@@ -55,7 +55,8 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend): if one of its GPUs fails, the next request that names the rank "+
 			"ends the whole server; set name_ranks: false in its profile")
 	}
-	if elasticEP && !namesRanks && reported.Balance != "" && reported.Balance != "round_robin" {
+	choosesFailedRanks := reported.Balance != "" && reported.Balance != "round_robin"
+	if elasticEP && !namesRanks && choosesFailedRanks {
 		t.report(s.name, Warn, "runs with elastic EP (--elastic-ep-backend) and chooses ranks by %s, "+
 			"which also chooses ranks whose GPU has failed; start it with --load-balance-method round_robin", reported.Balance)
 	}
@@ -75,12 +76,12 @@ func (t *tester) compareSGLang(ctx context.Context, s testedRank, e config.Engin
 // reportedNumber returns a number that an engine reports about itself; 0: the engine reports no number, or one that cannot be right. It
 // adds a finding about a number that cannot be right. most is the largest number that can be.
 func (t *tester) reportedNumber(s testedRank, n engine.Number, name string, most int64) int {
-	v, err := n.Whole(name, most)
+	value, err := n.Whole(name, most)
 	if err != nil {
 		// Each name has a format of its own, because report takes findings of equal format for the same finding.
 		t.report(s.name, Warn, "does not tell its "+name+": %v", err)
 	}
-	return v
+	return value
 }
 
 // vllmSettings are the settings with which vLLM was started. vLLM reports them only with VLLM_SERVER_DEV_MODE=1.
@@ -112,14 +113,16 @@ func (t *tester) compareSplit(ctx context.Context, role string, s testedRank, e 
 		t.report(s.name, Warn, "was started with kv_role kv_both, which vLLM deprecates for NIXL; start prefill engines with kv_producer and "+
 			"decode engines with kv_consumer")
 	}
-	if role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched && reported.Config.Transfer.Extra.HandsBack != "true" {
+	toFetch := role == "prefill" && s.profile.HandBack == mooncake.HandBackFetched
+	if toFetch && reported.Config.Transfer.Extra.HandsBack != "true" {
 		t.report(s.name, Bad, fetchesNone) // in vLLM, get_num_new_matched_tokens counts on the tokens, but update_state_after_alloc fetches none
 	}
 	if role == "decode" {
 		if extra := &reported.Config.Transfer.Extra; extra.HandsBack == "true" {
 			t.reportKVKept(s, true)
 			ttl, counted := t.reportedNumber(s, extra.TTL, "decoder_kv_blocks_ttl", engine.MostStep), s.profile.Keeps()
-			if ttl > 0 && counted > 0 && time.Duration(ttl)*time.Second != counted {
+			bothKnown := ttl > 0 && counted > 0 // ttl is in seconds
+			if bothKnown && time.Duration(ttl)*time.Second != counted {
 				t.report(s.name, Warn, "was started with decoder_kv_blocks_ttl %d, and its profile says %v; write decoder_kv_blocks_ttl: %[1]ds", ttl,
 					counted)
 			}
@@ -180,7 +183,8 @@ func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engi
 	if sample == nil || sample.FirstRank == 0 { // unknown, or the first node, whose ranks have the same numbers in both ways
 		return
 	}
-	if e.Ranks == 0 || s.profile.DPMode != mooncake.DPHybrid || len(s.models) == 0 {
+	namesRanks := e.Ranks > 0 && s.profile.DPMode == mooncake.DPHybrid
+	if !namesRanks || len(s.models) == 0 { // without a model, nothing can be asked
 		return
 	}
 	acceptsLocal, acceptsGlobal := t.acceptsNumber(ctx, s, 0), t.acceptsNumber(ctx, s, sample.FirstRank)
@@ -203,7 +207,7 @@ func (t *tester) fixRankNumber(ctx context.Context, s *testedRank, e config.Engi
 // acceptsNumber says whether an engine serves a request of one token that names this number in the header X-data-parallel-rank.
 func (t *tester) acceptsNumber(ctx context.Context, s *testedRank, number int) bool {
 	target, named := *s.target, *s
-	target.First, target.Rank = number, 0
+	target.First, target.Rank = number, 0 // the header has the sum of the two
 	named.target = &target
 	_, err := t.send(ctx, named, &query{endpoint: mooncake.Completions}, lifecycle.Prefill, fmt.Sprintf("%s-n%d", t.id(), number),
 		[][]byte{oneToken(s.models[0])})

@@ -123,20 +123,20 @@ func commonModel(a, b testedRank) (model string, ok bool) {
 	return "", false
 }
 
-// otherRank returns the rank n of the same engine.
-func (s testedRank) otherRank(n int) testedRank {
+// otherRank returns the rank with this number of the same engine. s is the engine's rank 0.
+func (s testedRank) otherRank(number int) testedRank {
 	target := *s.target
-	target.Rank = n
+	target.Rank = number
 	s.target = &target
-	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), n)
-	s.rosterName = fmt.Sprintf("%s/%d", target.ID, n)
+	s.name = fmt.Sprintf("%s/%d", strings.TrimSuffix(s.name, "/0"), number)
+	s.rosterName = fmt.Sprintf("%s/%d", target.ID, number)
 	return s
 }
 
 // firstRanks returns the first rank of each engine, for findings about a whole engine.
 func firstRanks(ranks []testedRank) (list []testedRank) {
 	for _, s := range ranks {
-		if s.target.Rank <= 0 {
+		if s.target.Rank <= 0 { // rank 0, or the only rank of an engine whose ranks have no numbers (-1)
 			list = append(list, s)
 		}
 	}
@@ -153,7 +153,8 @@ func compatibility(p, d testedRank) (concurrent, compatible bool) {
 	if p.profile.HasHandoff() {
 		return false, d.profile.HasHandoff()
 	}
-	return true, !d.profile.HasHandoff() && p.profile.Connector == d.profile.Connector
+	sameConnector := p.profile.Connector == d.profile.Connector
+	return true, !d.profile.HasHandoff() && sameConnector
 }
 
 // pairAnswer is what the engines of a pair report of a request.

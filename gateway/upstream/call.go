@@ -28,8 +28,9 @@ const NoticeTimeout = 250 * time.Millisecond
 // decodes gets the rank in the header, unless its profile says that ranks must not be named.
 func NewCall(client *engine.Client, profile *mooncake.Profile, target *engine.Target) *engine.Call {
 	if profile.Connector == mooncake.SGLang {
-		if rankInBody := !profile.Aggregated(); rankInBody || profile.NamedRank(target.Rank) < 0 {
-			target = target.Unranked()
+		rankInBody := !profile.Aggregated()
+		if unnamed := profile.NamedRank(target.Rank) < 0; rankInBody || unnamed {
+			target = target.Unranked() // the header names no rank
 		}
 	}
 	return client.NewCall(target)
@@ -44,7 +45,7 @@ func NewRendezvous(id string, endpoint mooncake.Endpoint, prefillProfile *moonca
 		RequestID:  endpoint.RequestID(id)}
 	if prefillProfile.Connector == mooncake.SGLang {
 		// The number of the room is random, so that no other request has it. Modulo ranks it must be the prefill rank (see
-		// Rendezvous.Room).
+		// Rendezvous.Room): the random number is rounded down to a multiple of ranks, and the rank is added.
 		room := rand.Int64N(1 << 62)
 		rankCount := int64(max(1, ranks))
 		rendezvous.Host, rendezvous.Port = prefill.URL.Hostname(), prefillProfile.BootstrapPort
@@ -53,7 +54,8 @@ func NewRendezvous(id string, endpoint mooncake.Endpoint, prefillProfile *moonca
 	return rendezvous
 }
 
-// PairHeaders returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill.
+// PairHeaders returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill. If
+// the body of the endpoint has no place for the id, a header has it, too.
 func PairHeaders(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if prefillProfile.Nameless(endpoint) {
@@ -92,7 +94,7 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 	scope := c.Scope // the closure below uses scope instead of c, so that c stays on its caller's stack
 	markSent, owned := scope.Enter()
 	defer markSent() // does nothing if markSent was called when the request was written (OnWritten)
-	if !owned {
+	if !owned {      // another proxy sends to the engine now
 		return nil, c.FaultOf(owner.ErrNotOwner)
 	}
 	if scope != nil { // the ownership is checked once more when the request is written
@@ -162,12 +164,12 @@ func callEndOf(kind lifecycle.CallKind, err error) lifecycle.CallEnd {
 	case !callErr.Answered:
 		end.Progress = lifecycle.Sent
 	}
-	switch {
+	switch { // a connection that broke in any other way keeps the reason Broke
 	case callErr.Aborted || errors.Is(err, engine.ErrClosed): // the proxy ended the call
 		end.Reason = lifecycle.HungUp
-	case callErr.Stale():
+	case callErr.Stale(): // the engine had most likely closed the kept-alive connection before
 		end.Reason = lifecycle.Stale
-	case end.Progress == lifecycle.Unsent && callErr.Phase == engine.PhaseConnect:
+	case end.Progress == lifecycle.Unsent && callErr.Phase == engine.PhaseConnect: // no connection could be made
 		end.Reason = lifecycle.Unreachable
 	case engine.WasSilent(err):
 		end.Reason = lifecycle.Silent
@@ -181,8 +183,8 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 	c.Scope.RecordRefusal(string(resp.Header(owner.EpochHeader)))
 	c.RefusalBody = failure.RefusalBody(resp)
 	status, side, id := failure.CorrectStatus(c.Path, resp.StatusCode(), c.RefusalBody), c.sideName(), c.Target().ID
-	who := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself
-	err := fmt.Errorf("%s %s answered %d", who, id, status)
+	engineName := strings.TrimPrefix(side+" engine", failure.Engine+" ") // the side may be "engine" itself
+	err := fmt.Errorf("%s %s answered %d", engineName, id, status)
 	fault := failure.NewFault(lifecycle.CallEnd{Call: c.Kind, Progress: lifecycle.Headed}, nil, err)
 	fault.Status = status
 	// An engine that is paused takes no requests for a while.
