@@ -43,9 +43,9 @@ type Handoff struct {
 	Attempt         int
 
 	// NoteExpiries sets the fields below when the hand-off is sent.
-	expired      float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
-	expiredKnown bool    // the prefill engine reports how many hand-offs it has freed unfetched
-	ownExpired   int     // how many hand-offs this proxy had left to the hold timeout, and whose timeout is over
+	expiredBefore    float64 // how many hand-offs the prefill engine had freed before a decode engine fetched their KV
+	expiredKnown     bool    // the prefill engine reports how many hand-offs it has freed unfetched
+	ownExpiredBefore int     // how many hand-offs this proxy had left to the hold timeout, and whose timeout is over
 }
 
 // TakeParams returns the kv_transfer_params for a decode request. The first call takes the hand-off. A later call, for another rank,
@@ -244,9 +244,9 @@ const Forever = 1000 * time.Hour
 // NoteExpiries is called when the hand-off is sent. It notes how many hand-offs the prefill engine has freed unfetched, for
 // MayHaveExpired.
 func (h *Handoff) NoteExpiries(m Monitor) {
-	h.expired, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
+	h.expiredBefore, h.expiredKnown = m.Expired(h.Lease.Candidate.Instance)
 	stillHeld, total := h.Lease.Unfetched() // hand-offs that this proxy has left to the engine's hold timeout
-	h.ownExpired = total - stillHeld
+	h.ownExpiredBefore = total - stillHeld
 }
 
 // MayHaveExpired says whether the prefill engine may have freed the KV before the first event of the answer came. It only checks if nothing
@@ -261,8 +261,8 @@ func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.Pe
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)
 	_, total := h.Lease.Unfetched()
-	ownAtMost := float64(total - h.ownExpired) // at most so many of this proxy's own hand-offs have expired since
-	if !known || expired-h.expired <= ownAtMost {
+	ownAtMost := float64(total - h.ownExpiredBefore) // at most so many of this proxy's own hand-offs have expired since
+	if !known || expired-h.expiredBefore <= ownAtMost {
 		return false
 	}
 	pull.MarkLost() // the decode engine may have cached the wrong KV, and used it for requests that wait there

@@ -358,7 +358,7 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
 	t := &p.traits
 	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
-	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another prefill engine is about to get the request
+	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
 	switch {
 	case t.Aborts:
 		// If the decode engine did not take the request, it has no blocks for it. So it does not matter when the prefill engine stops writing.

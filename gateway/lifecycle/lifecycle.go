@@ -329,6 +329,19 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if disputed { // settleKV has counted the failure, because only a counted failure can be forgiven later
 		dst = l.tries.note500(e.Engine, dst)
 	}
+	dst = l.settleFailedCall(&e, backSoon, dst)
+	l.nextStep = verdict.Next
+	noAttemptHere := verdict.Next == Over || verdict.Next == Ask || e.Left
+	if noAttemptHere {
+		return l.giveUp(e, dst)
+	}
+	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
+}
+
+// settleFailedCall gives back the slot and the call of an attempt that failed, and the bytes that are kept in case its answer is lost. It
+// makes the next attempt avoid the decode rank, unless the rank may be used again. backSoon says that the engine takes no requests now, but
+// is expected back soon.
+func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Effect {
 	// The reason lies in the proxy or in the request, and not in the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
 	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open // in both cases no engine uses the slot any more
@@ -345,12 +358,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Call == Decode && !mayUseRankAgain {
 		dst = append(dst, Effect{Kind: Avoid})
 	}
-	l.nextStep = verdict.Next
-	noAttemptHere := verdict.Next == Over || verdict.Next == Ask || e.Left
-	if noAttemptHere {
-		return l.giveUp(e, dst)
-	}
-	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
+	return dst
 }
 
 // settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. If the verdict is Keep, the

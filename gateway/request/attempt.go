@@ -191,7 +191,7 @@ func (s *stream) slotOutcome(kind board.Kind) board.Outcome {
 		Refused:   failedBeforeFirst && s.upstream.fault.DecodeRefused(),
 		Lost:      failedBeforeFirst && s.upstream.fault.LostByEngine(),
 		Orphaned:  s.upstream.blocksLeaked,
-		Kept:      finished && !s.upstream.local && filter.Kept(),
+		Kept:      finished && !s.upstream.computesPrompt && filter.Kept(),
 	}
 }
 

@@ -177,7 +177,7 @@ const unknownPromptTokens = 1 << 40
 // computes more than this, it has not pulled the KV of all tokens that were handed over.
 func (u *upstreamCall) announceCompute() {
 	u.announcedTokens = handoff.BlockTokens // beside a hand-off, an engine computes less than one KV block
-	if u.local {
+	if u.computesPrompt {
 		u.announcedTokens = unknownPromptTokens // the length of the prompt is known only from the answer
 	}
 	u.rank.Traffic.ExpectComputed(u.announcedTokens)
@@ -194,9 +194,9 @@ func (u *upstreamCall) correctCompute(computedNothing bool) {
 	switch usage, _ := u.answer.Filter.Usage(); {
 	case computedNothing:
 		computed = 0
-	case (u.local || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
+	case (u.computesPrompt || u.job.passthrough != nil) && usage.Prompt > 0: // the engine has computed the whole prompt, and counted it
 		computed = int64(usage.Prompt)
-	case u.local: // no count came; a prompt has at most a token per byte
+	case u.computesPrompt: // no count came; a prompt has at most a token per byte
 		computed = int64(prompt.Bytes(u.job.req, u.job.changes)) + handoff.BlockTokens
 	}
 	u.rank.Traffic.SettleComputed(u.announcedTokens, computed)

@@ -120,7 +120,7 @@ func (s *stream) open(h *handoff.Handoff, until lifecycle.Timeout) *failure.Faul
 	if s.noteIfLate(h) {
 		return lateKVFault()
 	}
-	return ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeCounts, s.upstream.answer.Filter.Prompt()))
+	return ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, s.upstream.answer.Filter.Prompt()))
 }
 
 // limitWait limits how long the rank may take for the first event, or for an answer in one piece. The caller must end the call if the
@@ -249,7 +249,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	if fault != nil {
 		return s.upstream.failDuringPrefill(lifecycle.Died, fault)
 	}
-	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeCounts, counted)); fault != nil {
+	if fault = ignoredAnswerFault(lifecycle.Decode, j.checkPromptCount(j.resume.decodeMustCount, counted)); fault != nil {
 		const abandoned = false
 		prefillCall.answerEnded(abandoned)
 	}
@@ -323,14 +323,14 @@ func (u *upstreamCall) takePrefillAnswer() (calledBackAfter time.Duration) {
 func (u *upstreamCall) beginPrefill(lease *prefill.Lease, pair int, until lifecycle.Timeout) *failure.Fault {
 	j, candidate := u.job, lease.Candidate
 	p := &concurrentPrefill{
-		job: j, pair: pair, waitLimit: until, id: pairRequestID(j.id, j.record.Attempts), traits: lifecycle.Traits[candidate.Profile.Connector],
-		decode: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes, prompt: j.estimatedTokens(), maxTokens: u.maxTokens,
-		noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
+		job: j, pairNumber: pair, waitLimit: until, id: pairRequestID(j.id, j.record.Attempts),
+		traits: lifecycle.Traits[candidate.Profile.Connector], decodeCall: u.call, rank: u.rank, slot: u.slot, body: j.body, changes: j.changes,
+		promptEstimate: j.estimatedTokens(), maxTokens: u.maxTokens, noEarlyEvents: u.unstreamed || u.noEarlyText, streamed: !u.unstreamed,
 		lease: lease, lastLease: lease, decodeOver: make(chan struct{}), prefillOver: make(chan struct{}), tried: []string{candidate.ID},
 	}
 	p.headers = j.record.WithTraceHeaders(upstream.PairHeaders(p.id, j.req.Endpoint, candidate.Profile))
 	u.prefillCall = p
-	begun := false
+	begun := false // p.run has been started, and reports the end of the prefill itself
 	defer onPanic(func() {
 		if !begun {
 			p.report(lifecycle.Event{Kind: lifecycle.NotSent}, nil)

@@ -65,7 +65,7 @@ func processWhole(s *stream, body []byte) error {
 		return errNotJSON
 	}
 	event.WriteString("\n\n")
-	s.now = time.Now()
+	s.readAt = time.Now()
 	for e := range sse.Events(event.Bytes()) {
 		s.processEvent(e)
 	}
@@ -182,9 +182,9 @@ func (u *upstreamCall) countLateAnswer() {
 // noteIfLate is called at the first event. It returns false if the prefill engine certainly kept the KV until the decode engine had read
 // it. Otherwise it counts a late answer and returns true: the answer may be made of another prompt's KV, so the client must not get it.
 func (s *stream) noteIfLate(h *handoff.Handoff) (late bool) {
-	inTime := s.upstream.pull.RecordFirstEvent(s.now)
+	inTime := s.upstream.pull.RecordFirstEvent(s.readAt)
 	// inTime trusts the renewals of the hold. MayHaveExpired asks the engine whether it may have freed the KV all the same.
-	if inTime && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.now) {
+	if inTime && !h.MayHaveExpired(s.job.srv.Serving(), s.job.srv.Monitor, s.upstream.pull, s.readAt) {
 		return false
 	}
 	s.upstream.countLateAnswer()

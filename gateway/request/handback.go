@@ -84,8 +84,8 @@ func (j *job) recordFetch(turn *handback.Turn, fault *failure.Fault) {
 func keepTurn(s *stream) {
 	j, profile, transcript := s.job, s.upstream.rank.Profile, &s.upstream.answer.Transcript
 	offersKV := profile.HandBack == mooncake.HandBackFetched && len(transcript.HandBack) > 0
-	afterHandoff := !s.upstream.local && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
-	tokensKnown := transcript.Exact() && !j.life.Resumed()             // of a resumed answer, the transcript lacks what earlier engines sent
+	afterHandoff := !s.upstream.computesPrompt && s.upstream.prefillCall == nil // a prefill engine has handed the prompt's KV over
+	tokensKnown := transcript.Exact() && !j.life.Resumed()                      // of a resumed answer, the transcript has only the last part
 	if !offersKV || !afterHandoff || !tokensKnown {
 		return
 	}

@@ -156,10 +156,10 @@ type resumption struct {
 	promptIDs    json.RawMessage     // token ids of the prompt, as an engine reported them
 	chargedBytes int64               // bytes that the job has charged to Server.resumeBytes
 
-	promptTokens  int // tokens of the client's prompt, without any answer, as an engine counted them
-	answerTokens  int // tokens of the lost answer that the next attempt sends as part of the prompt
-	prefillCounts int // prompt tokens that the prefill engine must report; 0: any number
-	decodeCounts  int // prompt tokens that the decode engine must report; 0: any number
+	promptTokens     int // tokens of the client's prompt, without any answer, as an engine counted them
+	answerTokens     int // tokens of the lost answer that the next attempt sends as part of the prompt
+	prefillMustCount int // prompt tokens that the prefill engine must report; 0: any number
+	decodeMustCount  int // prompt tokens that the decode engine must report; 0: any number
 }
 
 // Incoming is a client's request that was admitted, with its record.

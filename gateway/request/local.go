@@ -180,7 +180,7 @@ func (j *job) noteKVArrived(h *handoff.Handoff, s *stream) {
 		sought.Keys = nil // no later turn asks for these keys; the prompt's length is still used for estimates
 	}
 	j.srv.LocalRanks.NoteHeld(s.upstream.rank.Worker, &sought, j.promptTokens, s.upstream.began)
-	if !s.upstream.local { // a long prompt has thousands of keys, and only checkPrefixCache needs them once more
+	if !s.upstream.computesPrompt { // a long prompt has thousands of keys, and only checkPrefixCache needs them once more
 		j.local.knownPrompt = nil
 	}
 	if h != nil && !s.upstream.unstreamed { // an answer in one piece does not show when the KV was there
@@ -209,7 +209,7 @@ func (j *job) takeDecodeCounts(s *stream) {
 // the hits that were expected. If the cache does not work as expected, the engine gets no more prompts without a hand-off.
 func (s *stream) checkPrefixCache() {
 	j := s.job
-	if !s.upstream.local || s.endError != nil {
+	if !s.upstream.computesPrompt || s.endError != nil {
 		return
 	}
 	usage, reported := s.upstream.answer.Filter.Usage()

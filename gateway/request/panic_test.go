@@ -206,7 +206,7 @@ func TestAPanicInAStepOfAPairDoesNotHangItsRequest(t *testing.T) {
 			_, r := early(t, edge.NewCloseNotifier(zap.NewNop()))
 			j, s := r.job, r.stream
 			j.step(lifecycle.Event{Kind: lifecycle.Bound}, nil)
-			p := &concurrentPrefill{job: j, pair: 9, rank: s.upstream.rank, slot: s.upstream.slot, lastLease: r.lease} // no such pair
+			p := &concurrentPrefill{job: j, pairNumber: 9, rank: s.upstream.rank, slot: s.upstream.slot, lastLease: r.lease} // no such pair
 			require.Panics(t, func() { told(p) })
 			j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: true}, nil) // it would wait for ever
 			r.lease.Release()

@@ -25,34 +25,34 @@ import (
 // A concurrentPrefill is the prefill call of an attempt whose decode call runs at the same time. It has a goroutine of its own, which may
 // outlive the attempt. The request's lifecycle decides when each call ends.
 type concurrentPrefill struct {
-	job           *job
-	pair          int    // number of the pair of calls in the request's lifecycle, from 1
-	id            string // X-Request-Id of both calls, never used before
-	traits        lifecycle.ConnectorTraits
-	decode        *engine.Call // the decode call, which runs at the same time
-	rank          *roster.Rank // the rank that decodes
-	slot          *dispatcher.Slot
-	rendezvous    *mooncake.Rendezvous // how the two engines find each other
-	headers       []engine.Header      // HTTP headers of the prefill call
-	body          mooncake.Body
-	changes       *mooncake.Patch
-	prompt        int                         // estimated tokens of the prompt
-	maxTokens     int                         // tokens that the answer may have
-	noEarlyEvents bool                        // the engine may send nothing before the whole answer is computed
-	streamed      bool                        // the answer comes event by event
-	callback      *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
-	decodeOver    chan struct{}               // closed when the decode call has ended
-	prefillOver   chan struct{}               // closed when the prefill call has ended
-	process       roster.ProcessID            // which process and weights the prefill engine had when it was asked
-	tried         []string                    // ids of the prefill engines that were asked
-	waitLimit     lifecycle.Timeout           // how long the prefill call's present wait may last
+	job            *job
+	pairNumber     int    // number of the pair of calls in the request's lifecycle, from 1
+	id             string // X-Request-Id of both calls, never used before
+	traits         lifecycle.ConnectorTraits
+	decodeCall     *engine.Call // the decode call, which runs at the same time
+	rank           *roster.Rank // the rank that decodes
+	slot           *dispatcher.Slot
+	rendezvous     *mooncake.Rendezvous // how the two engines find each other
+	headers        []engine.Header      // HTTP headers of the prefill call
+	body           mooncake.Body
+	changes        *mooncake.Patch
+	promptEstimate int                         // estimated tokens of the prompt
+	maxTokens      int                         // tokens that the answer may have
+	noEarlyEvents  bool                        // the engine may send nothing before the whole answer is computed
+	streamed       bool                        // the answer comes event by event
+	callback       *metaserver.PendingCallback // waits for the decode engine's callback; nil: the engine does not call back
+	decodeOver     chan struct{}               // closed when the decode call has ended
+	prefillOver    chan struct{}               // closed when the prefill call has ended
+	process        roster.ProcessID            // which process and weights the prefill engine had when it was asked
+	tried          []string                    // ids of the prefill engines that were asked
+	waitLimit      lifecycle.Timeout           // how long the prefill call's present wait may last
 
 	// The job's mutex guards the fields below.
 	lease            *prefill.Lease       // the lease of the prompt; nil once it was given back
 	lastLease        *prefill.Lease       // the lease of the engine that was asked last, given back or not
 	lastRefusal      *failure.Fault       // the fault of the last engine that did not take the prompt
 	endFault         *failure.Fault       // why one call has ended the other; nil: neither has
-	call             *engine.Call         // the prefill call; nil: none is under way
+	prefillCall      *engine.Call         // the prefill call; nil: none is under way
 	decodeOverClosed bool                 // decodeOver was closed, and must not be closed again
 	blocksLeaked     bool                 // the decode engine may keep KV blocks for ever
 	answeredAt       time.Time            // when the answer of the prefill engine came
@@ -183,7 +183,7 @@ func (p *concurrentPrefill) moveTo(lease *prefill.Lease) {
 }
 
 // pairState returns the state of both calls in the request's lifecycle. It is called with the job's mutex held.
-func (p *concurrentPrefill) pairState() *lifecycle.Pair { return p.job.life.Pair(p.pair) }
+func (p *concurrentPrefill) pairState() *lifecycle.Pair { return p.job.life.Pair(p.pairNumber) }
 
 // report does what step does, for callers that do not hold the job's mutex.
 func (p *concurrentPrefill) report(event lifecycle.Event, fault *failure.Fault) (goesOn bool) {
@@ -205,7 +205,7 @@ func (p *concurrentPrefill) step(event lifecycle.Event, fault *failure.Fault) (g
 	if fault != nil {
 		event.End = fault.CallEnd
 	}
-	event.Pair = p.pair
+	event.Pair = p.pairNumber
 	hadFailed := p.pairState().Failed
 	var buffer [8]lifecycle.Effect
 	effects := p.job.stepLocked(event, buffer[:0])
@@ -244,17 +244,17 @@ func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
 func (p *concurrentPrefill) do(effect lifecycle.Effect, fault *failure.Fault) (goesOn bool) {
 	switch effect.Kind {
 	case lifecycle.EndDecode:
-		p.decode.Disconnect(upstream.NoticeTimeout)
+		p.decodeCall.Disconnect(upstream.NoticeTimeout)
 	case lifecycle.AbortDecode:
 		p.abort(p.rank.Target)
 	case lifecycle.AbortPrefill:
 		p.abort(p.lastLease.Candidate.Target)
-		if p.call != nil {
+		if p.prefillCall != nil {
 			p.repeatAbort(p.lastLease.Candidate.Target, p.timeout(effect.Until))
 		}
 	case lifecycle.HangUp:
-		if p.call != nil {
-			p.call.Disconnect(upstream.NoticeTimeout)
+		if p.prefillCall != nil {
+			p.prefillCall.Disconnect(upstream.NoticeTimeout)
 		}
 	case lifecycle.Settle:
 		handoff.SettleLease(p.lease, effect.Disposition, fault)
@@ -311,12 +311,12 @@ func (p *concurrentPrefill) stopListening(grace time.Duration) {
 // repeatAbort repeats the abort of the prefill call until the call has ended, because SGLang ignores an abort that comes before the request
 // itself. When limit is over, repeatAbort ends the call. It is called with the job's mutex held.
 func (p *concurrentPrefill) repeatAbort(target *engine.Target, limit time.Duration) {
-	call, until := p.call, time.Now().Add(limit)
+	call, until := p.prefillCall, time.Now().Add(limit)
 	handoff.Repeat(min(abortEvery, limit), func() time.Duration {
 		p.job.mu.Lock()
 		defer p.job.mu.Unlock()
 		switch timeLeft := time.Until(until); {
-		case p.call != call: // the prefill call has ended
+		case p.prefillCall != call: // the prefill call has ended
 			return 0
 		case timeLeft <= 0:
 			call.Disconnect(upstream.NoticeTimeout)

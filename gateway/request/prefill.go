@@ -186,7 +186,7 @@ func (j *job) acceptAnswer(lease *prefill.Lease, process roster.ProcessID, info 
 	if fail := prompt.CheckContext(j.model, j.req, j.promptTokens, j.resume.answerTokens); fail != nil { // longer than the model takes
 		return h, failure.NewFault(lifecycle.CallEnd{Progress: lifecycle.Through, Reason: lifecycle.TooLong}, fail, nil)
 	}
-	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillCounts, probed.PromptTokens))
+	return h, ignoredAnswerFault(lifecycle.Prefill, j.checkPromptCount(j.resume.prefillMustCount, probed.PromptTokens))
 }
 
 // readProbe reads a prefill engine's answer, and checks its counts and its hand-off. estimate is the prompt's length in tokens if the
@@ -299,7 +299,7 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	p.withLock(func() {
 		if p.step(lifecycle.Event{Kind: lifecycle.ProbeDue}, nil) {
 			call = newProbeCall(j, lease, p.waitLimit)
-			p.call = call.Call.Call
+			p.prefillCall = call.Call.Call
 		}
 	})
 	if call == nil { // the prefill is not needed any more
@@ -323,7 +323,7 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	fault = call.reportEnd(fault, hungUp, clientLeft)
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	p.call = nil
+	p.prefillCall = nil
 	p.prefillTook = answered.Sub(call.began)
 	switch {
 	case fault == nil:
@@ -356,7 +356,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 		return p.abortedFault()
 	}
 	if err == nil {
-		err = srv.checkCounts(candidate, &probed, p.prompt)
+		err = srv.checkCounts(candidate, &probed, p.promptEstimate)
 	}
 	if err != nil {
 		err = fmt.Errorf("prefill %s: %w", candidate.ID, err)
@@ -377,7 +377,7 @@ func (p *concurrentPrefill) acceptAnswer(answer []byte, at time.Time) *failure.F
 	if p.noEarlyEvents { // only now, because the rank computes no tokens before it has the KV
 		p.slot.MarkNonStreaming(p.maxTokens)
 	}
-	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.prompt), CachedTokens: probed.CachedTokens},
+	lease.Answered(prefill.Usage{PromptTokens: cmp.Or(probed.PromptTokens, p.promptEstimate), CachedTokens: probed.CachedTokens},
 		at.Add(candidate.Profile.KVHoldTimeout))
 	var why *failure.Fault // why the decode call must end; nil: it goes on
 	if p.pairState().ClientLeft {
@@ -441,8 +441,8 @@ func processAll(s *stream, answer []byte) error {
 	}
 	s.upstream.answer.Reader.Reset(s.upstream.streamLimits(time.Hour)) // the answer is in memory, so the time limit does not matter
 	var effects sse.Effects
-	s.now = time.Now()
-	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.now)
+	s.readAt = time.Now()
+	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, answer, s.readAt)
 	s.applyEffects(effects)
 	return requireComplete(s)
 }

@@ -31,7 +31,7 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 		call.Fresh()
 	}
 	s := &stream{job: j, upstream: upstreamCall{job: j,
-		slot: slot, rank: rank, call: call, began: time.Now(), local: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
+		slot: slot, rank: rank, call: call, began: time.Now(), computesPrompt: slot.NewTokens > 0, maxTokens: j.maxAnswerTokens(rank.Context),
 		answer: buffersPool.Get().(*buffers),
 	}}
 	resumed := j.life.Resumed()
@@ -47,11 +47,12 @@ func (j *job) newStream(slot *dispatcher.Slot) *stream {
 	}
 	// A drain aborts a call only when the rank pulls no KV for it. A local call never pulls any. With an answer in one piece, nothing shows
 	// before its end that the pull is over, so a drain does not wait for it.
-	abortable := s.upstream.unstreamed || s.upstream.local
+	abortable := s.upstream.unstreamed || s.upstream.computesPrompt
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: rank.Instance, Rank: rank.Target.Rank}, call, abortable)
 	s.upstream.answer.Transcript.Reset(mooncake.ByText(j.resume.method))
 	if !s.upstream.unstreamed && j.resume.retention != lifecycle.KeepNothing {
-		s.upstream.answer.Transcript.KeepPrompt = s.upstream.local || rank.Profile.Early() // no prefill engine has told the prompt's token ids
+		noPrefillYet := s.upstream.computesPrompt || rank.Profile.Early() // no prefill engine has told the prompt's token ids
+		s.upstream.answer.Transcript.KeepPrompt = noPrefillYet
 		filterOptions.Transcript = &s.upstream.answer.Transcript
 	}
 	s.upstream.answer.Answer.Reset(filterOptions)
@@ -67,7 +68,7 @@ func (u *upstreamCall) filterOptions() sse.Options {
 	// a beam search answers with several texts, each of which may be as long as the context
 	options.MaxTokens, options.Context = u.maxTokens, prompt.ContextLimit(u.rank.Context)*max(1, u.job.req.Beams)
 	options.Cached = u.job.cachedTokens
-	if u.local || u.rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
+	if u.computesPrompt || u.rank.Profile.Connector == mooncake.SGLang { // the decode engine reports its own count
 		options.Cached = sse.OwnCached
 	}
 	if u.unstreamed { // the answer comes as if it were one event that has the choices and the usage
@@ -140,7 +141,7 @@ func (s *stream) fill() error {
 // feed processes bytes of the engine that arrived at the time now.
 func (s *stream) feed(p []byte, now time.Time) {
 	var effects sse.Effects
-	s.now = now
+	s.readAt = now
 	s.upstream.answer.out, effects = s.upstream.answer.Feed(s.upstream.answer.out, p, now)
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(p), s.upstream.resp.Arrived(), effects.Events > 0, now)
 	s.applyEffects(effects)
@@ -273,14 +274,14 @@ func (s *stream) countProgress(tokens, events int) {
 	}
 	s.dropRequestBody()
 	if s.firstTokenAt.IsZero() {
-		s.firstTokenAt, s.lastTokenAt = s.now, s.now
+		s.firstTokenAt, s.lastTokenAt = s.readAt, s.readAt
 		events-- // no gap comes before the first event
 	}
-	for gap := s.now.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
+	for gap := s.readAt.Sub(s.lastTokenAt).Seconds(); events > 0; events-- {
 		s.job.srv.metrics.itl.Observe(gap)
 		gap = 0 // the other events came in the same read, so no time lies between them
 	}
-	s.lastTokenAt = s.now
+	s.lastTokenAt = s.readAt
 }
 
 // Read returns bytes for the client that have arrived. It waits only if none have.

@@ -112,7 +112,7 @@ func (s *stream) planContinuation() lifecycle.Tier {
 		s.upstream.answer.Assembler = newAssembler(j)
 	}
 	s.earlierTranscript, j.filterOptions.Continuation = p.AnswerSoFar, p.Continuation
-	resume.answerTokens, resume.prefillCounts, resume.decodeCounts = p.AnswerSoFar.Completed, p.PrefillCount, p.DecodeCount
+	resume.answerTokens, resume.prefillMustCount, resume.decodeMustCount = p.AnswerSoFar.Completed, p.PrefillCount, p.DecodeCount
 	j.promptTokens = resume.promptTokens + resume.answerTokens
 	j.record.Inexact = j.record.Inexact || p.Tier == lifecycle.ByText
 	changes := *j.changes // a copy, because prefill calls of earlier attempts may still read the old changes
@@ -210,7 +210,8 @@ func (s *stream) writeEnding(head sse.Head, finish string) {
 	if s.upstream.rank.Context > 0 { // the length of the context is known
 		usage.Completion = min(usage.Completion, max(0, s.upstream.rank.Context-usage.Prompt))
 	}
-	if s.upstream.local || s.upstream.rank.Profile.Connector == mooncake.SGLang { // only the decode engine knew how many tokens were cached
+	// In these cases only the decode engine knew how many tokens were cached.
+	if s.upstream.computesPrompt || s.upstream.rank.Profile.Connector == mooncake.SGLang {
 		usage.Cached = -1
 	}
 	usage.Total = usage.Prompt + usage.Completion

@@ -515,7 +515,7 @@ func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 		return
 	}
 	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.local && !r.isMixed() { // a rank of a mixed group computes every prompt itself
+	if failedAtPrompt && s.upstream.computesPrompt && !r.isMixed() { // a rank of a mixed group computes every prompt itself
 		j.srv.metrics.localFailures.Inc()
 		j.record.Route = "" // the next attempt may go to a prefill engine
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),

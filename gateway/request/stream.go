@@ -27,7 +27,7 @@ type stream struct {
 	upstream upstreamCall
 
 	unread            []byte          // events that the client has not taken yet
-	now               time.Time       // when the last bytes arrived
+	readAt            time.Time       // when the last bytes arrived
 	firstAt           time.Time       // when the first data event came; from then on the client may have bytes
 	firstTokenAt      time.Time       // when the first event with tokens came
 	lastTokenAt       time.Time       // when the last event with tokens came
@@ -72,7 +72,7 @@ type upstreamCall struct {
 	answer          *buffers
 
 	unstreamed      bool // the engine sends its answer in one piece, not as events
-	local           bool // the rank computes the prompt itself
+	computesPrompt  bool // the rank computes the prompt itself
 	blocksLeaked    bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
 	noEarlyText     bool // the engine may send no text before the whole answer is computed
 	countedSlotless bool // the engine's traffic counts the request as one without a slot, until endAccounting
@@ -157,7 +157,7 @@ func (s *stream) Flow() *engine.Response {
 // Arrive processes bytes that a loop has read, and appends the client's bytes to dst. The end that it returns says whether the engine's
 // answer has ended with these bytes.
 func (s *stream) Arrive(dst, data []byte, now time.Time) ([]byte, sse.End) {
-	s.now = now
+	s.readAt = now
 	dst, effects := s.upstream.answer.Feed(dst, data, now)
 	s.upstream.rank.ObserveRead(&s.upstream.lastRead, s.job.req.Endpoint, len(data), false, effects.Events > 0, now)
 	if effects.Events > 0 {
