@@ -134,6 +134,7 @@ func watchCore(s *stream) (stop func()) {
 		return func() {} // no time was predicted, or no text may come before the whole answer, or the caller named the rank
 	}
 	silence := s.upstream.rank.Profile.FirstEventTimeout
+	// patience is when the first check comes: after many times the predicted time (in milliseconds), and a further silence.
 	patience := silence + time.Duration(stuckFactor*float64(s.upstream.slot.ComputeMs)*float64(time.Millisecond))
 	j, avoided := s.job, s.job.avoid.ranks()
 	retryNumber := s.job.avoid.haltedCores + 1

@@ -321,9 +321,9 @@ func (f *fannedOut) relayLeg(l *fanOutLeg) *openai.Error {
 	for {
 		events, err := s.Next()
 		if len(events) > 0 && !f.sendPiece(piece{contentType: contentType, events: bytes.Clone(events)}) {
-			return nil
+			return nil // the fan-out has ended
 		}
-		if err != nil {
+		if err != nil { // io.EOF at any end of the answer; endError says whether it is whole
 			l.usage, _ = s.upstream.answer.Filter.Usage()
 			l.details = s.upstream.answer.Filter.PromptDetails()
 			f.sendPiece(piece{contentType: contentType, fail: s.endError, done: true})
@@ -345,7 +345,7 @@ func (f *fannedOut) takePiece(p piece) {
 	switch {
 	case !f.allEnded:
 		return
-	case f.endError != nil:
+	case f.endError != nil: // the client gets the error as an event
 		f.pending = sse.ErrorEvent(f.pending, f.endError.Message, cmp.Or(f.endError.Type, "server_error"), f.endError.Code)
 	case f.req.IncludeUsage:
 		if usage, details := f.sumUsage(); f.req.Endpoint == mooncake.Tokens {
@@ -386,7 +386,7 @@ func (f *fannedOut) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		next, ok := f.nextPiece()
-		if !ok {
+		if !ok { // the legs were ended, because the client has left
 			return 0, io.ErrClosedPipe
 		}
 		f.takePiece(next)

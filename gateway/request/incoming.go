@@ -234,7 +234,7 @@ func (srv *Server) setRouteHeaders(ctx *fasthttp.RequestCtx, in *Incoming) {
 	h.Set(decodeHeader, record.Rank)
 	h.Set(waitsHeader, fmt.Sprintf("queue;dur=%.1f, probe;dur=%.1f, pool;dur=%.1f, transfer;dur=%.1f", record.QueueMs, record.ProbeMs,
 		record.WaitMs, record.TransferMs))
-	if record.Route == journal.Disaggregated {
+	if record.Route == journal.Disaggregated { // a prefill engine computed the prompt
 		h.Set(prefillHeader, record.Prefill)
 		h.Set(PolicyHeader, record.PrefillPolicy)
 	}
@@ -292,7 +292,8 @@ func (srv *Server) Stream(ctx *fasthttp.RequestCtx, contentType []byte, answer E
 		edge.StreamHead(&ctx.Response.Header, contentType)
 	}
 	flow, fitsLoop := answer.(pump.Stream)
-	if !fitsLoop || tokens <= shortAnswerTokens || !pump.Start(ctx, srv.Log, srv.Loops, flow) {
+	wantsLoop := fitsLoop && tokens > shortAnswerTokens
+	if !wantsLoop || !pump.Start(ctx, srv.Log, srv.Loops, flow) { // Start fails if no loop can take the answer
 		edge.NewBodyStream(answer, func(error) { answer.Close() }, srv.Log).Answer(ctx)
 	}
 }

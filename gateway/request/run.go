@@ -253,7 +253,7 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	switch effect.Bind {
 	case lifecycle.Mixed:
 		r.slot, fault = j.placeMixed(r.lease)
-	case lifecycle.Early:
+	case lifecycle.Early: // the prompt is not prefilled yet, so the client's deadline limits the wait, and the length is an estimate
 		r.slot, fault = j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
 			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
 			return j.srv.Dispatcher.Enqueue(entry, j.ranksWithPrefix(entry.Model, entry.Prompt)...)
@@ -306,7 +306,7 @@ func (r *executor) beganEvent(fault *failure.Fault, quit bool) lifecycle.Event {
 func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	r.fault, r.lastError = fault, fault.ClientError
 	r.job.byName.noteNoRank()
-	if fault.Reason == lifecycle.Unlisted {
+	if fault.Reason == lifecycle.Unlisted { // leaseError gives this to the client if no other engine has the model
 		r.job.unlistedAnswer = fault.ClientError
 	}
 	failedEngine := ""

@@ -180,8 +180,9 @@ func (s *stream) GoBack(events []byte, end sse.End) {
 // Panicked closes the stream after the code that streams the answer has panicked with v.
 func (s *stream) Panicked(v any) { s.job.closeAfterPanic(v, s.Close) }
 
-// closeAfterPanic logs the panic of a stream, and calls settle, which gives back what the request holds. It also logs a panic of settle.
-func (j *job) closeAfterPanic(v any, settle func()) {
+// closeAfterPanic logs the panic v of a stream, and calls giveBack, which gives back what the request holds. It also logs a panic of
+// giveBack, and does not pass it on.
+func (j *job) closeAfterPanic(v any, giveBack func()) {
 	log := func(doing string, v any) {
 		j.srv.Log.Error("panic while "+doing, zap.Inline(j), zap.Any("panic", v), zap.ByteString("stack", debug.Stack()))
 	}
@@ -191,5 +192,5 @@ func (j *job) closeAfterPanic(v any, settle func()) {
 			log("a stream was ended", v)
 		}
 	}()
-	settle()
+	giveBack()
 }

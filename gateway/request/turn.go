@@ -43,12 +43,12 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 			j.srv.Places.Release()
 		}
 	})
-	lease = avoidBlocked(j, lease)
+	lease = avoidBlocked(j, lease) // exchanges the lease if KV of its engine lately did not arrive
 	j.record.Report(journal.Event{Kind: journal.Chose, Lease: lease})
 	if j.life.MayAsk() {
 		j.avoid.prefill = nil // the engines of attempts before the question may be tried again
 	}
-	if query != nil {
+	if query != nil { // the answer to the question was that the request stays here
 		query.CountLocal()
 	}
 	return lease, nil, nil
@@ -121,9 +121,9 @@ func (j *job) awaitTurn() (*prefill.Lease, error) {
 // arrivalRequest describes the request for the arrival queue. A retry keeps the time at which the request first arrived.
 func (j *job) arrivalRequest() prefill.Request {
 	onePrompt := j.changes == nil || j.changes.Prompt == nil // otherwise req.PromptTokens counts the prompts of all legs
+	counted := j.promptTokens > 0 || onePrompt && j.req.PromptTokens > 0
 	arrival := prefill.Request{
-		ID: j.id, Model: j.model.Name, PromptTokens: j.estimatedTokens(),
-		Counted: j.promptTokens > 0 || onePrompt && j.req.PromptTokens > 0, PromptBytes: prompt.Bytes(j.req, j.changes),
+		ID: j.id, Model: j.model.Name, PromptTokens: j.estimatedTokens(), Counted: counted, PromptBytes: prompt.Bytes(j.req, j.changes),
 		Arrival: j.record.Arrival,
 		Session: j.incoming.Session, EndsSession: j.incoming.EndsSession, Policy: j.incoming.PrefillPolicy, Target: j.incoming.ToPrefill,
 		Key: cmp.Or(j.incoming.Flow, j.record.Key), Priority: j.incoming.Priority, Batch: j.incoming.Batch, HasPlace: j.life.HasPoolPlace(),
