@@ -138,7 +138,7 @@ const discardTries = 3
 func (d *Discarder) discardNow(h *Handoff) (outcome string, err error) {
 	for try := 1; ; try++ {
 		engines := d.Engines()
-		if gone, _ := engines.ProcessGone(h.Maker); gone { // the prefill engine's process, or maybe; err is that of the try before
+		if gone, _ := engines.ProcessGone(h.Maker); gone { // also if the process is only maybe gone; err is that of the try before
 			return discardExpired, errors.Join(ErrOutlived, err)
 		}
 		c := h.Lease.Candidate

@@ -105,7 +105,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		}
 		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
 		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe})
-	case Uncallable: // no callback will come, so nothing is to be prefilled
+	case Uncallable: // no usable callback came after the end of the request, so nothing is to be prefilled
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
 	case ProbeDue:

@@ -174,7 +174,7 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 		if e.Kind == Retried {
 			return l.beginAttempt(dst)
 		}
-		return l.giveUp(e, dst) // GivenUp: the retry budget grants no other attempt, or the client has left
+		return l.giveUp(e, dst) // GivenUp: no other attempt is granted, or the client has left
 	case Offering:
 		if e.Kind == Offered { // the next attempt asks in the arrival queue where the request should go, and counts as a first one
 			l.tries.resetCounts()
@@ -406,7 +406,7 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
-	// The whole answer came with its first event, so the slot was given back before. Or the prefill engine has confirmed the answer's KV.
+	// The whole answer came with its first event, so the request holds no slot. Or the prefill engine has confirmed the answer's KV.
 	case e.Kind == Ends, e.Kind == Believed:
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
@@ -445,9 +445,9 @@ func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	if e.Left {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask                                                   // another proxy owns the decode group now
-	engineMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines() // an engine of another region
-	if groupMoved && l.tryOffer(lostGroup) || engineMayServe && l.tryOffer(failed) {
+	groupMoved := l.nextStep == Ask // another proxy owns the decode group now
+	otherRegionMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines()
+	if groupMoved && l.tryOffer(lostGroup) || otherRegionMayServe && l.tryOffer(failed) {
 		return append(dst, Effect{Kind: Offer, Group: groupMoved})
 	}
 	return l.endWithError(e, OfAttempt, dst)

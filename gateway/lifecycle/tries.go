@@ -90,7 +90,7 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
 	case Untaken:
-		if t.refusals < uncountedRefusals { // the budget is asked as for the counted attempts, but at least for one: 0 would not ask it
+		if t.refusals < uncountedRefusals { // the budget counts attempts from 1, but perhaps none has counted yet
 			t.refusals++
 			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refusals)}
 		}

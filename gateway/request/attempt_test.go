@@ -50,7 +50,7 @@ func TestAProbeThatIsCutInItsAnswerIsNoFailure(t *testing.T) {
 		srv.Places.Release()
 		j := &job{srv: srv.Server, client: kid, isLeg: true}
 		call := &probeCall{Call: upstream.Call{Engine: "prefill p"}, srv: srv.Server, tracked: &fleet.TrackedCall{}}
-		fault := call.reportSingleEnd(j, call.FaultOf(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
+		fault := call.reportUnpairedEnd(j, call.FaultOf(&engine.Error{Sent: true, Answered: true, Aborted: true, Err: errors.New("cut")}))
 		fault.Kept = true
 		v := fault.Verdict()
 		require.Equal(t, lifecycle.Over, v.Next, "its client has left")

@@ -357,9 +357,9 @@ func pairRequestID(request string, attempt int) string {
 	return "ek-" + request + "-" + strconv.Itoa(attempt) + "b"
 }
 
-// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine (CallsBack), or by the prefill engine's
-// address (Keeps). SGLang needs neither, because NewRendezvous sets its host and room. prepareRendezvous fails if the proxy does not listen
-// for callbacks yet, or if the address is not known yet.
+// prepareRendezvous decides how the two engines find each other: by a callback of the decode engine (CallsBack), or by the address that the
+// prefill engine has reported (Keeps). For SGLang, NewRendezvous has set all that the engines need. prepareRendezvous fails if the proxy
+// does not listen for callbacks yet, or if the address is not known yet.
 func (p *concurrentPrefill) prepareRendezvous() *failure.Fault {
 	srv, candidate, rank, longest := p.job.srv, p.lease.Candidate, p.rank, p.rank.Context
 	engines := srv.Engines()

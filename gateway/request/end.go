@@ -316,8 +316,8 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	}
 	tokens := in.Record.PromptTokens + in.Record.OutputTokens
 	clientLeft := fail != nil && fail.Status == journal.StatusClientClosed
-	engineHadRequest := in.Record.Route != ""
-	if tokens == 0 && engineHadRequest && clientLeft {
+	engineChosen := in.Record.Route != ""
+	if tokens == 0 && engineChosen && clientLeft {
 		tokens = -1 // unknown: the client left while an engine computed the prompt, before the engine reported its length
 	}
 	in.CorrectEstimate(tokens)

@@ -83,9 +83,9 @@ func (c *probeCall) reportEnd(fault *failure.Fault, stopped, clientLeft bool) *f
 	return fault
 }
 
-// reportSingleEnd does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
+// reportUnpairedEnd does what reportEnd does, for a prefill call that is not under way beside a decode call. It also writes into the
 // record how long the engine took.
-func (c *probeCall) reportSingleEnd(j *job, fault *failure.Fault) *failure.Fault {
+func (c *probeCall) reportUnpairedEnd(j *job, fault *failure.Fault) *failure.Fault {
 	if engineAnswered := fault == nil || fault.Status != 0; engineAnswered {
 		j.record.Report(journal.Event{Kind: journal.Probed, Took: time.Since(c.began)})
 	}
@@ -147,7 +147,7 @@ func (j *job) runProbe(lease *prefill.Lease, until lifecycle.Timeout) (*handoff.
 		}()
 		answer, fault = call.Read(resp, *buffer, mooncake.MaxProbeAnswer, call.answerBy())
 	}
-	fault = call.reportSingleEnd(j, fault)
+	fault = call.reportUnpairedEnd(j, fault)
 	j.recordFetch(turn, fault)
 	if fault != nil {
 		return nil, fault
@@ -399,7 +399,7 @@ func (j *job) prefillOnly(lease *prefill.Lease, until lifecycle.Timeout) (*strea
 	body := candidate.Profile.DecodeBody(&j.body, j.req.Endpoint, j.changes, nil, "", j.req.Stream, nil)
 	answer, fault := call.SendAndRead(j.record.WithTraceHeaders(engine.JSONHeaders(j.callID("p", j.record.Attempts))), body,
 		maxBodyBytes(j.srv.Settings(), true), call.answerBy())
-	if fault = call.reportSingleEnd(j, fault); fault != nil {
+	if fault = call.reportUnpairedEnd(j, fault); fault != nil {
 		return nil, fault
 	}
 	filterOptions := j.filterOptions

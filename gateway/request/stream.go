@@ -95,8 +95,8 @@ func (s *stream) tokens() int {
 	return s.earlierTokens + s.upstream.answer.Filter.Tokens()
 }
 
-// putBack returns the buffers to the pool. A transcript or an output buffer with room for more than 64 Ki elements is dropped, so that huge
-// answers do not fill the pool.
+// putBack returns the buffers to the pool. So that huge answers do not fill the pool, it drops a transcript with room for more than 64 Ki
+// token ids or bytes, and all buffers if the output buffer has room for more than 64 KiB.
 func (b *buffers) putBack() {
 	b.Assembler = nil // it holds one client's answer
 	if cap(b.Transcript.IDs) > 64<<10 || cap(b.Transcript.Last) > 64<<10 {
@@ -172,7 +172,7 @@ func (s *stream) GoBack(events []byte, end sse.End) {
 	switch err := s.upstream.answer.Err(); {
 	case end != sse.NotEnded: // Arrive has counted the events already
 		s.applyEffects(sse.Effects{End: end})
-	case err != nil: // the connection broke, or the answer exceeds a limit
+	case err != nil: // the engine was silent for too long, or sent more than a limit allows
 		s.bodyEnded(err)
 	}
 }

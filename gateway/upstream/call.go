@@ -54,8 +54,8 @@ func NewRendezvous(id string, endpoint mooncake.Endpoint, prefillProfile *moonca
 	return rendezvous
 }
 
-// PairHeaders returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill. If
-// the body of the endpoint has no place for the id, a header has it, too.
+// PairHeaders returns the headers of a call with this X-Request-Id, for a request that is bound to a decode rank before its prefill. For
+// endpoints of SGLang whose body cannot have the id, the header RIDHeader has it, too.
 func PairHeaders(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake.Profile) []engine.Header {
 	headers := engine.JSONHeaders(id)
 	if prefillProfile.Nameless(endpoint) {
