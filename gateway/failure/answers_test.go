@@ -265,6 +265,7 @@ func TestWhatAnEngineSaysWithStatus200(t *testing.T) {
 		`{"error":{"message":"later","code":429}}`:                                                     429,
 		`{"error":{"message":"no","type":"BadRequestError","code":401}}`:                               0,
 		`{"error":{"message":"it failed","code":500}}`:                                                 0,
+		`{"error":{"message":"it failed","code":502}}`:                                                 0,
 		`{"error":"boom"}`: 0,
 	} {
 		f := RefusedInAnswer(lifecycle.Prefill,

@@ -336,8 +336,8 @@ func RefusedInAnswer(kind lifecycle.CallKind, err error) *Fault {
 // returns nil if the engine itself failed, and did not refuse the request.
 func FaultOfRefusal(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
-	engineFailed := answer.Status != f.Status // FromStream keeps only the status of a refusal: every other failure gets 502
-	if engineFailed {
+	isRefusal := answer.Status == f.Status && f.Status/100 == 4 // of a failure of the engine, FromStream makes 502
+	if !isRefusal {
 		return nil
 	}
 	end := lifecycle.CallEnd{Call: kind, Progress: lifecycle.Headed, Reason: lifecycle.ReasonOfStatus(f.Status)}
