@@ -19,12 +19,13 @@ func (s *Set) RankQuota(name, rank string, slots int) (slotLimit int, othersKV i
 	if !scope.othersMayRun(time.Now()) {
 		return 0, 0
 	}
-	others, known := scope.othersLoad[rank]
-	if !known && !scope.othersReported {
+	others, isCounted := scope.othersLoad[rank]
+	if !isCounted && !scope.othersReported { // after a complete report, other proxies have nothing on a rank without a count
 		return 1, 0
 	}
-	free := slots - others.Requests
-	return max(1, min(free, int(scope.maxShare*float64(slots)))), others.KVTokens
+	free := slots - others.Requests // 0 or below if requests of other proxies fill the rank
+	share := int(scope.maxShare * float64(slots))
+	return max(1, min(free, share)), others.KVTokens // not 0, which would mean all slots
 }
 
 // othersMayRun says whether this proxy owns the scope, but requests of other proxies may still run on the scope's engines. The caller
@@ -40,19 +41,20 @@ func (scope *Scope) othersMayRun(now time.Time) bool {
 }
 
 // setOthersLoad stores, for each rank, how many requests and KV tokens of other proxies are on it: the numbers that its engine reports
-// (all), less this proxy's own (ours). For the ranks in silent, whose engines report nothing, the last numbers stay; if there are none,
-// they are 0. The caller holds the scope's mu.
+// (all), less this proxy's own (ours). For the ranks in silent, whose engines report nothing, the last numbers stay. If there are none,
+// they become 0, because RankQuota would otherwise allow such a rank only one slot. The caller holds the scope's mu.
 func (scope *Scope) setOthersLoad(ours, all []geo.Resident, silent []string) {
-	own := map[string]geo.Resident{}
+	oursByRank := map[string]geo.Resident{}
 	for _, r := range ours {
-		own[r.ID] = r
+		oursByRank[r.ID] = r
 	}
 	for _, r := range all {
-		requests, kvTokens := r.Requests-own[r.ID].Requests, r.KVTokens-own[r.ID].KVTokens
+		requests, kvTokens := r.Requests-oursByRank[r.ID].Requests, r.KVTokens-oursByRank[r.ID].KVTokens
+		// The difference can be below 0, because both numbers are not of exactly the same moment.
 		scope.othersLoad[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, requests), KVTokens: max(0, kvTokens)}
 	}
 	for _, id := range silent {
-		if _, known := scope.othersLoad[id]; !known {
+		if _, isCounted := scope.othersLoad[id]; !isCounted {
 			scope.othersLoad[id] = geo.Resident{ID: id}
 		}
 	}

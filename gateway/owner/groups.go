@@ -34,11 +34,11 @@ func (s *siblings) updateMembers(now time.Time) (leaving bool) {
 	return leaving
 }
 
-// liveMembers returns all live proxies that are not shutting down.
+// liveMembers returns all live proxies that are not shutting down, in any order.
 func (s *siblings) liveMembers() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.members.Order("")
+	return s.members.Order("") // every scope has the same members, so any name will do
 }
 
 // ownerOrder returns the proxies in the order in which they should own a group. It leaves out proxies that may not own the group according
@@ -50,12 +50,12 @@ func (s *siblings) ownerOrder(scope *Scope) []string {
 	return s.members.Order(scope.Name, s.set.members, listed)
 }
 
-// updateClaims updates the members. It then tells the claim of each group at which place of the group's order this proxy is, and whether it
-// could serve the group: it is not shutting down, and enough engines of the group answer.
+// updateClaims updates the members. It then tells the claim of each group whether this proxy should own the group now (isHome), at which
+// place of the group's order it is, and whether it could serve the group: it is not shutting down, and enough engines of the group answer.
 func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
 	leaving := s.updateMembers(now)
 	for name, scope := range all {
-		listed := scope.claim.Members()
+		listed := scope.claim.Members() // the members in the lease; empty: any proxy may own the group
 		s.mu.Lock()
 		place, isHome := s.members.TakeoverRank(name, lease.Dispatcher(scope.view.Load().Holder), now, s.set.members, listed)
 		s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]Engine
 // the store of leases must answer, and the asking proxy must come before this one in the group's order.
 func (s *siblings) checkHandBack(scope *Scope, sender string, ask geo.HandBack) error {
 	v := scope.view.Load()
-	if ask.Epoch != v.Epoch {
+	if ask.Epoch != v.Epoch { // the asking proxy means an earlier or later ownership
 		return fmt.Errorf("group %s: %w", scope.Name, lease.ErrNotHolder)
 	}
 	if v.StoreAway { // checked first, so that this proxy does not stop requests in vain
@@ -83,17 +83,17 @@ func (s *siblings) checkHandBack(scope *Scope, sender string, ask geo.HandBack) 
 	return nil
 }
 
-// hasSuccessor says whether there is another live proxy that may own the group.
+// hasSuccessor updates the members, and says whether there is another live proxy that may own the group.
 func (s *siblings) hasSuccessor(scope *Scope) bool {
 	s.updateMembers(time.Now())
 	return slices.ContainsFunc(s.ownerOrder(scope), func(id string) bool { return id != s.set.peers.ID() })
 }
 
-// recordReport records the epochs of the groups that a peer owns, from the peer's answer to a probe.
+// recordReport records, from a peer's answer to a probe, the epochs of the groups that the peer owns, and that their owner lives now.
 func (s *siblings) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 	now := time.Now()
 	for name, epoch := range h.Groups {
-		if scope := all[name]; scope != nil {
+		if scope := all[name]; scope != nil { // nil: this proxy does not know engines of the group
 			s.set.ownersKnown.Store(true)
 			scope.mu.Lock()
 			scope.ownerLastSeen = now
@@ -114,7 +114,7 @@ func groupLeaseName(group string) string {
 		return '-'
 	}, group)
 	hasDashAtEnd := strings.HasPrefix(group, "-") || strings.HasSuffix(group, "-")
-	if clean == group && !hasDashAtEnd && len(group) <= mostGroupName {
+	if clean == group && !hasDashAtEnd && len(group) <= mostGroupName { // nothing of the name has to be changed
 		return "evenkeel-group-" + group
 	}
 	h := fnv.New32a()

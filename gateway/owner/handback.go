@@ -16,15 +16,15 @@ var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask 
 // AllowHandBack decides whether this proxy gives a scope to the dispatcher that asks for it (sender); err says why it does not. If it does,
 // no new request begins for the scope until done is called. The caller calls done after HandBack.
 func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done func(), err error) {
-	if ask.Group == "" {
+	if ask.Group == "" { // the dispatcher asks for a region
 		if !s.Has(Regions) {
 			return nil, nil, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
 		}
 		scope = s.Scope(ask.Region)
-	} else if s.Has(Groups) && ask.Region == s.region {
+	} else if s.Has(Groups) && ask.Region == s.region { // a group of another region may have the same name
 		scope = s.Scope(ask.Group)
 	}
-	if scope == nil || scope.claim == nil {
+	if scope == nil || scope.claim == nil { // the scope is not known here, or has a static order and no lease to release
 		return nil, nil, fmt.Errorf("%s: %w", ask.Scope(), lease.ErrNotHolder)
 	}
 	if err := s.checkHandBack(scope, sender, ask); err != nil {
@@ -34,12 +34,13 @@ func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done
 	return scope, func() { scope.handBacksPending.Add(-1) }, nil
 }
 
-// HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and releases the lease.
+// HandBack stops admission to a scope, lists which requests of this proxy still run on its ranks, and begins to release the lease. It
+// returns an error, and changes nothing, if this proxy does not own the scope with the epoch in ask, or may not release the lease now.
 func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err := scope.claim.GiveBack(ask.Epoch, func() {
 		scope.mu.Lock()
-		scope.handedBack = true
+		scope.handedBack = true // Tenure reports the requests that still run, until there are none
 		scope.mu.Unlock()
 		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
 		h.Ranks = append(h.Ranks, ours...)
@@ -51,7 +52,7 @@ func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 // scopes by themselves; a proxy that has just started asks only once it may own scopes. Until then this proxy still serves the requests
 // that they forward. The wait ends at the latest when a proxy that starts now could own scopes.
 func (s *Set) HandOver(ctx context.Context) {
-	if !s.Has(Groups) || !s.deps.Leaving() {
+	if !s.Has(Groups) || !s.deps.Leaving() { // a region has no successor to wait for, see neighbours.hasSuccessor
 		return
 	}
 	s.handingOver.Store(true)
@@ -63,14 +64,15 @@ func (s *Set) HandOver(ctx context.Context) {
 	for lost := s.Losses(); s.canHandOver(); lost = s.Losses() {
 		select {
 		case <-lost:
-		case <-check.C:
+		case <-check.C: // canHandOver also changes without a loss, when the last successor is gone
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// canHandOver says whether this proxy owns a scope that another proxy could take over.
+// canHandOver says whether this proxy owns a scope that another proxy could take over. While the store of leases does not answer, none
+// could.
 func (s *Set) canHandOver() bool {
 	for _, scope := range *s.all.Load() {
 		if v := scope.view.Load(); v.Admits && !v.StoreAway && s.hasSuccessor(scope) {
@@ -98,7 +100,7 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	defer scope.mu.Unlock()
 	clear(scope.othersLoad)
 	scope.othersReported = true
-	scope.setOthersLoad(nil, h.Ranks, nil)
+	scope.setOthersLoad(nil, h.Ranks, nil) // the list has only the holder's requests, and no rank is silent
 	return nil
 }
 
@@ -126,13 +128,13 @@ func (s *Set) Tenure() geo.Tenure {
 			}
 		}
 		switch {
-		case s.kind == Groups && v.Admits:
+		case s.kind == Groups && v.Admits: // of groups, only those that this proxy owns are reported
 			t.Groups = put(t.Groups, name, v.Epoch)
-		case s.kind == Regions && v.Epoch > 0:
+		case s.kind == Regions && v.Epoch > 0: // of regions, also those whose lease this proxy has only read; 0: never held
 			t.Epochs = put(t.Epochs, name, v.Epoch)
 		}
-		if n := s.runningAfterHandBack(scope); n > 0 {
-			t.Lent = put(t.Lent, name, n)
+		if running := s.updateHandedBack(scope); running > 0 {
+			t.Lent = put(t.Lent, name, running)
 		}
 	}
 	return t
@@ -147,9 +149,9 @@ func put[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// runningAfterHandBack is how many requests of this proxy still run in a region that it has handed back. Once there are none,
-// runningAfterHandBack records that the region is no longer handedBack.
-func (s *Set) runningAfterHandBack(scope *Scope) (n int) {
+// updateHandedBack returns how many requests of this proxy still run in a region that it has handed back, and ends the state handedBack
+// once there are none. It returns 0 for other regions, and for decode groups, of which this is not reported.
+func (s *Set) updateHandedBack(scope *Scope) (running int) {
 	scope.mu.Lock()
 	handedBack := scope.handedBack && s.kind == Regions
 	scope.mu.Unlock()
@@ -158,20 +160,21 @@ func (s *Set) runningAfterHandBack(scope *Scope) (n int) {
 	}
 	ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
 	for _, r := range ours {
-		n += r.Requests
+		running += r.Requests
 	}
-	if n == 0 {
+	if running == 0 {
 		scope.mu.Lock()
 		scope.handedBack = false
 		scope.mu.Unlock()
 	}
-	return n
+	return running
 }
 
-// OnProbe records what a peer's answer to a probe says about ownership.
+// OnProbe records what a peer's answer to a probe says about ownership: who owns what, and the highest epochs that the peer has seen, so
+// that the next acquisition here gets a higher one.
 func (s *Set) OnProbe(h geo.ProbeReport) {
 	all := *s.all.Load()
-	if s.kind == Groups && h.Region != s.region {
+	if s.kind == Groups && h.Region != s.region { // groups of another region may have the same names
 		return
 	}
 	for name, epoch := range h.Seen {

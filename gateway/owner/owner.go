@@ -40,7 +40,7 @@ func New(c *config.Config, deps Deps) (*Set, error) {
 	case c.Geo.On() && regionOwnership.On():
 		s.kind = Regions
 		s.leases = newLeases(regionOwnership.Engine, regionOwnership.Lease, regionOwnership.Kubernetes.Namespace, regionOwnership.Etcd,
-			c.Geo.Self.ID, nil, s.log)
+			c.Geo.Self.ID, nil, s.log) // no list of members: every proxy may own a region
 		s.openLease = func(name string) (lease.Engine, error) {
 			return s.leases.open(regionLeaseName(name), regionOwnership.Kubernetes.Kubeconfig[name], name)
 		}

@@ -36,22 +36,23 @@ func (n *neighbours) createScopes() error {
 			regions = append(regions, e.Region)
 		}
 	}
+	isStatic := c.Ownership.Engine == geo.OwnStatic
 	all := map[string]*Scope{}
 	for _, region := range regions {
 		scope := s.newScope(region)
 		scope.home = region == c.Self.Region
-		if !scope.home {
+		if !scope.home { // after a takeover, requests of the region's own proxy may still run
 			scope.maxShare = c.Ownership.MaxShare
 		}
 		all[region] = scope
-		if c.Ownership.Engine == geo.OwnStatic {
+		if isStatic {
 			n.setStaticOrder(scope)
-		} else if err := s.claim(scope, n.takeoverRank(scope)); err != nil {
+		} else if err := s.openClaim(scope, n.takeoverRank(scope)); err != nil {
 			return fmt.Errorf("geo.ownership: region %s: %w", region, err)
 		}
 	}
 	s.all.Store(&all)
-	if c.Ownership.Engine == geo.OwnStatic {
+	if isStatic {
 		s.log.Warn("ownership is static: if the network between regions breaks, a region can have two owners, because no lease prevents it; a "+
 			"proxy that takes over uses only a share of the slots",
 			zap.Float64("max_share", c.Ownership.MaxShare))
@@ -103,7 +104,7 @@ func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 		if place := slices.Index(order, self); place >= 0 {
 			return place
 		}
-		return len(order)
+		return len(order) // a proxy that is not in the order comes after all others
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -128,7 +129,7 @@ func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]Engi
 		case scope.static != nil:
 			n.decideStaticOwner(scope, now)
 		case !scope.home: // the claim of this proxy's own region keeps the first rank, with which it was made
-			scope.claim.SetRole(false, n.takeoverRank(scope), engines[name].halfAnswer())
+			scope.claim.SetRole(scope.home, n.takeoverRank(scope), engines[name].halfAnswer())
 		}
 	}
 }
@@ -155,7 +156,7 @@ func (n *neighbours) recordReport(all map[string]*Scope, h geo.ProbeReport) {
 			scope.claim.ObserveRivalEpoch(epoch)
 		}
 	}
-	if all[h.Region] != nil && len(h.RTTMs) > 0 {
+	if all[h.Region] != nil && len(h.RTTMs) > 0 { // takeoverRank needs round trips only from regions that have owners here
 		n.mu.Lock()
 		if n.roundTrips[h.Region] == nil {
 			n.roundTrips[h.Region] = map[string]map[string]float64{}

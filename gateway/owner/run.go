@@ -28,7 +28,7 @@ func (s *Set) Run(ctx context.Context) {
 	var counted time.Time // when the requests of other proxies were last counted; zero: they must be counted at once
 	for now := time.Now(); ; {
 		engines := s.deps.Engines()
-		if s.kind == Groups {
+		if s.kind == Groups { // groups come and go with their engines; the regions are those of the config
 			s.updateGroups(engines, now)
 		}
 		s.updateClaims(*s.all.Load(), engines, now)
@@ -41,7 +41,7 @@ func (s *Set) Run(ctx context.Context) {
 			s.claims.Wait()
 			return
 		case <-tick.C:
-		case <-s.checkNow:
+		case <-s.checkNow: // a scope was won or lost
 			counted = time.Time{}
 		}
 		now = time.Now() // not the time of the tick, which may have waited while engines were asked
@@ -78,11 +78,11 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 		}
 		oldClaimRuns := s.leavingScopes[name] != nil
 		mustWait := now.Before(s.claimFailures[name].until) // the last claim has failed, and its pause is not over
-		if oldClaimRuns || mustWait {
+		if oldClaimRuns || mustWait {                       // a later call tries again
 			continue
 		}
 		scope := s.newScope(name)
-		if err := s.claim(scope, 0); err != nil {
+		if err := s.openClaim(scope, 0); err != nil {
 			s.recordClaimFailure(name, err, now)
 			continue
 		}
@@ -101,18 +101,18 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 			changed = true
 		}
 	}
-	if changed {
+	if changed { // dispatcher and fleet must know the new set of groups
 		s.deps.Publish(s.ctx)
 	}
 }
 
-// giveUp releases the lease of a group and ends its claim, without waiting for either.
+// giveUp releases the lease of a group and ends its claim, without waiting for either. A lease that is not released in time expires.
 func (s *Set) giveUp(name string, scope *Scope) {
 	s.leavingScopes[name] = scope
 	s.claims.Go(func() {
-		until, cancel := context.WithTimeout(s.ctx, s.times.Duration)
+		ctx, cancel := context.WithTimeout(s.ctx, s.times.Duration)
 		defer cancel()
-		scope.claim.Leave(until)
+		scope.claim.Leave(ctx)
 		scope.stopClaim()
 	})
 }
@@ -135,7 +135,7 @@ func (s *Set) recordClaimFailure(name string, err error, now time.Time) {
 // because all groups have the same store and the same files.
 func (s *Set) retryFailedClaims() {
 	for name, failure := range s.claimFailures {
-		s.claimFailures[name] = claimFailure{why: failure.why}
+		s.claimFailures[name] = claimFailure{why: failure.why} // without until, the next try is due at once; why prevents a second log line
 	}
 }
 
@@ -164,7 +164,8 @@ func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 			clear(scope.othersLoad)
 		}
 		scope.mu.Unlock()
-		if othersMayRun || scope.view.Load().Phase == lease.Starting {
+		mustCount := othersMayRun || scope.view.Load().Phase == lease.Starting
+		if mustCount {
 			asked.Go(func() {
 				ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
 				scope.mu.Lock()

@@ -77,9 +77,9 @@ func (s *Set) applyView(scope *Scope, v lease.View) {
 	old := scope.view.Load() // applyView is never called twice at the same time for a scope
 	log := s.log.With(zap.String(string(s.kind), scope.Name), zap.String("phase", string(v.Phase)), zap.String("holder", v.Holder),
 		zap.Int64("epoch", v.Epoch))
-	if old.Admits == v.Admits {
+	if old.Admits == v.Admits { // nothing was won or lost, so nothing is announced
 		scope.mu.Lock()
-		if v.Admits {
+		if v.Admits { // the epoch is new if this proxy has acquired a lost lease again, which is no takeover
 			scope.lastOwnedEpoch = v.Epoch
 		}
 		scope.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 	scope.handedBack = false
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
 		scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-		if scope.cautionTime > 0 {
+		if scope.cautionTime > 0 { // 0, for a static order, stays
 			scope.cautionTime = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 		}
 		hadOwner := !scope.ownerLastSeen.IsZero()
@@ -182,7 +182,11 @@ func (scope *Scope) Enter() (leave func(), ok bool) {
 // CheckOwned is the last check, right before a request is written. It returns ErrNotOwner if this proxy does not own the scope any more.
 // This stops a request if the process was paused after it admitted the request, or if connecting took longer than writeTimeout.
 func (scope *Scope) CheckOwned() error {
-	if scope == nil || scope.view.Load().Admits && (scope.claim == nil || scope.claim.Admits(time.Now())) {
+	if scope == nil { // this proxy does not share the engines, so it need not own them
+		return nil
+	}
+	isStatic := scope.claim == nil // a static order has no lease that could have expired since the view was stored
+	if scope.view.Load().Admits && (isStatic || scope.claim.Admits(time.Now())) {
 		return nil
 	}
 	return ErrNotOwner
@@ -196,10 +200,13 @@ func (scope *Scope) Epoch() int64 { return scope.view.Load().Epoch }
 // a later epoch by now, which happens when the store has lost a lease and the proxy takes it again. An engine that has seen the later epoch
 // would take the request for that of a former owner.
 func (scope *Scope) CheckEpoch(epoch int64) error {
-	if err := scope.CheckOwned(); err != nil || scope.Epoch() == epoch {
+	if err := scope.CheckOwned(); err != nil {
 		return err
 	}
-	return ErrNotOwner
+	if scope.Epoch() != epoch {
+		return ErrNotOwner
+	}
+	return nil
 }
 
 // Admits says whether new work may be bound to the scope's engines.
@@ -208,22 +215,26 @@ func (scope *Scope) Admits() bool { return scope == nil || scope.view.Load().Adm
 // AcceptsNew says whether requests for the scope's engines may begin here: this proxy owns the scope, and the scope is not about to go to
 // another proxy.
 func (scope *Scope) AcceptsNew() bool {
-	return scope.Admits() && (scope == nil || scope.handBacksPending.Load() == 0)
+	if scope == nil { // this proxy does not share the engines
+		return true
+	}
+	return scope.Admits() && scope.handBacksPending.Load() == 0
 }
 
 // AppendEpochHeader adds the header with the epoch of the ownership. A guard in front of an engine can use it to refuse or count requests
 // with an older epoch.
 func (scope *Scope) AppendEpochHeader(h []engine.Header) []engine.Header {
-	if scope == nil || scope.claim == nil {
+	if scope == nil || scope.claim == nil { // without a lease there is no epoch
 		return h
 	}
 	return append(h, engine.Header{Name: EpochHeader, Value: strconv.FormatInt(scope.Epoch(), 10)})
 }
 
 // RecordRefusal records the epoch header of an answer that refuses a request; empty: the answer has none. In this header, a guard that
-// refuses an old epoch names the epoch that it has seen.
+// refuses an old epoch names the epoch that it has seen. If this is above the epoch of this proxy, the claim gets a new, higher epoch.
 func (scope *Scope) RecordRefusal(header string) {
-	if scope == nil || scope.claim == nil || header == "" {
+	hasNoLease := scope == nil || scope.claim == nil
+	if hasNoLease || header == "" {
 		return
 	}
 	if epoch, err := strconv.ParseInt(header, 10, 64); err == nil && epoch > scope.Epoch() {

@@ -66,7 +66,7 @@ const (
 // EngineCounts is how many engines a scope has, and how many answer.
 type EngineCounts struct{ Up, All int }
 
-// halfAnswer says whether at least half of the engines answer, so that a proxy could serve the scope.
+// halfAnswer says whether at least half of the engines answer, so that a proxy could serve the scope; false if there are no engines.
 func (r EngineCounts) halfAnswer() bool { return r.All > 0 && 2*r.Up >= r.All }
 
 // succession decides which proxy should own which scope.
@@ -125,13 +125,14 @@ func (s *Set) newScope(name string) *Scope {
 	return scope
 }
 
-// claim opens the lease of a scope and gives the scope a claim. rank is this proxy's place among the proxies that may take the scope.
-func (s *Set) claim(scope *Scope, rank int) error {
+// openClaim opens the lease of a scope and gives the scope a claim. takeoverRank is this proxy's place among the proxies that may take the
+// scope.
+func (s *Set) openClaim(scope *Scope, takeoverRank int) error {
 	store, err := s.openLease(scope.Name)
 	if err != nil {
 		return err
 	}
-	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: rank, Times: s.times, Members: s.members}
+	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: takeoverRank, Times: s.times, Members: s.members}
 	cfg.MaxEpoch = s.leases.maxEpoch()
 	scope.Claim(cfg, store, lease.Hooks{
 		OnChange: func(v lease.View) { s.applyView(scope, v) },
@@ -197,7 +198,7 @@ func (s *Set) UnreadyReason(now time.Time) string {
 		return "no proxy owns a decode group yet"
 	}
 	all := *s.all.Load()
-	if len(all) == 0 {
+	if len(all) == 0 { // without engines there is no group that could have an owner
 		return ""
 	}
 	for _, scope := range all {

@@ -397,7 +397,7 @@ func TestTheStoreSaysHowHighEpochsMayBe(t *testing.T) {
 		s, a := setOf(t, Groups, &lent{})
 		s.leases = &leases{store: store, identity: "us-1_x"}
 		s.openLease = func(string) (lease.Engine, error) { return &lent{}, nil }
-		require.NoError(t, s.claim(a, 0))
+		require.NoError(t, s.openClaim(a, 0))
 		a.claim.ObserveEpoch(most + 1)
 		require.Zero(t, a.claim.Seen(), store)
 		a.claim.ObserveEpoch(most)

@@ -126,14 +126,14 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	bit := map[bool]float64{true: 1}
+	bit := map[bool]float64{true: 1} // and 0 for false
 	for name, scope := range *m.set.all.Load() {
 		v := scope.view.Load()
 		for desc, value := range map[*prometheus.Desc]float64{
 			m.admits: bit[v.Admits], m.epoch: float64(v.Epoch), m.storeAway: bit[v.StoreAway], m.servesForeign: bit[v.Admits && !scope.home],
 			m.voted: bit[v.Voted], m.membersDiffer: bit[v.MembersDiffer],
 		} {
-			if desc != nil {
+			if desc != nil { // nil: only scopes of the other kind have the metric
 				ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, name)
 			}
 		}

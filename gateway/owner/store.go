@@ -45,7 +45,7 @@ func newLeases(store string, duration time.Duration, namespace string, e geo.Etc
 }
 
 // open returns the lease of a scope. In Kubernetes it is the Lease object named object in the cluster of the kubeconfig; in etcd it is the
-// key below the prefix.
+// key below the prefix. The first call for etcd makes the client, which all leases share.
 func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 	if l.store == geo.OwnKubernetes {
 		server, namespace, err := cluster.Find(kubeconfig, l.namespace)
@@ -59,24 +59,34 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 		return kube.New(client, object, l.identity, l.duration, l.members), nil
 	}
 	if l.client == nil {
-		var t *tls.Config
-		if f := &l.etcd.TLS; f.CA != "" || f.Cert != "" {
-			var err error
-			if t, err = certs.Client("", "", f.Cert, f.Key); err != nil {
-				return nil, err
-			}
-			if f.CA != "" {
-				if err := certs.Follow(t, f.CA, hostsOf(l.etcd.Endpoints)...); err != nil {
-					return nil, err
-				}
-			}
+		t, err := l.etcdTLS()
+		if err != nil {
+			return nil, err
 		}
-		var err error
 		if l.client, err = etcd.Connect(l.etcd.Endpoints, t, l.log); err != nil {
 			return nil, err
 		}
 	}
 	return etcd.New(l.client, l.etcd.Prefix+"/"+key, l.identity, l.duration, l.members), nil
+}
+
+// etcdTLS returns the TLS settings of calls to etcd; nil: the config names no TLS files. The CA file is read again for every handshake.
+func (l *leases) etcdTLS() (*tls.Config, error) {
+	f := &l.etcd.TLS
+	if f.CA == "" && f.Cert == "" {
+		return nil, nil
+	}
+	const serverName, caFile = "", "" // each endpoint has its own name, and Follow sets the authorities
+	t, err := certs.Client(serverName, caFile, f.Cert, f.Key)
+	if err != nil {
+		return nil, err
+	}
+	if f.CA != "" {
+		if err := certs.Follow(t, f.CA, hostsOf(l.etcd.Endpoints)...); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
 }
 
 // hostsOf returns the hosts of endpoints, which may be URLs, or hosts with ports.

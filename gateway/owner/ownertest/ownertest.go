@@ -30,14 +30,14 @@ func (free) Release(context.Context, int64) error { return nil }
 // Owned returns a scope that the proxy us-1 owns for an hour with this epoch, and the scope's claim, which does not run any more.
 func Owned(t *testing.T, epoch int64) (*owner.Scope, *lease.Claim) {
 	t.Helper()
-	a, times := owner.NewScope("main"), lease.DefaultTimes
+	scope, times := owner.NewScope("main"), lease.DefaultTimes
 	times.Duration, times.RenewDeadline = time.Hour, time.Hour/2
-	claim := a.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free(epoch), lease.Hooks{}, zap.NewNop())
+	claim := scope.Claim(lease.Config{Self: "us-1_x", Home: true, Times: times}, free(epoch), lease.Hooks{}, zap.NewNop())
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { claim.Run(ctx) })
-	require.Eventually(t, a.Admits, time.Minute, time.Millisecond)
+	require.Eventually(t, scope.Admits, time.Minute, time.Millisecond)
 	stop()
 	running.Wait()
-	return a, claim
+	return scope, claim
 }
