@@ -82,8 +82,8 @@ func (c *Claim) Run(ctx context.Context) {
 		now := time.Now()
 		c.mu.Lock()
 		c.detectSuspension(now)
-		wake := c.machine.nextTimer(now, now.Add(c.retry))
-		if !storeCallRuns { // the machine makes one call of the store at a time
+		wake := c.machine.nextTimer(now, now.Add(c.retry)) // while a call of the store is under way
+		if !storeCallRuns {                                // the machine makes one call of the store at a time
 			call, wake = c.machine.Next(now)
 		}
 		if ask, ok := c.machine.AskVotes(now); ok {
@@ -94,7 +94,7 @@ func (c *Claim) Run(ctx context.Context) {
 		if call != None {
 			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a dispatcher, not to the store
 			begin(func() result { return c.makeCall(ctx, call) })
-			continue
+			continue // find out again what is due and when, now that the call is under way
 		}
 		timer.Reset(time.Until(wake))
 		select {
@@ -178,8 +178,8 @@ func (c *Claim) publish(now time.Time) {
 	c.hooks.OnChange(v)
 }
 
-// makeCall makes one call of the engine, or asks the holder for the scope. It returns the outcome, and does not change the
-// machine.
+// makeCall makes one call of the engine, or asks the holder for the scope. It does not change the machine: it returns the outcome with the
+// function apply, which handleResult calls later to pass the outcome to the machine.
 func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	m := c.machine
 	c.mu.Lock()
@@ -342,7 +342,7 @@ func (c *Claim) Admits(now time.Time) bool {
 	return true
 }
 
-// Leave gives the scope up and waits until the lease is released, or ctx ends.
+// Leave gives the scope up and waits until the lease is released, until Run has returned, or until ctx ends.
 func (c *Claim) Leave(ctx context.Context) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.Leave(now) })
 	every := time.NewTicker(c.retry / 20)

@@ -67,7 +67,7 @@ func Dispatcher(holder string) string {
 	if i := strings.LastIndexByte(holder, '_'); i >= 0 {
 		return holder[:i]
 	}
-	return holder
+	return holder // an identity in another form, or no holder
 }
 
 // Times are the waits that prevent two owners at the same time. Duration + StartDelay is at least twice RenewDeadline, so that

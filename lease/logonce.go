@@ -40,12 +40,13 @@ func (s *logOnce) logResult(log *zap.Logger, r result, now time.Time, fastLimit 
 		return
 	}
 	switch took := now.Sub(r.sent); {
-	case !failed && took > fastLimit && !s.slow:
+	case failed: // a failure does not show how fast the store answers
+	case took > fastLimit && !s.slow:
 		log.Warn("ownership: the lease's store answers so slowly that an owner may fail to renew its lease in time and stop admitting; the next "+
 			"line about it comes when the store is fast again",
 			zap.Stringer("call", r.call), zap.Duration("took", took), zap.Duration("at_most", fastLimit))
 		s.slow = true
-	case !failed && took <= fastLimit && s.slow:
+	case took <= fastLimit && s.slow:
 		log.Info("ownership: the lease's store is fast enough again")
 		s.slow = false
 	}
@@ -68,7 +69,7 @@ func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 // logLook logs, once, if the holder of a lease has another duration, or other members, than this dispatcher. It also logs that the
 // members are the same again.
 func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
-	if rec.Holder == "" || rec.Holder == cfg.Self {
+	if rec.Holder == "" || rec.Holder == cfg.Self { // there is no other holder to compare with
 		return
 	}
 	differ := !slices.Equal(rec.Members, cfg.Members)

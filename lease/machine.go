@@ -198,7 +198,7 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 		}
 		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all dispatchers try at the same time
 	}
-	return later(at, m.givenPromise.until), true
+	return later(at, m.givenPromise.until), true // a promise that this dispatcher has given also keeps it from taking the lease
 }
 
 // admitsFromIfAcquired is when this dispatcher may begin to admit if it acquires the lease now. If the store does not know the last
@@ -222,6 +222,7 @@ func (m *Machine) admitsFrom() time.Time {
 	return later(m.admitsNotBefore, m.givenPromise.until.Add(m.startDelay()))
 }
 
+// later returns the later of two times; the zero time is before all others.
 func later(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return b
@@ -245,7 +246,8 @@ func (m *Machine) wantsBack() bool {
 // releases the lease.
 func (m *Machine) mayAskBack(now time.Time) bool {
 	promiseIsOver := m.givenPromise.to == "" || !now.Before(m.givenPromise.until.Add(m.startDelay()))
-	return m.wantsBack() && !m.askingBack && !now.Before(m.nextAskBack) && promiseIsOver
+	pauseIsOver := !m.askingBack && !now.Before(m.nextAskBack) // the last question was answered, and long enough ago
+	return m.wantsBack() && pauseIsOver && promiseIsOver
 }
 
 // GiveBack stops admission and begins to release the lease, for a dispatcher that asks for the scope and names the lease's epoch. If

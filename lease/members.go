@@ -23,11 +23,12 @@ func NewMembers(self string, spread bool, settleTime time.Duration) *Members {
 	return &Members{self: self, spread: spread, settleTime: settleTime, memberSince: map[string]time.Time{}}
 }
 
-// See sets the members: the dispatchers that are alive and not about to leave. This dispatcher must be in the list.
+// See sets the members: the dispatchers that are alive and not about to leave, including this one. A dispatcher that was a member already
+// keeps the time since which it is one.
 func (m *Members) See(live []string, now time.Time) {
 	maps.DeleteFunc(m.memberSince, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
 	for _, id := range live {
-		if _, ok := m.memberSince[id]; !ok {
+		if _, isMember := m.memberSince[id]; !isMember {
 			m.memberSince[id] = now
 		}
 	}
@@ -52,10 +53,10 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 	return ids
 }
 
-// isMemberFor reports whether a dispatcher has been a member for at least this long.
-func (m *Members) isMemberFor(id string, least time.Duration, now time.Time) bool {
-	since, ok := m.memberSince[id]
-	return ok && now.Sub(since) >= least
+// isMemberFor reports whether a dispatcher is a member, and has been one for at least the time atLeast.
+func (m *Members) isMemberFor(id string, atLeast time.Duration, now time.Time) bool {
+	since, isMember := m.memberSince[id]
+	return isMember && now.Sub(since) >= atLeast
 }
 
 // TakeoverRank returns this dispatcher's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
@@ -67,11 +68,11 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
-	least := m.settleTime
+	settleTime := m.settleTime
 	if !slices.Contains(order, holder) {
-		least /= 5
+		settleTime /= 5
 	}
-	return rank, rank == 0 && m.isMemberFor(m.self, least, now)
+	return rank, rank == 0 && m.isMemberFor(m.self, settleTime, now)
 }
 
 // ShouldHandOver reports whether this dispatcher, which holds a scope, should hand it over to the dispatcher asker: asker comes before
@@ -79,11 +80,12 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	if ours < 0 { // this dispatcher may not own the scope, so any asker in the order gets it at once
+	if ours < 0 { // not in the order: this dispatcher may not own the scope, so any asker in the order gets it at once
 		return theirs >= 0
 	}
+	askerIsBefore := theirs >= 0 && theirs < ours
 	// Half of settleTime is enough here: the asker itself waited for all of it, and this dispatcher may have seen the asker later.
-	return theirs >= 0 && theirs < ours && m.isMemberFor(asker, m.settleTime/2, now)
+	return askerIsBefore && m.isMemberFor(asker, m.settleTime/2, now)
 }
 
 // weight is the weight of a dispatcher for a scope in a rendezvous hash. When a dispatcher comes or goes, only the scopes

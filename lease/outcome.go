@@ -144,7 +144,7 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		if !now.Before(m.releaseBy) {
 			m.releaseBy = time.Time{} // the release was not done in time: this dispatcher remains the owner
 		}
-	}
+	} // after any other error the lease still counts as held, and the next call renews it again
 }
 
 // Released records the outcome of Release. sent is when the call was sent.

@@ -53,7 +53,7 @@ func (m *Machine) excluded() bool {
 	missingOn := func(list []string) bool { // an empty list excludes no dispatcher
 		return len(list) > 0 && !slices.Contains(list, Dispatcher(m.cfg.Self))
 	}
-	return missingOn(m.cfg.Members) || missingOn(m.rec.Members)
+	return missingOn(m.cfg.Members) || missingOn(m.rec.Members) // rec.Members is the list of the last known holder
 }
 
 // isReleasing reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
@@ -61,7 +61,8 @@ func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero(
 
 // membersDiffer reports whether the last known holder lists other members than this dispatcher.
 func (m *Machine) membersDiffer() bool {
-	return !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self && !slices.Equal(m.rec.Members, m.cfg.Members)
+	otherHolds := !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self
+	return otherHolds && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
 // GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this dispatcher has given a
@@ -102,8 +103,9 @@ func (m *Machine) votesDueAt() time.Time {
 	return later(m.nextVotes, m.renewed.Add(2*m.cfg.Retry))
 }
 
-// AskVotes returns the question for the other members, and notes that they are asked now; false: do not ask them now.
-func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
+// AskVotes returns the question for the other members, and notes that they are asked now, so that the next question is not due before
+// the time Retry is over. ok is false if they are not to be asked now.
+func (m *Machine) AskVotes(now time.Time) (ask Vote, ok bool) {
 	at := m.votesDueAt()
 	due := !at.IsZero() && !now.Before(at)
 	if !due || !isAdmissionTime(m, now) { // votes prolong the time of admission, but do not begin it again
@@ -116,8 +118,9 @@ func (m *Machine) AskVotes(now time.Time) (Vote, bool) {
 // RecordVote records that a member gave the promise for which this dispatcher asked at the time sent. The promise does not count if
 // it is for another epoch, or if it comes only after this dispatcher had to stop admission.
 func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
+	isForThisLease := m.held && epoch == m.epoch
 	tooLate := !now.Before(m.admitsUntil)
-	if !m.held || epoch != m.epoch || tooLate || m.isReleasing() {
+	if !isForThisLease || tooLate || m.isReleasing() { // a vote neither begins admission again nor ends a hand-back
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
@@ -149,16 +152,18 @@ func (m *Machine) votedUntil() time.Time {
 	return oldest.Add(m.cfg.RenewDeadline)
 }
 
-// hasVotes reports whether all other members have promised not to admit, and these promises are in force.
+// hasVotes reports whether all other members have promised not to admit, and these promises are in force. Votes count only for an owner
+// that keeps the lease, and only as long as its time of admission is not over.
 func (m *Machine) hasVotes(now time.Time) bool {
-	return m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil) && now.Before(m.votedUntil())
+	votesCount := m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil)
+	return votesCount && now.Before(m.votedUntil())
 }
 
 // mayReclaim reports whether this dispatcher may acquire again a lease that the store has lost, if all other members vote
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
-	canVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
-	return canVote && isAdmissionTime(m, now) && !m.isReleasing()
+	othersCanVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
+	return othersCanVote && isAdmissionTime(m, now) && !m.isReleasing()
 }
 
 // isAdmissionTime reports whether now lies in the time in which this dispatcher, as the holder of the lease, may admit.
@@ -170,5 +175,6 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 // store has lost this dispatcher's lease, so a lease that has not expired by the store's clock must be a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)
+	isStillOurs := m.rec.Holder == m.cfg.Self
+	return m.rec.Expiry != NotExpired && (unheldSince || isStillOurs)
 }

@@ -140,7 +140,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	if err != nil {
 		return lease.Record{}, fmt.Errorf("acquire etcd key %s: %w", e.ownerKey, err)
 	}
-	if !response.Succeeded {
+	if !response.Succeeded { // a key was written since Look
 		_, _ = e.client.Revoke(ctx, granted.ID) // if the call fails, the etcd lease expires by itself
 		return lease.Record{}, lease.ErrTaken
 	}
@@ -167,7 +167,7 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 		return fmt.Errorf("renew etcd key %s: %w", e.ownerKey, err)
 	case !response.Succeeded:
 		return e.explainRefusal(ctx, epoch)
-	case e.releaseInDoubt:
+	case e.releaseInDoubt: // the write above has ended the doubt
 		e.lastKeyRev, e.releaseInDoubt = response.Header.Revision, false
 	}
 	if _, err := e.client.KeepAliveOnce(ctx, e.held); errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -203,7 +203,8 @@ func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	if err != nil {
 		return err
 	}
-	if rec.Holder != e.identity || rec.Epoch != epoch || rec.Expiry != lease.NotExpired {
+	stillHeld := rec.Holder == e.identity && rec.Epoch == epoch && rec.Expiry == lease.NotExpired
+	if !stillHeld {
 		return lease.ErrLost
 	}
 	return fmt.Errorf("an earlier call of this proxy, whose answer was lost, has written etcd key %s; the next call will succeed",

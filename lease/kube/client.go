@@ -57,7 +57,8 @@ func (c *leases) Update(ctx context.Context, l *coordinationv1.Lease, _ metav1.U
 	return c.do(ctx, c.server.Put().Name(l.Name).Body(l))
 }
 
-// do sends a request for a Lease of the namespace, and reads the Lease in the answer.
+// do sends a request for a Lease of the namespace, and reads the Lease in the answer. It returns the API server's errors unchanged, because
+// callers distinguish them by their reason.
 func (c *leases) do(ctx context.Context, r *rest.Request) (*coordinationv1.Lease, error) {
 	var l coordinationv1.Lease
 	if err := r.Namespace(c.namespace).Resource("leases").Do(ctx).Into(&l); err != nil {

@@ -89,7 +89,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	if epoch > math.MaxInt32 {
 		return lease.Record{}, fmt.Errorf("acquire Lease %s: its leaseTransitions cannot count beyond %d", e.name, highest)
 	}
-	delete(next.Annotations, membersKey)
+	delete(next.Annotations, membersKey) // the list of the holder before
 	if len(e.members) > 0 {
 		metav1.SetMetaDataAnnotation(&next.ObjectMeta, membersKey, strings.Join(e.members, ","))
 	}
@@ -133,7 +133,8 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 // stands in errors.
 func (e *Engine) update(ctx context.Context, callName string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {
 	for range 2 { // the second attempt changes the object as it was read again
-		if e.last == nil || e.record().Holder != e.identity || e.record().Epoch != epoch {
+		isHeld := e.last != nil && e.record().Holder == e.identity && e.record().Epoch == epoch
+		if !isHeld {
 			return lease.ErrLost
 		}
 		next := e.last.DeepCopy()
@@ -149,7 +150,7 @@ func (e *Engine) update(ctx context.Context, callName string, epoch int64, chang
 		case !errors.IsConflict(err):
 			return fmt.Errorf("%s Lease %s: %w", callName, e.name, err)
 		}
-		if _, err := e.Look(ctx); err != nil {
+		if _, err := e.Look(ctx); err != nil { // after a conflict, so that e.last is the object as it is now
 			return err
 		}
 	}
