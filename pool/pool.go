@@ -47,6 +47,11 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 	e.setExpiry(p.ttl)
 	at, _ := p.find(e)
 	p.entries = slices.Insert(p.entries, at, e)
+	p.advanceNextExpiry(e)
+}
+
+// advanceNextExpiry makes nextExpiry the time at which an entry expires, if that is earlier. An entry that never expires changes nothing.
+func (p *Pool) advanceNextExpiry(e *Entry) {
 	if !e.expires.IsZero() && (p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry)) {
 		p.nextExpiry = e.expires
 	}
@@ -54,8 +59,8 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 
 // Remove takes an entry out of the pool; false: it is not there.
 func (p *Pool) Remove(e *Entry) bool {
-	at, ok := p.find(e)
-	if !ok || p.entries[at] != e {
+	at, found := p.find(e)
+	if !found || p.entries[at] != e { // an entry of another pool may have the same sort keys
 		return false
 	}
 	p.entries = slices.Delete(p.entries, at, at+1)
@@ -104,18 +109,16 @@ func (p *Pool) NextDeadline() time.Time {
 // Expire removes the entries that may wait no longer, and appends them to dst. Entry.Expiry has the reason. Expire also finds out when
 // the first of the other entries expires (nextExpiry).
 func (p *Pool) Expire(now time.Time, dst []*Entry) []*Entry {
-	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) {
+	if p.nextExpiry.IsZero() || now.Before(p.nextExpiry) { // no entry has expired, so none need be looked at
 		return dst
 	}
-	p.nextExpiry = time.Time{}
+	p.nextExpiry = time.Time{} // the loop below finds the next one among the entries that stay
 	p.entries = slices.DeleteFunc(p.entries, func(e *Entry) bool {
 		if e.expired(now) {
 			dst = append(dst, e)
 			return true
 		}
-		if !e.expires.IsZero() && (p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry)) {
-			p.nextExpiry = e.expires
-		}
+		p.advanceNextExpiry(e)
 		return false
 	})
 	return dst

@@ -21,12 +21,12 @@ func NewSemaphore(size int) *Semaphore {
 // until enough of them are released.
 func (p *Semaphore) Resize(size int) {
 	p.size.Store(int64(size))
-	p.freed()
+	p.callOnFree()
 }
 
 // TryAcquire takes a place for a prefill that is about to begin; false: no place is free.
 func (p *Semaphore) TryAcquire() bool {
-	for {
+	for { // again if another goroutine has changed the number of used places meanwhile
 		used := p.used.Load()
 		if used >= p.size.Load() {
 			return false
@@ -44,7 +44,7 @@ func (p *Semaphore) Reserve() { p.used.Add(1) }
 // Release gives a place back, and then calls the function that OnFree has set. If no place is reserved, it does nothing, because one
 // release too many must not let the pool grow beyond its size.
 func (p *Semaphore) Release() {
-	for {
+	for { // again if another goroutine has changed the number of used places meanwhile
 		used := p.used.Load()
 		if used == 0 {
 			return
@@ -53,11 +53,11 @@ func (p *Semaphore) Release() {
 			break
 		}
 	}
-	p.freed()
+	p.callOnFree()
 }
 
-// freed calls the function that OnFree has set, if there is one.
-func (p *Semaphore) freed() {
+// callOnFree calls the function that OnFree has set, if there is one.
+func (p *Semaphore) callOnFree() {
 	if f := p.onFree.Load(); f != nil {
 		(*f)()
 	}
