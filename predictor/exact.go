@@ -36,7 +36,7 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 			}
 		}
 		table := e.tableFor(queries[k].Prompt)
-		if table.Len() == 0 {
+		if table.Len() == 0 { // no output is known at all
 			out[k] = unknown(horizon)
 			continue
 		}
@@ -47,15 +47,15 @@ func (e *Exact) Predict(horizon int, queries []Query, out []Prediction) {
 // tableFor returns the table for prompts of about this length or, if it has too few outputs, the table for all prompts.
 func (e *Exact) tableFor(prompt int32) *Survival {
 	if len(e.byLength) > 0 { // otherwise the bounds of the buckets are not known yet
-		if b := e.byLength[lengthBucket(e.lengthBounds, prompt)]; b.Len() >= MinLengthOutputs {
-			return b
+		if table := e.byLength[lengthBucket(e.lengthBounds, prompt)]; table.Len() >= MinLengthOutputs {
+			return table
 		}
 	}
 	return e.all
 }
 
-// lengthBucket returns the index of the length bucket for a prompt. There are at most 7 bounds, so to compare them all is faster than a
-// binary search.
+// lengthBucket returns the index of the length bucket for a prompt: the number of bounds that are below its length. There are at most 7
+// bounds, so to compare them all is faster than a binary search.
 func lengthBucket(bounds []int32, prompt int32) int {
 	k := 0
 	for _, bound := range bounds {
@@ -117,7 +117,7 @@ type Runs [][2]int32
 func NewRuns(lengths []int32) Runs {
 	runs := Runs{}
 	for _, v := range slices.Sorted(slices.Values(lengths)) {
-		if n := len(runs); n > 0 && runs[n-1][0] == v {
+		if n := len(runs); n > 0 && runs[n-1][0] == v { // the last run is of the same length
 			runs[n-1][1]++
 		} else {
 			runs = append(runs, [2]int32{v, 1})
@@ -146,11 +146,11 @@ func (r Runs) Lengths() []int32 {
 	return out
 }
 
-// sampleEvenly returns at most `most` lengths with the same distribution as all lengths. Any part of the result has about this
+// sampleEvenly returns at most maxLengths lengths with the same distribution as all lengths. Any part of the result has about this
 // distribution, too: a ring forgets the lengths in this order, and if it forgot the short lengths first, the rest would be too long.
-func (r Runs) sampleEvenly(most int) []int32 {
+func (r Runs) sampleEvenly(maxLengths int) []int32 {
 	total := r.Len()
-	n := min(total, most)
+	n := min(total, maxLengths) // number of lengths in the sample: the middle of each of n quantiles
 	if n == 0 {
 		return nil
 	}
@@ -170,16 +170,17 @@ func (r Runs) sampleEvenly(most int) []int32 {
 	return out
 }
 
-// coprimeNear returns the smallest number, at least `least` and at least 1, that has no common divisor with n.
-func coprimeNear(least, n int) int {
+// coprimeNear returns the smallest number, at least atLeast and at least 1, that has no common divisor with n except 1.
+func coprimeNear(atLeast, n int) int {
 	gcd := func(a, b int) int {
 		for b != 0 {
 			a, b = b, a%b
 		}
 		return a
 	}
-	for least = max(least, 1); gcd(least, n) != 1; {
-		least++
+	coprime := max(atLeast, 1)
+	for gcd(coprime, n) != 1 {
+		coprime++
 	}
-	return least
+	return coprime
 }

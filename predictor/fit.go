@@ -98,7 +98,7 @@ func (f *Fit) validate() error {
 	if f.Kind != KindSurvival && f.Kind != KindExact {
 		return fmt.Errorf("kind %q: want survival or exact", f.Kind)
 	}
-	total := 0
+	total := 0 // number of outputs in all runs that were checked so far
 	checkRuns := func(what string, r Runs) error {
 		for i, run := range r {
 			length, count := run[0], run[1]
@@ -114,8 +114,8 @@ func (f *Fit) validate() error {
 	if err := checkRuns("outputs", f.Outputs); err != nil {
 		return err
 	}
-	n := len(f.PromptQuantiles)
-	if rightCount := n == 0 || n == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) { // 0: no length buckets
+	bounds := len(f.PromptQuantiles) // 0: there are no length buckets
+	if rightCount := bounds == 0 || bounds == LengthBuckets-1; !rightCount || !slices.IsSorted(f.PromptQuantiles) {
 		return fmt.Errorf("prompt_quantiles %v: want %d lengths, ascending", f.PromptQuantiles, LengthBuckets-1)
 	}
 	seen := map[BucketName]bool{}

@@ -64,7 +64,7 @@ func (k *keyBuckets) listOf(b *keyBucket) *list.List {
 func (k *keyBuckets) tables() map[uint64]*history {
 	next := maps.Clone(k.published)
 	for key := range next {
-		if b := k.byKey[key]; b == nil || !b.used {
+		if b := k.byKey[key]; b == nil || !b.used { // the key was forgotten, and may be on probation again
 			delete(next, key)
 		}
 	}

@@ -70,7 +70,8 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 
 // pendingFor returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
 func (l *Live) pendingFor(slot int32, id uint64) *awaited {
-	if slot < 0 || int(slot) >= len(l.waiting) || !l.waiting[slot].pending || l.waiting[slot].id != id {
+	wasUsed := slot >= 0 && int(slot) < len(l.waiting)
+	if !wasUsed || !l.waiting[slot].pending || l.waiting[slot].id != id { // with another id, the prediction is about an earlier request
 		return nil
 	}
 	return &l.waiting[slot]
@@ -85,7 +86,7 @@ func (l *Live) resolve(w *awaited, tokens int32) {
 		l.rows = append(l.rows, r)
 		return
 	}
-	l.rows[l.next] = r
+	l.rows[l.next] = r // the ring is full, so the oldest row goes
 	l.next = (l.next + 1) % len(l.rows)
 }
 

@@ -140,7 +140,8 @@ func (o *Online) Rebuild(now time.Time) (p Predictor, table *Survival, due bool)
 	return p, table, true
 }
 
-// Build returns a predictor of the kind and the survival table, from the outputs that Online remembers, even if no tables are due.
+// Build returns a predictor of the kind and the survival table, from the outputs that Online remembers, even if no tables are due. From
+// then on, Drift compares with this table, and Rebuild counts the finished requests anew.
 func (o *Online) Build() (Predictor, *Survival) {
 	o.sinceRebuild = 0
 	o.current = NewSurvival(o.outputs.buf)
@@ -164,7 +165,8 @@ func (o *Online) Build() (Predictor, *Survival) {
 // computeBounds computes the bounds of the length buckets when enough requests have finished, and puts their outputs into the buckets. It
 // does so only once, so that a bucket always has the same prompts, and never if the bounds came from a fit.
 func (o *Online) computeBounds() {
-	if len(o.lengthBounds) > 0 || len(o.prompts.buf) < LengthBuckets*MinLengthOutputs {
+	tooFew := len(o.prompts.buf) < LengthBuckets*MinLengthOutputs // the buckets would not be used yet
+	if len(o.lengthBounds) > 0 || tooFew {
 		return
 	}
 	o.lengthBounds = quantileBounds(o.prompts.buf, LengthBuckets)

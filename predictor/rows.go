@@ -30,7 +30,7 @@ type agePoint struct {
 }
 
 // agePoints returns the age points of the requests from the index first on, sorted by time. Each request has one at each of the ages 0,
-// every, 2*every and so on that are below its output.
+// every, 2*every and so on that are below its output. Its tokens are assumed to come evenly between its arrival and its end.
 func agePoints(reqs []Sample, first, every int, step time.Duration) []agePoint {
 	var points []agePoint
 	for i := first; i < len(reqs); i++ {

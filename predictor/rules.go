@@ -40,13 +40,16 @@ func (r Rules) Set(s *State, p Prediction) { s.Rhat, s.Open = r.Gate(p) }
 // or passes a multiple of Every: the caller must then call Set with a prediction at the age `to`. One prediction is enough even if the
 // request has got several times Every tokens at once.
 func (r Rules) Advance(s *State, from, to int32) (due bool) {
-	if to <= from {
+	if to <= from { // the request has got no token
 		return false
 	}
 	if s.Open || r.DecrementAnchor {
 		s.Rhat -= float32(to - from)
 	}
-	return s.Rhat < 1 || r.Every > 0 && int(to)/r.Every != int(from)/r.Every // the quotients differ if a multiple of Every lies between
+	if s.Rhat < 1 {
+		return true
+	}
+	return r.Every > 0 && int(to)/r.Every != int(from)/r.Every // the quotients differ if a multiple of Every lies between
 }
 
 // Follow returns tokens+1 values of r̂ of one request: at q.Age, and after each of the next tokens. The board and the simulator do the

@@ -129,14 +129,14 @@ type Reliability struct {
 func Calibrate(rows []Row, bins int) []Reliability {
 	sums := make([]Reliability, bins)
 	for _, r := range rows {
-		b := &sums[min(max(int(r.P*float64(bins)), 0), bins-1)]
+		b := &sums[min(max(int(r.P*float64(bins)), 0), bins-1)] // a P of 1 belongs to the last bin
 		b.Rows++
 		b.P += r.P
 		if r.Ended {
 			b.Ended++
 		}
 	}
-	for i := range sums { // a bin without rows gets NaN, and is left out
+	for i := range sums { // P and Ended are sums so far, and become means; a bin without rows gets NaN, and is left out
 		sums[i].P /= float64(sums[i].Rows)
 		sums[i].Ended /= float64(sums[i].Rows)
 	}

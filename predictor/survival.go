@@ -128,7 +128,7 @@ func newHistory(outputs []int32) history {
 	return withSums(sorted)
 }
 
-// withSums returns the history of sorted output lengths.
+// withSums returns the history of sorted output lengths, which it does not copy.
 func withSums(sorted []int32) history {
 	h := history{sorted, make([]int64, len(sorted)+1)}
 	for i, o := range sorted {
@@ -154,10 +154,10 @@ func (h *history) predictFrom(untilAge, untilEnd, age, horizon int) Prediction {
 	if untilAge == untilEnd { // no output is longer than the age and ends within the horizon
 		return unknown(horizon)
 	}
-	ended := float64(untilEnd - untilAge)
+	ended := float64(untilEnd - untilAge) // number of outputs that are longer than the age and end within the horizon
 	return Prediction{
-		P:  ended / float64(len(h.sorted)-untilAge),
-		Mu: float64(h.sums[untilEnd]-h.sums[untilAge])/ended - float64(age),
+		P:  ended / float64(len(h.sorted)-untilAge),                         // as a share of all outputs that are longer than the age
+		Mu: float64(h.sums[untilEnd]-h.sums[untilAge])/ended - float64(age), // their mean length, less the tokens that the request has
 	}
 }
 

@@ -159,9 +159,10 @@ func (t *trial) score(k Kind) (Holdout, error) {
 	if err != nil {
 		return Holdout{}, err
 	}
+	const bins = 10
 	return Holdout{
 		Requests: len(t.reqs) - t.trainCount, Horizon: t.opt.Horizon,
-		Scores: Score(rows), Base: ScoreConstant(rows, t.baseRate), Reliability: Calibrate(rows, 10),
+		Scores: Score(rows), Base: ScoreConstant(rows, t.baseRate), Reliability: Calibrate(rows, bins),
 	}, nil
 }
 
@@ -170,7 +171,7 @@ func (t *trial) score(k Kind) (Holdout, error) {
 func buckets(reqs []Sample) (bounds []int32, buckets []Bucket) {
 	keys := map[uint64]*ring{}
 	for _, r := range reqs {
-		if r.Key == 0 {
+		if r.Key == 0 { // the request has no key, and counts only in its length bucket
 			continue
 		}
 		if keys[r.Key] == nil {
@@ -223,7 +224,7 @@ func (t *trial) predictHeldOut(k Kind, bounds []int32) ([]Row, error) {
 	var out [1]Prediction
 	for i, at := range t.points {
 		past.finishUntil(at.time)
-		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due {
+		if built, _, due := online.Rebuild(time.Time{}.Add(at.time)); due { // always at the first call
 			table = built
 		}
 		r := &t.reqs[at.request]
