@@ -32,8 +32,10 @@ func (c *Config) Check(bad report) {
 	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
 		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
 	}
+	// An entry with discover does not count, because it stands for several dispatchers.
 	isPeer := slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static })
-	if c.Mode == Central && c.Central != c.Self.ID && !isPeer {
+	centralIsUnknown := c.Central != c.Self.ID && !isPeer
+	if c.Mode == Central && centralIsUnknown {
 		bad("central", "%q is neither geo.self.id nor one of geo.peers", c.Central)
 	}
 	usedIDs := map[string]bool{c.Self.ID: true}

@@ -186,9 +186,9 @@ func (c *Config) maxUnanswered() int {
 // SnapshotBytes is snapshot.max_bytes_per_peer in bytes; ok is false if it is not a size.
 func (c *Config) SnapshotBytes() (bytes int64, ok bool) {
 	text, unit := c.Snapshot.MaxBytesPerPeer, int64(1)
-	for suffix, n := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
-		if number, has := strings.CutSuffix(text, suffix); has {
-			text, unit = strings.TrimSpace(number), n
+	for suffix, bytesPerUnit := range map[string]int64{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30} {
+		if number, hasSuffix := strings.CutSuffix(text, suffix); hasSuffix {
+			text, unit = strings.TrimSpace(number), bytesPerUnit
 		}
 	}
 	n, err := strconv.ParseInt(text, 10, 32) // 32 bits, so that the product does not overflow

@@ -65,16 +65,16 @@ func (ps *Peers) followName(c *PeerConfig) {
 // syncDiscovered makes the peers of an entry those at the addresses that were found. It removes the others, and begins to probe the new
 // ones. A peer whose address is still there stays as it is.
 func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
-	missing := map[string]bool{} // ids of dispatchers that are no peers yet
+	toAdd := map[string]bool{} // ids of the dispatchers at these addresses; those that are peers already are deleted below
 	for _, a := range addresses {
-		missing[c.ID+"@"+a] = true
+		toAdd[c.ID+"@"+a] = true
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	var gone []*peer
 	ps.peers = slices.DeleteFunc(ps.peers, func(p *peer) bool {
-		if p.conf != c || missing[p.id] { // it belongs to another entry, or its address is still there
-			delete(missing, p.id)
+		if p.conf != c || toAdd[p.id] { // it belongs to another entry, or its address is still there
+			delete(toAdd, p.id)
 			return false
 		}
 		ps.stopProbing(p)
@@ -85,28 +85,34 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	for _, p := range gone { // after ps.peers was changed, because a series stays while another peer of the list has its name
 		ps.dropRemovedSeries(p)
 	}
-	for _, id := range slices.Sorted(maps.Keys(missing)) {
-		target := *c.Target
-		target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
-		p := ps.newPeer(c, id, &target)
-		if spent := ps.removedEgress[id]; spent != nil { // otherwise its budget of the day would begin again
-			p.egress = spent
-			delete(ps.removedEgress, id)
-		}
-		ps.peers = append(ps.peers, p)
-		ps.startProber(p)
-		ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
+	for _, id := range slices.Sorted(maps.Keys(toAdd)) {
+		ps.addDiscovered(c, id)
 	}
 	for _, s := range ps.models {
 		s.round = 0 // no round has the number 0, so the next decision begins a round with the new peers
 	}
 }
 
-// keepEgress adds to kept what was spent on removed peers, for the rest of the day, because their addresses may come back. It first drops
-// peers on which nothing was spent today.
-func keepEgress(kept map[string]*spending, removed []*peer, now time.Time) {
-	maps.DeleteFunc(kept, func(_ string, s *spending) bool { return s.today(now) == 0 })
+// addDiscovered makes the dispatcher of an entry with this id, which ends in its address, a peer, and begins to probe it. It is called
+// with ps.mu held.
+func (ps *Peers) addDiscovered(c *PeerConfig, id string) {
+	target := *c.Target
+	target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
+	p := ps.newPeer(c, id, &target)
+	if spent := ps.removedEgress[id]; spent != nil { // otherwise its budget of the day would begin again
+		p.egress = spent
+		delete(ps.removedEgress, id)
+	}
+	ps.peers = append(ps.peers, p)
+	ps.startProber(p)
+	ps.cfg.Log.Info("another proxy was found", zap.String("peer", id))
+}
+
+// keepEgress adds to spentByID what was spent on removed peers today, because their addresses may come back. It first drops the peers on
+// which nothing was spent today.
+func keepEgress(spentByID map[string]*spending, removed []*peer, now time.Time) {
+	maps.DeleteFunc(spentByID, func(_ string, s *spending) bool { return s.today(now) == 0 })
 	for _, p := range removed {
-		kept[p.id] = p.egress
+		spentByID[p.id] = p.egress
 	}
 }

@@ -57,10 +57,10 @@ func (f *Forward) abandon(cause string) {
 // SetCarrier sets the carrier, which is aborted when the client leaves or the peer is lost. It returns false if one of these has
 // happened already. A caller that carries a forward without Send must call Written and AnswerBegun, and must end the forward once,
 // by Fail or by End.
-func (f *Forward) SetCarrier(by Carrier) bool {
+func (f *Forward) SetCarrier(carrier Carrier) (mayStart bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.carrier = by
+	f.carrier = carrier
 	return !f.clientLeft && f.abandonCause == ""
 }
 
@@ -85,16 +85,16 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 	ps.metrics.ttft.WithLabelValues(routeForward, p.id).Observe(f.firstAt.Sub(f.queuedAt).Seconds())
 	ps.mu.Lock()
 	defer f.unlockAndWake(f.releaseUnanswered()) // releaseUnanswered runs now, unlockAndWake at the end
-	at, took, predicted := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
+	nowMs, tookMs, predictedMs := ps.sinceStartMs(f.firstAt), ms(f.firstAt.Sub(f.decidedAt)), f.predicted.TTFT()
 	p.circuit.Succeed()
-	if whole {
-		p.trust.WholeAnswer(at)
+	if whole { // tookMs is the time of the whole answer, and cannot be compared with the predicted time of the first token
+		p.trust.WholeAnswer(nowMs)
 	} else {
-		p.trust.FirstEvent(at, took, predicted)
-		if predicted > 0 { // a policy has predicted the time
-			p.distrust.Add(at, took-predicted)
-			p.residual.Add(took, f.predicted.WithoutResidual(), f.firstAt)
-			ps.metrics.costError.WithLabelValues(p.id).Observe((took - predicted) / 1000)
+		p.trust.FirstEvent(nowMs, tookMs, predictedMs)
+		if predictedMs > 0 { // a policy has predicted the time
+			p.distrust.Add(nowMs, tookMs-predictedMs)
+			p.residual.Add(tookMs, f.predicted.WithoutResidual(), f.firstAt)
+			ps.metrics.costError.WithLabelValues(p.id).Observe((tookMs - predictedMs) / 1000)
 		}
 	}
 	// The peer had at least one block less of the prompt in its cache than predicted.
@@ -112,7 +112,7 @@ func (f *Forward) AnswerBegun(whole bool, cached int) {
 func (f *Forward) startUnansweredTimer(limit time.Duration) (stop func() bool) {
 	lateMs := min(policy.LateMs(f.predicted.TTFT()), ms(limit))
 	return f.peers.clock.After(time.Duration(lateMs*float64(time.Millisecond)), func() {
-		f.peers.mu.Lock()
+		f.peers.mu.Lock() // unlockAndWake unlocks it
 		f.unlockAndWake(f.releaseUnanswered())
 	})
 }
@@ -168,7 +168,8 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	return &Failure{Reason: causeBroken, MayHaveRun: !isCall || callErr.Sent, Err: err}
+	mayHaveRun := !isCall || callErr.Sent // an error that is none of the call itself is about the peer's answer
+	return &Failure{Reason: causeBroken, MayHaveRun: mayHaveRun, Err: err}
 }
 
 // outcome is the outcome of the failed forward, as receipts and metrics name it.
@@ -230,7 +231,7 @@ func (f *Forward) updatePeer(outcome, cause string, spent float64, now time.Time
 	p.reserved.Withdraw(f.number)
 	p.egress.add(spent, now)
 	clientMayBeCause := cause == RejectDeadline || cause == causeLarge
-	if outcome == OutcomeFallback && !clientMayBeCause {
+	if outcome == OutcomeFallback && !clientMayBeCause { // the peer did not serve the request; if it is no sibling, this changes nothing
 		p.assumeNoGroups()
 	}
 	switch {

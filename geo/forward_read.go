@@ -73,7 +73,7 @@ func (f *Forward) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n := copy(p, f.unread)
-	f.unread = f.unread[:copy(f.unread, f.unread[n:])]
+	f.unread = f.unread[:copy(f.unread, f.unread[n:])] // move what is not read yet to the front, so that the memory is used again
 	return n, nil
 }
 
@@ -131,12 +131,13 @@ func (f *Forward) appendLostEvent() {
 }
 
 // Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls GoBack.
-// nil: the caller must call Next first.
+// nil: the answer has ended, or bytes of it have arrived already, so the caller must call Next first. The caller has read all events in
+// unread.
 func (f *Forward) Flow() *engine.Response {
 	if f.readErr != nil || f.resp.Arrived() {
 		return nil
 	}
-	f.unread = nil
+	f.unread = nil // it would keep memory that is not used until GoBack
 	return f.resp
 }
 
@@ -174,7 +175,7 @@ func (f *Forward) closeResponse() {
 		ps.running.Go(func() {
 			defer f.resp.Close()
 			var buf [1 << 10]byte
-			for f.reader.Err() == nil && f.readBytes(buf[:]) == nil {
+			for f.reader.Err() == nil && f.readBytes(buf[:]) == nil { // readBytes has an effect: it reads on towards the end
 			}
 		})
 	}
@@ -191,7 +192,7 @@ func (f *Forward) Close() {
 	case f.reader == nil: // the answer was not streamed
 	case f.Lost():
 		outcome = OutcomeLost
-	case !f.reader.Done():
+	case !f.reader.Done(): // the caller stopped reading, because the client left
 		outcome = OutcomeGone
 	}
 	f.End(outcome)

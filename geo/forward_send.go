@@ -44,7 +44,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if r.NewConnection {
 		call.Fresh()
 	}
-	if !f.SetCarrier(call) {
+	if !f.SetCarrier(call) { // the client has left, or the peer has gone down
 		return nil, engine.ErrAborted
 	}
 	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid,
@@ -60,7 +60,7 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if status := resp.StatusCode(); status/100 != 2 {
 		return nil, f.readRefusal(status)
 	}
-	cached := -1
+	cached := -1 // the peer has not reported it
 	if c, err := strconv.Atoi(string(resp.Header(CachedHeader))); err == nil && c >= 0 {
 		cached = c
 	}

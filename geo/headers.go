@@ -21,7 +21,7 @@ func (ps *Peers) addressOf(p *peer) address {
 
 // hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
 // at its origin. inbound is the hop of the dispatcher that sent the request here; nil: a client sent it, or the request is this
-// dispatcher's own.
+// dispatcher's own. deadline is when this dispatcher stops waiting for the answer.
 func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inbound *Hop, rid string,
 	now, deadline time.Time,
 ) []engine.Header {

@@ -195,7 +195,7 @@ const maxMillis = 99_999_999_999_999
 func ValidName(s string) bool {
 	for i := range len(s) {
 		c := s[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
+		letter := c|0x20 >= 'a' && c|0x20 <= 'z' // the bit 0x20 makes a capital letter a small one
 		digit := c >= '0' && c <= '9'
 		if !letter && !digit && strings.IndexByte("-._:/@", c) < 0 {
 			return false

@@ -31,7 +31,7 @@ var ErrKeys = errors.New("the keys between proxies cannot be used")
 // begin with #. Its errors never contain a key.
 func ParseKeys(text string) (*Keys, error) {
 	keys := &Keys{}
-	n := 0
+	n := 0 // number of the line, for errors
 	for line := range strings.Lines(text) {
 		n++
 		line = strings.TrimSpace(line)
@@ -87,7 +87,7 @@ func (k *Keys) Sign(m *Message, h *Hop) string {
 // show which byte is wrong.
 func (k *Keys) Signed(header string, m *Message, h *Hop) bool {
 	id, sum, hasSum := strings.Cut(strings.TrimPrefix(header, "kid="), ";v1=")
-	given, err := hex.DecodeString(sum)
+	given, err := hex.DecodeString(sum) // the MAC that the header gives
 	wellFormed := hasSum && err == nil && strings.HasPrefix(header, "kid=")
 	lowerCase := hex.EncodeToString(given) == sum // so that a signature has only one form
 	if !wellFormed || !lowerCase {

@@ -43,11 +43,11 @@ func (l *httpLink) Warm(ctx context.Context, limit time.Duration) error {
 func (l *httpLink) Ask(ctx context.Context, question []byte, limit time.Duration, answered func(ProbeOutcome)) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	e := l.postProbe(ctx, question)
-	if e.Err != nil && ctx.Err() != nil {
-		e.Err = fmt.Errorf("%w: no answer in time", ErrProbe)
+	outcome := l.postProbe(ctx, question)
+	if outcome.Err != nil && ctx.Err() != nil { // the end of ctx aborted the call, so the call's own error says nothing
+		outcome.Err = fmt.Errorf("%w: no answer in time", ErrProbe)
 	}
-	answered(e)
+	answered(outcome)
 }
 
 // postProbe posts a question to the peer's listener and returns the answer. The round trip counts from when the question was
@@ -60,7 +60,7 @@ func (l *httpLink) postProbe(ctx context.Context, question []byte) (outcome Prob
 	defer stopAbort()
 	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: ProbePath}, parts, address{to: l.to}, nil,
 		"probe-"+ps.process.nameAt(began), began, began.Add(ps.cfg.Probe.Interval))
-	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{})
+	resp, err := call.Do(http.MethodPost, ProbePath, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
 	if err != nil {
 		return ProbeOutcome{Err: err}
 	}
@@ -86,7 +86,7 @@ func refusedProbe(status int, reject string) error {
 	case RejectRecipient:
 		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
 	}
-	if !slices.Contains(causes, reject) {
+	if !slices.Contains(causes, reject) { // the text comes from the peer, so that only known reasons are repeated
 		reject = "without a reason that we know"
 	}
 	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)

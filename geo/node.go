@@ -91,10 +91,11 @@ func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 // ID is the id of this dispatcher.
 func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
-// certificateNames returns, for the Verifier, the names that a peer's certificate may have; ok is false if no peer has that id.
+// certificateNames returns, for the Verifier, the names that a peer's certificate may have: those of all entries of geo.peers to which the
+// id belongs. ok is false if it belongs to none.
 func (ps *Peers) certificateNames(id string) (sans []string, ok bool) {
 	for i := range ps.cfg.Peers {
-		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID {
+		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID { // an entry with discover may also match this dispatcher's id
 			sans, ok = append(sans, c.SANs()...), true
 		}
 	}
@@ -118,7 +119,8 @@ func (ps *Peers) anyPeerServes(model string, isAllowed func(*peer) bool) bool {
 	defer ps.mu.Unlock()
 	return slices.ContainsFunc(ps.peers, func(p *peer) bool {
 		_, offersModel := p.offers[model]
-		return offersModel && p.usable() && !p.draining && p.decodesModel(model) && isAllowed(p)
+		takesRequests := p.usable() && !p.draining
+		return offersModel && takesRequests && p.decodesModel(model) && isAllowed(p)
 	})
 }
 
@@ -206,7 +208,8 @@ func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 // Accepts reports whether one more forwarded request may wait here. from is the dispatcher that forwards it, and waiting the number of
 // requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
-	if ps.cfg.Central == ps.cfg.Self.ID || ps.mayBeSibling(from) { // requests wait in no other queue, so this one must take them
+	isCentral := ps.cfg.Central == ps.cfg.Self.ID
+	if isCentral || ps.mayBeSibling(from) { // requests wait in no other queue, so this one must take them
 		return true
 	}
 	ps.mu.Lock()

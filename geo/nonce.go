@@ -38,7 +38,7 @@ func (n *nonces) used(nonce string) bool {
 
 // remember remembers a nonce, and reports whether it is new. It first drops nonces that are older than keepFor or exceed
 // maxNonces.
-func (n *nonces) remember(nonce string, now time.Time) bool {
+func (n *nonces) remember(nonce string, now time.Time) (isNew bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for e := n.order.Front(); e != nil; e = n.order.Front() { // drop the oldest nonces while they are too old or too many

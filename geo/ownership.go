@@ -124,7 +124,7 @@ func (h *HA) Check(c *Config, bad report) {
 		return
 	}
 	switch list := h.MemberList(); {
-	case len(list) == 0:
+	case len(list) == 0: // any proxy of the region may own a group
 	case len(slices.Compact(slices.Clone(list))) < len(list):
 		bad("members", "one of them is listed twice; write each id once")
 	case len(list) == 1:
@@ -155,8 +155,8 @@ func checkEtcd(bad report, engine string, e *Etcd) {
 
 // checkName calls bad if a name is not valid, or has one of the characters ":/@", which only addresses have. It reports whether
 // the name is good.
-func checkName(bad report, key, name, what string) bool {
-	ok := ValidName(name) && !strings.ContainsAny(name, ":/@")
+func checkName(bad report, key, name, what string) (ok bool) {
+	ok = ValidName(name) && !strings.ContainsAny(name, ":/@")
 	if !ok {
 		bad(key, "%q cannot name %s; write up to 64 letters, digits, dots and dashes", name, what)
 	}

@@ -22,7 +22,8 @@ func (ps *Peers) newPeer(conf *PeerConfig, id string, target *engine.Target) *pe
 		sibling: ps.cfg.Siblings && conf.Region == ps.cfg.Self.Region,
 	}
 	p.prompts = index.New(index.Config{MaxBytes: ps.maxPromptBytes, Evict: index.Oldest})
-	p.indexSlot = p.prompts.Add(id, 0)
+	const unknownCapacity = 0 // how many KV blocks the peer's region can hold is not known
+	p.indexSlot = p.prompts.Add(id, unknownCapacity)
 	ps.metrics.createPeerSeries(id)
 	return p
 }
@@ -37,7 +38,7 @@ func (p *peer) forgetProcessState() {
 // applyAnswer applies the answer to a probe. The answer counts all requests that were written before sentMs, when the probe was
 // sent. If another process answers than before, applyAnswer first drops the state that belongs to the earlier process. It reports
 // whether the peer came up by this answer.
-func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs float64) (cameUp bool) {
+func (p *peer) applyAnswer(a *answer, now time.Time, outcome ProbeOutcome, sentMs float64) (cameUp bool) {
 	if p.boot != a.Boot { // another process answers
 		if p.boot != "" { // otherwise this is the peer's first answer
 			p.forgetProcessState()
@@ -47,7 +48,8 @@ func (p *peer) applyAnswer(a *answer, now time.Time, e ProbeOutcome, sentMs floa
 	}
 	p.name, p.major, p.draining, p.offers, p.decodedModels = a.ID, major(a.Version), a.Draining, a.Models, a.Decodes
 	p.probed, p.lastAnsweredAt, p.missesInRow, p.probeError = true, now, 0, ""
-	p.rtt.Add(ms(e.RoundTrip), min(a.ProcUs, us(e.RoundTrip)), e.Dialled) // the peer cannot have computed for longer than the whole trip
+	procUs := min(a.ProcUs, us(outcome.RoundTrip)) // the peer cannot have computed for longer than the whole trip
+	p.rtt.Add(ms(outcome.RoundTrip), procUs, outcome.Dialled)
 	p.reserved.DropCounted(sentMs)
 	p.answersInRow++
 	if !p.up && p.answersInRow >= answersUntilUp {

@@ -63,14 +63,15 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 	ps.mu.Lock()
 	rtt, _ := p.rtt.Ms()
 	ps.mu.Unlock()
+	// A far peer gets at least three round trips.
 	limit := max(ps.cfg.Probe.Interval, 500*time.Millisecond, time.Duration(3*rtt*float64(time.Millisecond)))
 	sent := ps.clock.Now()
 	// The question has only strings and numbers, so that Marshal never fails.
 	body, _ := json.Marshal(question{
 		Version: version, ID: ps.cfg.Self.ID, Boot: ps.process.nameAt(sent), Seq: seq, SentUs: sent.UnixMicro(),
 	})
-	p.link.Ask(p.ctx, body, limit, func(e ProbeOutcome) {
-		if isUp := ps.applyOutcome(p, seq, sent, e); isUp {
+	p.link.Ask(p.ctx, body, limit, func(outcome ProbeOutcome) {
+		if isUp := ps.applyOutcome(p, seq, sent, outcome); isUp {
 			if err := p.link.Warm(p.ctx, limit); err != nil && !errors.Is(err, context.Canceled) {
 				ps.cfg.Log.Debug("no idle connection to a peer", zap.String("peer", p.id), zap.Error(err))
 			}
@@ -83,10 +84,10 @@ func (ps *Peers) sendProbe(p *peer, seq uint64) {
 // applyOutcome applies the outcome of a question to the peer's state, and reports whether the peer is up. It passes a good answer on to
 // OnProbe, and logs when the peer comes up, goes down or begins to refuse questions. When the peer goes down, applyOutcome also abandons
 // the forwards that are at the peer.
-func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcome) (up bool) {
-	a, err := answer{}, e.Err
+func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, outcome ProbeOutcome) (up bool) {
+	a, err := answer{}, outcome.Err
 	if err == nil {
-		a, err = readAnswer(e.Text)
+		a, err = readAnswer(outcome.Text)
 	}
 	if err == nil {
 		err = ps.checkAnswer(p, &a, seq)
@@ -102,7 +103,7 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, e ProbeOutcom
 	var lost []*Forward                                                     // forwards at a peer that went down, in booking order
 	newRefusal := errors.Is(err, errRefused) && p.probeError != err.Error() // a repeated error is not logged again
 	if err == nil {
-		changed = p.applyAnswer(&a, now, e, ps.sinceStartMs(sent))
+		changed = p.applyAnswer(&a, now, outcome, ps.sinceStartMs(sent))
 	} else if changed = p.countMiss(err.Error(), ps.cfg.Probe.Misses); changed {
 		lost = slices.SortedFunc(maps.Keys(p.inflight), func(a, b *Forward) int { return cmp.Compare(a.number, b.number) })
 	}
@@ -132,7 +133,7 @@ var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 // checkAnswer returns an error unless the answer comes from this peer and belongs to this question.
 func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	switch {
-	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID:
+	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID: // this process, or an earlier one of this dispatcher
 		return errSelf
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -146,7 +147,8 @@ func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 // peer checks the version in the answer.
 func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) {
 	var q question
-	if len(body) > maxProbe || json.Unmarshal(body, &q) != nil || major(q.Version) < 0 {
+	isProbe := len(body) <= maxProbe && json.Unmarshal(body, &q) == nil && major(q.Version) >= 0 // major is -1 for text that is no version
+	if !isProbe {
 		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
 	}
 	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(arrival), Seq: q.Seq,

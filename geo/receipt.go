@@ -72,10 +72,10 @@ func (r *receipts) add(receipt *Receipt) {
 func (r *receipts) last(n int) []Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n = max(0, min(n, len(r.ring)))
+	n = max(0, min(n, len(r.ring))) // no more than there are
 	list := make([]Receipt, 0, n)
 	for i := range n {
-		latest := r.next + len(r.ring) - 1 // index of the latest receipt, before the modulo
+		latest := r.next + len(r.ring) - 1 // index of the latest receipt, before the modulo; next is 0 while the ring grows
 		list = append(list, r.ring[(latest-i)%len(r.ring)])
 	}
 	return list

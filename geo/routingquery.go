@@ -39,7 +39,8 @@ type Ask struct {
 
 // NewQuery returns the RoutingQuery of a request, for prefill.Request.Remote.
 func (ps *Peers) NewQuery(a Ask) *RoutingQuery {
-	a.LocalOnly = a.LocalOnly || ps.cfg.Central == ps.cfg.Self.ID // the central dispatcher has the engines of all regions
+	isCentral := ps.cfg.Central == ps.cfg.Self.ID
+	a.LocalOnly = a.LocalOnly || isCentral // the central dispatcher has the engines of all regions
 	return &RoutingQuery{peers: ps, ask: a, legs: 1, regionAllowed: ps.RegionFilter(a.Tenant, a.Model)}
 }
 
@@ -50,14 +51,14 @@ func (q *RoutingQuery) SetLegs(n int) { q.legs = n }
 // NewLeg returns the RoutingQuery of another leg of the same request. All legs follow the decision for the first leg.
 func (q *RoutingQuery) NewLeg(id string, p prefill.Prompt) *RoutingQuery {
 	leg := &RoutingQuery{peers: q.peers, ask: q.ask, firstLeg: q, regionAllowed: q.regionAllowed}
-	leg.ask.ID, leg.ask.Prompt, leg.ask.LocalOnly = id, p, true
+	leg.ask.ID, leg.ask.Prompt, leg.ask.LocalOnly = id, p, true // only the first leg may decide that the request is forwarded
 	return leg
 }
 
 // Stay makes the request stay in this region with all its legs, because one leg is served here. It implements prefill.RemoteRegions, as
 // do Offered, Queued, Where and Takes. The scheduler calls them under its lock.
 func (q *RoutingQuery) Stay() {
-	if q.firstLeg != nil {
+	if q.firstLeg != nil { // the first leg decides for all
 		q = q.firstLeg
 	}
 	q.ask.LocalOnly = true
@@ -72,7 +73,7 @@ func (q *RoutingQuery) Prompt() prefill.Prompt { return q.ask.Prompt }
 
 // Offered reports whether the request may be forwarded to a peer that serves its model.
 func (q *RoutingQuery) Offered() bool {
-	if q.firstLeg != nil {
+	if q.firstLeg != nil { // the first leg decides for all
 		q = q.firstLeg
 	}
 	return !q.ask.LocalOnly && q.peers.anyPeerServes(q.ask.Model, q.mayForwardTo)
@@ -111,11 +112,11 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
 	}
 	q.roundSettings = &s.settings
-	if i := q.prescribedPeer(s, noRanks); i >= 0 {
+	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
 		s.policy.CountSent(&policy.Request{Tokens: h.Tokens, Legs: q.legs}, i)
 		return q.bookForward(s, h, policy.Decision{Candidate: i, LocalMs: math.Inf(1)})
 	}
-	if s.policy.Done() {
+	if s.policy.Done() { // neither this request nor any other of the model can go anywhere in this round
 		q.countWait(s)
 		return prefill.ModelWaits
 	}
@@ -130,7 +131,8 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 	}
 	q.countWait(s)
 	if d.UntilMs > 0 { // the policy decides anew at the end of this time, even if nothing else happens
-		q.wakeAfter(time.Duration((d.UntilMs-r.WaitedMs)*float64(time.Millisecond))+1, h.Now)
+		leftMs := d.UntilMs - r.WaitedMs
+		q.wakeAfter(time.Duration(leftMs*float64(time.Millisecond))+1, h.Now) // 1 ns more, because Duration rounds down
 	}
 	return prefill.WaitsAlone
 }
@@ -161,7 +163,7 @@ func (q *RoutingQuery) prescribedPeer(s *modelState, noRanks bool) int {
 func (q *RoutingQuery) wakeAfter(d time.Duration, now time.Time) {
 	at := now.Add(d)
 	timerRuns := q.wakeAt.After(now)
-	muchSooner := !at.After(q.wakeAt.Add(-time.Millisecond))
+	muchSooner := !at.After(q.wakeAt.Add(-time.Millisecond)) // by 1 ms or more
 	if timerRuns && !muchSooner {
 		return
 	}
@@ -234,26 +236,28 @@ func roundSettings(p *policy.Policy, l *prefill.Local) policy.Settings {
 // region serves the model (decodes).
 func localCandidates(dst []policy.Candidate, set *policy.Settings, l *prefill.Local, running float64, decodes bool) []policy.Candidate {
 	for i := range l.Prefillers {
-		f := &l.Prefillers[i]
-		x := policyReplica(f, set)
-		x.Healthy = f.Live && decodes
-		maxSends, why := set.JudgeReplica(&x)
+		prefiller := &l.Prefillers[i]
+		replica := policyReplica(prefiller, set)
+		replica.Healthy = prefiller.Live && decodes
+		maxSends, why := set.JudgeReplica(&replica)
 		dst = append(dst, policy.Candidate{
-			ID: f.ID, Why: why, MaxSends: maxSends, RTTMs: f.RTTMs, TPMs: f.TPMs, T0Ms: f.T0Ms,
-			ResidualMs: f.ResidualMs, KVRoomMs: f.Room.InMs, KVTokenMs: f.Room.TokenMs,
-			QueuedTokens: f.QueuedNewTokens, Running: running, Outstanding: float64(f.Held),
+			ID: prefiller.ID, Why: why, MaxSends: maxSends, RTTMs: prefiller.RTTMs, TPMs: prefiller.TPMs, T0Ms: prefiller.T0Ms,
+			ResidualMs: prefiller.ResidualMs, KVRoomMs: prefiller.Room.InMs, KVTokenMs: prefiller.Room.TokenMs,
+			QueuedTokens: prefiller.QueuedNewTokens, Running: running, Outstanding: float64(prefiller.Held),
 		})
 	}
 	return dst
 }
 
 // policyReplica converts the state of a prefill engine for a policy. Its credit is what Settings.Credit allows by the last scrape
-// without waiting requests, and f.Answered: the requests that were answered since, less those that were sent since.
-func policyReplica(f *prefill.Prefiller, set *policy.Settings) policy.Replica {
+// without waiting requests, and Prefiller.Answered: the requests that were answered since, less those that were sent since.
+func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Replica {
+	maxSeqs := cmp.Or(prefiller.MaxSeqs, math.MaxInt) // 0: not known, so it is no limit
 	return policy.Replica{
-		Healthy: f.Live, GateOpen: f.Open, GateWillOpen: f.KVGateWillOpen, Unanswered: f.Unanswered, Outstanding: f.Held,
-		ForeignWaiting: f.OthersWaiting, Pending: f.WaitingAtScrape,
-		Credit: min(set.Credit(f.Ran, f.WaitingAtScrape, cmp.Or(f.MaxSeqs, math.MaxInt))+f.Answered, set.CreditMax),
+		Healthy: prefiller.Live, GateOpen: prefiller.Open, GateWillOpen: prefiller.KVGateWillOpen,
+		Unanswered: prefiller.Unanswered, Outstanding: prefiller.Held,
+		ForeignWaiting: prefiller.OthersWaiting, Pending: prefiller.WaitingAtScrape,
+		Credit: min(set.Credit(prefiller.Ran, prefiller.WaitingAtScrape, maxSeqs)+prefiller.Answered, set.CreditMax),
 	}
 }
 
@@ -315,9 +319,9 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 	for i := range s.candidates {
 		s.hits[i], s.barred[i] = 0, false
 		if i < s.localCount && i < len(h.Prefillers) { // a local candidate and its engine have the same index
-			f := &h.Prefillers[i]
-			s.hits[i] = int32(f.HitTokens)
-			s.barred[i] = f.Region != "" && q.regionAllowed != nil && !q.regionAllowed(f.Region)
+			prefiller := &h.Prefillers[i]
+			s.hits[i] = int32(prefiller.HitTokens)
+			s.barred[i] = prefiller.Region != "" && q.regionAllowed != nil && !q.regionAllowed(prefiller.Region)
 		}
 	}
 	for i, p := range s.peers {
@@ -333,7 +337,7 @@ func (q *RoutingQuery) policyRequest(s *modelState, h *prefill.Here) policy.Requ
 // hitTokens is how many of the prompt's tokens are predicted to be cached at a peer, by the prompts that were forwarded to it.
 func (q *RoutingQuery) hitTokens(p *peer, tokens int) int {
 	keys := q.ask.Prompt.Keys
-	if len(keys) == 0 {
+	if len(keys) == 0 { // without blocks no hit can be predicted
 		return 0
 	}
 	matchedBlocks := p.prompts.Match(nil, keys) // by slot of the index, which has only the peer's slot
@@ -359,7 +363,7 @@ func (q *RoutingQuery) mayForwardTo(p *peer) bool {
 	if q.ask.RegionOnly && p.conf.Region != q.peers.cfg.Self.Region {
 		return false
 	}
-	if q.ask.InboundHop != nil && slices.ContainsFunc(q.ask.InboundHop.Via, p.conf.AnswersTo) {
+	if q.ask.InboundHop != nil && slices.ContainsFunc(q.ask.InboundHop.Via, p.conf.AnswersTo) { // the peer would refuse it as a loop
 		return false
 	}
 	return q.regionAllowed == nil || q.regionAllowed(p.conf.Region)
@@ -373,7 +377,8 @@ func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 		return nil
 	}
 	return func(region string) bool { // an empty list allows all regions
-		return (len(ofTenant) == 0 || slices.Contains(ofTenant, region)) && (len(ofModel) == 0 || slices.Contains(ofModel, region))
+		tenantAllows := len(ofTenant) == 0 || slices.Contains(ofTenant, region)
+		return tenantAllows && (len(ofModel) == 0 || slices.Contains(ofModel, region))
 	}
 }
 
@@ -381,17 +386,8 @@ func (ps *Peers) RegionFilter(tenant, model string) func(region string) bool {
 // q.Forward returns, and counts it in the metrics. It returns ToThere.
 func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Decision) prefill.Where {
 	ps, p := q.peers, s.peers[d.Candidate-s.localCount] // the local candidates come first
-	hitTokens := q.hitTokens(p, h.Tokens)
-	newTokens := max(1, h.Tokens-hitTokens)
-	ps.lastForward++
-	f := &Forward{
-		peers: ps, peer: p, number: ps.lastForward, model: h.Model, rid: q.ask.ID, inboundHop: q.ask.InboundHop, tenant: q.ask.Tenant,
-		hitTokens: hitTokens, predicted: d.Terms, localMs: d.LocalMs,
-		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
-	}
-	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
-		f.localMs = -1
-	}
+	f := q.newForward(p, h, d)
+	newTokens := max(1, h.Tokens-f.hitTokens) // an engine always computes at least one token
 	for range q.legs {
 		p.reserved.Book(f.number, float64(newTokens))
 	}
@@ -406,6 +402,20 @@ func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Deci
 	ps.metrics.countDecision(s.policy.Name(), policy.Forward)
 	ps.metrics.inflight.WithLabelValues(p.id).Inc()
 	return prefill.ToThere
+}
+
+// newForward returns a Forward of the request to a peer with a new number. It books nothing on the peer.
+func (q *RoutingQuery) newForward(p *peer, h *prefill.Here, d policy.Decision) *Forward {
+	q.peers.lastForward++
+	f := &Forward{
+		peers: q.peers, peer: p, number: q.peers.lastForward, model: h.Model, rid: q.ask.ID, inboundHop: q.ask.InboundHop, tenant: q.ask.Tenant,
+		hitTokens: q.hitTokens(p, h.Tokens), predicted: d.Terms, localMs: d.LocalMs,
+		prompt: q.ask.Prompt, blockTokens: q.blockTokens(h.Tokens), decidedAt: h.Now, queuedAt: h.Since,
+	}
+	if math.IsInf(f.localMs, 0) { // JSON has no infinite numbers
+		f.localMs = -1
+	}
+	return f
 }
 
 // recordReason records in the metrics whether a peer is available for a model. When the reason changes, it also counts the new one,
@@ -447,6 +457,7 @@ func RingKeyOf(session uint64, address string) uint64 {
 func (q *RoutingQuery) ownerSibling(s *modelState) int {
 	return q.soonest(s, func(i int) bool {
 		p, why := s.peers[i-s.localCount], s.candidates[i].Why
-		return p.sibling && (why.Awaitable() || why == policy.Draining && p.decodesModel(q.ask.Model))
+		drainsAsOwner := why == policy.Draining && p.decodesModel(q.ask.Model)
+		return p.sibling && (why.Awaitable() || drainsAsOwner)
 	})
 }

@@ -13,8 +13,9 @@ func (ps *Peers) Siblings() (live, staying []string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.peers {
+		isLive := p.sibling && p.up && p.name != ""
 		alreadyListed := slices.Contains(live, p.name) // a dispatcher may have several addresses
-		if !p.sibling || !p.up || p.name == "" || alreadyListed {
+		if !isLive || alreadyListed {
 			continue
 		}
 		if live = append(live, p.name); !p.draining {

@@ -119,7 +119,7 @@ func (ps *Peers) stateOf(name string) *modelState {
 	if s != nil {
 		return s
 	}
-	for other := range ps.models {
+	for other := range ps.models { // in random order
 		if len(ps.models) < maxModelStates {
 			break
 		}

@@ -69,7 +69,7 @@ func (ps *Peers) AskBack(ctx context.Context, name string, ask HandBack) (h Hand
 	if err != nil {
 		return h, fmt.Errorf("%w: %w", ErrHandBack, err)
 	}
-	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask {
+	if err := json.Unmarshal(text, &h); err != nil || h.HandBack != ask { // the answer repeats the question
 		return h, fmt.Errorf("%w: %s answers for another region, group or epoch", ErrHandBack, name)
 	}
 	return h, nil
@@ -84,7 +84,7 @@ func (ps *Peers) AskVote(ctx context.Context, name string, ask Vote) error {
 // post sends a question to the peer with this name, and returns the answer. Any status other than 200 is an error.
 func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, error) {
 	target, recipient := ps.targetOf(name)
-	if target == nil {
+	if target == nil { // no peer has answered a probe with this name
 		return nil, fmt.Errorf("%s is not among the peers that answer", name)
 	}
 	body, err := json.Marshal(ask)
@@ -98,7 +98,7 @@ func (ps *Peers) post(ctx context.Context, name, path string, ask any) ([]byte, 
 	now := time.Now()
 	hdr := ps.hopHeaders(&Message{Method: http.MethodPost, Target: path}, parts, recipient, nil, "owner-"+randomHex(),
 		now, now.Add(time.Minute))
-	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{})
+	resp, err := call.Do(http.MethodPost, path, hdr, parts, engine.Deadlines{}) // no time limits, because ctx aborts the call
 	if err != nil {
 		return nil, err
 	}

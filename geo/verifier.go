@@ -66,7 +66,7 @@ func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusa
 		return h, refuse(http.StatusForbidden, RejectPeer, "the certificate is not that of peer %q; see its san", h.Sender())
 	case DigestOf(credentials.Body) != h.Digest:
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the body is not the one that was signed")
-	case signed && !d.nonces.remember(h.Nonce, now):
+	case signed && !d.nonces.remember(h.Nonce, now): // the last check, so that a request that is refused uses up no nonce
 		return h, refuse(http.StatusUnauthorized, RejectSignature, "the nonce was used before")
 	}
 	return h, nil

@@ -58,7 +58,8 @@ func readAnswer(text []byte) (answer, error) {
 	if err := json.Unmarshal(text, &a); err != nil {
 		return a, fmt.Errorf("%w: %w", ErrProbe, err)
 	}
-	if !ValidName(a.ID) || !ValidName(a.Boot) || len(a.Models) > maxModels {
+	namesAreValid := ValidName(a.ID) && ValidName(a.Boot) // both go into headers of later requests to the peer
+	if !namesAreValid || len(a.Models) > maxModels {
 		return a, fmt.Errorf("%w: its id, boot or number of models", ErrProbe)
 	}
 	for name, o := range a.Models {

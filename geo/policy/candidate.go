@@ -78,28 +78,30 @@ func (t Terms) WithoutResidual() float64 { return t.RTT + t.T0 + t.Prefill + t.W
 // residualFloor is the smallest share of a prediction that remains after a negative residual is added.
 const residualFloor = 0.25
 
-// predictCost predicts the cost of a request at candidate i, after the requests that this round has already counted at the candidate.
+// predictCost predicts the cost of a request at candidate i, after the requests that this round has already counted at the candidate. The
+// term Batch counts each request of the decode batch with BatchWeight*BatchMs. A negative Residual leaves at least residualFloor of the
+// other terms of the TTFT.
 func (p *Policy) predictCost(r *Request, i int) Terms {
-	x, s := &p.candidates[i], &p.settings
+	candidate, s := &p.candidates[i], &p.settings
 	t := Terms{
-		RTT: x.RTTMs, T0: x.T0Ms, Prefill: s.PrefillWeight * x.TPMs * r.newTokens(i),
-		Wait: s.WaitWeight * p.waitMs(r, i), Batch: s.BatchWeight * s.BatchMs * x.Running,
+		RTT: candidate.RTTMs, T0: candidate.T0Ms, Prefill: s.PrefillWeight * candidate.TPMs * r.newTokens(i),
+		Wait: s.WaitWeight * p.waitMs(r, i), Batch: s.BatchWeight * s.BatchMs * candidate.Running,
 	}
-	t.Residual = max(x.ResidualMs, (residualFloor-1)*t.WithoutResidual())
+	t.Residual = max(candidate.ResidualMs, (residualFloor-1)*t.WithoutResidual())
 	return t
 }
 
 // waitMs is how long, in ms, a request waits at candidate i until its prefill begins: for the prefills before it, for KV memory, and
 // in an arrival queue, which overlap.
 func (p *Policy) waitMs(r *Request, i int) float64 {
-	x, c := &p.candidates[i], &p.charges[i]
-	if x.Peer {
-		waitMs := max(x.TPMs*x.QueuedTokens, x.WaitMs, p.kvWaitMs(r, i))
-		unseen := x.UnseenTokens + c.newTokens // these tokens come after all that the peer has counted, and its replicas share them
-		return waitMs + x.TPMs*unseen/float64(max(1, x.Replicas))
+	candidate, c := &p.candidates[i], &p.charges[i]
+	if candidate.Peer {
+		waitMs := max(candidate.TPMs*candidate.QueuedTokens, candidate.WaitMs, p.kvWaitMs(r, i))
+		unseen := candidate.UnseenTokens + c.newTokens // these tokens come after all that the peer has counted, and its replicas share them
+		return waitMs + candidate.TPMs*unseen/float64(max(1, candidate.Replicas))
 	}
-	waitMs := x.TPMs * (x.QueuedTokens + c.newTokens)
-	if p.openReplicas == 0 && x.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
+	waitMs := candidate.TPMs * (candidate.QueuedTokens + c.newTokens)
+	if p.openReplicas == 0 && candidate.KVTokenMs == 0 { // all replicas are full, and kvWaitMs does not know when KV is freed
 		waitMs = max(waitMs, float64(p.waitingAhead+1)*p.departureGapMs) // the queue lets one request go at a time
 	}
 	return max(waitMs, p.kvWaitMs(r, i))
@@ -108,20 +110,20 @@ func (p *Policy) waitMs(r *Request, i int) float64 {
 // kvWaitMs is how long, in ms, a request waits for KV memory at candidate i, after the requests that this round has counted at the
 // candidate. Its own tokens do not count while the KV gate is closed: the gate opens when there is room for any prompt.
 func (p *Policy) kvWaitMs(r *Request, i int) float64 {
-	x := &p.candidates[i]
+	candidate := &p.candidates[i]
 	tokens := p.charges[i].promptTokens
-	gateIsClosed := x.Why == NoRoom || x.Why == NoReplica
+	gateIsClosed := candidate.Why == NoRoom || candidate.Why == NoReplica
 	if !gateIsClosed {
 		tokens += float64(r.Tokens)
 	}
-	return max(0, x.KVRoomMs+x.KVTokenMs*tokens)
+	return max(0, candidate.KVRoomMs+candidate.KVTokenMs*tokens)
 }
 
-// near is the relative difference up to which two costs count as equal.
-const near = 1e-9
+// costTolerance is the relative difference up to which two costs count as equal.
+const costTolerance = 1e-9
 
 // sameCost reports whether two numbers differ by no more than a rounding error.
-func sameCost(a, b float64) bool { return math.Abs(a-b) <= near*max(math.Abs(a), math.Abs(b)) }
+func sameCost(a, b float64) bool { return math.Abs(a-b) <= costTolerance*max(math.Abs(a), math.Abs(b)) }
 
 // Policy decides for one region and one model. It reuses its memory, so that only one goroutine at a time may use it. Each
 // Parse makes another Policy.

@@ -22,7 +22,7 @@ func (r *RTT) Add(ms, procUs float64, dialled bool) {
 		return
 	}
 	sample := max(minRTTMs, ms-procUs/1000)
-	if !r.known {
+	if !r.known { // the first sample is the average
 		r.ms, r.known = sample, true
 		return
 	}

@@ -48,7 +48,7 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 			best = i
 		}
 	}
-	if o.Replicas == 0 {
+	if o.Replicas == 0 { // no replica takes a request soon, so there are no times to report
 		return o
 	}
 	o.TPMs, o.T0Ms, o.Running = local[best].TPMs, local[best].T0Ms, local[best].Running
@@ -64,8 +64,9 @@ func NewOffer(local []Candidate, waiting int, waitingTokens, departureGapMs floa
 	return o
 }
 
-// setKVRoom sets KVRoomMs and KVTokenMs: when there is KV memory for the next request. It considers the available replicas; if there
-// are none, it considers all for which a request may wait, and counts the requests in the arrival queue before the next request.
+// setKVRoom sets KVRoomMs and KVTokenMs, by which a peer predicts when there is KV memory for a request. It considers the available
+// replicas; if there are none, it considers all for which a request may wait, and counts the requests in the arrival queue before the next
+// request.
 func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	freedPerMs := 0.0 // KV tokens that these replicas free per ms, together
 	o.KVRoomMs = math.Inf(1)
@@ -84,7 +85,7 @@ func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 		return
 	}
 	o.KVTokenMs = 1 / freedPerMs
-	if o.NAvail == 0 {
+	if o.NAvail == 0 { // the requests in the arrival queue need KV memory first
 		o.KVRoomMs += waitingTokens * o.KVTokenMs
 	}
 }
@@ -104,7 +105,8 @@ const maxOffered = 1e15
 
 // plausible reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) plausible() bool {
-	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, max(0, o.KVRoomMs)} {
+	kvRoomMs := max(0, o.KVRoomMs) // below 0 if there is room already; NaN stays NaN
+	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, kvRoomMs} {
 		if !(v >= 0 && v <= maxOffered) { // this form also refuses NaN
 			return false
 		}
@@ -139,10 +141,10 @@ type Peer struct {
 
 // maxSends is how many more requests may be sent to the peer: as many as it offers, but no more than its window allows. A number of 0
 // or below means none.
-func (x *Peer) maxSends() int {
-	sends := x.Offer.Free - x.Reserved
-	if x.Window > 0 { // 0: there is no window
-		sends = min(sends, x.Window-x.Unanswered)
+func (peer *Peer) maxSends() int {
+	sends := peer.Offer.Free - peer.Reserved
+	if peer.Window > 0 { // 0: there is no window
+		sends = min(sends, peer.Window-peer.Unanswered)
 	}
 	return sends
 }
@@ -155,31 +157,31 @@ const staleAfter = 3
 
 // Judge returns the reason why a peer takes no forward, or Available. If there are several reasons, it returns the first in
 // the order of the cases.
-func (p *Policy) Judge(x *Peer) Reason {
+func (p *Policy) Judge(peer *Peer) Reason {
 	switch {
-	case !x.Probed:
+	case !peer.Probed:
 		return NeverProbed
-	case x.Down:
+	case peer.Down:
 		return Down
-	case x.AgeMs >= staleAfter*x.IntervalMs:
+	case peer.AgeMs >= staleAfter*peer.IntervalMs:
 		return Stale
-	case x.Major != Protocol:
+	case peer.Major != Protocol:
 		return OtherVersion
-	case x.Draining:
+	case peer.Draining:
 		return Draining
-	case !x.OffersModel:
+	case !peer.OffersModel:
 		return NotOffered
-	case !x.Offer.plausible():
+	case !peer.Offer.plausible():
 		return Nonsense
-	case x.CircuitOpen:
+	case peer.CircuitOpen:
 		return CircuitOpen
-	case x.BudgetSpent:
+	case peer.BudgetSpent:
 		return BudgetSpent
-	case x.Offer.NAvail == 0:
+	case peer.Offer.NAvail == 0:
 		return NoReplica
-	case p.rule.limitsPeerQueue && x.Offer.Queue > p.settings.Tau:
+	case p.rule.limitsPeerQueue && peer.Offer.Queue > p.settings.Tau:
 		return QueueTooLong
-	case x.maxSends() <= 0:
+	case peer.maxSends() <= 0:
 		return Full
 	}
 	return Available
@@ -187,19 +189,19 @@ func (p *Policy) Judge(x *Peer) Reason {
 
 // PeerCandidate converts a peer to a Candidate, with the reason why it takes no request. If the peer has not learned yet how long a
 // prefill takes, the times of the settings stand in.
-func (p *Policy) PeerCandidate(x *Peer) Candidate {
-	o := &x.Offer
+func (p *Policy) PeerCandidate(peer *Peer) Candidate {
+	o := &peer.Offer
 	candidate := Candidate{
-		ID: x.ID, Peer: true, Why: p.Judge(x), RTTMs: x.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
+		ID: peer.ID, Peer: true, Why: p.Judge(peer), RTTMs: peer.RTTMs, TPMs: o.TPMs, T0Ms: o.T0Ms,
 		QueuedTokens: o.QueuedTokens, Running: o.Running, Outstanding: o.Load,
 		Replicas: o.Replicas, Queue: o.Queue, WaitMs: o.QueueWaitMs,
-		KVRoomMs: o.KVRoomMs + x.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs, UnseenTokens: x.UnseenTokens, DistrustMs: x.DistrustMs,
-		ResidualMs: x.ResidualMs,
+		KVRoomMs: o.KVRoomMs + peer.UnseenTokens*o.KVTokenMs, KVTokenMs: o.KVTokenMs, UnseenTokens: peer.UnseenTokens,
+		DistrustMs: peer.DistrustMs, ResidualMs: peer.ResidualMs,
 	}
 	if candidate.Why == Available {
-		candidate.MaxSends = x.maxSends()
+		candidate.MaxSends = peer.maxSends()
 	}
-	if candidate.TPMs == 0 {
+	if candidate.TPMs == 0 { // the peer has learned no times yet
 		candidate.TPMs, candidate.T0Ms = p.settings.TPMs, p.settings.T0Ms
 	}
 	return candidate

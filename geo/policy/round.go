@@ -47,11 +47,11 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 	p.openReplicas, p.openPeers, p.waitingAhead, p.peersBlocked = 0, 0, 0, false
 	p.charges = p.charges[:0]
 	for i := range candidates {
-		x := &candidates[i]
+		candidate := &candidates[i]
 		c := charge{}
-		if x.Why == Available && x.MaxSends > 0 {
-			c.sendsLeft = x.MaxSends
-			if x.Peer {
+		if candidate.Why == Available && candidate.MaxSends > 0 {
+			c.sendsLeft = candidate.MaxSends
+			if candidate.Peer {
 				p.openPeers++
 			} else {
 				p.openReplicas++
@@ -60,7 +60,7 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 		p.charges = append(p.charges, c)
 	}
 	if p.rule.chooseLocal == byRing {
-		for _, peers := range []bool{false, true} {
+		for _, peers := range []bool{amongReplicas, amongPeers} {
 			p.rings[sideIndex(peers)].refresh(candidates, peers)
 		}
 	}
@@ -68,7 +68,8 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 
 // Done reports whether no further request of this round can be sent anywhere.
 func (p *Policy) Done() bool {
-	return p.openReplicas == 0 && (p.openPeers == 0 || p.peersBlocked || p.rule.neverForwards)
+	noPeerPossible := p.openPeers == 0 || p.peersBlocked || p.rule.neverForwards
+	return p.openReplicas == 0 && noPeerPossible
 }
 
 // Next decides for the next request in the order of arrival, and counts the request at the chosen candidate. A request that waits
@@ -117,11 +118,11 @@ func (p *Policy) decide(r *Request) Decision {
 	if p.rule.comparesAll {
 		return p.decideByCost(r)
 	}
-	if i := p.choose(r, p.rule.chooseLocal, false); i >= 0 {
+	if i := p.choose(r, p.rule.chooseLocal, amongReplicas); i >= 0 {
 		if until, holder := p.waitForHit(r, i); until > r.WaitedMs { // its patience for a cache hit is not used up
 			return Decision{Candidate: holder, UntilMs: until}
 		}
-		p.moveTurn(i, false)
+		p.moveTurn(i, amongReplicas)
 		return Decision{Act: Send, Candidate: i}
 	}
 	if r.LocalOnly || p.rule.neverForwards {
@@ -131,7 +132,7 @@ func (p *Policy) decide(r *Request) Decision {
 		p.peersBlocked = true // requests are forwarded in the order of arrival
 		return Decision{Candidate: -1}
 	}
-	i := p.choose(r, p.rule.choosePeer, true)
+	i := p.choose(r, p.rule.choosePeer, amongPeers)
 	if i < 0 { // data residency forbids all peers that are available
 		return Decision{Candidate: -1}
 	}
@@ -141,7 +142,7 @@ func (p *Policy) decide(r *Request) Decision {
 		p.peersBlocked = true // no later request is forwarded before this one
 		return Decision{Candidate: -1, LocalMs: local}
 	}
-	p.moveTurn(i, true)
+	p.moveTurn(i, amongPeers)
 	return Decision{Act: Forward, Candidate: i, LocalMs: local}
 }
 
@@ -152,22 +153,22 @@ func (p *Policy) decideByCost(r *Request) Decision {
 	var localTerms, peerTerms Terms
 	localMs, peerMs := math.Inf(1), math.Inf(1)
 	for i := range p.candidates {
-		x := &p.candidates[i]
-		if !x.Why.Awaitable() || r.barred(i) {
+		candidate := &p.candidates[i]
+		if !candidate.Why.Awaitable() || r.barred(i) {
 			continue
 		}
-		if !x.Peer {
+		if !candidate.Peer {
 			terms := p.predictCost(r, i)
 			if total := terms.Total(); local < 0 || p.beats(r, i, total, local, localMs) {
 				local, localMs, localTerms = i, total, terms
 			}
 			continue
 		}
-		if p.rule.neverForwards || r.LocalOnly || x.Replicas == 0 { // the request may not go to this peer or to any
+		if p.rule.neverForwards || r.LocalOnly || candidate.Replicas == 0 { // the request may not go to this peer or to any
 			continue
 		}
 		terms := p.predictCost(r, i)
-		if total := terms.Total() + x.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
+		if total := terms.Total() + candidate.DistrustMs; peer < 0 || p.beats(r, i, total, peer, peerMs) {
 			peer, peerMs, peerTerms = i, total, terms
 		}
 	}
@@ -207,7 +208,7 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 func (p *Policy) cheapestLocalMs(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.candidates {
-		if x := &p.candidates[i]; !x.Peer && x.Why.Awaitable() && !r.barred(i) {
+		if candidate := &p.candidates[i]; !candidate.Peer && candidate.Why.Awaitable() && !r.barred(i) {
 			least = min(least, p.predictCost(r, i).Total())
 		}
 	}
@@ -221,14 +222,16 @@ func (p *Policy) waitForHit(r *Request, i int) (untilMs float64, holder int) {
 	if p.settings.Patience == 0 {
 		return 0, -1
 	}
-	hit := r.hitTokens(i)
+	longestHit := r.hitTokens(i)
 	holder = i
 	for busy := range p.candidates {
-		if x := &p.candidates[busy]; !x.Peer && x.Why.Awaitable() && !r.barred(busy) && r.hitTokens(busy) > hit {
-			hit, holder = r.hitTokens(busy), busy
+		candidate := &p.candidates[busy]
+		mayWaitFor := !candidate.Peer && candidate.Why.Awaitable() && !r.barred(busy)
+		if mayWaitFor && r.hitTokens(busy) > longestHit {
+			longestHit, holder = r.hitTokens(busy), busy
 		}
 	}
-	return p.settings.Patience * p.candidates[i].TPMs * (hit - r.hitTokens(i)), holder
+	return p.settings.Patience * p.candidates[i].TPMs * (longestHit - r.hitTokens(i)), holder
 }
 
 // Names lists the names of all policies, in the order in which users see them.
@@ -248,14 +251,15 @@ func (s *Settings) Parse(text string) (*Policy, error) {
 	}
 	f := &policyForms[slices.IndexFunc(policyForms, func(f policyForm) bool { return f.name == name })]
 	p := &Policy{name: f.name, rule: f.rule, settings: *s}
-	if f.changeDefaults != nil {
+	if f.changeDefaults != nil { // before the text is applied, which may change these settings again
 		f.changeDefaults(&p.settings)
 	}
 	before := p.settings
 	if err := namedargs.Apply(name, f.keys, &p.settings, set...); err != nil {
 		return nil, err
 	}
-	if p.settings.Patience > 0 && (p.settings.Push != SPP || p.settings.BatchWeight == 0) {
+	waitsForFullReplicas := p.settings.Push != SPP || p.settings.BatchWeight == 0
+	if p.settings.Patience > 0 && waitsForFullReplicas {
 		return nil, fmt.Errorf("policy %s: patience=%g needs push=sp-p and a load above 0: without them it waits for replicas that are full for "+
 			"long", name, p.settings.Patience)
 	}

@@ -60,14 +60,14 @@ func (p *Policy) rankingValue(r *Request, how chooseBy, i int) float64 {
 	case byLoad:
 		return p.candidates[i].Outstanding + p.sentThisRound(i)
 	}
-	return -r.hitTokens(i)
+	return -r.hitTokens(i) // byHit: the most cached tokens are best
 }
 
 // sentThisRound is how many requests this round has sent to a replica. It is 0 for a peer, whose load is a share and not a number of
 // requests.
 func (p *Policy) sentThisRound(i int) float64 {
-	if x := &p.candidates[i]; !x.Peer {
-		return float64(x.MaxSends - p.charges[i].sendsLeft)
+	if candidate := &p.candidates[i]; !candidate.Peer {
+		return float64(candidate.MaxSends - p.charges[i].sendsLeft)
 	}
 	return 0
 }
@@ -83,8 +83,8 @@ func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best in
 		return a.RTTMs < b.RTTMs
 	}
 	if how == byHit {
-		if x, y := p.queueLength(i), p.queueLength(best); x != y {
-			return x < y
+		if aQueue, bQueue := p.queueLength(i), p.queueLength(best); aQueue != bQueue {
+			return aQueue < bQueue
 		}
 	}
 	return hashesFirst(r, a, b)
@@ -92,8 +92,8 @@ func (p *Policy) ranksBefore(r *Request, how chooseBy, i int, v float64, best in
 
 // queueLength is the number of requests that candidate i serves before a new request.
 func (p *Policy) queueLength(i int) float64 {
-	if x := &p.candidates[i]; x.Peer {
-		return float64(x.Queue)
+	if candidate := &p.candidates[i]; candidate.Peer {
+		return float64(candidate.Queue)
 	}
 	return p.candidates[i].Outstanding + p.sentThisRound(i)
 }
@@ -115,6 +115,12 @@ func (p *Policy) nextInTurn(r *Request, peers bool) int {
 
 // moveTurn makes the next nextInTurn begin after candidate i, because i was chosen.
 func (p *Policy) moveTurn(i int, peers bool) { p.nextTurn[sideIndex(peers)] = i + 1 }
+
+// Values of the parameter peers of the methods in this file.
+const (
+	amongReplicas = false
+	amongPeers    = true
+)
 
 // sideIndex is the index into nextTurn and rings: 0 for replicas, 1 for peers.
 func sideIndex(peers bool) int {
@@ -158,7 +164,7 @@ func (g *ring) rebuild(candidates []Candidate, peers bool) {
 func (g *ring) findOpen(p *Policy, r *Request) int {
 	owner := g.Find(r.Key, func(owner int) bool {
 		i := g.indexes[owner]
-		return p.isOpen(r, i, p.candidates[i].Peer)
+		return p.isOpen(r, i, p.candidates[i].Peer) // the ring has candidates of one side only, so each of them counts
 	})
 	if owner < 0 {
 		return -1
@@ -209,7 +215,7 @@ func RingKey(session, user, address string) uint64 {
 // Find returns the first owner on the ring, at or after the key, for which open returns true; -1: there is none.
 func (r *Ring) Find(key uint64, open func(owner int) bool) int {
 	start, _ := slices.BinarySearchFunc(r.points, key, func(p point, key uint64) int { return cmp.Compare(p.at, key) })
-	for i := range r.points {
+	for i := range r.points { // from there on around the whole ring
 		if p := &r.points[(start+i)%len(r.points)]; open(p.owner) {
 			return p.owner
 		}

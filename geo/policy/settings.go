@@ -93,25 +93,25 @@ type Replica struct {
 const unlimited = math.MaxInt32
 
 // JudgeReplica returns how many more requests may be sent to a replica, and Available; or 0 and the reason why it takes none.
-func (s *Settings) JudgeReplica(x *Replica) (maxSends int, why Reason) {
+func (s *Settings) JudgeReplica(replica *Replica) (maxSends int, why Reason) {
 	switch {
-	case !x.Healthy:
+	case !replica.Healthy:
 		return 0, Unhealthy
-	case !x.GateOpen && x.GateWillOpen:
+	case !replica.GateOpen && replica.GateWillOpen:
 		return 0, NoRoom
-	case !x.GateOpen:
+	case !replica.GateOpen:
 		return 0, GateClosed
 	}
 	switch s.Push {
 	case SPE:
-		maxSends = s.MaxUnanswered - x.Unanswered - max(0, x.ForeignWaiting)
+		maxSends = s.MaxUnanswered - replica.Unanswered - max(0, replica.ForeignWaiting)
 	case SPP:
-		if x.Pending > 0 {
+		if replica.Pending > 0 {
 			return 0, Pending
 		}
-		maxSends = x.Credit
+		maxSends = replica.Credit
 	case SPO:
-		maxSends = s.MaxOutstanding - x.Outstanding
+		maxSends = s.MaxOutstanding - replica.Outstanding
 	case Blind:
 		maxSends = unlimited
 	}
