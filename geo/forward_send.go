@@ -60,8 +60,14 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if status := resp.StatusCode(); status/100 != 2 {
 		return nil, f.readRefusal(status)
 	}
+	return f.receive(r, deadline)
+}
+
+// receive reads a good answer: the whole of it, or, if it is streamed, up to its first event, which must come before the deadline. It then
+// calls AnswerBegun. For a streamed answer it returns nil.
+func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 	cached := -1 // the peer has not reported it
-	if c, err := strconv.Atoi(string(resp.Header(CachedHeader))); err == nil && c >= 0 {
+	if c, err := strconv.Atoi(string(f.resp.Header(CachedHeader))); err == nil && c >= 0 {
 		cached = c
 	}
 	const whole, streamed = true, false
@@ -72,7 +78,9 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 		}
 		return answer, err
 	}
-	limits := sse.Limits{Event: ps.cfg.EventBytes, Bytes: r.MaxBytes, First: max(1, time.Until(deadline)), Gap: ps.cfg.Idle}
+	cfg := &f.peers.cfg
+	first := max(1, time.Until(deadline)) // at least 1 ns, because a limit of 0 would be none
+	limits := sse.Limits{Event: cfg.EventBytes, Bytes: r.MaxBytes, First: first, Gap: cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
 	}

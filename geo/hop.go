@@ -160,11 +160,12 @@ func (p *hopParser) field(name string) string {
 	return value
 }
 
-// number reads a decimal number in its only form: without a sign or leading zeros.
+// number reads a decimal number from 0 to limit in its only form: without a sign or leading zeros.
 func (p *hopParser) number(name string, limit int64) int64 {
 	text := p.field(name)
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || n > limit || strconv.FormatInt(n, 10) != text {
+	isInRange := err == nil && n >= 0 && n <= limit
+	if !isInRange || strconv.FormatInt(n, 10) != text { // the number has only one form
 		p.fail("%s is no number from 0 to %d", name, limit)
 	}
 	return n

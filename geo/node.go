@@ -71,7 +71,7 @@ func (ps *Peers) Close() {
 	ps.mu.Lock()
 	ps.stop()
 	for _, p := range ps.peers {
-		if p.link != nil {
+		if p.link != nil { // nil: Start was not called
 			ps.stopProbing(p)
 		}
 	}

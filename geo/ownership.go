@@ -96,8 +96,8 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("dead_after", "%v is too short, because a peer counts as down only after %v; write that or more", o.DeadAfter, least)
 	}
 	checkEtcd(bad, o.Engine, &o.Etcd)
-	// With different namespaces there would be two leases, and two owners.
-	if o.Engine == OwnKubernetes && len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" {
+	namespacesMayDiffer := len(o.Kubernetes.Kubeconfig) > 0 && o.Kubernetes.Namespace == "" // then there could be two leases, and two owners
+	if o.Engine == OwnKubernetes && namespacesMayDiffer {
 		bad("kubernetes.namespace",
 			"it is empty although leases are in other clusters; write the namespace in which every proxy of these regions keeps its lease")
 	}
@@ -105,7 +105,8 @@ func (o *Ownership) check(c *Config, bad report) {
 		bad("engine", "there are no other regions while geo.mode is off")
 	}
 	for _, id := range o.TakeoverOrder {
-		if o.On() && id != c.Self.ID && !slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == id }) {
+		isKnown := id == c.Self.ID || slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == id })
+		if o.On() && !isKnown {
 			bad("takeover_order", "%q is neither geo.self.id nor one of geo.peers", id)
 		}
 	}

@@ -112,6 +112,6 @@ func (ps *Peers) dropRemovedSeries(p *peer) {
 	ps.metrics.dropSeries("peer", p.id)
 	hasOtherAddress := slices.ContainsFunc(ps.peers, func(other *peer) bool { return other.name == p.name })
 	if !hasOtherAddress {
-		ps.metrics.dropSeries("origin", p.name)
+		ps.metrics.dropSeries("origin", p.name) // the series about the requests that it forwarded here
 	}
 }

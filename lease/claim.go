@@ -82,8 +82,9 @@ func (c *Claim) Run(ctx context.Context) {
 		now := time.Now()
 		c.mu.Lock()
 		c.detectSuspension(now)
-		wake := c.machine.nextTimer(now, now.Add(c.retry)) // while a call of the store is under way
-		if !storeCallRuns {                                // the machine makes one call of the store at a time
+		// This time counts while a call of the store is under way: the machine makes one such call at a time.
+		wake := c.machine.nextTimer(now, now.Add(c.retry))
+		if !storeCallRuns {
 			call, wake = c.machine.Next(now)
 		}
 		if ask, ok := c.machine.AskVotes(now); ok {

@@ -49,9 +49,9 @@ func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true
 	}
-	last, ok := s.lastSeen[id]
-	if !ok {
-		last = s.startedAt
+	lastSeen, wasSeen := s.lastSeen[id]
+	if !wasSeen { // it counts as seen at the start
+		lastSeen = s.startedAt
 	}
-	return now.Before(last.Add(s.deadAfter))
+	return now.Before(lastSeen.Add(s.deadAfter))
 }

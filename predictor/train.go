@@ -18,6 +18,7 @@ type Options struct {
 	Source  Source
 }
 
+// withDefaults returns the options with the defaults in place of fields that are zero.
 func (o Options) withDefaults() Options {
 	o.Horizon, o.Every = cmp.Or(o.Horizon, 80), cmp.Or(o.Every, 20)
 	o.Holdout, o.Step = cmp.Or(o.Holdout, 0.25), cmp.Or(o.Step, 55*time.Millisecond)

@@ -62,9 +62,7 @@ func (s *Set) startClaim(scope *Scope) {
 	})
 }
 
-// updateGroups claims new groups, and gives up groups whose engines have all left (engines has the others). A group that comes back is
-// claimed again only after its old claim has ended, because the store cannot distinguish two claims of the same proxy. A group whose claim
-// has failed is tried again after a pause.
+// updateGroups claims new groups, and gives up groups whose engines have all left (engines has the others).
 func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 	maps.DeleteFunc(s.leavingScopes, func(_ string, scope *Scope) bool { return !scope.claimRuns() })
 	maps.DeleteFunc(s.claimFailures, func(name string, _ claimFailure) bool { _, hasEngines := engines[name]; return !hasEngines })
@@ -74,22 +72,10 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 	for name := range engines {
 		if scope := before[name]; scope != nil {
 			after[name] = scope
-			continue
+		} else if scope := s.claimGroup(name, now); scope != nil {
+			after[name] = scope
+			changed = true
 		}
-		oldClaimRuns := s.leavingScopes[name] != nil
-		mustWait := now.Before(s.claimFailures[name].until) // the last claim has failed, and its pause is not over
-		if oldClaimRuns || mustWait {                       // a later call tries again
-			continue
-		}
-		scope := s.newScope(name)
-		if err := s.openClaim(scope, 0); err != nil {
-			s.recordClaimFailure(name, err, now)
-			continue
-		}
-		delete(s.claimFailures, name)
-		s.startClaim(scope)
-		after[name] = scope
-		changed = true
 	}
 	if changed { // a claim has succeeded, so the store and its files may work for other groups, too
 		s.retryFailedClaims()
@@ -104,6 +90,26 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 	if changed { // dispatcher and fleet must know the new set of groups
 		s.deps.Publish(s.ctx)
 	}
+}
+
+// claimGroup claims a new group, and returns its scope; nil: it cannot be claimed now, and a later call tries again. A group that comes
+// back is claimed only after its old claim has ended, because the store cannot distinguish two claims of the same proxy. A group whose
+// claim has failed is tried again after a pause.
+func (s *Set) claimGroup(name string, now time.Time) *Scope {
+	oldClaimRuns := s.leavingScopes[name] != nil
+	mustWait := now.Before(s.claimFailures[name].until) // the last claim has failed, and its pause is not over
+	if oldClaimRuns || mustWait {
+		return nil
+	}
+	scope := s.newScope(name)
+	const rankUntilUpdate = 0 // without effect, because the claim takes no lease before updateClaims has set its role
+	if err := s.openClaim(scope, rankUntilUpdate); err != nil {
+		s.recordClaimFailure(name, err, now)
+		return nil
+	}
+	delete(s.claimFailures, name)
+	s.startClaim(scope)
+	return scope
 }
 
 // giveUp releases the lease of a group and ends its claim, without waiting for either. A lease that is not released in time expires.

@@ -72,9 +72,10 @@ func (o *Offer) setKVRoom(local []Candidate, waitingTokens float64) {
 	o.KVRoomMs = math.Inf(1)
 	for i := range local {
 		replica := &local[i]
-		passedOver := o.NAvail > 0 && replica.Why != Available
+		mayTake := !replica.Peer && replica.Why.Awaitable()
+		passedOver := o.NAvail > 0 && replica.Why != Available // while others are available, no request waits for this one
 		kvUnknown := replica.KVTokenMs == 0
-		if replica.Peer || kvUnknown || !replica.Why.Awaitable() || passedOver {
+		if !mayTake || passedOver || kvUnknown {
 			continue
 		}
 		freedPerMs += 1 / replica.KVTokenMs

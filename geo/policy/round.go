@@ -59,7 +59,7 @@ func (p *Policy) Begin(candidates []Candidate, departureGapMs float64) {
 		}
 		p.charges = append(p.charges, c)
 	}
-	if p.rule.chooseLocal == byRing {
+	if p.rule.chooseLocal == byRing { // such a rule also chooses its peers by a ring
 		for _, peers := range []bool{amongReplicas, amongPeers} {
 			p.rings[sideIndex(peers)].refresh(candidates, peers)
 		}
@@ -113,7 +113,7 @@ func (p *Policy) addCharge(r *Request, i int) *charge {
 }
 
 // decide makes the decision for a request, and counts nothing. Policies that compare consider all candidates. Other policies take
-// an available replica, and a peer only if no replica is available. A Decision below without an Act is a Hold.
+// an available replica, and a peer only if no replica is available. A Decision without an Act is a Hold.
 func (p *Policy) decide(r *Request) Decision {
 	if p.rule.comparesAll {
 		return p.decideByCost(r)
@@ -125,11 +125,17 @@ func (p *Policy) decide(r *Request) Decision {
 		p.moveTurn(i, amongReplicas)
 		return Decision{Act: Send, Candidate: i}
 	}
+	return p.decideForPeer(r)
+}
+
+// decideForPeer makes the decision for a request for which no local replica is available: Forward to an available peer, or Hold. If the
+// request could be forwarded, but no peer takes it now, later requests of the round are not forwarded either.
+func (p *Policy) decideForPeer(r *Request) Decision {
 	if r.LocalOnly || p.rule.neverForwards {
 		return Decision{Candidate: -1}
 	}
 	if p.peersBlocked || p.openPeers == 0 {
-		p.peersBlocked = true // requests are forwarded in the order of arrival
+		p.peersBlocked = true // no later request is forwarded before this one
 		return Decision{Candidate: -1}
 	}
 	i := p.choose(r, p.rule.choosePeer, amongPeers)
@@ -164,7 +170,8 @@ func (p *Policy) decideByCost(r *Request) Decision {
 			}
 			continue
 		}
-		if p.rule.neverForwards || r.LocalOnly || candidate.Replicas == 0 { // the request may not go to this peer or to any
+		mayForward := !p.rule.neverForwards && !r.LocalOnly
+		if !mayForward || candidate.Replicas == 0 { // no request waits for a peer without replicas
 			continue
 		}
 		terms := p.predictCost(r, i)
@@ -208,7 +215,9 @@ func (p *Policy) beats(r *Request, i int, cost float64, best int, bestCost float
 func (p *Policy) cheapestLocalMs(r *Request) float64 {
 	least := math.Inf(1)
 	for i := range p.candidates {
-		if candidate := &p.candidates[i]; !candidate.Peer && candidate.Why.Awaitable() && !r.barred(i) {
+		candidate := &p.candidates[i]
+		mayWaitFor := !candidate.Peer && candidate.Why.Awaitable() && !r.barred(i)
+		if mayWaitFor {
 			least = min(least, p.predictCost(r, i).Total())
 		}
 	}

@@ -137,8 +137,8 @@ func (g *ring) refresh(candidates []Candidate, peers bool) {
 		if candidates[i].Peer != peers {
 			continue
 		}
-		isNew := same >= len(g.ids)
-		if isNew || g.ids[same] != candidates[i].ID || g.indexes[same] != i {
+		isSame := same < len(g.ids) && g.ids[same] == candidates[i].ID && g.indexes[same] == i
+		if !isSame {
 			g.rebuild(candidates, peers)
 			return
 		}

@@ -138,9 +138,9 @@ const Auto = 0
 // first token, at least 8 and at most 64.
 func AutoUnanswered(arrivalsPerS, medianTTFTMs float64) int {
 	const least, most = 8, 64
-	n := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
-	if !(n > least) { // this form also catches NaN
+	unanswered := math.Ceil(1.5 * arrivalsPerS * medianTTFTMs / 1000)
+	if !(unanswered > least) { // this form also catches NaN
 		return least
 	}
-	return int(min(n, most))
+	return int(min(unanswered, most))
 }
