@@ -86,7 +86,7 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 		ps.dropRemovedSeries(p)
 	}
 	for _, id := range slices.Sorted(maps.Keys(toAdd)) {
-		ps.addDiscovered(c, id)
+		addDiscovered(ps, c, id)
 	}
 	for _, s := range ps.models {
 		s.round = 0 // no round has the number 0, so the next decision begins a round with the new peers
@@ -95,7 +95,7 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 
 // addDiscovered makes the dispatcher of an entry with this id, which ends in its address, a peer, and begins to probe it. It is called
 // with ps.mu held.
-func (ps *Peers) addDiscovered(c *PeerConfig, id string) {
+func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	target := *c.Target
 	target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}
 	p := ps.newPeer(c, id, &target)

@@ -194,18 +194,8 @@ func (f *Forward) end(outcome, cause string) {
 	carrier := f.carrier
 	f.mu.Unlock()
 	ps, p, now := f.peers, f.peer, f.peers.clock.Now()
-	receipt := &Receipt{At: f.decidedAt, RID: f.rid, Origin: ps.cfg.Self.ID, Peer: p.id, Model: f.model, Outcome: outcome, Cause: cause}
-	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
-	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decidedAt)), f.cached
-	if !f.firstAt.IsZero() { // the answer had begun
-		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decidedAt))
-	} else {
-		receipt.Actual.CachedTokens = -1
-	}
-	if carrier != nil {
-		receipt.BytesOut, receipt.BytesIn = carrier.Bytes()
-	}
-	receipt.USD = usd(receipt.BytesOut, receipt.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
+	receipt := f.makeReceipt(carrier, now)
+	receipt.Outcome, receipt.Cause = outcome, cause
 	f.updatePeer(outcome, cause, receipt.USD, now)
 	ps.metrics.forwards.WithLabelValues(p.id, outcome).Inc()
 	ps.metrics.inflight.WithLabelValues(p.id).Dec()
@@ -220,6 +210,24 @@ func (f *Forward) end(outcome, cause string) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.dropRemovedSeries(p)
+}
+
+// makeReceipt returns the receipt of a forward that ends now, without its outcome and cause. carrier is nil if the request was not sent.
+func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
+	p := f.peer
+	receipt := &Receipt{At: f.decidedAt, RID: f.rid, Origin: f.peers.cfg.Self.ID, Peer: p.id, Model: f.model}
+	receipt.Predicted.Terms, receipt.Predicted.LocalCost = f.predicted, f.localMs
+	receipt.Actual.TotalMs, receipt.Actual.CachedTokens = ms(now.Sub(f.decidedAt)), f.cached
+	if !f.firstAt.IsZero() { // the answer had begun
+		receipt.Actual.TTFTMs = ms(f.firstAt.Sub(f.decidedAt))
+	} else { // without an answer, the peer has reported no cached tokens
+		receipt.Actual.CachedTokens = -1
+	}
+	if carrier != nil {
+		receipt.BytesOut, receipt.BytesIn = carrier.Bytes()
+	}
+	receipt.USD = usd(receipt.BytesOut, receipt.BytesIn, p.conf.PriceOut, p.conf.PriceIn)
+	return receipt
 }
 
 // updatePeer removes what the forward had booked on the peer, and updates the peer's circuit and trust by the outcome.

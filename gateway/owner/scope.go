@@ -98,8 +98,13 @@ func (s *Set) applyView(scope *Scope, v lease.View) {
 	if !v.Admits {
 		scope.waitForWrites(s.ctx)
 	}
+	s.checkSoon() // Run must find out which requests run on the scope's engines
+}
+
+// checkSoon makes Run look at peers and engines at once, without waiting for its interval.
+func (s *Set) checkSoon() {
 	select {
-	case s.checkNow <- struct{}{}: // Run must find out which requests run on the scope's engines
+	case s.checkNow <- struct{}{}:
 	default: // Run has not taken the last token yet, and will check anyway
 	}
 }
