@@ -93,8 +93,8 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	}
 }
 
-// addDiscovered makes the dispatcher of an entry with this id, which ends in its address, a peer, and begins to probe it. It is called
-// with ps.mu held.
+// addDiscovered adds a dispatcher that was found for the entry c to the peers, and begins to probe it. Its id is the entry's id, @ and its
+// address. addDiscovered is called with ps.mu held.
 func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	target := *c.Target
 	target.ID, target.URL = id, &url.URL{Scheme: c.Target.URL.Scheme, Host: strings.TrimPrefix(id, c.ID+"@")}

@@ -168,7 +168,7 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	mayHaveRun := !isCall || callErr.Sent // an error that is none of the call itself is about the peer's answer
+	mayHaveRun := !isCall || callErr.Sent // an error that does not come from the call is about the peer's answer
 	return &Failure{Reason: causeBroken, MayHaveRun: mayHaveRun, Err: err}
 }
 
@@ -212,7 +212,8 @@ func (f *Forward) end(outcome, cause string) {
 	ps.dropRemovedSeries(p)
 }
 
-// makeReceipt returns the receipt of a forward that ends now, without its outcome and cause. carrier is nil if the request was not sent.
+// makeReceipt returns the receipt of a forward that ends now, without its outcome and cause. carrier is nil if nothing was done to send
+// the request.
 func (f *Forward) makeReceipt(carrier Carrier, now time.Time) *Receipt {
 	p := f.peer
 	receipt := &Receipt{At: f.decidedAt, RID: f.rid, Origin: f.peers.cfg.Self.ID, Peer: p.id, Model: f.model}

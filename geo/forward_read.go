@@ -131,13 +131,13 @@ func (f *Forward) appendLostEvent() {
 }
 
 // Flow returns the peer's response for a caller that reads the response itself, with Wait and Arrive, until it calls GoBack.
-// nil: the answer has ended, or bytes of it have arrived already, so the caller must call Next first. The caller has read all events in
-// unread.
+// nil: the answer has ended, or bytes of it have arrived already, so the caller must call Next first. Before Flow, the caller must have
+// read all events that are pending.
 func (f *Forward) Flow() *engine.Response {
 	if f.readErr != nil || f.resp.Arrived() {
 		return nil
 	}
-	f.unread = nil // it would keep memory that is not used until GoBack
+	f.unread = nil // it is empty, and would keep memory that is not used until GoBack
 	return f.resp
 }
 

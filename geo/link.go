@@ -86,7 +86,7 @@ func refusedProbe(status int, reject string) error {
 	case RejectRecipient:
 		return fmt.Errorf("%w with status %d: it has another name; set geo.self.id there or the peer's id here", errRefused, status)
 	}
-	if !slices.Contains(causes, reject) { // the text comes from the peer, so that only known reasons are repeated
+	if !slices.Contains(causes, reject) { // the text comes from the peer, so only known reasons are repeated
 		reject = "without a reason that we know"
 	}
 	return fmt.Errorf("%w with status %d, %s; see the peer's log", errRefused, status, reject)

@@ -404,7 +404,7 @@ func (q *RoutingQuery) bookForward(s *modelState, h *prefill.Here, d policy.Deci
 	return prefill.ToThere
 }
 
-// newForward returns a Forward of the request to a peer with a new number. It books nothing on the peer.
+// newForward returns a Forward, with a new number, of the request to a peer. It books nothing on the peer.
 func (q *RoutingQuery) newForward(p *peer, h *prefill.Here, d policy.Decision) *Forward {
 	q.peers.lastForward++
 	f := &Forward{

@@ -53,7 +53,7 @@ func (m *Machine) excluded() bool {
 	missingOn := func(list []string) bool { // an empty list excludes no dispatcher
 		return len(list) > 0 && !slices.Contains(list, Dispatcher(m.cfg.Self))
 	}
-	return missingOn(m.cfg.Members) || missingOn(m.rec.Members) // rec.Members is the list of the last known holder
+	return missingOn(m.cfg.Members) || missingOn(m.rec.Members)
 }
 
 // isReleasing reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
@@ -61,8 +61,8 @@ func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero(
 
 // membersDiffer reports whether the last known holder lists other members than this dispatcher.
 func (m *Machine) membersDiffer() bool {
-	otherHolds := !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self
-	return otherHolds && !slices.Equal(m.rec.Members, m.cfg.Members)
+	lastHolderIsOther := !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self
+	return lastHolderIsOther && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
 // GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this dispatcher has given a
@@ -120,7 +120,7 @@ func (m *Machine) AskVotes(now time.Time) (ask Vote, ok bool) {
 func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
 	isForThisLease := m.held && epoch == m.epoch
 	tooLate := !now.Before(m.admitsUntil)
-	if !isForThisLease || tooLate || m.isReleasing() { // a vote neither begins admission again nor ends a hand-back
+	if !isForThisLease || tooLate || m.isReleasing() { // a vote neither begins admission again nor stops a release
 		return
 	}
 	m.votes[member] = later(m.votes[member], sent)
@@ -155,8 +155,8 @@ func (m *Machine) votedUntil() time.Time {
 // hasVotes reports whether all other members have promised not to admit, and these promises are in force. Votes count only for an owner
 // that keeps the lease, and only as long as its time of admission is not over.
 func (m *Machine) hasVotes(now time.Time) bool {
-	votesCount := m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil)
-	return votesCount && now.Before(m.votedUntil())
+	mayUseVotes := m.held && m.hasFixedMembers() && !m.isReleasing() && now.Before(m.admitsUntil)
+	return mayUseVotes && now.Before(m.votedUntil())
 }
 
 // mayReclaim reports whether this dispatcher may acquire again a lease that the store has lost, if all other members vote
@@ -175,6 +175,6 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 // store has lost this dispatcher's lease, so a lease that has not expired by the store's clock must be a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	isStillOurs := m.rec.Holder == m.cfg.Self
-	return m.rec.Expiry != NotExpired && (unheldSince || isStillOurs)
+	lastHolderIsSelf := m.rec.Holder == m.cfg.Self
+	return m.rec.Expiry != NotExpired && (unheldSince || lastHolderIsSelf)
 }

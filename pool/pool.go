@@ -52,7 +52,7 @@ func (p *Pool) Add(e *Entry, now time.Time) {
 
 // advanceNextExpiry makes nextExpiry the time at which an entry expires, if that is earlier. An entry that never expires changes nothing.
 func (p *Pool) advanceNextExpiry(e *Entry) {
-	isFirst := p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry) // zero: no other entry expires
+	isFirst := p.nextExpiry.IsZero() || e.expires.Before(p.nextExpiry) // zero: no entry that expires is known yet
 	if !e.expires.IsZero() && isFirst {
 		p.nextExpiry = e.expires
 	}

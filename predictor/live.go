@@ -70,8 +70,8 @@ func (l *Live) Censored(slot int32, id uint64, age int32) {
 
 // pendingFor returns the prediction about the request in a slot that waits for its outcome; nil: there is none.
 func (l *Live) pendingFor(slot int32, id uint64) *awaited {
-	wasUsed := slot >= 0 && int(slot) < len(l.waiting)
-	if !wasUsed || !l.waiting[slot].pending || l.waiting[slot].id != id { // with another id, the prediction is about an earlier request
+	isInRange := slot >= 0 && int(slot) < len(l.waiting)
+	if !isInRange || !l.waiting[slot].pending || l.waiting[slot].id != id { // with another id, the prediction is about an earlier request
 		return nil
 	}
 	return &l.waiting[slot]

@@ -50,7 +50,7 @@ func (scope *Scope) setOthersLoad(ours, all []geo.Resident, silent []string) {
 	}
 	for _, r := range all {
 		requests, kvTokens := r.Requests-oursByRank[r.ID].Requests, r.KVTokens-oursByRank[r.ID].KVTokens
-		// The difference can be below 0, because both numbers are not of exactly the same moment.
+		// The difference can be below 0, because the two numbers are not of exactly the same moment.
 		scope.othersLoad[r.ID] = geo.Resident{ID: r.ID, Requests: max(0, requests), KVTokens: max(0, kvTokens)}
 	}
 	for _, id := range silent {

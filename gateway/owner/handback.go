@@ -40,7 +40,7 @@ func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
 	err := scope.claim.GiveBack(ask.Epoch, func() {
 		scope.mu.Lock()
-		scope.handedBack = true // Tenure reports the requests that still run, until there are none
+		scope.handedBack = true // for a region, Tenure reports the requests that still run, until there are none
 		scope.mu.Unlock()
 		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
 		h.Ranks = append(h.Ranks, ours...)
@@ -64,7 +64,7 @@ func (s *Set) HandOver(ctx context.Context) {
 	for lost := s.Losses(); s.canHandOver(); lost = s.Losses() {
 		select {
 		case <-lost:
-		case <-check.C: // canHandOver also changes without a loss, when the last successor is gone
+		case <-check.C: // canHandOver also changes without a loss, such as when the last successor is gone
 		case <-ctx.Done():
 			return
 		}

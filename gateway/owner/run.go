@@ -170,8 +170,7 @@ func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 			clear(scope.othersLoad)
 		}
 		scope.mu.Unlock()
-		mustCount := othersMayRun || scope.view.Load().Phase == lease.Starting
-		if mustCount {
+		if othersMayRun || scope.view.Load().Phase == lease.Starting {
 			asked.Go(func() {
 				ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
 				scope.mu.Lock()

@@ -236,7 +236,8 @@ func (scope *Scope) AppendEpochHeader(h []engine.Header) []engine.Header {
 }
 
 // RecordRefusal records the epoch header of an answer that refuses a request; empty: the answer has none. In this header, a guard that
-// refuses an old epoch names the epoch that it has seen. If this is above the epoch of this proxy, the claim gets a new, higher epoch.
+// refuses an old epoch names the epoch that it has seen. If this is above the epoch of this proxy, the claim is told, and tries to get
+// a higher epoch.
 func (scope *Scope) RecordRefusal(header string) {
 	hasNoLease := scope == nil || scope.claim == nil
 	if hasNoLease || header == "" {
