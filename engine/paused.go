@@ -368,14 +368,14 @@ func (w *watch) checkRestrictions(ctx context.Context) (halt error) {
 		}
 		return fault
 	case w.facts.continuesWithoutRanks && w.in.Ranks > 1: // a single rank could not be compared with others
-		w.updateSilentRanks(ctx)
+		updateSilentRanks(ctx, w)
 	}
 	return nil
 }
 
 // updateSilentRanks asks an SGLang server when its ranks last reported their load, and stores which of them are silent. Without an answer
 // the stored ranks stay.
-func (w *watch) updateSilentRanks(ctx context.Context) {
+func updateSilentRanks(ctx context.Context, w *watch) {
 	reported, err := w.readLoads(ctx)
 	if err != nil {
 		return

@@ -61,7 +61,7 @@ func (w *watch) check(ctx context.Context) {
 	quick, err := w.alive(ctx, fresh)
 	result.health = err
 	if err == nil {
-		w.recordGoodAnswer(began, quick, fresh)
+		recordGoodAnswer(w, began, quick, fresh)
 	}
 	modelsUnknown := w.facts.err != nil && len(w.facts.models) == 0
 	getsNoRequests := !wasUp || modelsUnknown || wasHalted // the engine gets no requests until its facts are read
@@ -92,7 +92,7 @@ func (w *watch) check(ctx context.Context) {
 
 // recordGoodAnswer records that the engine has just answered its health check well. began is when it was asked. quick says that the engine
 // computed nothing for the answer, fresh that it was asked over a new connection (see alive).
-func (w *watch) recordGoodAnswer(began time.Time, quick, fresh bool) {
+func recordGoodAnswer(w *watch, began time.Time, quick, fresh bool) {
 	now := time.Now()
 	if quick { // false: the engine computed for its answer, so the time is no round trip
 		w.learnRTT(now.Sub(began), now, fresh)

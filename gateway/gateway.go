@@ -40,7 +40,6 @@ import (
 	"evenkeel/gateway/service"
 	"evenkeel/gateway/watch"
 	"evenkeel/pool"
-	"evenkeel/predictor"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
 )
@@ -90,7 +89,10 @@ func New(cfg *config.Config, log *zap.Logger) (g *Gateway, err error) {
 		return nil, err
 	}
 	g.places.OnFree(g.scheduler.Wake)
-	if g.dispatcher, err = dispatcher.Start(g.ctx, dispatcherConfig(g, cfg, fit)); err != nil {
+	decision := cfg.Decision()
+	decision.Predictor.Fit = fit
+	attachParts(g, &decision, cfg.RecordsReasons())
+	if g.dispatcher, err = dispatcher.Start(g.ctx, decision); err != nil {
 		return nil, err
 	}
 	g.bodies = edge.NewBodies(int64(cfg.Limits.Bodies))
@@ -141,13 +143,11 @@ func fleetDeps(g *Gateway) fleet.Deps {
 	}
 }
 
-// dispatcherConfig returns the config of the dispatcher, with the parts of this proxy that the dispatcher uses. fit is the fit from which
-// predictions start; nil: there is no fit file.
-func dispatcherConfig(g *Gateway, cfg *config.Config, fit *predictor.Fit) dispatcher.Config {
-	decision := cfg.Decision()
-	decision.Predictor.Fit = fit
+// attachParts sets in the dispatcher's config the parts of this proxy that the dispatcher uses. explain says that the dispatcher records
+// the reasons of its decisions.
+func attachParts(g *Gateway, decision *dispatcher.Config, explain bool) {
 	decision.TTL = g.conf().PoolTTL()
-	decision.Explain = cfg.RecordsReasons()
+	decision.Explain = explain
 	decision.Places = g.places
 	decision.OnRoom = g.scheduler.Wake
 	decision.Registerer, decision.Log = g.reg, g.log
@@ -159,7 +159,6 @@ func dispatcherConfig(g *Gateway, cfg *config.Config, fit *predictor.Fit) dispat
 		gauges, ok := g.monitor.Gauges(r.Instance, r.Target.Rank)
 		return dispatcher.EngineMetrics{Running: gauges.Running, Waiting: gauges.Waiting, KVShare: gauges.KVShare}, ok
 	}
-	return decision
 }
 
 // newServer returns the server of the public listener. It hands each request to the admission.

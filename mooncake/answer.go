@@ -372,8 +372,8 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 			}
 		}
 	}
-	isMixed := flat > 0 && nested > 0 // neither a list of numbers nor one of lists
-	return n + flat, !isMixed
+	isInconsistent := flat > 0 && nested > 0 // neither a list of numbers nor one of lists
+	return n + flat, !isInconsistent
 }
 
 // isBlockNumber says whether an element of a JSON array is a block number: digits only, so no sign, fraction or exponent.

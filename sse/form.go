@@ -154,7 +154,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 	if beforeAnswer && (event.announces || f.heldCount < maxHeldEvents) {
 		return nil, hold(f, e, event.edits)
 	}
-	f.recordFormEvent(&event, e.Data)
+	recordFormEvent(f, &event, e.Data)
 	if len(event.edits) == 0 {
 		return f.appendHeld(e.Raw, dst), NotEnded
 	}
@@ -165,7 +165,7 @@ func (f *Filter) takeFormEvent(e Event, dst []byte) (out []byte, end End) {
 
 // recordFormEvent records an event with a part of the answer: its tokens, its place in the transcript, if there is one, and what it says
 // of the end of the answer. f.facts has the facts of the event already.
-func (f *Filter) recordFormEvent(event *formFacts, data []byte) {
+func recordFormEvent(f *Filter, event *formFacts, data []byte) {
 	f.countTokens(data)
 	f.started = true
 	if record := forms[f.options.Form].record; record != nil && f.options.Transcript != nil {

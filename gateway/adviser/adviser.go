@@ -164,8 +164,8 @@ func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
 }
 
-// decodeSample sums up the ranks of a board that take requests, and counts the other ranks of the fleet to which this proxy admits requests:
-// those that are down, and those that answer but drain or are halted. If the capacity of one rank is unknown, that of the side is 0
+// decodeSample sums up the ranks of a board that take requests. Of the other ranks of the fleet to which this proxy admits requests, it
+// counts those that are down, and those that answer but drain or are halted. If the capacity of one rank is unknown, that of the side is 0
 // (unknown).
 func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus) bool) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}

@@ -142,8 +142,8 @@ func TestAPrefillRankThatDrainsIsNotDown(t *testing.T) {
 	require.Equal(t, advice.Prefill{Live: 1, Down: 1}, of(), "it answers its health check, and fails every request")
 }
 
-// A decode rank that drains, or whose engine is halted, answers and takes no requests. Its side has fewer live ranks for a while, which says
-// nothing about how many are needed. A rank that has left the fleet does not come back, so it is not counted.
+// A decode rank that drains, or whose engine is halted, answers and takes no requests. Its side has fewer live ranks for a while, which
+// says nothing about how many are needed. A rank that has left the fleet does not come back, so it is not counted.
 func TestADecodeRankThatDrainsIsOutOfService(t *testing.T) {
 	a := start(t)
 	d3, _ := a.deps.Fleet.Now().WorkerByName("127.0.0.1:3", "m", "m")
