@@ -172,7 +172,8 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 // failed. If there is no such board, or none of its pairs of engines is suspected and none of its ranks refuses requests, it does not ask
 // the scheduler.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
-	if p, ok := d.paces.Load(board); !ok || p.(*publicPace).watchedFirstEvents.Load() == 0 {
+	pace, exists := d.paces.Load(board)
+	if !exists || pace.(*publicPace).watchedFirstEvents.Load() == 0 { // 0: no pair is suspected, and no rank refuses requests
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined

@@ -81,8 +81,9 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 		p.removed, gone = true, append(gone, p)
 		return true
 	})
-	keepEgress(ps.removedEgress, gone, ps.clock.Now())
-	for _, p := range gone { // after ps.peers was changed, because a series stays while another peer of the list has its name
+	keepEgress(ps.removedEgress, gone, ps.clock.Now()) // a peer that comes back today does not get a new egress budget for the day
+	// A removed peer's series in the metrics stay while another peer of ps.peers has its name, so they are dropped after ps.peers was changed.
+	for _, p := range gone {
 		ps.dropRemovedSeries(p)
 	}
 	for _, id := range slices.Sorted(maps.Keys(toAdd)) {

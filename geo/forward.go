@@ -108,7 +108,7 @@ func (f *Forward) PeerID() string { return f.peer.id }
 // refusedError is the error for an answer of the peer whose status is not a success.
 type refusedError struct {
 	status int
-	reject string // the value of RejectHeader; empty: the peer did not refuse the request itself
+	reject string // why the peer did not take the request (RejectHeader); empty: status counts as the result of serving it
 	relay  *Relay // the peer's answer, if the client gets this answer; nil: the request is served in another way
 }
 

@@ -140,7 +140,7 @@ const maxRefusal = 1 << 20 // bytes
 // readRefusal reads an answer whose status is not a success, and returns it as a refusedError. The client gets the answer itself (relay)
 // if no other dispatcher could answer better.
 func (f *Forward) readRefusal(status int) error {
-	reject := string(f.resp.Header(RejectHeader)) // empty: the peer did not refuse the request itself
+	reject := string(f.resp.Header(RejectHeader)) // empty: status counts as the result of serving the request
 	e := &refusedError{status: status, reject: reject}
 	contentType := string(f.resp.ContentType())
 	body, err := f.resp.ReadAll(maxRefusal)

@@ -31,10 +31,12 @@ func (ps *Peers) startProber(p *peer) {
 	p.cancelNext = ps.clock.After(0, func() { ps.sendProbe(p, firstSeq) })
 }
 
-// stopProbing ends the prober of a peer, after the question that is under way. It is called with ps.mu held.
+// stopProbing stops the prober of a peer. A question that is under way is aborted, and the prober ends once scheduleProbe is called after
+// it. stopProbing is called with ps.mu held.
 func (ps *Peers) stopProbing(p *peer) {
-	p.cancel()
-	if p.cancelNext() { // no question is under way; otherwise scheduleProbe ends the prober
+	p.cancel()                    // ends p.ctx: this aborts a question that is under way, and shows scheduleProbe that the prober was stopped
+	isScheduled := p.cancelNext() // the next question was not sent yet, and will not be
+	if isScheduled {              // no question is under way, so scheduleProbe is not called any more
 		ps.proberEnded(p)
 	}
 }

@@ -48,8 +48,9 @@ type answer struct {
 // ErrProbe is the error for a wrong answer to a probe.
 var ErrProbe = errors.New("the answer to a probe cannot be believed")
 
-// readAnswer reads the answer to a probe. It reduces numbers that are too large, or below 0, to their limit; the policy refuses
-// impossible numbers of an offer later.
+// readAnswer reads the answer to a probe. It lowers a too large Free of an offer to maxFree, and raises a ProcUs below 0 to 0. An answer
+// with a load below 0 on a prefill engine is refused as a whole. All other numbers stay as they came, and the policy later ignores offers
+// with impossible numbers.
 func readAnswer(text []byte) (answer, error) {
 	var a answer
 	if len(text) > maxProbe {

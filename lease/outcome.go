@@ -150,10 +150,13 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 // Released records the outcome of Release. sent is when the call was sent.
 func (m *Machine) Released(sent, now time.Time, err error) {
 	m.setStoreAway(sent, now, err)
-	if err == nil {
-		m.lastReleased.epoch, m.lastReleased.seen = m.epoch, m.seen
+	if err == nil { // releasedByHolder compares both numbers later: while they are the same, no later holder is known
+		m.lastReleased.epoch = m.epoch
+		m.lastReleased.seen = m.seen
 	}
-	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration // the lease has expired, so there is nothing to release
+	// While the process stops, Release is called again until it succeeds or the lease has expired. A hand-back without a stop is given up at
+	// releaseBy instead, and then the lease is renewed.
+	expired := m.stopping && now.Sub(m.renewed) > m.cfg.Duration
 	if err == nil || errors.Is(err, ErrLost) || expired {
 		m.stopHolding(now)
 		return

@@ -18,7 +18,7 @@ var (
 type Handoff struct {
 	params   json.RawMessage
 	deadline time.Time   // from this time on, Acquire fails, because the decode engine might pull too late
-	expires  time.Time   // from this time on, Discard fails, too, because the prefill engine has freed the blocks
+	expires  time.Time   // from this time on, even Discard fails, because the prefill engine has freed the blocks
 	taken    atomic.Bool // an atomic.Bool, so that go vet reports a copy of the Handoff
 }
 

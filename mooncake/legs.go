@@ -78,14 +78,24 @@ type BootstrapInfo struct {
 // could use it to reach another request's KV, a rank, or internal code of the engine.
 func Reserved(key string) bool {
 	switch key {
-	case "kv_transfer_params", "ec_transfer_params", "request_id", "session_id", "priority", "vllm_xargs", "stream_interval",
-		// SGLang's own components and routers use the following keys (0.5.23, GenerateReqInput in managers/io_struct.py):
-		"lora_id", "http_worker_ipc", "kv_hints", "external_trace_header", "received_time", "encoder_urls", "num_items_assigned",
-		"need_wait_for_mm_inputs", "decode_tp_size", "positional_embed_overrides", "routing_key",
-		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key", "routed_dp_rank", "data_parallel_rank",
-		"disagg_prefill_dp_rank", "rid", "metaserver", "do_virtual", "batch_kv_transfer_params", "return_hidden_states", "logits_processors",
-		"prompt_embeds",
-		"prompt_token_ids": // this key would replace the messages, without the chat template (vLLM PR 55771)
+	// Which KV or encoder cache the engines hand over, and where they meet for this. vLLM takes such parameters from vllm_xargs, too.
+	case "kv_transfer_params", "ec_transfer_params", "batch_kv_transfer_params", "vllm_xargs", "metaserver", "do_virtual",
+		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key":
+		return true
+	// Which rank runs the request.
+	case "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank":
+		return true
+	// How the engine names the request, when it runs it, and how many tokens come in one event.
+	case "request_id", "rid", "session_id", "priority", "stream_interval":
+		return true
+	// Code that the engine would load, and tensors that it would read or return.
+	case "logits_processors", "prompt_embeds", "return_hidden_states":
+		return true
+	case "prompt_token_ids": // this key would replace the messages, without the chat template (vLLM PR 55771)
+		return true
+	// SGLang's own components and routers use these keys (0.5.23, GenerateReqInput in managers/io_struct.py).
+	case "lora_id", "http_worker_ipc", "kv_hints", "external_trace_header", "received_time", "encoder_urls", "num_items_assigned",
+		"need_wait_for_mm_inputs", "decode_tp_size", "positional_embed_overrides", "routing_key":
 		return true
 	}
 	return strings.HasPrefix(key, "_vllm_ascend_") || strings.HasPrefix(key, "pd_")

@@ -77,7 +77,8 @@ func (s *Scheduler) Status() []CandidateStatus {
 	return list
 }
 
-// status returns Status and the audit at the same time. The charges on the candidates are already subtracted from Drift.
+// status returns Status and the audit at the same time. The charges that candidates still hold are subtracted from Audit.Drift, because
+// they are not released yet, and so are no drift.
 func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	s.lock()
 	defer s.unlock()
@@ -97,7 +98,7 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	audit := s.ledger.Audit()
 	all := make([]CandidateStatus, 0, len(ordered))
 	for _, c := range ordered {
-		audit.Drift -= int64(c.load.HeldPrompts()) // these charges are not released yet, and so are no drift
+		audit.Drift -= int64(c.load.HeldPrompts())
 		all = append(all, s.choose.describeCandidate(c))
 	}
 	return all, audit

@@ -110,23 +110,23 @@ func (c *demoCmd) lawFlags(flags string) string {
 
 // lawNotes returns notes on the result of a demo with --law, and on how far it applies to real engines.
 func (c *demoCmd) lawNotes(runs []report.Run) []string {
-	ranksThat, loadNote, dataNote := "decode", "", stepTimesNote
+	rankTasks, loadNote, dataNote := "decode", "", stepTimesNote
 	if c.Aggregated {
-		ranksThat, dataNote = "prefill and decode", stepTimesNote+promptTimesNote
-		if c.Extra < 0 {
+		rankTasks, dataNote = "prefill and decode", stepTimesNote+promptTimesNote
+		fewerThanSlots := c.Extra < 0 // fewer requests are in the system than the ranks have slots
+		if fewerThanSlots {           // a prompt could begin at once in a free slot, so a policy that holds it back delays it
 			loadNote = ", which leaves slots free, so that a prompt that is held comes later than without"
 		}
 	}
-	result := describeGain(c.deployment, ranksThat, runs)
-	if result != "" {
-		result += " This is one run of one load" + loadNote + ". docs/results/deployments.md has many loads."
+	lateByMoreThanAStep := func(run report.Run) bool {
+		return run.Metrics[report.StepLateP99].Mean > run.Metrics[report.StepMean].Mean
 	}
-	for _, run := range runs {
-		lateByMoreThanAStep := run.Metrics[report.StepLateP99].Mean > run.Metrics[report.StepMean].Mean
-		if lateByMoreThanAStep {
-			result = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what "+
-				"evenkeel gains.", c.speedup())
-		}
+	result := ""
+	if slices.ContainsFunc(runs, lateByMoreThanAStep) {
+		result = fmt.Sprintf("This machine was too slow for engines that are %.3g times as fast, so the table does not tell what "+
+			"evenkeel gains.", c.speedup())
+	} else if gain := describeGain(c.deployment, rankTasks, runs); gain != "" { // empty: too little was measured
+		result = gain + " This is one run of one load" + loadNote + ". docs/results/deployments.md has many loads."
 	}
 	return []string{
 		result, dataNote,

@@ -63,7 +63,7 @@ func millis(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
 }
 
-// micros returns a time in microseconds as text, without rounding.
+// micros is like millis, but in microseconds, for times per token, which are far below a millisecond.
 func micros(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Microsecond), 'f', -1, 64) + " µs"
 }

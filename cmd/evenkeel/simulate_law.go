@@ -106,9 +106,9 @@ func describeLaw(e *laws.Entry) string {
 		e.Name(), law.Form, l.C0Ms, 1000*l.C1Ms, l.RequestMs)
 }
 
-// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. ranksThat says what
+// describeGain returns a sentence that compares the last policy with the first one; empty: too little was measured. rankTasks says what
 // the ranks do, such as "decode".
-func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
+func describeGain(e *laws.Entry, rankTasks string, runs []report.Run) string {
 	first, last := runs[0], runs[len(runs)-1]
 	var parts []string
 	for _, m := range []struct {
@@ -130,5 +130,5 @@ func describeGain(e *laws.Entry, ranksThat string, runs []report.Run) string {
 	case e.Balances():
 		reference += ", which is nearest to " + e.EngineTitle() + "'s own balancing"
 	}
-	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), ranksThat, last.Policy, reference, strings.Join(parts, ", "))
+	return fmt.Sprintf("%s that %s: %s beside %s: %s.", e.Title(), rankTasks, last.Policy, reference, strings.Join(parts, ", "))
 }

@@ -19,7 +19,9 @@ func (e *Release) apply(l *Boards) {
 	hasEstimate := s.estimate.firstStep != 0 && s.rank.group != nil // only the steps of a group can be estimated
 	if hasEstimate {
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
-		if laterStep(firstStep, lastStep) { // by the estimate, the first token came in the step that is not over yet
+		// lastStep is the last step that is over. By the estimate, the first token came after it, in the step under way. So the answer is
+		// taken to have begun and ended in this step.
+		if laterStep(firstStep, lastStep) {
 			lastStep = firstStep
 		}
 	}

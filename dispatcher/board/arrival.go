@@ -8,8 +8,8 @@ package board
 // prefillDelay learns this number from ended requests: how many of a rank's requests wait for their first token, on average.
 const AheadAuto = -1
 
-// markDecoding finds the requests of a rank whose first event has come, and counts them as decoding from now on. If the rank itself has
-// computed their prompts, these are complete, so they leave its backlog.
+// markDecoding finds the requests of a rank whose first event has come, and counts them as decoding from now on. It also takes the rest of
+// their prompts out of the rank's backlog, because these prompts are complete. On a rank that computes no prompts, this rest is 0.
 func (b *board) markDecoding(r *rank) {
 	for i, slot := range r.slots {
 		s := &b.slots.records[slot]

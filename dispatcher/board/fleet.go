@@ -128,14 +128,13 @@ func (b *board) regroup() {
 	b.keepGroups(groupsInOrder)
 }
 
-// keepGroups replaces the board's groups by those of groups that have a rank, and emits EffectGroupGone for the others. It also sets the
-// steppingRanks of each group: its ranks that are not down.
+// keepGroups replaces the board's groups by those of groups that have a rank, and emits EffectGroupGone for the others. It also fills the
+// steppingRanks of each group, which regroup has emptied, with its ranks that are not down.
 func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
 		if len(g.allRanks) == 0 {
-			// Otherwise a step that is reported late would make the board decide about entries that this group held back.
-			g.heldEntries = 0
+			g.heldEntries = 0 // a group without ranks decides about no entries, so it holds none back
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
 			continue
 		}

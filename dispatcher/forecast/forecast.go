@@ -143,7 +143,7 @@ func (f *Running) predictAll(p predictor.Predictor) {
 // if the answer was cut off and would have become longer.
 func (f *Running) RecordEnd(slot int32, id uint64, finished bool, output int32) {
 	switch {
-	case f.scored == nil: // nothing is scored
+	case f.scored == nil: // KeepScores was not called, so there is no sample
 	case finished:
 		f.scored.Finished(slot, id, output)
 	default:

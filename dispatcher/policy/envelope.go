@@ -100,8 +100,8 @@ func (e *envelope) margins(g int, dst []int64) []int64 {
 	return dst
 }
 
-// addLoad adds tokens (size, scaled by the rank's cost) to the load of rank g at every step, and raises the peaks that the rank exceeds
-// now.
+// addLoad adds a request to the load of rank g at every step, and raises the peaks that the rank exceeds now. size is the KV tokens of the
+// request times the rank's cost, as the loads are, too.
 func (e *envelope) addLoad(g int, size int64) {
 	loads := e.loadsOf(g)
 	peaks := e.peaks[:len(loads)]

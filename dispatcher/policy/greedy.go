@@ -208,7 +208,7 @@ func (p *greedy) placeSubset(s *Snapshot, dst []Assignment) []Assignment {
 		best = p.bestOne(s, g, n)
 	}
 	for i := range n {
-		if isChosen := best.Mask>>i&1 == 1; isChosen { // bit i of Mask stands for candidate i
+		if isChosen := best.Mask>>i&1 == 1; isChosen {
 			dst = p.admit(s, dst, g, p.candidates[i], best.Score, stageSubset)
 		}
 	}

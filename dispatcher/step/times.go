@@ -133,13 +133,16 @@ func (s *Times) shortenTypicalPlain() {
 	s.typicalPlain -= s.typicalPlain / 32
 }
 
-// learnPlainLength learns the length of a step without a prefill, and says whether the length is usual for such steps.
+// learnPlainLength says whether the length of a step without a prefill is usual for such steps. Once any step had a prefill, it also learns
+// the length.
 func (s *Times) learnPlainLength(length time.Duration) (usualLength bool) {
-	if !s.prefills.hasSteps() { // no step had a prefill so far, so the median of all lengths fits
+	if !s.prefills.hasSteps() { // no step had a prefill so far, so the median of all lengths, which Add learns, fits
 		return isUsual(length, s.lengths.value)
 	}
 	s.plainLengths.add(length)
-	s.typicalPlain = min(s.plainLengths.value, 2*length) // 2*length: one short step is enough to lower the value at once
+	// The median follows slowly when steps become much shorter. If typicalPlain stayed far too long meanwhile, the step detector would not
+	// find the short steps (see Least). So a single short step lowers typicalPlain to twice its length at once.
+	s.typicalPlain = min(s.plainLengths.value, 2*length)
 	return isUsual(length, s.plainLengths.value)
 }
 

@@ -121,7 +121,8 @@ func (d *decodeEngines) placeRunning(newPolicy bool) (unplaced []board.Charge) {
 	return unplaced
 }
 
-// requestOf returns the state of a request that was on a rank of group g before the replay began. inEngineQueue: it still waits for a slot.
+// requestOf returns the state of a request that was on a rank of group g before the replay began. c.Slot is the index of its record on the
+// board. inEngineQueue says that the request waits in its engine's queue, because all slots of the engine itself are taken.
 func (d *decodeEngines) requestOf(c *board.Charge, g *virtual.Group, inEngineQueue bool) virtual.Request {
 	first := d.firstTokenStep(c, g)
 	q := virtual.Request{Slot: c.Slot, Prompt: c.Prompt, Gen: c.Generated, Reserved: true}

@@ -17,13 +17,13 @@ type history struct {
 
 // answer is all that is known about the answer to one request.
 type answer struct {
-	key               uint64
-	leftAt            time.Duration // when the request left, since the window began; hasNotLeft: it still ran at the end of the window
-	tokensAtStart     int32         // tokens that the answer had when the window began or, if later, when the request came
-	tokensBefore      int32         // tokens that the answer had before its first rank in the window
-	tokensBeforeRank  int32         // tokens that the answer had before its last rank
-	lastTokens        int32         // tokens that the answer had when last seen; below 0: the request left before it had a slot
-	stepsToFirstToken int32         // steps between binding and first token, 0: the next step; below 0: not known
+	key                   uint64
+	leftAt                time.Duration // when the request left, since the window began; hasNotLeft: it still ran at the end of the window
+	tokensAtStart         int32         // tokens that the answer had when the window began or, if later, when the request came
+	tokensBeforeFirstRank int32         // tokens that the answer had before its first rank in the window
+	tokensBeforeLastRank  int32         // tokens that the answer had before its last rank
+	tokensLastSeen        int32         // tokens that the answer had when last seen; below 0: the request left before it had a slot
+	stepsToFirstToken     int32         // steps between binding and first token, 0: the next step; below 0: not known
 }
 
 // hasNotLeft is the value of answer.leftAt for a request that has not left.
@@ -56,28 +56,31 @@ func (h *history) answerOf(id uint64) *answer {
 }
 
 // add adds a request that was on a rank or in the pool when the window began, or that arrives. The caller sets key, tokensAtStart and
-// tokensBefore of a; add sets the rest.
+// tokensBeforeFirstRank of a; add sets the rest.
 func (l *historyLearner) add(id uint64, a answer) {
-	a.leftAt, a.tokensBeforeRank, a.lastTokens, a.stepsToFirstToken = hasNotLeft, a.tokensBefore, a.tokensAtStart, -1
+	a.leftAt, a.stepsToFirstToken = hasNotLeft, -1
+	a.tokensBeforeLastRank, a.tokensLastSeen = a.tokensBeforeFirstRank, a.tokensAtStart
 	l.index[id] = int32(len(l.answers))
 	l.answers = append(l.answers, a)
 }
 
 // recordArrival records an arrival. An arrival with a known ID, or with the key and the number of tokens of a request that has failed, is
-// the same request again. Any other arrival is a new request.
+// the same request again. Any other arrival is a new request. r.age is the number of tokens that earlier ranks have produced already.
 func (l *historyLearner) recordArrival(r *arrival) {
 	i, known := l.index[r.id]
-	if !known && r.age > 0 { // a resumed request comes with the tokens that it got on the rank that failed
+	if !known && r.age > 0 { // the request has tokens from a rank that failed, and may come back with another ID
 		i, known = l.mayComeBack[failedRequest{r.key, r.age}]
 	}
 	if !known {
-		l.add(r.id, answer{key: r.key, tokensAtStart: r.age, tokensBefore: r.age})
+		l.add(r.id, answer{key: r.key, tokensAtStart: r.age, tokensBeforeFirstRank: r.age})
 		return
 	}
 	delete(l.mayComeBack, failedRequest{r.key, r.age}) // it has come back
-	l.resumptions[r], l.index[r.id] = true, i
+	l.resumptions[r] = true
+	l.index[r.id] = i // from now on, this ID stands for the same answer
 	a := &l.answers[i]
-	a.leftAt, a.tokensBeforeRank, a.lastTokens = hasNotLeft, r.age, r.age
+	a.leftAt = hasNotLeft
+	a.tokensBeforeLastRank, a.tokensLastSeen = r.age, r.age // the new rank has added no tokens yet
 }
 
 // recordDeparture records that a request has left, at a time since the window began. It learns the number of steps to the first token only
@@ -88,19 +91,19 @@ func (l *historyLearner) recordDeparture(at time.Duration, d *departure) {
 		return
 	}
 	a := &l.answers[i]
-	a.leftAt, a.lastTokens = at, a.tokensBeforeRank+max(0, d.generated)
-	switch resumed := a.tokensBeforeRank > a.tokensBefore; {
+	a.leftAt, a.tokensLastSeen = at, a.tokensBeforeLastRank+max(0, d.generated)
+	switch resumed := a.tokensBeforeLastRank > a.tokensBeforeFirstRank; {
 	case resumed: // d.stepsToFirstToken counts from the binding to the last rank, not to the first
 		a.stepsToFirstToken = -1
 	case d.generated < 0: // the request never had a slot, so its answer has no length
-		a.lastTokens = -1
+		a.tokensLastSeen = -1
 	case d.stepsToFirstToken >= 0:
 		a.stepsToFirstToken = d.stepsToFirstToken
 		l.knownSteps = append(l.knownSteps, d.stepsToFirstToken)
 	}
-	recognisable := a.key != 0 && a.lastTokens > 0
+	recognisable := a.key != 0 && a.tokensLastSeen > 0
 	if d.failed && recognisable { // the request may come back with another ID
-		l.mayComeBack[failedRequest{a.key, a.lastTokens}] = i
+		l.mayComeBack[failedRequest{a.key, a.tokensLastSeen}] = i
 	}
 }
 
@@ -110,9 +113,9 @@ func (h *history) remainingTokens(id uint64, age int32) int32 {
 	switch a := h.answerOf(id); {
 	case a == nil: // the window has no record of the request
 		return h.lengths.draw(age, id) - age
-	case a.leftAt < 0 || a.lastTokens < 0: // the request had not left at the end of the window, or left before it had a slot
-		return h.lengths.draw(max(age, a.lastTokens), id) - age
+	case a.leftAt < 0 || a.tokensLastSeen < 0: // the request had not left at the end of the window, or left before it had a slot
+		return h.lengths.draw(max(age, a.tokensLastSeen), id) - age
 	default: // in the replay, the request may have more tokens by now than it really had at its end, so at least 1
-		return max(1, a.lastTokens-age)
+		return max(1, a.tokensLastSeen-age)
 	}
 }

@@ -40,12 +40,12 @@ func TestARequestThatCameAgainIsOne(t *testing.T) {
 			departures: []departure{{at: at(1), id: 4, generated: -1, stepsToFirstToken: -1}}},
 	}, End: end}
 	f := w.history("m")
-	require.Equal(t, answer{key: 7, leftAt: at(9), tokensBeforeRank: 30, lastTokens: 42, stepsToFirstToken: -1}, *f.answerOf(1))
+	require.Equal(t, answer{key: 7, leftAt: at(9), tokensBeforeLastRank: 30, tokensLastSeen: 42, stepsToFirstToken: -1}, *f.answerOf(1))
 	require.Same(t, f.answerOf(1), f.answerOf(3))
-	require.Equal(t, answer{key: 8, leftAt: at(3), lastTokens: 50, stepsToFirstToken: 4}, *f.answerOf(2))
-	require.Equal(t, answer{key: 7, leftAt: at(11), lastTokens: -1, stepsToFirstToken: -1}, *f.answerOf(4))
-	require.Equal(t, answer{key: 8, leftAt: hasNotLeft, tokensAtStart: 20, tokensBefore: 20, tokensBeforeRank: 20, lastTokens: 20,
-		stepsToFirstToken: -1}, *f.answerOf(5))
+	require.Equal(t, answer{key: 8, leftAt: at(3), tokensLastSeen: 50, stepsToFirstToken: 4}, *f.answerOf(2))
+	require.Equal(t, answer{key: 7, leftAt: at(11), tokensLastSeen: -1, stepsToFirstToken: -1}, *f.answerOf(4))
+	require.Equal(t, answer{key: 8, leftAt: hasNotLeft, tokensAtStart: 20, tokensBeforeFirstRank: 20, tokensBeforeLastRank: 20,
+		tokensLastSeen: 20, stepsToFirstToken: -1}, *f.answerOf(5))
 	require.Nil(t, f.answerOf(6), "it is another model's")
 	require.Len(t, f.resumptions, 1)
 	require.True(t, f.resumptions[&w.Segments[0].arrivals[2]])

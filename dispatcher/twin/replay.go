@@ -201,7 +201,7 @@ func (r *Replay) addWaiting(id uint64, a arrival) *job {
 // scheduleWithdrawal looks whether the request's client really left before the request had a slot. If so, it makes the client leave at the
 // same time in the replay. Otherwise it does nothing.
 func (r *Replay) scheduleWithdrawal(id uint64) {
-	if a := r.history.answerOf(id); a != nil && a.lastTokens < 0 { // below 0: the request left before it had a slot
+	if a := r.history.answerOf(id); a != nil && a.tokensLastSeen < 0 { // below 0: the request left before it had a slot
 		i, _ := slices.BinarySearchFunc(r.withdrawals, ms(a.leftAt), func(w withdrawal, at float64) int { return cmp.Compare(w.at, at) })
 		r.withdrawals = slices.Insert(r.withdrawals, i, withdrawal{ms(a.leftAt), id})
 	}

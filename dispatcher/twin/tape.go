@@ -45,7 +45,8 @@ type arrival struct {
 	deadline       time.Duration // when the hand-off (the KV that its prefill engine holds) expires; 0: never
 	id, key        uint64
 	model, name    string
-	prompt, age    int32
+	prompt         int32
+	age            int32 // tokens of the answer that earlier ranks have produced; 0: the answer has not begun
 	early, discard bool
 	hits           []board.Hit
 }

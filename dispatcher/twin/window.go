@@ -187,15 +187,15 @@ func (w *Window) learnHistory(model string) *history {
 	}
 	atBegin := w.Segments[0].Boards
 	for _, c := range atBegin.Charges(model) {
-		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBefore: c.Age})
+		l.add(c.ID, answer{key: c.Key, tokensAtStart: c.Age + c.Generated, tokensBeforeFirstRank: c.Age})
 	}
 	for _, e := range atBegin.Waiting(model) {
-		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBefore: int32(e.Age)})
+		l.add(e.ID, answer{key: e.Key, tokensAtStart: int32(e.Age), tokensBeforeFirstRank: int32(e.Age)})
 	}
 	w.eachEvent(model, l.recordArrival, l.recordDeparture)
 	for _, c := range w.End.Charges(model) { // requests that still run at the end of the window get at least as many tokens as they have now
 		if a := l.answerOf(c.ID); a != nil {
-			a.lastTokens = c.Age + c.Generated
+			a.tokensLastSeen = c.Age + c.Generated
 		}
 	}
 	l.lengths = estimateLengths(len(l.answers), l.observations)
@@ -212,10 +212,10 @@ func (w *Window) learnHistory(model string) *history {
 func (l *historyLearner) observations(yield func(observation) bool) {
 	for i := range l.answers {
 		a := &l.answers[i]
-		if a.lastTokens < 0 { // the request left before it had a slot
+		if a.tokensLastSeen < 0 { // the request left before it had a slot
 			continue
 		}
-		if !yield(observation{from: a.tokensAtStart, to: a.lastTokens, ended: a.leftAt >= 0}) {
+		if !yield(observation{from: a.tokensAtStart, to: a.tokensLastSeen, ended: a.leftAt >= 0}) {
 			return
 		}
 	}

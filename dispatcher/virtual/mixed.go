@@ -39,7 +39,7 @@ type Mixed struct {
 type MixedRank struct {
 	Waiting     []MixedRequest // requests in the engine's queue, first come, first served
 	Running     []MixedRequest // running requests in the order of admission
-	KV          int64          // KV tokens of the running requests, in whole blocks
+	KV          int64          // KV tokens of the running requests, each rounded up to whole blocks
 	leftWaiting bool           // in its last step with prompts, the rank could not admit all waiting requests
 }
 

@@ -132,11 +132,12 @@ func (v *view) anyPaused() bool {
 // addressChangeS is how long, in s, a changed address may be the reason why an engine does not answer.
 const addressChangeS = 3600
 
-// findEngineMoved reports engines whose name leads to another address than before, where no engine answers. If something else answers
-// there, the finding says so.
+// findEngineMoved reports engines whose name leads to a new address, while the engine does not work there. The finding says whether nothing
+// answers at the new address, or something that is not the engine.
 func findEngineMoved(v *view, report reportFunc) {
 	v.eachEngine(EngineMoved, func(e *Engine, where place, why string) {
-		why, _, _ = strings.Cut(why, "; its name has another address") // the sentence below names the new address
+		// A failed health check adds both addresses to its error. They are cut off here, because the sentence below names them.
+		why, _, _ = strings.Cut(why, "; its name has another address")
 		finding := "nothing answers there"
 		if e.State != "down" {
 			finding = "what answers there is not the engine"

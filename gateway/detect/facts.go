@@ -223,7 +223,8 @@ type Rank struct {
 	// the rank takes part in the steps of its group; false: its engine is down or the rank is removed, so no sum or mean includes it
 	InSteps  bool  `json:"steps"`
 	KVTokens int64 `json:"kv_tokens"`
-	// the part of kv_tokens for prompts that are not computed yet, so no step reads them; of the group's loads, only the sum includes them
+	// the part of kv_tokens for prompts that are not computed yet, so no step reads it; the sum of the group's KV tokens includes this part,
+	// but the mean, the least and the most KV tokens of its ranks do not
 	Unread   int64 `json:"unread_kv_tokens,omitempty"`
 	Capacity int64 `json:"capacity_tokens"` // KV tokens that the rank can hold; 0: not known, or not limited
 	Used     int   `json:"slots_used"`

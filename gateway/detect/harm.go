@@ -75,7 +75,7 @@ func isLonger(was, is Latency, ms float64) bool {
 	return areKnown && is.P50Ms > longerTimes*was.P50Ms && is.P50Ms-was.P50Ms > ms
 }
 
-// spokenMs writes a time for people: in ms below one second, and else in s.
+// spokenMs writes a latency for people, with the unit that keeps the number short.
 func spokenMs(ms float64) string {
 	if ms < 1000 {
 		return fmt.Sprintf("%.0f ms", ms)

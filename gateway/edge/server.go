@@ -106,7 +106,8 @@ func (o *Options) serve(ctx *fasthttp.RequestCtx) {
 	}
 	h.keepAlive = nil // the KeepAlive belonged to the connection's previous request
 	if h.server.stopping.Load() {
-		ctx.SetConnectionClose() // fasthttp itself does this only while it waits for its own connections
+		// With CloseOnShutdown, fasthttp itself does this only until its Shutdown returns, and Shutdown does not wait for hijacked connections.
+		ctx.SetConnectionClose()
 	}
 	o.Handler(ctx)
 }

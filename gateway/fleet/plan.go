@@ -34,7 +34,7 @@ func (f *Fleet) Plan(old, next *Settings) (*Plan, error) {
 		built.FromNewEntry = fromNewEntry
 		p.Set = append(p.Set, built)
 	}
-	for _, entry := range changes.Listed {
+	for _, entry := range changes.Listed { // the entries of the next config that are new or have changed
 		add(entry.Role, entry.Conf, newEntry)
 	}
 	// The profiles of these engines have changed, and their entries have not. An operator or discovery may have added them.

@@ -218,7 +218,8 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 		slotOutcome.Kind = board.Cancelled
 		return discardUnplaced, true, fault.Err
 	case fault.Status == 0: // the engine gave no answer
-		// The engine may have got the hand-off, and the hand-off may be why the call broke, unless the proxy itself ended the call.
+		// Lost counts the failure against this pair of prefill and decode engine: the decode engine may have got the hand-off, which may be why
+		// the call broke. A call that the proxy itself ended (HungUp) shows nothing about the pair.
 		slotOutcome.Lost = fault.Progress != lifecycle.Unsent && fault.Reason != lifecycle.HungUp
 		slotOutcome.Orphaned = !time.Now().Before(h.FirstEventBy()) && LeaksBlocks(rank, fault)
 		return discardFailed, fault.Reason != lifecycle.Silent, fault.Err

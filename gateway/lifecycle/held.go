@@ -40,11 +40,13 @@ func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effec
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool (Permit)
-// and the name under which the audit for leases that are never given back knows the request (LeaseOwner). Each hand-off is discarded, so
-// that its prefill engine frees the memory. A hand-off is left to the engine's hold timeout instead (Orphan) in two cases: the request may
-// be what breaks engines (mayBreakEngines), and a discard would send it to one more engine; or the discard would have the id of a request
-// that an engine may still run.
+// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool
+// (Permit), and the LeaseOwner, by which an audit finds leases of the request that are not given back by then.
+//
+// Each hand-off is discarded, so that its prefill engine frees the memory. In two cases it is left to the engine's hold timeout instead
+// (Orphan):
+//   - The request may be what breaks engines (mayBreakEngines), and a discard would send it to one more engine.
+//   - The discard would have the id of a request that an engine may still run.
 func (o *held) settleAfterAttempts(dst []Effect, mayBreakEngines bool) []Effect {
 	for _, handOff := range o.maybeRead {
 		disposition := Discard

@@ -94,9 +94,9 @@ func (l *Lifecycle) CopyRouting(whole *Lifecycle) { l.routing = whole.routing }
 func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	before := len(dst)
 	switch {
-	case e.Kind == Panicked:
+	case e.Kind == Panicked: // settleAfterPanic itself sets the state
 		return l.settleAfterPanic(e, dst)
-	case e.Kind >= CalledBack: // the kinds from CalledBack on are the events of a pair
+	case e.Kind >= CalledBack: // the kinds from CalledBack on are the events of a pair, which do not change what the request waits for
 		return l.stepPair(e, dst)
 	case e.Bind == Passthrough || l.bind == Passthrough: // e.Bind says so in the first event, and l.bind in all later ones
 		dst = l.stepPassthrough(e, dst)
@@ -106,10 +106,18 @@ func (l *Lifecycle) Step(e Event, dst []Effect) []Effect {
 	last := len(dst) - 1
 	waits := last >= before && dst[last].Kind >= TryLocal
 	if waits && l.state != Done { // Done: another dispatcher answers, so no event follows
-		// The effects from TryLocal on and the states from TryingLocal on have the same order. All effects from Fail on lead to Done, hence min.
-		l.state = min(TryingLocal+State(dst[last].Kind-TryLocal), Done)
+		l.state = stateDuring(dst[last].Kind)
 	}
 	return dst
+}
+
+// stateDuring returns the state that an effect from TryLocal on begins. These effects and the states from TryingLocal on have the same
+// order. The last effects (Fail, EndWhole and BreakOff) all begin the last state, Done.
+func stateDuring(effect EffectKind) State {
+	if effect >= Fail {
+		return Done
+	}
+	return TryingLocal + State(effect-TryLocal)
 }
 
 // step handles an event of a request that is split into prefill and decode. Step has already handled a panic and the events of pairs. A

@@ -221,7 +221,7 @@ func (s *stream) openDuringPrefill() *failure.Fault {
 	if fault := s.upstream.sendDecode(upstream.PairHeaders(prefillCall.id, j.req.Endpoint, profile), body, handoff.Forever); fault != nil {
 		reason := lifecycle.Died // the engine may have the request
 		switch {
-		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over: // no other engine would answer otherwise
+		case fault.Status != 0 && fault.Verdict().Next == lifecycle.Over: // the request is at fault, so every engine would refuse it
 			reason = lifecycle.Declined
 		case fault.Status != 0 || fault.Reason == lifecycle.NotOurs || fault.Reason == lifecycle.Unreachable:
 			reason = lifecycle.Refused

@@ -335,7 +335,7 @@ func allowCancelByName(j *job, conn *edge.Conn) {
 	forget := j.srv.Running.Register(j.incoming.Record.Key, string(j.filterOptions.ID), func() { j.byName.abort(j.srv) })
 	j.incoming.forgetName = func() {
 		forget()
-		conn.OnGone(nil) // the job removes only the callback that it set on share
+		conn.OnGone(nil) // removes share.MarkGone; the job itself only sets and removes callbacks of share
 	}
 }
 

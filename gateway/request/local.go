@@ -47,19 +47,22 @@ func (j *job) prefixKeys() prefill.Prompt {
 // bindLocal binds the request to a decode rank that computes the prompt itself, if the
 // configuration allows it and a rank has room. It returns nil if the request must go to a prefill engine.
 func (j *job) bindLocal() *dispatcher.Slot {
-	if slot := j.local.boundSlot; slot != nil {
+	if slot := j.local.boundSlot; slot != nil { // enterQueue has bound this leg before
 		j.local.boundSlot = nil
 		return slot
 	}
-	queued := j.ticket != nil // the leg has a place in the arrival queue, which it entered with the other legs
-	// If one dispatcher decides for all others, or if every attempt here has failed, evenkeel first asks which dispatcher gets the request.
+	// The leg has entered the arrival queue with the other legs, and waits there for a prefill engine.
+	queued := j.ticket != nil
+	// If one dispatcher decides for all others, or if every attempt here has failed, evenkeel first asks which dispatcher gets the request. It
+	// asks while the request is in the arrival queue.
 	asksFirst := j.query != nil && j.life.MayAsk() && (j.srv.Settings().Geo.Follows() || j.life.TriedHere())
 	if queued || asksFirst {
 		return nil
 	}
 	conf := &j.srv.Settings().Prefill.Disaggregation
 	why := j.local.whyLocal(conf, j.incoming, j.life.Resumed())
-	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) { // AnyComputes: a rank of the model computes prompts
+	// An empty why says that no decode rank may compute this prompt. AnyComputes says that a rank of the model computes prompts at all.
+	if why == "" || j.client.Left() || !j.srv.LocalRanks.AnyComputes(j.model.Board) {
 		return nil
 	}
 	sought, known := j.localPrompt()
@@ -81,7 +84,7 @@ func (j *job) bindLocal() *dispatcher.Slot {
 	entry := &pool.Entry{ID: j.srv.nextID(), Model: j.model.Board, Name: j.model.Name, Prompt: tokens, Key: j.promptHash(),
 		Arrival: j.record.Arrival, Entered: time.Now(), Response: j.req.Endpoint == mooncake.Responses}
 	result := <-j.srv.Dispatcher.EnqueueLocal(entry, rule)
-	if result.Err != nil { // no rank has room, so a prefill engine gets the prompt
+	if result.Err != nil { // no rank has room now, or entries in the pool come first; so a prefill engine gets the prompt
 		j.srv.metrics.localDeclined.Inc()
 		return nil
 	}

@@ -231,7 +231,8 @@ func (p *concurrentPrefill) closeIfDecodeEnded() {
 	}
 }
 
-// doAfterPanic carries out an effect for this pair that the lifecycle returned for the event Panicked.
+// doAfterPanic carries out an effect of the cleanup after a panic, and ends the waits for the decode call if it is over. It locks the job's
+// mutex, because the prefill call may still run on another goroutine.
 func (p *concurrentPrefill) doAfterPanic(effect lifecycle.Effect) {
 	p.withLock(func() {
 		p.do(effect, nil)

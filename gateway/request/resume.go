@@ -284,7 +284,7 @@ func (s *stream) dropRequestBody() {
 	if retention == lifecycle.KeepStart && s.upstream.answer.Filter.Tokens() == 0 { // the answer could still begin anew
 		return
 	}
-	s.upstream.answer.Filter.Untrack()
+	s.upstream.answer.Filter.Untrack() // the filter stops collecting the answer so far, because no other engine will continue it
 	j.body, j.changes, j.resume.promptIDs, j.resume.retention = mooncake.Body{}, nil, nil, lifecycle.KeepNothing
 }
 

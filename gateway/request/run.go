@@ -101,7 +101,7 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 // giveBackAfterPanic gives back, after a panic, all that the remaining effects would have given back, and all that the request still holds.
 func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 	j := r.job
-	j.client.OnGone(nil)
+	j.client.OnGone(nil) // before the rest, so that the callback cannot abort a call that is given back here
 	if r.stream != nil { // the stream has the slot
 		defer r.stream.giveBackAll(board.Failed)
 	}
@@ -109,10 +109,11 @@ func (r *executor) giveBackAfterPanic(remaining []lifecycle.Effect) {
 		j.releaseResumeBytes()
 	}
 	hasPrefillCall := r.stream != nil && r.stream.upstream.prefillCall != nil
-	for _, effect := range slices.Concat(remaining, j.step(lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall}, nil)) {
-		switch {
+	panicked := lifecycle.Event{Kind: lifecycle.Panicked, Idle: !hasPrefillCall} // Idle: neither call of the last pair had begun
+	for _, effect := range slices.Concat(remaining, j.step(panicked, nil)) {
+		switch { // effects without a case count outcomes or take the request further, and the request has ended
 		case effect.Kind == lifecycle.SendBoth: // after a panic, no new call is sent
-		case effect.Pair > 0 && hasPrefillCall:
+		case effect.Pair > 0 && hasPrefillCall: // the effect is about the decode call and the prefill call that run at the same time
 			r.stream.upstream.prefillCall.doAfterPanic(effect)
 		case effect.Kind == lifecycle.Settle || effect.Kind == lifecycle.Resolve:
 			r.do(effect)
@@ -347,10 +348,10 @@ func (r *executor) prefillEngine() prefill.Candidate {
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
 	ofMixed := r.isMixed() && effect.Blame == lifecycle.Disputed
-	if ofPrefill || ofMixed { // the 500 was counted when the lease was given back, so it has to be forgiven if the request is the cause
+	if ofPrefill || ofMixed { // the 500 was counted when the lease was given back, before its cause is known
 		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
-			if cause == lifecycle.Nobody {
+			if noEngineAtFault := cause == lifecycle.Nobody; noEngineAtFault { // the request is the cause
 				scheduler.Forgive(id)
 			}
 		})

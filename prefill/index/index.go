@@ -79,8 +79,8 @@ func (x *Index) Remove(s Slot, k Key) {
 }
 
 // Correct drops the slot's claims on all but the first cached blocks of a prompt, because the engine found only these in
-// its cache. It returns the number of dropped claims. A Confirm for the same probe may then add the blocks again, because
-// the probe's prefill has computed them.
+// its cache. It returns the number of dropped claims. If the prompt is that of a probe that has ended, a call of Confirm for
+// the probe may follow. It adds the dropped blocks again, because the prefill has computed them meanwhile.
 func (x *Index) Correct(s Slot, keys []Key, cached int) (dropped int) {
 	if !x.isCurrent(s) { // the candidate was removed
 		return 0

@@ -40,7 +40,9 @@ type Engine struct {
 	listedModels []engine.Model // the models from which lists was made
 	arrival      int            // number of the engine in the order in which engines were added; the first one has 1
 	processes    *Processes     // processes that were seen at the engine's address
-	gaveBack     *float64       // start time of the process that gave a request back against its profile; 0: not known; nil: no process did
+	// gaveBack is the start time of the process that gave a request back, although the profile says that the engine never does. 0: not known.
+	// nil: no process did.
+	gaveBack *float64
 }
 
 // Found is what discovery says about an engine; the zero value: discovery did not find the engine.

@@ -110,15 +110,17 @@ func markOneSided(routes map[string]Route, engines []*Engine) {
 }
 
 // BoardFor returns the board whose ranks decode a request for a model after the prefill engine c: the board of c's base model if ranks of
-// that board list the model, or another board of the region whose ranks list the model. If no rank lists it, it is the board of c.
+// that board list the model, or another board of the region whose ranks list the model. If no rank lists it, it is the board of c. The
+// request is decoded in region; empty: the proxy's own region.
 func (p *Snapshot) BoardFor(c prefill.Candidate, model, region string) string {
 	if c.Aggregated { // the candidate is a group of ranks that also decode
 		return c.Board
 	}
 	otherBoard := "" // the first board of another base model whose ranks list the model
 	for _, e := range p.order {
-		canDecode := e.Role == Decode && len(e.Status.Models) > 0 && e.otherRegion == region
-		if !canDecode || !e.lists.Has(model) {
+		isOfRegion := e.otherRegion == region // for an engine of the proxy's own region, otherRegion is empty, too
+		canDecode := e.Role == Decode && len(e.Status.Models) > 0
+		if !isOfRegion || !canDecode || !e.lists.Has(model) {
 			continue
 		}
 		if e.board == c.Board {

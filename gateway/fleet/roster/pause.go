@@ -47,7 +47,8 @@ func (e *Engine) InGroup(group string) bool { return e.Decodes() && e.Conf.Group
 // OwnedByOther says whether another proxy owns the engine's region, so that a call to all engines leaves the engine out.
 func (e *Engine) OwnedByOther() bool { return e.withheld == Unowned }
 
-// Text says for people by which call the engines are paused, and since when.
+// Text says for people by which call the engines are paused, and since when. If the group has resumed since, but the engines that this
+// pause covers have not, the text says so. The call and the time are always those with which the pause began.
 func (p *Pause) Text() string {
 	what := "paused"
 	if p.Unresumed != nil {

@@ -152,23 +152,30 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 }
 
 // RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent after the last
-// doubt arose, the answer also ends doubts: engine ids that came while this start time was known belong to the present process, so the
-// process that first used such an id, and all later ones, are known again.
+// doubt arose, the answer also ends doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has
+// replaced the known ones (Doubted).
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
 	const readNow = true
 	next, evidence = p.RecordStart(start, readNow)
 	isNewest := start != 0 && start == next.start // it was neither unknown nor older than the known one
-	if !isNewest || !asked.After(next.doubtSince) {
-		return next, evidence
+	if isNewest && asked.After(next.doubtSince) {
+		next = next.withoutDoubts(start)
 	}
-	for _, ofCandidate := range next.engineIDs {
-		for _, known := range ofCandidate.ids {
-			if known.start == start {
-				next = next.knownFrom(known.firstProcess)
+	return next, evidence
+}
+
+// withoutDoubts returns the state after the present process has shown its start time. Engine ids that came while this start time was known
+// belong to the present process. So the process that first used such an id, and all later ones, are Known.
+func (p *Processes) withoutDoubts(start float64) *Processes {
+	next := p
+	for _, ofCandidate := range p.engineIDs {
+		for _, id := range ofCandidate.ids {
+			if id.start == start {
+				next = next.knownFrom(id.firstProcess)
 			}
 		}
 	}
-	return next, evidence
+	return next
 }
 
 // RecordHandoff records the engine id of a candidate's hand-off. process was the newest process when the probe was sent, and maker is the
