@@ -28,6 +28,13 @@ import (
 // decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
 	peer := &forwarded{forward, j}
+	handedOver := false // from then on, Stream ends the forward
+	defer onPanic(func() {
+		if !handedOver {
+			forward.AbortByClient() // closes the connection to the peer
+			forward.End(geo.OutcomeGone)
+		}
+	})
 	if j.client.Left() { // the client has left, so the peer is sent nothing
 		peer.DropUnsent()
 		j.noteFreed()
@@ -58,6 +65,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 		peer.answerInOnePiece(ctx, whole)
 	default:
 		peer.noteAnswerStarted(ctx)
+		handedOver = true
 		j.srv.Stream(ctx, peer.ContentType(), peer, j.maxAnswerTokens(j.model.MaxLen))
 	}
 	return lifecycle.PeerAnswers, nil

@@ -2,12 +2,16 @@ package request
 
 import (
 	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
+	"github.com/valyala/fasthttp"
 	"go.uber.org/zap"
 
 	"evenkeel/dispatcher"
@@ -21,6 +25,8 @@ import (
 	"evenkeel/gateway/lifecycle"
 	"evenkeel/gateway/openai"
 	"evenkeel/gateway/recording"
+	"evenkeel/geo"
+	"evenkeel/geo/policy"
 	"evenkeel/mooncake"
 	"evenkeel/pool"
 	"evenkeel/prefill"
@@ -113,6 +119,44 @@ func TestAPanicBetweenTwoEffectsLosesNone(t *testing.T) {
 	require.Zero(t, srv.Prefill.Status()[0].Inflight)
 	require.Zero(t, srv.Dispatcher.Status(t.Context()).Models[0].Workers[0].Used)
 	require.Zero(t, srv.Places.Used())
+}
+
+// A forward that panics ends, so that its peer does not count it for ever.
+func TestAPanicEndsTheForward(t *testing.T) {
+	far := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var probe struct{ Seq uint64 }
+		_ = json.NewDecoder(r.Body).Decode(&probe)
+		text, _ := json.Marshal(map[string]any{"v": "1.0", "id": "eu-1", "boot": "b", "seq": probe.Seq,
+			"models": map[string]policy.Offer{"m": {Replicas: 1, NAvail: 1, Free: 8}}})
+		_, _ = w.Write(text)
+	}))
+	t.Cleanup(far.Close)
+	at, err := url.Parse(far.URL)
+	require.NoError(t, err)
+	srv := newServer(t)
+	c := geo.Default()
+	c.Self, c.Probe.Interval, c.Queue, c.Log = geo.Self{ID: "us-1", Region: "us"}, 50*time.Millisecond, srv.Prefill, zap.NewNop()
+	c.FirstByte, c.Idle, c.Connect, c.WholeBytes, c.EventBytes = time.Second, time.Second, time.Second, 1<<20, 1<<20
+	c.Peers = []geo.PeerConfig{{ID: "eu-1", Region: "eu", Target: &engine.Target{ID: "eu-1", URL: at, Rank: -1}}}
+	c.Running, c.Draining = func(string) (float64, int) { return 5, 64 }, func() bool { return false }
+	peers, err := geo.New(c)
+	require.NoError(t, err)
+	peers.Start()
+	t.Cleanup(peers.Close)
+	q, round := peers.NewQuery(geo.Ask{ID: "x", Model: "m"}), uint64(0)
+	require.Eventually(t, func() bool {
+		round++
+		now := time.Now()
+		return q.Where(&prefill.Here{Model: "m", Now: now, Since: now, Round: round, Tokens: 100}) == prefill.ToThere
+	}, patience, time.Millisecond)
+	require.Equal(t, 1, peers.Status().Peers[0].InFlight)
+
+	in := &Incoming{Record: srv.Journal.Begin(journal.LogEntry{ID: "x"})}
+	j := &job{srv: srv.Server, req: &openai.Request{}, client: edge.NewCloseNotifier(zap.NewNop()), incoming: in, record: in.Record}
+	srv.Settings = func() *fleet.Settings { panic("on purpose") } // the limit of the answer's bytes is in them
+	require.PanicsWithValue(t, "on purpose", func() { j.forwardToPeer(&fasthttp.RequestCtx{}, q.Forward()) })
+	require.Zero(t, peers.Status().Peers[0].InFlight)
+	require.Equal(t, geo.OutcomeGone, peers.Receipts(1)[0].Outcome)
 }
 
 // A request that waits in the pool leaves it when it panics, and takes its place along.
