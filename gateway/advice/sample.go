@@ -33,7 +33,7 @@ type Prefill struct {
 type Decode struct {
 	Live         int // ranks that answer and take requests
 	Down         int // ranks that do not answer
-	OutOfService int // ranks that answer and take no requests: they drain, or are halted
+	OutOfService int // ranks that answer and take no requests: they drain, are halted, or failed requests, for example
 	Slots        int // slots of all live ranks; Used, KVTokens and Capacity are sums over these ranks, too
 	Used         int
 	KVTokens     int64

@@ -164,9 +164,9 @@ func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
 }
 
-// decodeSample sums up the ranks of a board that take requests. Of the other ranks of the fleet to which this proxy admits requests, it
-// counts those that are down, and those that answer but drain or are halted. If the capacity of one rank is unknown, that of the side is 0
-// (unknown).
+// decodeSample sums up the ranks of a board that take requests. Of the other ranks, it counts those that are down. It also counts those
+// that answer, if they are in the fleet and this proxy admits requests to them. If the capacity of one rank is unknown, that of the side is
+// 0 (unknown).
 func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus) bool) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
 	allCapacitiesKnown := true
@@ -175,7 +175,7 @@ func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus)
 			switch {
 			case w.Down:
 				d.Down++
-			case !w.Removed && thisProxyAdmits(w): // the rank answers, but drains or is halted
+			case !w.Removed && thisProxyAdmits(w): // the rank answers, but drains, is halted, or gets no requests for another reason
 				d.OutOfService++
 			}
 			continue

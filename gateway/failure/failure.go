@@ -336,7 +336,7 @@ func RefusedInAnswer(kind lifecycle.CallKind, err error) *Fault {
 // returns nil if the engine itself failed, and did not refuse the request.
 func FaultOfRefusal(f sse.Failure, kind lifecycle.CallKind, err error) *Fault {
 	answer := FromStream(f)
-	isRefusal := answer.Status == f.Status && f.Status/100 == 4 // of a failure of the engine, FromStream makes 502
+	isRefusal := answer.Status == f.Status && f.Status/100 == 4 // FromStream changes 401 and 403, which refuse the proxy's own key
 	if !isRefusal {
 		return nil
 	}

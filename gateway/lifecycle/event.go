@@ -107,7 +107,7 @@ const (
 type EffectKind uint8
 
 // The kinds of effects. After an effect from TryLocal on, the request waits, and its next event says how that effect ended. These effects
-// have the order of the states, because Step computes the state from the number of the effect.
+// have the order of the states, because stateDuring computes the state from the number of the effect.
 const (
 	Question EffectKind = iota // while the request is in the arrival queue, evenkeel asks whether another dispatcher should serve it
 	Attempt                    // a new attempt to serve the request begins, and is counted

@@ -1,7 +1,7 @@
 package lifecycle
 
-// State is what a request waits for. The states from TryingLocal on have the order of the effects from TryLocal on, because Step computes
-// the state from the number of the effect.
+// State is what a request waits for. The states from TryingLocal on have the order of the effects from TryLocal on, because stateDuring
+// computes the state from the number of the effect.
 type State uint8
 
 // The states. Each effect from TryLocal on leads to one of them.

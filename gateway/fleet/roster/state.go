@@ -33,7 +33,7 @@ const (
 	Starting                  // the engine has not named its models yet
 	Up                        // the rank takes requests
 	Paused                    // evenkeel paused it: requests failed there, and another engine serves until it is known whose fault this was
-	Halted                    // the engine stands still: an operator paused it, or its group re-forms or recovers; requests wait for the rank
+	Halted                    // the engine stands still: a call has paused it, or its group re-forms or recovers; requests wait for the rank
 	Unowned                   // another proxy owns the rank's region or group
 	Broken                    // an engine of the rank's group is down, and the ranks of the group step together
 	Lost                      // the engine reports that the rank is out of its group
