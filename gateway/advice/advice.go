@@ -27,8 +27,8 @@ const (
 	ReasonToDecode      = "prefill_to_decode" // rebalance: decode is short, and prefill has ranks to spare
 	ReasonBalanced      = "balanced"          // none: the ranks are enough, and no rank is to spare
 	ReasonTooLittleData = "too_little_data"   // none: both sides have been watched for less than a window
-	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank answers, and more ranks would not help
-	ReasonDecodeDown    = "decode_down"       // none: no decode rank answers
+	ReasonPrefillDown   = "prefill_down"      // none: no prefill rank takes prompts, and more ranks would not help
+	ReasonDecodeDown    = "decode_down"       // none: no decode rank takes requests
 	ReasonRanksDown     = "ranks_down"        // none: the ranks that answer are enough now; whether there are too many is not known
 )
 
@@ -124,10 +124,10 @@ func (a *Advisor) adviseOutage(s Sample) Advice {
 	out := a.windowMeans()
 	a.samples = a.samples[:0]
 	step := Step{None, ReasonPrefillDown}
-	out.Says = "How many ranks are needed is not known while no prefill rank answers; see /workers."
+	out.Says = "How many ranks are needed is not known while no prefill rank takes prompts; see /workers."
 	if s.Prefill.Live > 0 {
 		step.Reason = ReasonDecodeDown
-		out.Says = "How many ranks are needed is not known while no decode rank answers; see /workers."
+		out.Says = "How many ranks are needed is not known while no decode rank takes requests; see /workers."
 	}
 	out.Steps = []Step{step}
 	if largest := a.largestNeed(s.At.Add(-a.settings.CalmPeriod)); largest.at != (time.Time{}) { // needs from before the outage are known

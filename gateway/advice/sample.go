@@ -32,8 +32,8 @@ type Prefill struct {
 // Decode is the side that generates answers.
 type Decode struct {
 	Live         int // ranks that answer and take requests
-	Down         int // ranks that do not answer
-	OutOfService int // ranks that answer and take no requests: they drain, are halted, or failed requests, for example
+	Down         int // ranks that do not answer, or fail their requests
+	OutOfService int // ranks that answer and take no requests: they drain, or are halted
 	Slots        int // slots of all live ranks; Used, KVTokens and Capacity are sums over these ranks, too
 	Used         int
 	KVTokens     int64

@@ -101,7 +101,7 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 		}
 		thisProxyAdmits := func(w board.WorkerStatus) bool { return a.deps.Fleet.Now().Admits(w.ID) }
 		if slices.ContainsFunc(boards[i].Workers, thisProxyAdmits) {
-			all[boards[i].Model] = &advice.Sample{At: now, Decode: decodeSample(&boards[i], thisProxyAdmits)}
+			all[boards[i].Model] = &advice.Sample{At: now, Decode: a.decodeSample(&boards[i])}
 		}
 		pooled += boards[i].Pool
 	}
@@ -142,7 +142,7 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 		case s == nil: // the board of the rank is not sampled
 		case c.State == "open" || c.State == "closed": // closed: its KV cache is full for now, so it still is a live rank
 			addPrefill(&s.Prefill, &c)
-		case c.State == "down" && a.isOutOfService(&c):
+		case c.State == "down" && a.isOutOfService(c.Instance):
 			s.Prefill.OutOfService++
 		case c.State == "down":
 			s.Prefill.Down++
@@ -151,10 +151,10 @@ func (a *Adviser) addPrefillRanks(all map[string]*advice.Sample) (inflight int) 
 	return inflight
 }
 
-// isOutOfService says whether the engine of a prefill rank answers with all its ranks and fails no requests. A rank of it that takes no
-// prompts then drains or is halted, so there is nothing to repair.
-func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
-	e := a.deps.Fleet.Now().Engine(c.Instance)
+// isOutOfService says whether an engine answers with all its ranks and fails no requests. A rank of it that takes no requests then drains
+// or is halted, so there is nothing to repair.
+func (a *Adviser) isOutOfService(instance string) bool {
+	e := a.deps.Fleet.Now().Engine(instance)
 	if e == nil { // the engine has left the fleet
 		return false
 	}
@@ -164,18 +164,20 @@ func (a *Adviser) isOutOfService(c *prefill.CandidateStatus) bool {
 	return allRanksAnswer && (s.Halted() || !failsRequests) // a halted engine gets no requests that could fail
 }
 
-// decodeSample sums up the ranks of a board that take requests. Of the other ranks, it counts those that are down. It also counts those
-// that answer, if they are in the fleet and this proxy admits requests to them. If the capacity of one rank is unknown, that of the side is
-// 0 (unknown).
-func decodeSample(m *board.ModelStatus, thisProxyAdmits func(board.WorkerStatus) bool) advice.Decode {
+// decodeSample sums up the ranks of a board that take requests. Of the other ranks it counts those that are down or fail requests, and
+// those that are out of service, if they are in the fleet and this proxy admits requests to them. If the capacity of one rank is unknown,
+// that of the side is 0 (unknown).
+func (a *Adviser) decodeSample(m *board.ModelStatus) advice.Decode {
 	d := advice.Decode{Pool: m.Pool, Oldest: time.Duration(m.OldestSeconds * float64(time.Second)), Ended: m.Finished + m.Cancelled + m.Failed}
+	ranks := a.deps.Fleet.Now()
 	allCapacitiesKnown := true
 	for _, w := range m.Workers {
 		if !w.Up {
-			switch {
-			case w.Down:
+			switch r := ranks.Rank(w.ID); {
+			case w.Removed || r == nil || !ranks.Admits(w.ID): // the rank has left the fleet, or another proxy knows how it is
+			case w.Down || !a.isOutOfService(r.Instance):
 				d.Down++
-			case !w.Removed && thisProxyAdmits(w): // the rank answers, but drains, is halted, or gets no requests for another reason
+			default:
 				d.OutOfService++
 			}
 			continue
@@ -232,7 +234,8 @@ var (
 		[]string{"model", "kind", "reason"}, nil)
 	descAdvised = prometheus.NewDesc("evenkeel_advised_ranks",
 		"Ranks that the side should have. It is the number of ranks while nothing is advised.", []string{"model", "role"}, nil)
-	descLive        = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer.", []string{"model", "role"}, nil)
+	descLive = prometheus.NewDesc("evenkeel_live_ranks", "Ranks of the side that answer and take requests.",
+		[]string{"model", "role"}, nil)
 	descRatio       = prometheus.NewDesc("evenkeel_pd_ratio_advice", "Advised prefill ranks for each advised decode rank.", adviceModel, nil)
 	descPrefillWait = prometheus.NewDesc("evenkeel_prefill_backlog_seconds", "Time until a prompt that comes now would begin: the arrival "+
 		"queue and the unanswered probes, by the learned prefill times, divided by the number of ranks.", adviceModel, nil)

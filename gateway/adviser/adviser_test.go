@@ -156,10 +156,17 @@ func TestADecodeRankThatDrainsIsOutOfService(t *testing.T) {
 		{board.WorkerStatus{ID: d4, Slots: 8, Used: 3}, advice.Decode{Live: 1, OutOfService: 1, Slots: 8}},
 		{board.WorkerStatus{ID: d4, Down: true, Slots: 8, Used: 3}, advice.Decode{Live: 1, Down: 1, Slots: 8}},
 		{board.WorkerStatus{ID: d4, Removed: true, Slots: 8, Used: 3}, advice.Decode{Live: 1, Slots: 8}},
+		{board.WorkerStatus{ID: d4, Removed: true, Down: true, Slots: 8, Used: 3}, advice.Decode{Live: 1, Slots: 8}},
 	} {
 		workers := []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}, row.other}
 		require.Equal(t, row.want, a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: workers}})["m"].Decode, "%+v", row.other)
 	}
+	failing := engine.Status{Up: true, Out: errors.New("its requests fail"), Models: []engine.Model{{ID: "m"}}}
+	a.deps.Fleet.OnStatus("decode 127.0.0.1:4", failing)
+	workers := []board.WorkerStatus{{ID: d3, Up: true, Slots: 8}, {ID: d4, Slots: 8}}
+	require.Equal(t, advice.Decode{Live: 1, Down: 1, Slots: 8},
+		a.takeSamples(time.Now(), []board.ModelStatus{{Model: "m", Workers: workers}})["m"].Decode,
+		"it answers its health check, and fails every request")
 }
 
 // Of ranks that prefill and decode there is no other side, and they are no prefill ranks of the model's pairs.
@@ -239,7 +246,7 @@ func TestAdviceIsGivenUntilItsModelIsGone(t *testing.T) {
 		require.Equal(t, "m", one.Model)
 		require.Equal(t, []advice.Step{{Kind: advice.None, Reason: advice.ReasonTooLittleData}}, one.Steps)
 		require.NoError(t, testutil.CollectAndCompare(a, strings.NewReader(`
-# HELP evenkeel_live_ranks Ranks of the side that answer.
+# HELP evenkeel_live_ranks Ranks of the side that answer and take requests.
 # TYPE evenkeel_live_ranks gauge
 evenkeel_live_ranks{model="m",role="decode"} 2
 evenkeel_live_ranks{model="m",role="prefill"} 2

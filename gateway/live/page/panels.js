@@ -162,7 +162,7 @@ export function showFailures(d) {
 }
 
 const steps = { add_prefill: 'Add prefill ranks', add_decode: 'Add decode ranks', remove_prefill: 'Prefill ranks can be spared', remove_decode: 'Decode ranks can be spared', rebalance: 'Turn ranks of one side into the other' };
-const none = { balanced: 'There are enough ranks, by the mean of the last minute', too_little_data: 'Not known yet', prefill_down: 'Not known while no prefill rank answers', decode_down: 'Not known while no decode rank answers', ranks_down: 'Not known while ranks are down' };
+const none = { balanced: 'There are enough ranks, by the mean of the last minute', too_little_data: 'Not known yet', prefill_down: 'Not known while no prefill rank takes prompts', decode_down: 'Not known while no decode rank takes requests', ranks_down: 'Not known while ranks are down' };
 
 // crowded says that requests wait in numbers now, of which the mean of the last minute may not tell.
 export const crowded = (d) => d.incidents.some((i) => !i.until_ms && i.crowded);
