@@ -111,9 +111,9 @@ func (f *Framer) takeOwnership() {
 	f.buf, f.bufIsCallers = f.ownBuf, false
 }
 
-// Next returns the next complete event; found is false if none has come. Its slices are valid until the next Feed. An event that is larger
+// Next returns the next complete event; false: none has come. Its slices are valid until the next Feed. An event that is larger
 // than the limit comes in pieces of KindOpaque.
-func (f *Framer) Next() (e Event, found bool) {
+func (f *Framer) Next() (Event, bool) {
 	for {
 		end, next, hasEnd := f.lineEnd()
 		if !hasEnd { // the line is not complete, and neither is the event
@@ -218,9 +218,9 @@ func (f *Framer) takeEvent(next int) Event {
 	return e
 }
 
-// takePiece returns the bytes of an unfinished event that is already too large. found is false if there is no such event, or if none of its
-// bytes are new. Then takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
-func (f *Framer) takePiece() (e Event, found bool) {
+// takePiece returns the bytes of an unfinished event that is already too large; false: there is no such event, or none of its bytes are
+// new. Then takePiece also copies the unfinished event, because the caller of Feed may reuse its slice.
+func (f *Framer) takePiece() (Event, bool) {
 	end := len(f.buf)
 	if f.scanned < end {
 		end = f.scanned // a CR at the end may be half of a CRLF, so it is not returned yet
@@ -232,7 +232,7 @@ func (f *Framer) takePiece() (e Event, found bool) {
 		}
 		return Event{}, false
 	}
-	e = Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
+	e := Event{Raw: f.buf[f.eventStart:end:end], Kind: KindOpaque}
 	f.lineBegunEarlier = f.lineBegunEarlier || end > f.lineStart
 	f.emittedBytes += end - f.eventStart
 	f.eventStart, f.lineStart, f.scanned, f.dataLines = end, end, end, 0

@@ -126,13 +126,13 @@ func (r *Reader) Feed(p []byte, now time.Time) {
 	}
 }
 
-// Next returns the next complete event up to [DONE]; see Framer.Next. If found is false, Err says whether the caller may read more from
-// the engine.
-func (r *Reader) Next() (e Event, found bool) {
+// Next returns the next complete event up to [DONE]; see Framer.Next. If the second result is false, Err says whether the caller may read
+// more from the engine.
+func (r *Reader) Next() (Event, bool) {
 	if r.err != nil || r.done {
 		return Event{}, false
 	}
-	e, found = r.framer.Next()
+	e, found := r.framer.Next()
 	if !found {
 		switch limit := r.waitLimit(); {
 		case r.failIfTooLarge(int64(r.framer.unreturned())): // an event that has not ended counts, too

@@ -106,21 +106,10 @@ func (s *slot) fitting(keys []Key) []Key {
 // lookUp returns the claim of slot n on a key; 0: the slot does not hold the key.
 func (x *Index) lookUp(n int, k Key) uint32 {
 	entry := x.table.find(k, x.keys)
-	if !x.isHeld(entry, n) {
+	if isHeld := x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) != 0; !isHeld { // entry 0 is held by no slot
 		return 0
 	}
 	return x.claimOf(entry, n)
-}
-
-// isHeld reports whether slot n holds an entry. Entry 0, which stands for an unknown key, is held by none.
-func (x *Index) isHeld(entry uint32, n int) bool {
-	word, bit := x.holderBit(entry, n)
-	return *word&bit != 0
-}
-
-// holderBit returns the word of the holders that has the bit of slot n for an entry, and this bit.
-func (x *Index) holderBit(entry uint32, n int) (word *uint64, bit uint64) {
-	return &x.holders[int(entry)*x.words+n/64], 1 << (n % 64)
 }
 
 // claimOf returns the claim of slot n on an entry that the slot holds. It first tries the neighbours of the claim that was
@@ -144,8 +133,9 @@ func (x *Index) claimOf(entry uint32, n int) uint32 {
 // index is full. A new claim is the slot's most recent one. An existing one becomes so, too, unless the index evicts the oldest blocks
 // first.
 func (x *Index) ensureClaim(n int, k Key) uint32 {
-	s, entry := &x.slots[n], x.table.find(k, x.keys)
-	if x.isHeld(entry, n) { // the slot has this claim already
+	s, word, bit := &x.slots[n], n/64, uint64(1)<<(n%64) // the slot's bit among the holders of an entry
+	entry := x.table.find(k, x.keys)
+	if x.holders[int(entry)*x.words+word]&bit != 0 { // the slot has this claim already
 		c := x.claimOf(entry, n)
 		if x.cfg.Evict == LeastRecent { // with Oldest, the order of insertion stays
 			x.useOrder.touch(x.useLinks, entry)
@@ -166,8 +156,7 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 	if entry == 0 {
 		entry = x.newEntry(k)
 	}
-	word, bit := x.holderBit(entry, n)
-	*word |= bit
+	x.holders[int(entry)*x.words+word] |= bit
 	c := x.newClaim()
 	x.claims[c] = claim{entry: entry, sibling: x.firstClaim[entry], born: x.clock, slot: uint16(n)}
 	x.firstClaim[entry] = c
@@ -214,8 +203,7 @@ func (x *Index) dropClaim(c uint32, why Reason) {
 	s.held--
 	x.claimCount--
 	x.evictions[why]++
-	word, bit := x.holderBit(entry, n)
-	*word &^= bit
+	x.holders[int(entry)*x.words+n/64] &^= 1 << (n % 64)
 	toClaim := &x.firstClaim[entry] // becomes the link in the entry's list of claims that points to c
 	for *toClaim != c {
 		toClaim = &x.claims[*toClaim].sibling
@@ -223,18 +211,13 @@ func (x *Index) dropClaim(c uint32, why Reason) {
 	*toClaim = x.claims[c].sibling
 	x.claims[c] = claim{sibling: x.freeClaim}
 	x.freeClaim = c
-	if x.firstClaim[entry] == 0 { // no slot holds the entry any more
-		x.dropEntry(entry)
+	if x.firstClaim[entry] == 0 { // no slot holds the entry any more: its number becomes free
+		x.table.remove(x.keys[entry], entry)
+		x.useOrder.remove(x.useLinks, entry)
+		x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
+		x.freeEntry = entry
+		x.entries--
 	}
-}
-
-// dropEntry removes an entry that no slot holds. Its number becomes free, so that newEntry uses it again.
-func (x *Index) dropEntry(entry uint32) {
-	x.table.remove(x.keys[entry], entry)
-	x.useOrder.remove(x.useLinks, entry)
-	x.keys[entry], x.firstClaim[entry] = Key{}, x.freeEntry
-	x.freeEntry = entry
-	x.entries--
 }
 
 // evictEntry drops all claims on an entry, and so the entry itself, to free memory.

@@ -63,9 +63,8 @@ type Query struct {
 // the candidate's prefix cache. Hits are whole blocks, and an engine always computes at least one token.
 func (e *Engine) SetPrompt(prompt, matched float64) {
 	block := max(1, e.BlockTokens)
-	mostHitTokens := math.Floor((prompt-1)/block) * block // whole blocks, without the prompt's last token
 	e.PromptTokens = prompt
-	e.HitTokens = max(0, min(matched, mostHitTokens))
+	e.HitTokens = max(0, min(matched, math.Floor((prompt-1)/block)*block)) // only whole blocks, and not the prompt's last token
 	e.HitRatio = 0
 	if prompt > 0 {
 		e.HitRatio = e.HitTokens / prompt
