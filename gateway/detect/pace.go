@@ -88,9 +88,8 @@ func (r *Ring) streamsOf(record *RankAt) (bySpan [spans]streamSum, recent, minut
 		age := now.Sub(list[i].At)
 		index := int((age - 1) / span) // the span of the time between the samples i and i+1; an age of just span is still in the first one
 		before := list[i].rank(record.ID)
-		isTooOld := index >= spans
 		isUnknown := before == nil || before.Output <= 0 // the rank was not there, or had given no tokens
-		if isTooOld || isUnknown || later.Output < before.Output {
+		if index >= spans || isUnknown || later.Output < before.Output {
 			break // the samples end here, or earlier totals are of another engine process
 		}
 		// Running is known only at the begin and the end of the time between two samples, so the mean of both stands for this time.

@@ -182,7 +182,7 @@ func (p *Prefill) countOpen() (open int, called string) {
 			open++
 		}
 	}
-	if onlyGroups := len(p.Groups) > 0 && len(p.Engines) == 0; onlyGroups {
+	if len(p.Groups) > 0 && len(p.Engines) == 0 {
 		return open, "aggregated"
 	}
 	return open, "prefill"

@@ -187,8 +187,7 @@ func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model
 
 // isFull says whether the rank takes requests and its KV cache is nearly full. It is false if the capacity is not known.
 func (r *Rank) isFull() bool {
-	capacityKnown := r.Capacity > 0
-	return r.State == RankUp && capacityKnown && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
+	return r.State == RankUp && r.Capacity > 0 && float64(r.KVTokens) >= fullShare*float64(r.Capacity)
 }
 
 // findRanksFull reports ranks with a nearly full KV cache. It leaves out ranks of models for which a KVFull finding reports this already.

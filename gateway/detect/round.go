@@ -185,8 +185,7 @@ func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *in
 		}
 		harm := members[0].harm()
 		beganCloser := best != nil && delay.Abs() < since.Sub(best.openSince).Abs()
-		harmsAsMuch := harm == bestHarm
-		if best == nil || harm > bestHarm || harmsAsMuch && beganCloser {
+		if best == nil || harm > bestHarm || harm == bestHarm && beganCloser {
 			best, bestHarm = o, harm
 		}
 	}

@@ -156,7 +156,7 @@ func ownersOf(owners *owner.Set, r *roster.Roster) (o roster.Owners) {
 		for _, rank := range e.Ranks() {
 			name := e.At(rank).ID
 			slotLimit, othersKV := owners.RankQuota(scope, name, e.Slots())
-			if isShared := slotLimit > 0 || othersKV > 0; isShared { // requests of other proxies may run on the rank, too
+			if slotLimit > 0 || othersKV > 0 { // requests of other proxies may run on the rank, too
 				o.Quotas[name] = roster.RankQuota{Limit: slotLimit, Others: othersKV}
 			}
 		}
@@ -237,8 +237,7 @@ func (f *Fleet) resolveAgain(e roster.Engine) {
 func hasAddress(e *roster.Engine) bool {
 	return slices.ContainsFunc(e.Hosts, func(host string) bool {
 		_, err := netip.ParseAddr(host)
-		isAddress := err == nil
-		return isAddress && (host == e.Target.URL.Hostname() || !slices.Contains(e.Profile.KVHosts, host))
+		return err == nil && (host == e.Target.URL.Hostname() || !slices.Contains(e.Profile.KVHosts, host))
 	})
 }
 

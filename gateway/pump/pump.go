@@ -91,7 +91,7 @@ func (p *pump) driveBlocking() {
 		if err == nil {
 			err = p.client.Send(events, p.Ended())
 		}
-		if goesOn := err == nil && !p.Ended(); goesOn {
+		if err == nil && !p.Ended() {
 			if p.passToLoop() {
 				return // the loop drives the stream now
 			}

@@ -347,7 +347,7 @@ func countByRole(engines []*Engine, includes func(*Engine) bool) (counts roleCou
 		if e.Decodes() {
 			counts.decodes++
 		}
-		if prefills := e.Role != Decode; prefills {
+		if e.Role != Decode {
 			counts.prefills++
 		}
 	}

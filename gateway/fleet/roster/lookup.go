@@ -225,8 +225,7 @@ type SoleEngine struct {
 func (p *Snapshot) SoleEngines(model string, computes bool) (list []SoleEngine, paired bool) {
 	anyLists, anyMayServe := false, false // whether an engine lists the model, and whether one could serve it alone, now or later
 	for _, e := range p.order {
-		isOfThisRegion := e.otherRegion == ""
-		if !e.listsModel(model) || !isOfThisRegion {
+		if e.otherRegion != "" || !e.listsModel(model) {
 			continue
 		}
 		anyLists = true
