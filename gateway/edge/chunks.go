@@ -68,7 +68,7 @@ func chunkLine(br *bufio.Reader, maxBytes int) ([]byte, error) {
 	}
 	line = line[:len(line)-2]
 	for _, b := range line {
-		if isControl := b < ' ' && b != '\t' || b == 0x7f; isControl {
+		if b < ' ' && b != '\t' || b == 0x7f {
 			return nil, errChunked("a line between the chunks contains a control character")
 		}
 	}

@@ -105,7 +105,7 @@ func unpackAll(r io.Reader, reservation *Reservation, bufSize, maxBytes int) ([]
 			into = one[:]
 		}
 		n, err := r.Read(into)
-		if wasFull := len(buf) == cap(buf); n > 0 && wasFull { // the byte in one is content for which buf has no room
+		if n > 0 && len(buf) == cap(buf) { // the byte in one is content for which buf has no room
 			if len(buf) == maxBytes {
 				return nil, errBodyTooLarge
 			}

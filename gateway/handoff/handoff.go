@@ -255,8 +255,7 @@ func (h *Handoff) NoteExpiries(m Monitor) {
 // the surplus comes from another proxy instead, the only harm is that this prompt, and those that wait on the rank, are prefilled once
 // more. If the engine does not report its count, MayHaveExpired returns false.
 func (h *Handoff) MayHaveExpired(ctx context.Context, m Monitor, pull *engine.PendingPull, now time.Time) bool {
-	onlyRenewed := h != nil && h.expiredKnown && pull.KeptByRenewal(now)
-	if !onlyRenewed { // no hand-off, no count to compare with, or KV that was certainly kept
+	if h == nil || !h.expiredKnown || !pull.KeptByRenewal(now) { // no hand-off, no count to compare with, or KV that was certainly kept
 		return false
 	}
 	expired, known := m.ExpiredNow(ctx, h.Lease.Candidate.Instance)

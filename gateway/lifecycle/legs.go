@@ -121,8 +121,7 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: SendBeside, Until: ByProbe})
 	case PrefillFailed:
 		dst = p.settleLease(e.End.Verdict().KV, dst)
-		otherEngineMayPrefill := e.Again && p.traits.Retries && e.End.MayReplaceEngine()
-		if otherEngineMayPrefill {
+		if e.Again && p.traits.Retries && e.End.MayReplaceEngine() {
 			p.prefill = seekingEngine
 			return append(dst, Effect{Kind: Seek, Until: ByProbe})
 		}

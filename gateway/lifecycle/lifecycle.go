@@ -339,8 +339,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	}
 	dst = l.settleFailedCall(&e, backSoon, dst)
 	l.nextStep = verdict.Next
-	noAttemptHere := verdict.Next == Over || verdict.Next == Ask || e.Left
-	if noAttemptHere {
+	if verdict.Next == Over || verdict.Next == Ask || e.Left {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})

@@ -36,9 +36,9 @@ const uncountedPauses = 2
 // the request open new connections, so this cannot happen to them.
 const uncountedRedials = 1
 
-// uncountedUnlisted is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list of
-// models again at once, so several such attempts only happen if several engines change at the same time.
-const uncountedUnlisted = 3
+// uncountedWithoutModel is how many attempts at an engine that does not have the model do not count. evenkeel then reads the engine's list
+// of models again at once, so several such attempts only happen if several engines change at the same time.
+const uncountedWithoutModel = 3
 
 // maxBrokenEngines is how many engines may fail at a request before evenkeel considers the request the cause. Such a request gets no more
 // attempts.
@@ -81,7 +81,7 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 			return Retry{Budget: Freely}
 		}
 	case NoModel:
-		if t.withoutModel == uncountedUnlisted { // so many misses do not come from a mere change of the models of engines
+		if t.withoutModel == uncountedWithoutModel { // so many misses do not come from a mere change of the models of engines
 			return Retry{}
 		}
 		t.withoutModel++

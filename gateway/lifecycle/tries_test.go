@@ -137,14 +137,14 @@ func TestAStaleConnectionIsNoAttempt(t *testing.T) {
 // Engines whose lists have just changed cost no attempt, and they are not asked without end.
 func TestEnginesThatDoNotHaveTheModelCostNoAttempt(t *testing.T) {
 	var l Lifecycle
-	for i := range uncountedUnlisted + 1 {
+	for i := range uncountedWithoutModel + 1 {
 		for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn}} {
 			l.Step(e, nil)
 		}
 		got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Prefill, Progress: Headed, Reason: Unlisted, Kept: true}}, nil)
 		require.Contains(t, got, Effect{Kind: Settle, Resource: Lease, Disposition: Free}, "the engine is not blamed")
 		want := Retry{Budget: Freely, Pause: i + 1}
-		if i == uncountedUnlisted {
+		if i == uncountedWithoutModel {
 			want = Retry{}
 		}
 		require.Equal(t, want, got[len(got)-1].Retry)

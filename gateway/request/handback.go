@@ -41,8 +41,7 @@ func turnScope(j *job) (scope string, prompt []int32, ok bool) {
 // returns the patch for the body of the prefill request, and the turn, which no other request can take any more. A nil turn means that no
 // earlier turn is known. Only the first attempt fetches, so that later attempts do not depend on a further engine.
 func (j *job) fetchTurn(lease *prefill.Lease) (patch *mooncake.Patch, turn *handback.Turn) {
-	fetches := lease.Candidate.Profile.HandBack == mooncake.HandBackFetched
-	if firstAttempt := j.record.Attempts <= 1; !fetches || !firstAttempt {
+	if lease.Candidate.Profile.HandBack != mooncake.HandBackFetched || j.record.Attempts > 1 {
 		return j.changes, nil
 	}
 	scope, prompt, ok := turnScope(j)

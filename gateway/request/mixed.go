@@ -40,8 +40,7 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 				entry.Deadline = entry.Entered.Add(settings.Prefill.Queue.Timeout)
 			}
 		}
-		deadline := j.firstTokenDeadline()
-		if isEarlier := entry.Deadline.IsZero() || deadline.Before(entry.Deadline); !deadline.IsZero() && isEarlier {
+		if deadline := j.firstTokenDeadline(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {
 			entry.Deadline = deadline
 		}
 		return j.srv.Dispatcher.EnqueueMixed(entry, hits)

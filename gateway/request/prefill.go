@@ -336,8 +336,7 @@ func (p *concurrentPrefill) runProbe() (tryAnother bool) {
 	}
 	fault.Kept = p.traits.Keeps
 	p.lastRefusal = fault // reported if no other engine takes the prompt
-	mayTryAgain := len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts
-	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: mayTryAgain}, fault)
+	return p.step(lifecycle.Event{Kind: lifecycle.PrefillFailed, Again: len(p.tried) < p.job.srv.Settings().Prefill.Retry.Attempts}, fault)
 }
 
 // abortedFault returns the fault of a prefill that its engine has ended because evenkeel told it to.

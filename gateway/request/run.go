@@ -351,7 +351,7 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	if ofPrefill || ofMixed { // the 500 was counted when the lease was given back, before its cause is known
 		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
-			if noEngineAtFault := cause == lifecycle.Nobody; noEngineAtFault { // the request is the cause
+			if cause == lifecycle.Nobody { // the request is the cause
 				scheduler.Forgive(id)
 			}
 		})

@@ -147,7 +147,7 @@ func (s *stream) Flow() *engine.Response {
 	if s.state != flowing || s.upstream.slot == nil { // checked first: an answer that has ended may have no buffers any more
 		return nil
 	}
-	if inOnePiece := s.upstream.answer.Assembler != nil; inOnePiece || s.upstream.resp.Arrived() {
+	if s.upstream.answer.Assembler != nil || s.upstream.resp.Arrived() {
 		return nil
 	}
 	s.upstream.answer.out = nil // the loop has a buffer of its own (see Arrive)

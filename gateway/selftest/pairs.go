@@ -170,7 +170,7 @@ func (t *tester) tryPair(ctx context.Context, pair pair, id string) {
 	switch {
 	case concurrent:
 		received = "KV"
-		if bothWork := prefillErr == nil && decodeErr == nil; bothWork {
+		if prefillErr == nil && decodeErr == nil {
 			t.report(p.name, OK, "prefilled %d tokens for a decode engine that was there before", got.PromptTokens)
 			t.checkCached(*p, got.CachedTokens)
 		}

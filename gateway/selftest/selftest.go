@@ -90,7 +90,7 @@ func (t *tester) testedRanks(ctx context.Context, role string, engines []config.
 		}
 		sample := t.metrics(ctx, role, e, s)
 		// fixRankNumber sends a request without a slot, so it leaves decode ranks alone if requests of the test have to take slots.
-		if needsNoSlot := role == "prefill" || t.takeSlot == nil; needsNoSlot {
+		if role == "prefill" || t.takeSlot == nil {
 			t.fixRankNumber(ctx, &s, e, sample)
 		}
 		t.compareSettings(ctx, role, s, e)
