@@ -372,8 +372,7 @@ func countBlocks(ids json.RawMessage) (n int, ok bool) {
 			}
 		}
 	}
-	isInconsistent := flat > 0 && nested > 0 // neither a list of numbers nor one of lists
-	return n + flat, !isInconsistent
+	return n + flat, flat == 0 || nested == 0 // with both, it is neither a list of numbers nor one of lists
 }
 
 // isBlockNumber says whether an element of a JSON array is a block number: digits only, so no sign, fraction or exponent.
@@ -429,7 +428,7 @@ func (p *Profile) ReadEarlyProbe(answer []byte, knownHost func(host string) bool
 		for line := range bytes.Lines(answer) {
 			data, isData := bytes.CutPrefix(line, []byte("data:"))
 			data = bytes.TrimSpace(data)
-			if isEnd := string(data) == "[DONE]"; !isData || isEnd { // a line of an event without data, or the end of the stream
+			if !isData || string(data) == "[DONE]" { // a line of an event without data, or the end of the stream
 				continue
 			}
 			if err := a.addPart(data); err != nil {

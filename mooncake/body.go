@@ -199,8 +199,7 @@ func (b *Body) spliceText(dst [][]byte, drop func(key string) bool, set []Member
 	}
 	for i := range b.members {
 		m := &b.members[i]
-		leavesOut := drop != nil && drop(m.key) || hasKey(set, m.key)
-		if leavesOut {
+		if drop != nil && drop(m.key) || hasKey(set, m.key) {
 			continue
 		}
 		start := m.start

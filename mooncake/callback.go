@@ -191,7 +191,7 @@ func isVariable(key string) bool {
 		c := key[i]
 		letter := c|0x20 >= 'a' && c|0x20 <= 'z'   // |0x20 turns an upper-case letter into its lower-case one
 		inside := c == '_' || c >= '0' && c <= '9' // allowed, but not as the first character
-		if allowed := letter || inside && i > 0; !allowed {
+		if !letter && (i == 0 || !inside) {
 			return false
 		}
 	}

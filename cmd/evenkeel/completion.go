@@ -165,7 +165,7 @@ func completionsFor(at *kong.Node, unfinished string) []string {
 		}
 	}
 	list = withPrefix(unfinished, list)
-	if takesNoArgument := len(at.Positional) == 0; len(list) > 0 || takesNoArgument {
+	if len(list) > 0 || len(at.Positional) == 0 {
 		return list
 	}
 	if enum := at.Positional[0].Enum; enum != "" {

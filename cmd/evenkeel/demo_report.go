@@ -172,7 +172,7 @@ func (c *demoCmd) aggregatedNotes(trials []*trial) []string {
 	notes := c.engineNotes()
 	for _, t := range trials {
 		spec, err := policy.ParseSpec(t.policy.spec)
-		if holdsPrompts := err == nil && spec.Accepts("max_hold"); holdsPrompts { // only such a policy uses these times
+		if err == nil && spec.Accepts("max_hold") { // only a policy that may hold prompts uses these times
 			notes = append(notes, fmt.Sprintf("The proxy learns from the times of tokens what a prompt takes. Under %s it knew %s; the engines "+
 				"take %s and %s. Until it knows something, it holds no prompt.",
 				t.policy.name, t.learnedTimes, micros(c.PrefillPerToken+c.PrefillShared), millis(c.PrefillBase)))

@@ -111,7 +111,7 @@ func (c *loadCmd) config() (_ load.Config, notes []string, _ error) {
 	if c.Trace == "" && c.Requests == 0 && c.Duration == 0 {
 		cfg.Count = 1000 // without a count, all of t would be sent: a whole hour of Azure's trace, or a single request
 	}
-	if sendsPart := cfg.Count > 0 && cfg.Count < len(cfg.Requests); sendsPart {
+	if cfg.Count > 0 && cfg.Count < len(cfg.Requests) {
 		// --rate scales the arrival times by the mean rate of cfg.Requests. Requests that are never sent must not count, so they are cut off.
 		cfg.Requests = cfg.Requests[:cfg.Count]
 	}

@@ -468,8 +468,7 @@ func (d *Handler) servedModels() []servedModel {
 	if d.deps.Requests.Peers != nil {
 		for _, name := range d.deps.Requests.Peers.Models() {
 			if !slices.ContainsFunc(list, func(m servedModel) bool { return m.ID == name }) {
-				const unknownLength = 0
-				list = append(list, d.newServedModel(name, name, unknownLength))
+				list = append(list, d.newServedModel(name, name, 0)) // 0: the length is unknown
 			}
 		}
 	}

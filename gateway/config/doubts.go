@@ -66,8 +66,7 @@ func (d *doubts) profiles(c *Config) {
 	for name := range c.Profiles {
 		named := func(e Engine) bool { return e.Profile == name }
 		isDefault := name == DefaultProfile || name == DefaultAggregated // exists even if the file does not define it
-		if !isDefault &&
-			!slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
+		if !isDefault && !slices.ContainsFunc(slices.Concat(c.Engines.Prefill, c.Engines.Decode, c.Engines.Aggregated), named) {
 			d.add("$.profiles."+name, "no engine names this profile, so it has no effect; write profile: %s at the engines that it is for. Engines "+
 				"that name no profile have the profile %s", name, DefaultProfile)
 		}

@@ -246,12 +246,12 @@ func (c *Config) checkPool(bad report) {
 		bad("$.pool.size", "%d places are too few; write at least 1, because each prefill needs a place", c.Pool.Size)
 	}
 	for _, e := range c.Engines.Prefill {
-		if reported := c.checkPoolTTL(e.URL, e.Profile, bad); reported { // one report about the same key is enough
+		if c.checkPoolTTL(e.URL, e.Profile, bad) { // one report about the same key is enough
 			return
 		}
 	}
 	for _, profile := range c.ProfilesInUse("prefill") {
-		if reported := c.checkPoolTTL("from discovery", profile, bad); reported {
+		if c.checkPoolTTL("from discovery", profile, bad) {
 			return
 		}
 	}
