@@ -425,8 +425,8 @@ func (r *scheduler) answer(e *pool.Entry, result Result) {
 // answer sends the result to the caller of Enqueue. Before that, it releases the place that the entry had in the bounded pool
 // (Config.Places), so that the caller can rely on the place being free.
 func (w waitingEntry) answer(places *pool.Semaphore, r Result) {
-	hasPlace := places != nil && !w.Entry.Discard && w.Local == nil // discarded hand-offs and entries of EnqueueLocal never have one
-	if hasPlace {
+	// Discarded hand-offs and entries of EnqueueLocal never have a place.
+	if places != nil && !w.Entry.Discard && w.Local == nil {
 		places.Release()
 	}
 	w.result <- r

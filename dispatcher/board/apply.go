@@ -16,8 +16,7 @@ func (e *Release) apply(l *Boards) {
 	s := &b.slots.records[e.Slot]
 	s.estimate.maxTokens = e.MaxUnreported // MaxUnreported may have changed since measureTokenRate ran last
 	generated, firstStep, lastStep := e.Generated, e.FirstStep, e.LastStep
-	hasEstimate := s.estimate.firstStep != 0 && s.rank.group != nil // only the steps of a group can be estimated
-	if hasEstimate {
+	if s.estimate.firstStep != 0 && s.rank.group != nil { // only the steps of a group can be estimated
 		generated, firstStep, lastStep = int32(s.estimate.tokens), s.estimate.firstStep, s.rank.group.lastStep.Number
 		// lastStep is the last step that is over. By the estimate, the first token came after it, in the step under way. So the answer is
 		// taken to have begun and ended in this step.

@@ -15,8 +15,7 @@ func (b *board) markDecoding(r *rank) {
 		s := &b.slots.records[slot]
 		// A preempted request had its first event before. It decodes again once its answer has more tokens than before the preemption.
 		stillPreempted := s.tokensBeforePreemption > 0 && r.running[i].Generated <= s.tokensBeforePreemption
-		beginsToDecode := s.notDecoding && b.hasBegun(slot) && !stillPreempted
-		if !beginsToDecode {
+		if !s.notDecoding || !b.hasBegun(slot) || stillPreempted {
 			continue
 		}
 		s.notDecoding = false

@@ -79,8 +79,7 @@ func (l *Boards) Next() time.Time {
 
 // earlier returns the earlier of two times. A zero time stands for no time, so the result is zero only if both are zero.
 func earlier(x, y time.Time) time.Time {
-	yIsFirst := !y.IsZero() && y.Before(x)
-	if x.IsZero() || yIsFirst {
+	if x.IsZero() || !y.IsZero() && y.Before(x) {
 		return y
 	}
 	return x

@@ -68,8 +68,7 @@ func (b *board) recordLost(s *slotRecord, now time.Time) {
 // quarantineIfBroken quarantines a pair that has failed pairLimit times in a row, while each of its two engines worked with another engine.
 // In this case only the connection between the two can be broken. A pair that is quarantined already stays as it is.
 func (b *board) quarantineIfBroken(link Link, health *linkHealth, now time.Time) {
-	bothWorkElsewhere := health.prefillerWorks && health.engineWorks
-	if !health.quarantined() && health.failures >= pairLimit && bothWorkElsewhere {
+	if !health.quarantined() && health.failures >= pairLimit && health.prefillerWorks && health.engineWorks {
 		health.circuit.Trip(now)
 		b.emitQuarantine(link, health)
 	}

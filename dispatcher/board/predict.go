@@ -32,8 +32,7 @@ func (c Config) parser() func(spec string) (policy.Policy, error) {
 // "": the policy's own default stays. If the policy cannot work with the kind, the error ends with hint, which tells the user what to do.
 func parseSpecWithKind(kind predictor.Kind, text, hint string) (policy.Spec, error) {
 	sp, err := policy.ParseSpec(text)
-	leavesKindOpen := err == nil && sp.Accepts("predictor") && !sp.Sets("predictor")
-	if leavesKindOpen && kind != "" {
+	if err == nil && kind != "" && sp.Accepts("predictor") && !sp.Sets("predictor") {
 		if sp, err = sp.With("predictor", string(kind)); err != nil {
 			err = fmt.Errorf("%w; %s", err, hint)
 		}

@@ -92,8 +92,7 @@ func (f *Running) advance(request *policy.Request) {
 	}
 	e := &f.estimates[request.Slot]
 	predictAnew := true
-	isKnown := e.id == request.ID && e.rulesVersion == f.rulesVersion
-	if isKnown { // the prediction stays valid until Advance asks for a new one
+	if e.id == request.ID && e.rulesVersion == f.rulesVersion { // the prediction stays valid until Advance asks for a new one
 		predictAnew = f.rules.Advance(&e.State, e.updatedAtAge, request.Age)
 	} else { // the request is new in this slot, or the prediction rules have changed
 		*e = estimate{id: request.ID, rulesVersion: f.rulesVersion}

@@ -68,10 +68,9 @@ func (k *candidates) chooseEntries(s *Snapshot, overdue []wait, r *ranks, wanted
 // addFromPool adds the oldest entry that is no candidate yet and is no larger than room (in tokens). It returns the index of the new
 // candidate, or none if there is no such entry. The new candidate does not count as overdue.
 func (k *candidates) addFromPool(s *Snapshot, room int64) int {
-	const isOverdue = false
 	for i := k.nextInPool; i < len(s.Pool); i++ {
 		if !k.taken[i] && int64(s.Pool[i].Prompt) <= room {
-			k.add(s, i, isOverdue)
+			k.add(s, i, false)
 			return len(k.all) - 1
 		}
 	}

@@ -68,9 +68,7 @@ func (e *envelope) loadsOf(g int) []int64 { return e.load[g*e.steps:][:e.steps] 
 // minMargin returns the smallest margin of rank g over all steps. While requests are placed on other ranks, peaks and thereby margins can
 // only rise. So if the margin at the step where it was smallest has not changed, it still is the smallest.
 func (e *envelope) minMargin(g int) int64 {
-	at := int(e.leastMarginAt[g])
-	isUnchanged := at != none && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g]
-	if isUnchanged {
+	if at := int(e.leastMarginAt[g]); at != none && e.peaks[at]-e.load[g*e.steps+at] == e.leastMargin[g] {
 		return e.leastMargin[g]
 	}
 	return e.measureMargin(g)

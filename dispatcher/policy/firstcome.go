@@ -204,8 +204,7 @@ func (p *firstCome) largestF(s *Snapshot, tokens int64) (int, float64) {
 		}
 		margin := p.envelope.minMargin(g)
 		f := subset.F0(subset.Scaled(tokens, float64(s.Workers[g].Cost)), margin, len(s.Workers))
-		isBetter := best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best)
-		if isBetter {
+		if best == none || f > bestF || f == bestF && margin > p.envelope.minMargin(best) {
 			best, bestF = g, f
 		}
 	}

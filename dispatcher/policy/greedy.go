@@ -113,9 +113,8 @@ func (p *greedy) serveOverdue(s *Snapshot, dst []Assignment) []Assignment {
 				continue
 			}
 			f := p.scoreOf(s, g, tokens)
-			isBetter := best == none || p.better(f, bestF) ||
-				p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) // a tie goes to the larger margin
-			if isBetter {
+			// A tie goes to the larger margin.
+			if best == none || p.better(f, bestF) || p.equal(f, bestF) && p.envelope.minMargin(g) > p.envelope.minMargin(best) {
 				best, bestF = g, f
 			}
 		}
@@ -236,8 +235,7 @@ func (p *greedy) firstRank() int {
 	for _, rank := range p.ranks.withSlots {
 		g := int(rank)
 		free := p.ranks.free[g]
-		fewerSlots := slotsFirst && free < bestFree
-		if free == 0 || fewerSlots {
+		if free == 0 || slotsFirst && free < bestFree {
 			continue
 		}
 		margin := p.envelope.minMargin(g)

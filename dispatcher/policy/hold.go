@@ -51,9 +51,7 @@ func (h *heldBack) reason(entry int) (addsMs float64, held bool) {
 func (p *evenkeel) holdBack(s *Snapshot) {
 	stepMs := p.stepMs(s)
 	lengthUnknown := s.C1Ms <= 0 || stepMs <= 0
-	tooMany := len(s.Pool) > maxWaitingToHold
-	isOff := p.set.holdSteps == 0
-	if isOff || lengthUnknown || s.Early || tooMany { // Early: the entries are not prefilled yet
+	if p.set.holdSteps == 0 || lengthUnknown || s.Early || len(s.Pool) > maxWaitingToHold { // Early: the entries are not prefilled yet
 		return
 	}
 	h := &p.heldBack

@@ -65,8 +65,7 @@ func (p *evenkeel) bestRank(candidate int32, pairs []pair, peakRise int64) (best
 			known.change = rankCount*(peakWith-l.peak()) - c.load - c.waitCredit
 			known.peakRise = peakRise
 		}
-		isBetter := best == none || known.change < least || known.change == least && l.load[g] < l.load[best]
-		if isBetter {
+		if best == none || known.change < least || known.change == least && l.load[g] < l.load[best] {
 			best, least = g, known.change
 		}
 	}

@@ -171,8 +171,7 @@ func (p *evenkeel) bestCandidateFor(g int, order []ranked) int {
 		}
 		peakWith := max(peak, l.load[g]+p.candidates.loadOn(l, o.candidate, g))
 		change := rankCount*(peakWith-peak) - o.gain
-		isBetter := best == none || change < least || change == least && o.candidate < order[best].candidate
-		if isBetter {
+		if best == none || change < least || change == least && o.candidate < order[best].candidate {
 			best, least = i, change
 		}
 	}

@@ -99,9 +99,7 @@ func (p *evenkeel) placeLevel(s *Snapshot, entry int, isOverdue bool) {
 		if !p.ranks.fits(g, tokens) {
 			continue
 		}
-		isBetter := best == none ||
-			isShort && t.loadWhenFull[g] < t.loadWhenFull[best] || !isShort && t.loadWhenFull[g] > t.loadWhenFull[best]
-		if isBetter {
+		if best == none || isShort && t.loadWhenFull[g] < t.loadWhenFull[best] || !isShort && t.loadWhenFull[g] > t.loadWhenFull[best] {
 			best = g
 		}
 	}

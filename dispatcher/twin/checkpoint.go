@@ -20,8 +20,7 @@ func (w *Window) checkpointFor(model, spec string) *Checkpoint {
 		if c.spec != spec || !c.at.Equal(w.From()) {
 			continue
 		}
-		tooManyPiled := requestsOf(c.boards) > maxPiledRatio*max(minPiledRequests, requestsOf(w.Segments[0].Boards))
-		if !tooManyPiled {
+		if requestsOf(c.boards) <= maxPiledRatio*max(minPiledRequests, requestsOf(w.Segments[0].Boards)) {
 			return c
 		}
 	}

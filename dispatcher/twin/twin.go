@@ -152,8 +152,7 @@ func (j *judging) finishReplay(err error) {
 		policy.name = j.replay.Boards.Policy()
 		policy.duplicate = slices.ContainsFunc(j.policies[:j.current], func(earlier policyReplays) bool { return earlier.name == policy.name })
 		policy.stepMs.add(j.replay.StepMs())
-		const whole = 1
-		policy.newSteps.fade(whole, &j.replay.newSteps, whole) // adds the steps, with no weight lowered
+		policy.newSteps.fade(1, &j.replay.newSteps, 1) // adds the steps, with no weight lowered
 		j.checkpoints = append(j.checkpoints, j.replay.Checkpoints...)
 	case policy.stepMs.n == 0:
 		policy.failed = err

@@ -147,8 +147,7 @@ func (e *Engines) startStep(g *Group) (preempted bool) {
 	for _, r := range g.Ranks {
 		r.EndedKV.Expire(e.Instant(e.Now))
 		// A rank with MaxRunning pulls KV only while it runs fewer requests than MaxRunning. limitRunning also postpones those beyond MaxRunning.
-		mayPull := r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning
-		if mayPull {
+		if r.MaxRunning == 0 || r.limitRunning(g.Step) < r.MaxRunning {
 			e.reserveKV(r, g.Step)
 			e.assignSlots(r)
 			r.limitRunning(g.Step) // with the requests that have just got slots, there may be too many

@@ -249,8 +249,7 @@ func (g *Mixed) admit(i int, budget int32) (tokens float64) {
 // running requests. One request always stays, so that the rank can go on. The KV of preempted requests is lost and will be computed again.
 // preempted says whether any request was preempted.
 func (g *Mixed) preempt(r *MixedRank) (preempted bool) {
-	limited := g.KVCapacity > 0
-	for limited && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
+	for g.KVCapacity > 0 && len(r.Running) > 1 && r.KV+g.kvGrowth(r) > g.KVCapacity {
 		q := r.Running[len(r.Running)-1]
 		r.Running = r.Running[:len(r.Running)-1]
 		r.KV -= g.wholeBlocks(q.kvTokens())

@@ -115,8 +115,7 @@ func (r *Rank) hasRoomFor(tokens int64) bool {
 // toPreempt returns the index of the request to preempt if the rank has more KV than its capacity: the last admitted request that holds KV,
 // but never the first in the list, so that one request can always go on. ok is false if no request needs to be preempted, or none can be.
 func (r *Rank) toPreempt() (i int, ok bool) {
-	unlimited := r.Capacity == 0
-	if unlimited || r.OtherTokens+r.KV+r.EndedKV.Tokens() <= r.Capacity {
+	if r.Capacity == 0 || r.OtherTokens+r.KV+r.EndedKV.Tokens() <= r.Capacity {
 		return 0, false
 	}
 	for i = len(r.Requests) - 1; i > 0; i-- {
