@@ -60,7 +60,7 @@ func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 			continue
 		}
 		computing, waiting := c.load.Leases[ledger.Probing], c.load.Leases[ledger.Pooled]
-		if slotBeforeProbe := c.Aggregated || c.needsRankFirst(); slotBeforeProbe {
+		if c.Aggregated || c.needsRankFirst() { // the slot is needed before the probe
 			computing, waiting = 0, c.load.Unsent()
 		}
 		needSlot += computing + waiting

@@ -44,8 +44,7 @@ func (c *Config) Check(bad func(key, format string, args ...any)) {
 		bad("index.tokenize_timeout", "%v; write how long a request may wait for its token ids, such as 250ms", c.Index.TokenizeTimeout)
 	}
 	for key, port := range map[string]int{"port": c.KVEvents.Port, "replay_port": c.KVEvents.ReplayPort} {
-		noPort := port < 0 || port > 65535
-		if noPort || port == 0 && key == "port" { // a replay_port of 0 means that there are no replays
+		if port < 0 || port > 65535 || port == 0 && key == "port" { // a replay_port of 0 means that there are no replays
 			bad("kv_events."+key, "%d is no port; write the one in the engines' --kv-events-config", port)
 		}
 	}

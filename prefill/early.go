@@ -103,8 +103,7 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 // takes no probes now.
 func (d *chooser) predictedEndMs(l *Lease) float64 {
 	c := l.c
-	takesProbes := c.Live && c.configured && c.circuit.Allows(d.now) && !c.load.Stalled(d.now)
-	if !takesProbes {
+	if !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}
 	currentEnds, rest := l.predictEnd(d.now)

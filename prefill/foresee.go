@@ -18,7 +18,7 @@ func (l *Lease) predictEnd(now time.Time) (currentEnds time.Time, rest time.Dura
 		return max(time.Duration(minBacklogShare*float64(predicted)), predicted+residual)
 	}
 	currentEnds, rest = load.PredictEnd(&l.inFlight, corrected)
-	if unsent := l.inFlight.Sent().IsZero(); unsent {
+	if l.inFlight.Sent().IsZero() {
 		// The prompts of other proxies and clients that the engine has now come before this probe.
 		latency, _ := scheduler.latencyFor(l.model, l.c)
 		rest += time.Duration(load.OthersBacklog(latency, scheduler.fit.MeanNewTokens(), l.c.Decodes, now) * float64(time.Millisecond))

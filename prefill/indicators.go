@@ -55,12 +55,6 @@ func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes in
 	return max(ms*minBacklogShare, ms+probes*c.residual.Ms(s.now)), others
 }
 
-// The values of the parameter furtherProbes of backlogMs: the present backlog is asked for, or a request is about to be sent.
-const (
-	noFurtherProbe  = 0
-	oneFurtherProbe = 1
-)
-
 // minBacklogShare is the smallest share of a predicted time that remains after a negative error is added.
 const minBacklogShare = 0.25
 
@@ -71,7 +65,7 @@ func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.L
 	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
-	v.BacklogMs, _ = d.backlogMs(c, latency, oneFurtherProbe) // the request for which the candidates are compared
+	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the request for which the candidates are compared
 	v.BS = load.BatchSize(d.now)
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])

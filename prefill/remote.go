@@ -3,8 +3,6 @@ package prefill
 import (
 	"errors"
 	"time"
-
-	"evenkeel/prefill/policy"
 )
 
 // The answers of RemoteRegions.Where.
@@ -40,31 +38,25 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	}
 	d.fillView(m, r, m.candidates)
 	for i, c := range m.candidates {
-		local.Prefillers = append(local.Prefillers, d.fullPrefiller(m, c, &d.view[i], hasPlace))
+		open, _ := c.load.MayPass(d.now)
+		if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
+			open = d.mayEnterPool(c, m.name)
+		}
+		prefiller := d.prefiller(c)
+		prefiller.Engine = d.view[i]
+		prefiller.Live = c.Live && c.circuit.Allows(d.now)
+		prefiller.Open = open && hasPlace
+		if kvRoom, known := c.load.RoomForecast(d.now); known {
+			prefiller.Room = kvRoom
+			prefiller.KVGateWillOpen = !open && hasPlace // only the gate keeps the request away
+		}
+		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now) // the error of each unanswered probe and of this request
+		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
+		local.Prefillers = append(local.Prefillers, prefiller)
 	}
 	d.closeWithoutDecodeSlot(m, local.Prefillers)
 	d.prefillers = local.Prefillers
 	return local
-}
-
-// fullPrefiller returns the state of a candidate with all fields, for the choice between regions. indicators are the candidate's indicators
-// for the request. hasPlace says that the pool of hand-offs has a place for the request; without one, no candidate is open.
-func (d *chooser) fullPrefiller(m *model, c *candidate, indicators *policy.Engine, hasPlace bool) (prefiller Prefiller) {
-	open, _ := c.load.MayPass(d.now)
-	if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
-		open = d.mayEnterPool(c, m.name)
-	}
-	prefiller = d.prefiller(c)
-	prefiller.Engine = *indicators
-	prefiller.Live = c.Live && c.circuit.Allows(d.now)
-	prefiller.Open = open && hasPlace
-	if kvRoom, known := c.load.RoomForecast(d.now); known {
-		prefiller.Room = kvRoom
-		prefiller.KVGateWillOpen = !open && hasPlace // only the gate keeps the request away
-	}
-	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now) // the error of each unanswered probe and of this request
-	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
-	return prefiller
 }
 
 // Offers calls f, under the scheduler's lock, for each model that this region serves, with the state of its candidates.

@@ -54,7 +54,7 @@ func (s *state) newCandidate(id string) *candidate {
 // applyConfig applies the given settings to a candidate, and adds the candidate to its models. If the candidate comes back up, its
 // engine may have restarted: failed scrapes are forgotten, and so are cached blocks that no KV events confirm.
 func (s *state) applyConfig(c *candidate, given Candidate, order int) {
-	if cameUp := given.Live && !c.Live; cameUp {
+	if given.Live && !c.Live {
 		c.load.FailedInRow = 0 // scrapes that failed while the candidate was down do not count
 		c.cache.EngineRestarted(s.now)
 	}

@@ -97,7 +97,7 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 		m.cursor = c.order
 	}
 	lease := d.makeLease(c, p, r, indicators, since)
-	if hasSession := affinity != ""; hasSession { // false also if affinity is off
+	if affinity != "" { // "": there is no session, or affinity is off
 		d.rememberSession(r, c)
 	}
 	d.recordWait(r, lease)

@@ -112,7 +112,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	if len(c.Models) > 0 {
 		latency, _ = d.latencyFor(c.Models[0], c)
 	}
-	backlog, others := d.backlogMs(c, latency, noFurtherProbe)
+	backlog, others := d.backlogMs(c, latency, 0)
 	waiting, running := load.RequestCounts()
 	return CandidateStatus{
 		ID:              c.ID,

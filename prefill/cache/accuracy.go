@@ -108,8 +108,7 @@ func (h *PredictedHit) compareHit(u Usage, capacity int64) *SuspicionChange {
 		*a = Accuracy{capacity: capacity, Suspect: a.Suspect}
 	}
 	a.add(float64(u.PromptTokens), float64(h.hit), float64(u.CachedTokens))
-	bounded := slot.blocks > 0
-	binding := bounded && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
+	binding := slot.blocks > 0 && float64(b.cache.index.Held(slot.handle)) >= bindingShare*float64(slot.blocks)
 	suspicion := a.nextSuspicion(binding)
 	if suspicion == a.Suspect {
 		return nil

@@ -31,8 +31,7 @@ func (c *Cache) CachedBlocks(id string) CachedBlocks { return CachedBlocks{cache
 // Blocks is how many of the prompt's first blocks the candidate holds. matched is the result of Match. A slot that was made after this
 // Match holds none of them.
 func (b *CachedBlocks) Blocks(matched []int32, p *Prompt) int {
-	s := &b.slots[p.unit()]
-	if wasMatched := s.known && s.handle.N < len(matched); wasMatched {
+	if s := &b.slots[p.unit()]; s.known && s.handle.N < len(matched) {
 		return int(matched[s.handle.N])
 	}
 	return 0
@@ -94,8 +93,7 @@ func (b *CachedBlocks) Correct(p *Prompt, tokens, hit, cached int) (at index.Slo
 	reported := tokens > 0 && cached >= 0
 	wrong = reported && float64(hit-cached) >= blockTokens
 	if wrong {
-		foundBlocks := int(float64(cached) / blockTokens)
-		b.cache.index.Correct(at, p.Keys, foundBlocks)
+		b.cache.index.Correct(at, p.Keys, int(float64(cached)/blockTokens))
 	}
 	return at, wrong
 }
@@ -190,7 +188,7 @@ func (b *CachedBlocks) Removed(at index.Slot, keys []index.Key) {
 // also drops the blocks of bytes, which no stream names.
 func (b *CachedBlocks) Cleared(at index.Slot, why index.Reason) {
 	b.cache.index.Clear(at, why)
-	if engineEmptied := why == index.Removed; engineEmptied {
+	if why == index.Removed {
 		b.cache.index.Clear(b.slots[byBytes].handle, why)
 	}
 }

@@ -43,8 +43,7 @@ func (p *Prompt) ClassDepth(tokens []int) int {
 		if p.BlockTokens > 0 { // the blocks are made of token ids, not of bytes
 			blocks = depth / p.BlockTokens
 		}
-		withinPrompt := blocks <= len(p.Keys)
-		if blocks >= 1 && withinPrompt { // 0: the depth is less than one block
+		if blocks >= 1 && blocks <= len(p.Keys) { // 0: the depth is less than one block
 			return blocks
 		}
 	}

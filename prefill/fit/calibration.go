@@ -140,8 +140,7 @@ func (c *Calibration) updateRange(newTokens float64) {
 
 // fit uses the best fit of all samples if it is good: if there are enough samples, their sizes differ enough, and the fit explains enough.
 func (c *Calibration) fit() {
-	sizesDiffer := max(c.maxNew[0], c.maxNew[1]) >= fitSpread*min(c.minNew[0], c.minNew[1])
-	if c.n < fitSamples || !sizesDiffer {
+	if c.n < fitSamples || max(c.maxNew[0], c.maxNew[1]) < fitSpread*min(c.minNew[0], c.minNew[1]) {
 		return
 	}
 	totalSpread := c.sums.totalSpread()
@@ -193,8 +192,7 @@ func (c *Calibration) bestFactors(totalSpread float64) (best [terms]float64, cos
 func plausible(set int, factors [terms]float64) bool {
 	for i, factor := range factors {
 		inSet := set&(1<<i) != 0
-		zeroAllowed := i == fixed
-		if inSet && (factor < 0 || factor == 0 && !zeroAllowed) {
+		if inSet && (factor < 0 || factor == 0 && i != fixed) {
 			return false
 		}
 	}

@@ -64,7 +64,7 @@ func (t *ComputeTimer) Answered(a Answer, oldestUnanswered, now time.Time) []Sam
 // have computed a part of it already, so that the times cannot be separated.
 func (t *ComputeTimer) complete(done []Sample, oldestOutside time.Time) []Sample {
 	t.collecting = false
-	if wasOvertaken := oldestOutside.Before(t.latestSent); wasOvertaken {
+	if oldestOutside.Before(t.latestSent) {
 		t.unusable, t.spoiltUntil = true, t.latestSent
 	}
 	if t.unusable {

@@ -106,7 +106,7 @@ func (s *slot) fitting(keys []Key) []Key {
 // lookUp returns the claim of slot n on a key; 0: the slot does not hold the key.
 func (x *Index) lookUp(n int, k Key) uint32 {
 	entry := x.table.find(k, x.keys)
-	if isHeld := x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) != 0; !isHeld { // entry 0 is held by no slot
+	if x.holders[int(entry)*x.words+n/64]&(1<<(n%64)) == 0 { // entry 0 is held by no slot
 		return 0
 	}
 	return x.claimOf(entry, n)
@@ -143,7 +143,7 @@ func (x *Index) ensureClaim(n int, k Key) uint32 {
 		}
 		return c
 	}
-	if slotFull := s.capacity > 0 && s.held >= s.capacity; slotFull {
+	if s.capacity > 0 && s.held >= s.capacity {
 		x.dropClaim(s.recent.oldest, Capacity) // never drops the entry of k: the slot has no claim on it
 	}
 	if entry != 0 && x.cfg.Evict == LeastRecent {

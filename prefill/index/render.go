@@ -28,7 +28,7 @@ type Text struct {
 // be missing.
 func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
-	if isArray := len(tools) > 0 && tools[0] == '['; isArray {
+	if len(tools) > 0 && tools[0] == '[' {
 		for tool := range rawjson.Elements(tools) {
 			h.writeCompact(tool)
 			h.writeByte(separator)
@@ -44,7 +44,7 @@ func (h *Hasher) Chat(dst []Key, root Key, messages, tools json.RawMessage) Text
 // PromptTokens. A list of prompts gets no keys, because it is not known on which rank each prompt will run.
 func (h *Hasher) Prompt(dst []Key, root Key, prompt json.RawMessage) Text {
 	h.start(dst, root, BlockBytes)
-	if isString := len(prompt) > 0 && prompt[0] == '"'; isString {
+	if len(prompt) > 0 && prompt[0] == '"' {
 		h.writeText(prompt)
 	}
 	return h.finish()
@@ -77,7 +77,7 @@ func (h *Hasher) writeMessage(messages json.RawMessage, i int) (end int) {
 	h.writeMember(name)
 	h.writeMember(id)
 	h.writeContent(content)
-	if isArray := len(calls) > 0 && calls[0] == '['; isArray {
+	if len(calls) > 0 && calls[0] == '[' {
 		h.writeCompact(calls)
 	}
 	h.writeByte(separator)

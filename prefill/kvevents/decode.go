@@ -200,7 +200,7 @@ func (d *decoder) decodeField(key string) (err error) {
 	case "extra_keys":
 		return d.orNil(d.decodeExtraKeys)
 	}
-	return d.skipValue(outermost)
+	return d.skipValue(0)
 }
 
 // decodeType reads the type of the event. An unknown type leaves unknownType, because later versions of vLLM may add types.
@@ -293,24 +293,21 @@ func (d *decoder) decodeExtraKey() (string, error) {
 		return "", err
 	}
 	if !isArray(code) {
-		return otherExtraKeys, d.skipValue(outermost)
+		return otherExtraKeys, d.skipValue(0)
 	}
 	n, err := d.DecodeArrayLen()
 	if err != nil || n <= 0 { // no keys
 		return "", err
 	}
 	code, err = d.PeekCode()
-	if onlyString := err == nil && n == 1 && msgpcode.IsString(code); onlyString {
+	if err == nil && n == 1 && msgpcode.IsString(code) {
 		return d.readString()
 	}
 	for i := 0; i < n && err == nil; i++ {
-		err = d.skipValue(outermost + 1)
+		err = d.skipValue(1)
 	}
 	return otherExtraKeys, err
 }
-
-// outermost is the depth of a value that no array or map contains.
-const outermost = 0
 
 // skipValue skips one value. depth is the number of arrays and maps that contain it. The library's Skip has no limit on nesting, so that a
 // hostile value could exhaust the stack.

@@ -49,8 +49,7 @@ func newQueue() *queue { return &queue{ready: make(chan struct{}, 1)} }
 // use the others either.
 func (q *queue) push(m message) {
 	q.mu.Lock()
-	full := len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes
-	if full {
+	if len(q.items) >= maxQueued || q.bytes+len(m.payload) > maxQueuedBytes {
 		q.items, q.bytes, q.overflowed = nil, 0, true
 	}
 	q.items = append(q.items, m)

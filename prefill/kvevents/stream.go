@@ -305,7 +305,7 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 // apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. All blocks
 // are also dropped when more hashes are known than the stream may remember.
 func (s *Stream) apply(payload []byte) {
-	if isFirst := s.follower.nextSeq == s.follower.firstSeq+1; isFirst { // since the last restart or lost batch
+	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the last restart or lost batch
 		s.complete.Store(s.follower.firstSeq == 0) // the publisher's first batch has number 0: nothing was stored before it
 	}
 	ts, err := s.decode.decodeBatch(payload, func(e *event) {

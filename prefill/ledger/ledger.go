@@ -218,8 +218,7 @@ func (f *InFlight) CountByModel(counts *ModelCounts) {
 // MarkSent notes that the probe is sent now. The call counts as a misuse if the probe was sent or answered before, or if its end was
 // claimed.
 func (f *InFlight) MarkSent(now time.Time) {
-	sendable := !f.endClaimed && f.phase == Probing && f.sent.IsZero()
-	if !sendable {
+	if f.endClaimed || f.phase != Probing || !f.sent.IsZero() {
 		f.load.ledger.misuses++
 		return
 	}

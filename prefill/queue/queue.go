@@ -224,8 +224,7 @@ func (i *Item[T]) isDeferred(round uint64) bool {
 	if i.deferredIn == round {
 		return true
 	}
-	listIsStale := i.modelQueue.deferredIn != round // then deferredTargets is of an earlier round
-	if i.Target == "" || listIsStale {
+	if i.Target == "" || i.modelQueue.deferredIn != round { // then deferredTargets is of an earlier round
 		return false
 	}
 	return slices.Contains(i.modelQueue.deferredTargets, targetClass{i.Target, i.HasPlace})
@@ -240,7 +239,6 @@ func (mq *ModelQueue[T]) CloseForRound() { mq.closedIn = mq.queue.round }
 // before reports whether a request is served before another one, of the same model queue or not. The first difference decides:
 // priority, retry before first attempt, deadline, turn of the key, age.
 func (i *Item[T]) before(other *Item[T]) bool {
-	bothTakeTurns := i.flowQueue != nil && other.flowQueue != nil // retries do not
 	switch {
 	case i.Priority != other.Priority:
 		return i.Priority > other.Priority
@@ -248,7 +246,7 @@ func (i *Item[T]) before(other *Item[T]) bool {
 		return i.HasPlace
 	case !i.Deadline.Equal(other.Deadline):
 		return i.hasEarlierDeadline(other)
-	case bothTakeTurns && i.flowQueue.nextTurn != other.flowQueue.nextTurn:
+	case i.flowQueue != nil && other.flowQueue != nil && i.flowQueue.nextTurn != other.flowQueue.nextTurn: // retries take no turns
 		return i.flowQueue.nextTurn < other.flowQueue.nextTurn
 	}
 	return i.olderThan(other)

@@ -158,7 +158,7 @@ func (h *Hotspots) leastFrequent(bucket int64) (least *hotClass) {
 // bucket. Until the class has been watched for as long as the window, its inherited priority is added.
 func (c *hotClass) keepPriority(bucket int64) int {
 	c.requests.advance(bucket)
-	if isNew := bucket-c.watchedSince < windowBuckets; isNew {
+	if bucket-c.watchedSince < windowBuckets {
 		return c.requests.sum + c.inheritedPriority
 	}
 	return c.requests.sum
