@@ -172,8 +172,7 @@ func (w *writer) chatResume(connector string, entries []Entry) {
 	for _, e := range entries {
 		var minor int
 		parsed, _ := fmt.Sscanf(e.version, "0.%d.", &minor)
-		isBefore26 := parsed == 1 && minor < 26 // an unknown version counts as a later one
-		if isBefore26 && e.Role != "aggregated" {
+		if parsed == 1 && minor < 26 && e.Role != "aggregated" { // an unknown version counts as a later one
 			how, sentence = mooncake.ChatResumeContinue, "A chat that a decode engine gives back in its middle goes on by its text. From "+
 				"vllm-ascend 0.26 on, write ascend_private, which is exact."
 		}
@@ -259,8 +258,7 @@ func ofRole(entries []Entry, role string) (list []Entry) {
 // decode and aggregated have keys for slots.
 func (w *writer) engineKeys(indent, role string, e Entry) {
 	w.line("%s- url: %s", indent, e.URL)
-	hasProfileByDefault := w.profile == "" || w.profile == config.DefaultProfile || role == "aggregated"
-	if !hasProfileByDefault {
+	if w.profile != "" && w.profile != config.DefaultProfile && role != "aggregated" {
 		w.key(indent+"  profile", w.profile, "")
 	}
 	if e.Ranks > 0 {

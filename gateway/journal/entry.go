@@ -67,8 +67,7 @@ func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.ProbeMs = max(f.ProbeMs, leg.ProbeMs)
 	f.WaitMs = max(f.WaitMs, leg.WaitMs)
 	f.TransferMs = max(f.TransferMs, leg.TransferMs)
-	isEarliest := leg.TTFTMs > 0 && (f.TTFTMs == 0 || leg.TTFTMs < f.TTFTMs) // 0: no event came
-	if isEarliest {
+	if leg.TTFTMs > 0 && (f.TTFTMs == 0 || leg.TTFTMs < f.TTFTMs) { // 0: no event came
 		f.TTFTMs = leg.TTFTMs
 	}
 	f.Attempts += leg.Attempts

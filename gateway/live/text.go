@@ -198,8 +198,7 @@ func (s *sheet) engines(all []detect.Engine) {
 	}
 	s.row("engines: %d of %d are up", up, len(all))
 	for _, e := range all {
-		isWell := e.State == "up" && !e.Draining && e.Why == ""
-		if isWell {
+		if e.State == "up" && !e.Draining && e.Why == "" {
 			continue
 		}
 		if unwell++; unwell > mostListed { // only counted, for the last line

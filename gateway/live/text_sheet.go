@@ -104,10 +104,7 @@ func columns(text string) (n int) {
 // columnsOf is an upper bound of a character's width in columns (see columns). These characters have one column: the scripts below 0x1100,
 // such as Latin, Greek and Cyrillic; the dashes, quotes and dots of 0x2010 to 0x2027; arrows; and the blocks that bars are drawn with.
 func columnsOf(r rune) int {
-	isPunctuation := r >= 0x2010 && r <= 0x2027
-	isArrow := r >= 0x2190 && r <= 0x21ff
-	isBlock := r >= 0x2580 && r <= 0x259f
-	if r < 0x1100 || isPunctuation || isArrow || isBlock {
+	if r < 0x1100 || r >= 0x2010 && r <= 0x2027 || r >= 0x2190 && r <= 0x21ff || r >= 0x2580 && r <= 0x259f {
 		return 1
 	}
 	return 2

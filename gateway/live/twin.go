@@ -63,8 +63,7 @@ type Counterfactual struct {
 // step model how many ms each KV token costs (StepModel.PerTokenMs). Policies for which the twin has found no sure difference are left out.
 func counterfactuals(g *detect.Group) []Counterfactual {
 	list := []Counterfactual{}
-	isUnknown := g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0
-	if isUnknown {
+	if g.Twin == nil || g.StepModel.PerTokenMs <= 0 || g.SteppingRanks == 0 {
 		return list
 	}
 	for _, a := range g.Twin.Against {

@@ -39,9 +39,9 @@ func parsePassed(raw []byte, limits Limits, endpoint mooncake.Endpoint, rules ma
 	}
 	p := parser{limits: limits, req: &Request{Endpoint: endpoint, Body: body, N: 1}}
 	for key, v := range body.All() {
-		rule, hasRule := rules[key] // rule may be nil: then the key must not be repeated, and its value is not checked
-		mayRepeat := !hasRule && !mooncake.Reserved(key)
-		if !mayRepeat && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
+		// A rule may be nil: then the key must not be repeated, and its value is not checked.
+		rule, hasRule := rules[key]
+		if (hasRule || mooncake.Reserved(key)) && body.Count(key) > 1 { // the engine could take another of the values than evenkeel
 			return nil, badRequest(CodeDuplicateKey, key, "the key %q appears more than once; send it once", key)
 		}
 		var refusal *Error

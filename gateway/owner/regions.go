@@ -129,7 +129,7 @@ func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]Engi
 		case scope.static != nil:
 			n.decideStaticOwner(scope, now)
 		case !scope.home: // the claim of this proxy's own region keeps the first rank, with which it was made
-			scope.claim.SetRole(scope.home, n.takeoverRank(scope), engines[name].halfAnswer())
+			scope.claim.SetRole(false, n.takeoverRank(scope), engines[name].halfAnswer())
 		}
 	}
 }

@@ -239,8 +239,7 @@ func (scope *Scope) AppendEpochHeader(h []engine.Header) []engine.Header {
 // refuses an old epoch names the epoch that it has seen. If this is above the epoch of this proxy, the claim is told, and tries to get
 // a higher epoch.
 func (scope *Scope) RecordRefusal(header string) {
-	hasNoLease := scope == nil || scope.claim == nil
-	if hasNoLease || header == "" {
+	if scope == nil || scope.claim == nil || header == "" {
 		return
 	}
 	if epoch, err := strconv.ParseInt(header, 10, 64); err == nil && epoch > scope.Epoch() {

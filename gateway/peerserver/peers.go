@@ -134,8 +134,7 @@ func (r *Peers) setTarget(p *geo.PeerConfig) error {
 	if err != nil {
 		return fmt.Errorf("geo.peers: %s: %w", p.ID, err)
 	}
-	const noRank = -1
-	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: noRank}
+	p.Target = &engine.Target{ID: p.ID, URL: &url.URL{Scheme: u.Scheme, Host: u.Host}, Rank: -1}
 	if a := r.deps.Config.Authority(); u.Scheme == "https" && a != nil { // nil: no authority signs the certificates of proxies
 		p.Target.TLS = r.deps.Config.Certificate(reload.Peers).MutualClient(a, u.Hostname(), p.SANs())
 	}

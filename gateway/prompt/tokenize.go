@@ -219,8 +219,7 @@ func (t *tokenizer) endCall(call uint64, now time.Time, err error) (stopped, res
 		t.circuit.Neutral(call)
 		return false, false
 	}
-	leftService := t.circuit.Fail(call, now)
-	return leftService && wasInService, false // a failed trial while engines are not asked stops nothing new
+	return t.circuit.Fail(call, now) && wasInService, false // a failed trial while engines are not asked stops nothing new
 }
 
 var errNotAsked = errors.New("engines did not tell token ids a moment ago")

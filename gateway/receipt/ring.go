@@ -272,8 +272,7 @@ func (g *Ring) FailedOn(now time.Time) (host string, most, all int) {
 		return "", 0, 0
 	}
 	requestsOf := map[string]int{} // number of requests with a failed attempt on each host
-	const allReceipts = false
-	for _, r := range g.lastEnded(mostSearched, allReceipts) {
+	for _, r := range g.lastEnded(mostSearched, false) {
 		if r.Status < 500 || now.Sub(r.endTime()) > recentFailure { // the request did not fail by a fault here, or not lately
 			continue
 		}

@@ -62,8 +62,7 @@ func (s *Service) Drain(limit time.Duration) (accepting time.Duration) {
 		s.deps.Log.Info("draining", zap.Duration("refusing_in", grace), zap.Duration("limit", limit))
 	}
 	accepting = grace - time.Since(s.since)
-	graceIsOver := accepting <= 0 || s.refusing // the grace of the first call
-	if graceIsOver {
+	if accepting <= 0 || s.refusing { // the grace of the first call is over
 		s.refusing = true
 		accepting = 0
 	} else {
