@@ -66,8 +66,7 @@ func (k *Call) Do(method, path string, hdr []Header, body [][]byte, d Deadlines)
 	}
 	r, failure := k.attempt(method, path, hdr, body, d, k.fresh)
 	harmless := k.mayRepeat || method == http.MethodGet || method == http.MethodHead
-	sendAgain := failure != nil && failure.Stale() && (harmless || !failure.Sent)
-	if sendAgain {
+	if failure != nil && failure.Stale() && (harmless || !failure.Sent) {
 		r, failure = k.attempt(method, path, hdr, body, d, true) // true: on a new connection
 	}
 	if failure != nil { // a separate return, because a nil *Error in an error would not be nil

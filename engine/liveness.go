@@ -114,8 +114,7 @@ func (r *LastRead) Record(bytes int, more bool, now time.Time) (sentAfter time.T
 		r.bytes += bytes
 		return now, false
 	}
-	previousEmptied := r.bytes < fullRead && !r.at.IsZero() // zero: there was no read before
-	sentAfter, ok = r.at, previousEmptied
+	sentAfter, ok = r.at, r.bytes < fullRead && !r.at.IsZero() // zero: there was no read before
 	*r = LastRead{now, bytes}
 	return sentAfter, ok
 }

@@ -389,8 +389,7 @@ func updateSilentRanks(ctx context.Context, w *watch) {
 // reportedFault returns the fault for which the engine is halted; nil: it is not halted, or for a reason that watch.readFault does not
 // report.
 func (r *restrictions) reportedFault() error {
-	otherReason := errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed)
-	if otherReason {
+	if errors.Is(r.haltReason, ErrReforming) || errors.Is(r.haltReason, ErrPaused) || errors.Is(r.haltReason, errScaleFailed) {
 		return nil
 	}
 	return r.haltReason

@@ -100,8 +100,7 @@ func (r *Response) ReadAll(limit int) ([]byte, error) { return r.ReadInto(nil, l
 
 // ReadInto returns the rest of the body, as ReadAll does. It stores the body in buf, or in a new buffer if buf is too small.
 func (r *Response) ReadInto(buf []byte, limit int) ([]byte, error) {
-	announcedTooLarge := r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit
-	if announcedTooLarge { // by its Content-Length, so that nothing need be read
+	if r.conn != nil && r.body.framing == byLength && r.body.bytesLeft > limit { // by its Content-Length, so that nothing need be read
 		return nil, r.failTooLarge(limit)
 	}
 	// One byte more than the body, so that the read that finds the end needs no larger buffer; a Content-Length may be wrong, hence 1 MiB.

@@ -47,8 +47,7 @@ func (w *watch) alive(ctx context.Context, fresh bool) (quick bool, err error) {
 			return true, err
 		}
 	}
-	quick = w.in.Ready == "" // an engine with a path Ready computes for its answer at /health
-	return quick, ask("/health")
+	return w.in.Ready == "", ask("/health") // an engine with a path Ready computes for its answer at /health
 }
 
 // setStatus replaces the status, logs the change and queues it for the callback. It sets Since if Up has changed, and Changed

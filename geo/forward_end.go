@@ -168,8 +168,8 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	case isCall && callErr.Phase == engine.PhaseConnect:
 		return &Failure{Reason: causeDial, Err: err}
 	}
-	mayHaveRun := !isCall || callErr.Sent // an error that does not come from the call is about the peer's answer
-	return &Failure{Reason: causeBroken, MayHaveRun: mayHaveRun, Err: err}
+	// An error that does not come from the call is about the peer's answer.
+	return &Failure{Reason: causeBroken, MayHaveRun: !isCall || callErr.Sent, Err: err}
 }
 
 // outcome is the outcome of the failed forward, as receipts and metrics name it.

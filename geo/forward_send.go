@@ -79,8 +79,8 @@ func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 		return answer, err
 	}
 	cfg := &f.peers.cfg
-	first := max(1, time.Until(deadline)) // at least 1 ns, because a limit of 0 would be none
-	limits := sse.Limits{Event: cfg.EventBytes, Bytes: r.MaxBytes, First: first, Gap: cfg.Idle}
+	// First is at least 1 ns, because a limit of 0 would be none.
+	limits := sse.Limits{Event: cfg.EventBytes, Bytes: r.MaxBytes, First: max(1, time.Until(deadline)), Gap: cfg.Idle}
 	if err := f.readFirstEvent(limits); err != nil {
 		return nil, err
 	}

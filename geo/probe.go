@@ -34,9 +34,8 @@ func (ps *Peers) startProber(p *peer) {
 // stopProbing stops the prober of a peer. A question that is under way is aborted, and the prober ends once scheduleProbe is called after
 // it. stopProbing is called with ps.mu held.
 func (ps *Peers) stopProbing(p *peer) {
-	p.cancel()                    // ends p.ctx: this aborts a question that is under way, and shows scheduleProbe that the prober was stopped
-	isScheduled := p.cancelNext() // the next question was not sent yet, and will not be
-	if isScheduled {              // no question is under way, so scheduleProbe is not called any more
+	p.cancel()          // ends p.ctx: this aborts a question that is under way, and shows scheduleProbe that the prober was stopped
+	if p.cancelNext() { // the next question was not sent yet, and will not be: scheduleProbe is not called any more
 		ps.proberEnded(p)
 	}
 }

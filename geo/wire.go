@@ -72,8 +72,7 @@ func readAnswer(text []byte) (answer, error) {
 	}
 	for _, load := range a.Prefill {
 		// In the sum over all dispatchers, a negative load would hide the load of the others.
-		belowZero := load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0
-		if belowZero {
+		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 {
 			return a, fmt.Errorf("%w: its load on a prefill engine is below 0", ErrProbe)
 		}
 	}

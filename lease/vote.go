@@ -175,6 +175,5 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 // store has lost this dispatcher's lease, so a lease that has not expired by the store's clock must be a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	lastHolderIsSelf := m.rec.Holder == m.cfg.Self
-	return m.rec.Expiry != NotExpired && (unheldSince || lastHolderIsSelf)
+	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)
 }

@@ -33,8 +33,7 @@ func (c *Circuit) InService() bool { return c.trialAt.IsZero() }
 
 // Allows says whether a request may be sent: the circuit is in service, or the request would be its trial.
 func (c *Circuit) Allows(now time.Time) bool {
-	trialDue := c.trialID == 0 && !now.Before(c.trialAt)
-	return c.InService() || trialDue
+	return c.InService() || c.trialID == 0 && !now.Before(c.trialAt)
 }
 
 // Send records that a request is sent; its id is not 0. If a trial is due, this request becomes the trial.

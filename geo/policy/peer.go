@@ -106,8 +106,8 @@ const maxOffered = 1e15
 
 // plausible reports whether all numbers of the offer are possible. An offer with an impossible number is not used at all.
 func (o *Offer) plausible() bool {
-	kvRoomMs := max(0, o.KVRoomMs) // below 0 if there is room already; NaN stays NaN
-	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, kvRoomMs} {
+	// KVRoomMs is below 0 if there is room already; max leaves NaN as it is.
+	for _, v := range [...]float64{o.QueueWaitMs, o.QueuedTokens, o.Running, o.Load, o.TPMs, o.T0Ms, o.KVTokenMs, max(0, o.KVRoomMs)} {
 		if !(v >= 0 && v <= maxOffered) { // this form also refuses NaN
 			return false
 		}

@@ -250,8 +250,7 @@ func (s *scanner) escape(i int) int {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		return i + 2
 	case 'u':
-		hasFourDigits := i+6 <= len(s.data) && hex[s.data[i+2]] && hex[s.data[i+3]] && hex[s.data[i+4]] && hex[s.data[i+5]]
-		if hasFourDigits {
+		if i+6 <= len(s.data) && hex[s.data[i+2]] && hex[s.data[i+3]] && hex[s.data[i+4]] && hex[s.data[i+5]] {
 			return i + 6
 		}
 		return s.fail(i, "\\u without four hexadecimal digits")

@@ -94,7 +94,7 @@ func (m *mirror) onEvent(ctx context.Context, e watch.Event) watch.Event {
 		return e
 	}
 	err := apierrors.FromObject(e.Object)
-	if versionExpired := apierrors.IsResourceExpired(err) || apierrors.IsGone(err); versionExpired {
+	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return e
 	}
 	m.recordFailure(ctx, "watch", err)
