@@ -70,6 +70,9 @@ const (
 const (
 	usualMarks   = 16  // initial capacity for marks, the members of one event that may have to change: enough for most events
 	maxKeptMarks = 256 // largest capacity for marks that a filter keeps for its next stream: 8 KiB of memory, more only for a rare event
+
+	// maxDetails bounds the prompt_tokens_details, in bytes, that a filter keeps until its stream ends. Those of engines have a few counts.
+	maxDetails = 1 << 10
 )
 
 // NewFilter returns a filter for one stream of a decode engine.
@@ -79,18 +82,13 @@ func NewFilter(o Options) *Filter {
 	return f
 }
 
-// Reset makes the filter ready for another stream and reuses its memory, except for marks and heldEvents if a rare large event made them
-// large.
+// Reset makes the filter ready for another stream and reuses its memory, except for what a rare large event made large.
 func (f *Filter) Reset(o Options) {
 	marks := f.marks[:0]
 	if cap(marks) > maxKeptMarks {
 		marks = make([]mark, 0, usualMarks)
 	}
-	heldEvents := f.heldEvents[:0]
-	if cap(heldEvents) > maxKeptBuffer {
-		heldEvents = nil
-	}
-	id := f.id[:0] // if it stays empty, the client gets the engine's own id
+	id := emptied(f.id) // if it stays empty, the client gets the engine's own id
 	switch {
 	case o.ID != nil: // the caller chose the id, so it stays the same if another engine continues the answer
 		id = rawjson.AppendString(id, o.ID)
@@ -98,7 +96,7 @@ func (f *Filter) Reset(o Options) {
 		id = append(id, o.Continuation.Head.ID...)
 	}
 	*f = Filter{options: o, isTokensForm: o.Form == Tokens, continuous: o.Usage && o.ContinuousUsage, id: id, marks: marks,
-		pendingUsage: f.pendingUsage[:0], details: f.details[:0], heldEvents: heldEvents}
+		pendingUsage: emptied(f.pendingUsage), details: emptied(f.details), heldEvents: emptied(f.heldEvents)}
 }
 
 // Event takes the next event of the stream and returns the client's bytes for it: e.Raw itself if the event does not
@@ -234,7 +232,7 @@ func (f *Filter) countTokens(data []byte) {
 		f.idsAtUsage, f.chunksAtUsage = f.ids, f.chunks
 		f.usage = facts.usage
 		f.details = f.details[:0]
-		if facts.detailsEnd > 0 {
+		if facts.detailsEnd-facts.detailsAt <= maxDetails {
 			f.details = append(f.details, data[facts.detailsAt:facts.detailsEnd]...)
 		}
 		switch {
@@ -410,7 +408,8 @@ func (f *Filter) Usage() (u Usage, ok bool) {
 	return f.usage, f.usageSeen
 }
 
-// PromptDetails returns the counts in prompt_tokens_details of the engine's last usage, by name; nil: the engine sent none.
+// PromptDetails returns the counts in prompt_tokens_details of the engine's last usage, by name; nil: the engine sent none, or more than
+// maxDetails.
 func (f *Filter) PromptDetails() (counts map[string]int) {
 	addCounts(&counts, f.details)
 	return counts

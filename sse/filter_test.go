@@ -252,6 +252,31 @@ func TestResetForgetsTheLegBefore(t *testing.T) {
 	require.Equal(t, fresh, f)
 }
 
+// A filter is used again for many streams, so what one strange event needed must not stay.
+func TestAFilterDoesNotKeepWhatARareEventNeeded(t *testing.T) {
+	large := strings.Repeat("x", maxKeptBuffer)
+	f := NewFilter(Options{ID: []byte(large), Usage: true, Cached: OwnCached, Choice: -1})
+	f.Event(event(t, `{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":4,"note":"`+large+`"}}`), nil)
+	require.Greater(t, len(f.MissingUsage(nil)), len(large), "the client gets it all the same")
+	f.Reset(nothing)
+	require.LessOrEqual(t, cap(f.id), maxKeptBuffer)
+	require.LessOrEqual(t, cap(f.pendingUsage), maxKeptBuffer)
+}
+
+func TestDetailsOfTheUsageAreKeptWhileTheyAreSmall(t *testing.T) {
+	f := NewFilter(Options{Usage: true, Cached: OwnCached, Choice: -1, DropFinalUsage: true})
+	usage := func(name string) string {
+		return `{"choices":[],"usage":{"completion_tokens":4,"prompt_tokens_details":{"` + name + `":3}}}`
+	}
+	f.Event(event(t, usage("audio_tokens")), nil)
+	require.Equal(t, map[string]int{"audio_tokens": 3}, f.PromptDetails())
+	f.Event(event(t, usage(strings.Repeat("x", maxDetails))), nil)
+	require.Empty(t, f.PromptDetails(), "an engine may send what it likes, and the filter lasts as long as the stream")
+	require.LessOrEqual(t, cap(f.details), maxDetails)
+	u, _ := f.Usage()
+	require.Equal(t, 4, u.Completion, "the counts are those of the usage all the same")
+}
+
 func TestUsageAndErrorEventsAreSafe(t *testing.T) {
 	got := string(UsageEvent(nil, []byte("id\"\n\x01\xff"), []byte("m"), 5, true, Usage{Prompt: 1, Completion: 2, Total: 3, Cached: 0},
 		map[string]int{"z": 1, "a": 2, "cached_tokens": 9}))

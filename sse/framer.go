@@ -139,14 +139,15 @@ func (f *Framer) unreturned() int { return len(f.buf) - f.eventStart }
 
 // Reset makes the framer ready for another stream. It keeps the size limit, and it keeps buffers of up to maxKeptBuffer bytes.
 func (f *Framer) Reset() {
-	ownBuf, scratch := f.ownBuf[:0], f.scratch[:0]
-	if cap(ownBuf) > maxKeptBuffer {
-		ownBuf = nil
+	*f = Framer{max: f.max, ownBuf: emptied(f.ownBuf), scratch: emptied(f.scratch)}
+}
+
+// emptied returns an empty buffer with the memory of buf; nil if that is larger than maxKeptBuffer.
+func emptied(buf []byte) []byte {
+	if cap(buf) > maxKeptBuffer {
+		return nil
 	}
-	if cap(scratch) > maxKeptBuffer {
-		scratch = nil
-	}
-	*f = Framer{max: f.max, ownBuf: ownBuf, scratch: scratch}
+	return buf[:0]
 }
 
 // lineEnd finds where the current line ends and the next one starts; ok is false if the end has not come yet.

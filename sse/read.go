@@ -22,7 +22,7 @@ type Filter struct {
 	chunksAtUsage int // the value of chunks when the last usage came; tokens after it may be estimated
 	finishReason  string
 	usage         Usage
-	details       []byte // the JSON of prompt_tokens_details in the last usage; empty: it had none
+	details       []byte // the JSON of prompt_tokens_details in the last usage; empty: it had none, or more than maxDetails
 	drift         int    // tokens that were counted, minus those of the final usage; see Drift
 	promptIDs     int    // how many token ids the prompt has; 0: not known
 	failure       Failure
