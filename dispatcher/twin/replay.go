@@ -237,12 +237,16 @@ func (r *Replay) Run(turns int) (over bool, err error) {
 	return r.reachedEnd, r.failed
 }
 
-// nextTurn returns the time of the next turn, in ms: a step ends, the boards have something to decide, a request arrives, or the ranks
-// change. A client that leaves causes no turn of its own; deliver lets it leave in the next turn.
+// nextTurn returns the time of the next turn, in ms: a step ends, the boards have something to decide, a request arrives, a client leaves,
+// or the ranks change. A client must leave at its own time: a checkpoint that was saved before it leaves would keep its request, and the
+// next window has no record of when the client left.
 func (r *Replay) nextTurn() float64 {
 	next := r.engines.nextAt()
 	if at, more := r.arrivals.nextAt(); more {
 		next = min(next, at)
+	}
+	if len(r.withdrawals) > 0 {
+		next = min(next, r.withdrawals[0].at)
 	}
 	if len(r.rankChanges) > 0 {
 		next = min(next, ms(r.rankChanges[0].at))

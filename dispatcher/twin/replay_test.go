@@ -157,6 +157,33 @@ func TestARequestThatComesAtTheEndOfAStretchIsNotLost(t *testing.T) {
 	}
 }
 
+// A client that leaves between two steps leaves at once, or a checkpoint has its request for ever: the window that begins with the
+// checkpoint has no record of it.
+func TestARequestThatIsWithdrawnBeforeACheckpointIsNotInIt(t *testing.T) {
+	segments := taped(t, "br0", 61)
+	s := segments[1]
+	end := s.To.Sub(s.From)
+	last := &s.arrivals[len(s.arrivals)-1]
+	require.Equal(t, end, last.at, "without it, nothing happens at the end of the segment")
+	s.arrivals = s.arrivals[:len(s.arrivals)-1]
+	const first, withdrawn = 1001, 1016 // more requests than the 8 slots, so that the last of them wait
+	for id := uint64(first); id <= withdrawn; id++ {
+		at := end - 10*time.Millisecond
+		s.arrivals = append(s.arrivals, arrival{at: at, received: at, entered: at, id: id, model: "m", prompt: 200})
+	}
+	left := departure{at: end - time.Microsecond, id: withdrawn, generated: -1, stepsToFirstToken: -1}
+	s.departures = append(slices.DeleteFunc(s.departures, func(d departure) bool { return d.at > left.at }), left)
+	r, err := NewReplay(&Window{Segments: segments[:3], End: segments[3].Boards}, "m", "random", 0)
+	require.NoError(t, err)
+	_, err = r.Run(1 << 20)
+	require.NoError(t, err)
+	saved := r.Checkpoints[1]
+	require.Equal(t, s.To, saved.at)
+	require.Contains(t, saved.remaining, uint64(withdrawn-1), "it waits")
+	require.NotContains(t, saved.remaining, uint64(withdrawn))
+	require.False(t, slices.ContainsFunc(saved.boards.Waiting("m"), func(e *pool.Entry) bool { return e.ID == withdrawn }))
+}
+
 // A policy that is listed twice is compared once, even if it cannot be replayed: its metrics must not be there twice.
 func TestAPolicyThatIsListedTwiceIsComparedOnce(t *testing.T) {
 	v := judged(t, New([]string{"no-such-policy", "random", "no-such-policy", "random"}), taped(t, "br0", 61))
