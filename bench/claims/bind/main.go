@@ -51,7 +51,7 @@ func parse(args []string) (o options, err error) {
 	f.StringVar(&o.out, "out", "",
 		"page whose verdicts are written, with a CSV of all figures beside it and plots in the folder img beside its folder; "+
 			"empty: verdicts and CSV are printed")
-	if err := f.Parse(args); err != nil {
+	if err := testbed.Parse(f, args); err != nil {
 		return o, err
 	}
 	another := false

@@ -44,7 +44,7 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&o.loads, "loads", 32, "how many for each deployment")
 	f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
 	f.StringVar(&o.readme, "readme", "", "document to write its short form into; empty: none")
-	if err := f.Parse(args); err != nil {
+	if err := testbed.Parse(f, args); err != nil {
 		return o, err
 	}
 	if o.loads < 1 {

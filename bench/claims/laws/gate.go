@@ -14,6 +14,7 @@ import (
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
+	"evenkeel/bench/rigs/testbed"
 	"evenkeel/bench/sim/draw"
 	"evenkeel/bench/sim/mixed"
 	"evenkeel/bench/tools/page"
@@ -115,7 +116,7 @@ func runGate(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&g.loads, "loads", 64, "how many on decode ranks")
 	flags.IntVar(&g.mixed, "mixed", 32, "how many on ranks that prefill and decode")
 	flags.StringVar(&g.out, "out", "", "document to write the tables into; empty: they are printed")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if g.loads < 1 || g.mixed < 1 {

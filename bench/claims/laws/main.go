@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	into := flags.String("out", "", "with -check: the page")
 	cache := flags.String("cache", "", "with -table or -check: folder for the Python packages; empty: one in the user's cache folder")
 	model := flags.String("model", "", "its name; empty: the one that /v1/models names")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if *table && o.engine == "" && flags.NArg() == 0 {

@@ -36,7 +36,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.StringVar(&o.pictures, "pictures", "docs/img/outages", "folder of the pictures")
 	flags.StringVar(&o.only, "only", "", "numbers of outages, such as 3,7; empty: all")
 	flags.IntVar(&o.together, "together", 3, "so many are staged side by side")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	chosen, err := choose(o.only)

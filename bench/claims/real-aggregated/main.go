@@ -56,7 +56,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.BoolVar(&o.survey, "survey", false, "only: what evenkeel survey sees of the engine")
 	flags.BoolVar(&o.short, "trial", false, "only: evenkeel survey --trial in its short form, against one engine: about five minutes")
 	flags.StringVar(&o.report, "report", "", "the file to which its report goes, as evenkeel survey --out writes it")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if o.Requests <= clients {

@@ -32,7 +32,7 @@ func play(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.StringVar(&o.policies, "policies", "jsq,pjsq,jsq-kv,pjsq-kv,br0,brh,evenkeel",
 		"to compare, in any order; "+reference+" is what the others are compared with")
 	flags.IntVar(&o.Requests, "requests", 100, "of a list; each takes about a sixth of a second")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	w := &site{options: o}

@@ -68,7 +68,7 @@ func parse(args []string) (o options, err error) {
 	f.BoolVar(&o.lead, "ahead", false,
 		"only: what sending ahead gains on engines that pull KV as vLLM does, with more or fewer requests than slots")
 	f.BoolVar(&o.rule, "rule", false, "only: how far the lowest of three rows is from what a load gains")
-	if err := f.Parse(args); err != nil {
+	if err := testbed.Parse(f, args); err != nil {
 		return o, err
 	}
 	o.with = strings.Fields(*with)

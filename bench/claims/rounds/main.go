@@ -35,7 +35,7 @@ func parse(args []string) (o options, err error) {
 	f.IntVar(&o.loads, "loads", 32, "how many of each seed")
 	f.IntVar(&o.only, "load", -1, "number of the only load that is served, of the first seed, with a line for each policy; -1: all are")
 	f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
-	if err := f.Parse(args); err != nil {
+	if err := testbed.Parse(f, args); err != nil {
 		return o, err
 	}
 	for _, text := range strings.Split(*seeds, ",") {

@@ -54,7 +54,7 @@ func main() {
 		f.BoolVar(&o.price, "price", false, "what the twin costs at 144 ranks of 40 slots: two proxies at once, one of them without a twin")
 		f.StringVar(&o.only, "only", "", "only the scenes whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the table into; empty: it is printed")
-		if err := f.Parse(args); err != nil {
+		if err := testbed.Parse(f, args); err != nil {
 			return false, err
 		}
 		if o.price {

@@ -24,7 +24,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	scheme := flags.String("scheme", "light", "colours of the page: light or dark")
 	width, height := flags.Int64("width", 1280, "of the window"), flags.Int64("height", 900, "of the window")
 	shrink := flags.String("shrink", "", "folder whose pictures are made smaller; no page is visited then")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if *shrink != "" {

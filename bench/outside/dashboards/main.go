@@ -28,7 +28,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	rules := flags.String("rules", "configs/prometheus/rules.yaml", "rules that Prometheus evaluates beside")
 	last := flags.Duration("duration", 90*time.Second, "of the load; advice wants a minute")
 	binary := flags.String("bin", "", "the proxy to run; empty: it is built")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if *write != "" {

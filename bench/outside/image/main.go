@@ -33,7 +33,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	tag := flags.String("tag", "evenkeel:check", "name of the image")
 	file := flags.String("out", "", "write the image to this file, and load it nowhere")
 	check := flags.Bool("check", false, "run the image, and keep nothing; end well, with a word, where it cannot be built or run")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if *file != "" {

@@ -3,6 +3,8 @@ package main
 import (
 	"flag"
 	"time"
+
+	"evenkeel/bench/rigs/testbed"
 )
 
 type options struct {
@@ -18,6 +20,6 @@ func parse(args []string) (o options, err error) {
 	flags.StringVar(&o.binary, "bin", "", "the program that is shown; empty: it is built")
 	flags.DurationVar(&o.duration, "duration", 280*time.Second, "of the run that the page shows; a rank goes down after six sevenths")
 	flags.IntVar(&o.requests, "requests", 700, "of the demo, for each policy")
-	err = flags.Parse(args)
+	err = testbed.Parse(flags, args)
 	return o, err
 }

@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string, out io.Writer) (ok bool, err error)
 		"fleet is told is beside it in FILE.rosters, for go test ./gateway/recording -rosters; the proxy is built for it")
 	flags.BoolVar(&o.race, "race", false, "build the proxy with the race detector")
 	asJSON := flags.Bool("json", false, "print the report as JSON")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return false, err
 	}
 	if o.duration < 0 || o.count < 0 || !(o.rate >= 0) {

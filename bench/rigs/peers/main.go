@@ -34,7 +34,7 @@ func main() {
 		f.StringVar(&o.only, "only", "", "only the routers whose names contain this")
 		f.StringVar(&o.out, "out", "", "document to write the tables into; empty: they are printed")
 		f.IntVar(&o.requests, "requests", 200, "how many each router gets")
-		if err := f.Parse(args); err != nil {
+		if err := testbed.Parse(f, args); err != nil {
 			return false, err
 		}
 		return o.run(ctx, out)

@@ -67,7 +67,7 @@ func parse(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.breaks, "break", "",
 		"what breaks between evenkeel and its decode engines, so that rows must fail: "+strings.Join(breaks, ", "))
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {

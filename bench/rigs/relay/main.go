@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.page, "page", "", "page whose tables are written")
 	flags.BoolVar(&o.watched, "watched", false,
 		"measure evenkeel as well with the live page open, with every request traced, and without receipts")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	var err error

@@ -30,7 +30,7 @@ func parseFlags(args []string, out io.Writer) (o options, err error) {
 	flags.StringVar(&o.cache, "cache", "", "folder for SGLang; empty: evenkeel/sglang in the user's cache folder")
 	flags.IntVar(&o.port, "port", 27000, "the first of the 10 ports that are used")
 	row := flags.String("row", "", "a regular expression: only the rows whose names match it run")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {

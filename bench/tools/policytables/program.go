@@ -70,7 +70,7 @@ func (p Program[B]) parse(args []string) (o Options, err error) {
 	f.StringVar(&o.Out, "out", "", "the document to write (default "+p.Page()+"; "+scratch+" "+p.Scratch()+")")
 	f.BoolVar(&o.Quick, "quick", false, "simulate one seed, of at most 2,500 requests of a trace, to see that the program works")
 	only := f.String("only", "", "the comma-separated names of the tables to write: "+strings.Join(page.Names(p.Blocks), ", "))
-	if err := f.Parse(args); err != nil {
+	if err := testbed.Parse(f, args); err != nil {
 		return o, err
 	}
 	if o.Files = f.Args(); p.Traces == nil && len(o.Files) > 0 {

@@ -65,7 +65,7 @@ func HA(ctx context.Context, args []string, out io.Writer) (ok bool, err error) 
 	flags := o.common("ha")
 	flags.DurationVar(&o.lease, "lease", o.lease, "ha.lease, whole seconds")
 	flags.IntVar(&o.clients, "clients", o.clients, "of each proxy")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return false, err
 	}
 	r, err := play(ctx, o, shard)
@@ -82,7 +82,7 @@ func Regions(ctx context.Context, args []string, out io.Writer) (ok bool, err er
 	flags.DurationVar(&o.delays[2], "eu-as", o.delays[2], "between eu and as")
 	flags.Float64Var(&o.loss, "loss", o.loss, "share of packets lost in the scene with loss")
 	flags.IntVar(&o.count, "count", o.count, "requests whose first tokens are measured, each way")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return false, err
 	}
 	if !slices.Contains([]string{"auto", "netns", onLoopback}, o.on) {

@@ -31,7 +31,7 @@ func main() { testbed.Main("sbom", run) }
 func run(_ context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("sbom", flag.ContinueOnError)
 	version := flags.String("version", "dev", "version of the program")
-	if err := flags.Parse(args); err != nil {
+	if err := testbed.Parse(flags, args); err != nil {
 		return err
 	}
 	if flags.NArg() != 1 {
