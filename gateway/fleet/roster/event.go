@@ -144,7 +144,7 @@ func (v Health) apply(r *Roster, out *effects) {
 		r.updateAddresses(e, v.Status.Moved, out.now)
 	}
 	if e.Role == Prefill { // the processes of engines that decode are not followed
-		next, evidence := e.processes.RecordConnection(moved, v.IsRefused)
+		next, evidence := e.processes.RecordConnection(moved, v.IsRefused, out.now)
 		e.setProcesses(out, Restarted, next, evidence)
 		readNow := v.Status.Up && v.Status.Err == nil // otherwise the start time may be that of an earlier check
 		next, evidence = e.processes.RecordStart(v.Status.StartTime, readNow)

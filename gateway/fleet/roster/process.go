@@ -37,6 +37,7 @@ type Processes struct {
 	doubtSince time.Time // when a new engine id last gave reason for doubt
 	start      float64   // start time of the newest process, in Unix seconds, from its metrics; 0: not known
 	connection connectionState
+	newSince   time.Time            // when a connection last showed that there is a new process
 	engineIDs  map[string]engineIDs // engine ids in hand-offs, by the candidate's ID
 }
 
@@ -95,7 +96,7 @@ func (p *Processes) Fate(process int) Fate {
 
 // RecordConnection records how a connection went: whether it was refused, and whether the engine's name has a new address (moved). If this
 // shows that there must be a new process, evidence says how, and the process before counts as Gone; empty: nothing shows a new process.
-func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, evidence string) {
+func (p *Processes) RecordConnection(moved, isRefused bool, now time.Time) (next *Processes, evidence string) {
 	nextState := p.connection
 	switch {
 	case moved:
@@ -118,6 +119,7 @@ func (p *Processes) RecordConnection(moved, isRefused bool) (next *Processes, ev
 	next.connection = nextState
 	if evidence != "" {
 		next.addProcess(Gone)
+		next.newSince = now
 	}
 	return next, evidence
 }
@@ -153,8 +155,13 @@ func (p *Processes) RecordStart(start float64, readNow bool) (next *Processes, e
 
 // RecordStartRead records a start time that was requested at the time asked and has just been read. If the request was sent after the last
 // doubt arose, the answer also ends doubts. A doubt is the suspicion, raised by a new engine id in a hand-off, that a new process has
-// replaced the known ones (Doubted).
+// replaced the known ones (Doubted). If the request was sent before a connection showed a new process, the answer may be that of the old
+// process. It is then ignored, because the start time of the new process would otherwise look like that of yet another one.
 func (p *Processes) RecordStartRead(start float64, asked time.Time) (next *Processes, evidence string) {
+	mayBeOld := asked.Before(p.newSince) && (p.start == 0 || start == p.start)
+	if mayBeOld { // a later start time than the known one would be that of a new process
+		return p, ""
+	}
 	const readNow = true
 	next, evidence = p.RecordStart(start, readNow)
 	isNewest := start != 0 && start == next.start // it was neither unknown nor older than the known one

@@ -12,7 +12,7 @@ import (
 // step is one thing that an engine's address shows.
 type step struct {
 	id      string  // a hand-off of that engine
-	early   bool    // whose probe was sent before anything else happened
+	early   bool    // whose probe, or the question for the start time, was sent before anything else happened
 	start   float64 // a start time that was read
 	listens bool    // a connection was taken
 	refuses bool    // it was refused
@@ -29,9 +29,13 @@ func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign st
 		}
 		return p.RecordHandoff(sent, "candidate", s.id, now)
 	case s.start != 0:
-		next, sign = p.RecordStartRead(s.start, now.Add(time.Millisecond))
+		asked := now.Add(time.Millisecond)
+		if s.early {
+			asked = time.Time{}
+		}
+		next, sign = p.RecordStartRead(s.start, asked)
 	default:
-		next, sign = p.RecordConnection(s.moves, s.refuses)
+		next, sign = p.RecordConnection(s.moves, s.refuses, now)
 	}
 	return next, -1, sign
 }
@@ -40,6 +44,7 @@ func take(p *Processes, s step, now time.Time) (next *Processes, by int, sign st
 // before it are kept from decode engines as long as that is not clear, and stay on the engine's account.
 func TestWhatBecomesOfHandOffs(t *testing.T) {
 	refused, taken, moved := step{refuses: true}, step{listens: true}, step{moves: true}
+	late := step{start: 1, early: true} // an answer that is on its way for long
 	for name, row := range map[string]struct {
 		steps []step
 		want  []Fate // of the processes that made the hand-offs
@@ -65,6 +70,15 @@ func TestWhatBecomesOfHandOffs(t *testing.T) {
 		"another address":                                {[]step{{start: 1}, {id: "a"}, moved, {id: "b"}, {start: 2}}, []Fate{Gone, Known}},
 		"another address, where nothing listens yet":     {[]step{{id: "a"}, {moves: true, refuses: true}, {id: "b"}, refused}, []Fate{Gone, Known}},
 		"more ids than one process after another can be": {append(ids(mostEngineIDs), step{id: "last"}, step{id: "0"}), append(doubts(mostEngineIDs-1), Known, Known, Known)},
+		"an answer from before a refusal, read late": {
+			[]step{{start: 1}, {id: "a"}, refused, late, taken, {id: "b"}, {start: 2}}, []Fate{Gone, Known},
+		},
+		"the first of all answers, read late": {
+			[]step{{id: "a"}, refused, late, taken, {id: "b"}, {start: 2}}, []Fate{Gone, Known},
+		},
+		"an answer from the address before, read late": {
+			[]step{{start: 1}, {id: "a"}, moved, late, {id: "b"}, {start: 2}}, []Fate{Gone, Known},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, now := &Processes{}, time.Unix(100, 0)
