@@ -168,10 +168,7 @@ func (r *Result) logTo(log *zap.Logger) {
 // length is limit, and connect limits the time to connect.
 func (c *Caller) callEngine(ctx context.Context, p *checkedCall, to *target, connect, limit time.Duration) Answer {
 	began := time.Now()
-	a := Answer{Engine: to.id}
-	engines := c.deps.Fleet.Now()
-	called := engines.Engine(to.keys[0]) // nil: the engine has left in the meantime
-	a.Restarted = slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(called) })
+	a := Answer{Engine: to.id, Restarted: to.hasRestarted(c.deps.Fleet.Now())}
 	call := c.deps.Client.NewCall(to.target).Fresh() // a kept-alive connection may be closed already, and the call must not be sent twice
 	stopWaiting := context.AfterFunc(ctx, call.Abort)
 	defer stopWaiting()

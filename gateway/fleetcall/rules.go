@@ -58,6 +58,15 @@ type target struct {
 	target *engine.Target
 }
 
+// hasRestarted says whether an engine at the address restarted after its pause began. All engines of the address are asked, because the
+// pause of a group covers only one that decodes.
+func (t *target) hasRestarted(engines *roster.Snapshot) bool {
+	return slices.ContainsFunc(t.keys, func(key string) bool {
+		called := engines.Engine(key) // nil: the engine has left in the meantime
+		return slices.ContainsFunc(engines.Pauses(), func(pause roster.Pause) bool { return pause.Restarted(called) })
+	})
+}
+
 // checkedCall is a call that was checked, with its engines.
 type checkedCall struct {
 	Call

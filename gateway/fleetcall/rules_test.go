@@ -91,6 +91,18 @@ func TestWhomACallReaches(t *testing.T) {
 	}
 }
 
+// A call to all engines reaches p:1 as an engine that prefills, too, which no pause of a group covers.
+func TestWhichEnginesRestartedInTheirPause(t *testing.T) {
+	again := engine.Status{Up: true, StartTime: 2}
+	now := published(t, roster.PauseBegun{Group: "a"}, roster.Health{Key: "prefill p:1", Status: again},
+		roster.Health{Key: "decode p:1", Status: again}, roster.Health{Key: "aggregated b:2", Status: again})
+	restarted := map[string]bool{}
+	for _, to := range targetsOf(now, "") {
+		restarted[to.id] = to.hasRestarted(now)
+	}
+	require.Equal(t, map[string]bool{"p:1": true, "a:2": false, "b:2": false}, restarted)
+}
+
 func TestWhetherAnEngineDidIt(t *testing.T) {
 	for _, row := range []struct {
 		name  string
