@@ -28,7 +28,7 @@ const (
 	First                          // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
 	Relayed                        // Took: from the first event of the answer to its end; Tokens: tokens of the answer
 	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: tokens of the answer, at least 2
-	Failed                         // the attempt has ended; Cause, On, Status and Answer say why. nil Answer: the client got its whole answer
+	AttemptEnded                   // Answer: the error of the attempt, nil: it succeeded. Cause, On and Status say why it failed
 	Retried                        // the attempt has failed, and another one follows
 	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
 	scheduled                      // sets batch and priority. At: deadline of the first token; zero: the caller gave none

@@ -82,7 +82,7 @@ func TestARequestThatNobodyWatchesCostsNothing(t *testing.T) {
 		r.showEvent(Event{Kind: Placed, Slot: slot})
 		r.Report(Event{Kind: PlacedLocally, Slot: slot})
 		r.WithTraceHeaders(nil)
-		r.Report(Event{Kind: Failed})
+		r.Report(Event{Kind: AttemptEnded})
 		r.Report(Event{Kind: Retried})
 		r.EndAttempt(nil)
 		r.showEvent(Event{Kind: ended})

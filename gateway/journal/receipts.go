@@ -70,7 +70,7 @@ func addToReceipt(to *receipt.Receipt, r *Record, e *Event) {
 
 // addToAttempt adds an event to an attempt of the receipt. An event that ends a phase adds the duration of the phase to a.Waits, in ms.
 func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
-	endsPhase := e.Kind == Entered || e.Kind == Failed
+	endsPhase := e.Kind == Entered || e.Kind == AttemptEnded
 	if phase := r.attempt.phase; phase != "" && endsPhase { // since is when the phase began
 		*waitOf(&a.Waits, phase) += ms(e.At.Sub(r.attempt.since))
 	}
@@ -88,7 +88,7 @@ func addToAttempt(a *receipt.Attempt, r *Record, e *Event) {
 		}
 	case Placed, PlacedLocally:
 		a.Decode = decodeOf(e.Slot)
-	case Failed:
+	case AttemptEnded:
 		a.State, a.Cause, a.FailedOn, a.Status = receipt.Ended, words.Clip(e.Cause), e.On, e.Status
 	case Retried:
 		a.Again = true

@@ -31,7 +31,7 @@ type attempt struct {
 	open      bool      // an attempt is under way
 	number    int       // number of the attempt under way, or of the last attempt
 	phase     Phase     // the present phase; empty: none
-	since     time.Time // when the phase began, or when the last attempt failed
+	since     time.Time // when the phase began, or when the last attempt ended
 	willRetry bool      // the last attempt failed, and another attempt follows
 
 	span      *tracing.Span

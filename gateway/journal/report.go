@@ -90,11 +90,11 @@ func (r *Record) countEvent(e *Event) {
 }
 
 // showEvent shows an event in the views. It begins an attempt if the event needs one, and sets the time of events that begin or end a
-// phase. It ignores a Failed event if no attempt is under way.
+// phase. It ignores an AttemptEnded event if no attempt is under way.
 func (r *Record) showEvent(e Event) {
 	current := &r.attempt
 	hasNoView := r.views == [2]view{}
-	endsNothing := e.Kind == Failed && !current.open
+	endsNothing := e.Kind == AttemptEnded && !current.open
 	if hasNoView || endsNothing {
 		return
 	}
@@ -107,14 +107,14 @@ func (r *Record) showEvent(e Event) {
 	case Entered:
 		r.beginAttempt()
 		e.At = time.Now()
-	case Failed:
+	case AttemptEnded:
 		e.At = time.Now()
 	}
 	r.passToViews(e)
 	switch e.Kind {
 	case Entered:
 		current.phase, current.since = e.Phase, e.At
-	case Failed:
+	case AttemptEnded:
 		current.open, current.phase, current.since = false, "", e.At
 	case Retried:
 		current.willRetry = true
@@ -167,5 +167,5 @@ func (r *Record) EndAttempt(fail *openai.Error) {
 	default:
 		cause = Outcome(fail)
 	}
-	r.Report(Event{Kind: Failed, Cause: cause, Answer: fail}) // a Failed event without an error only ends the attempt
+	r.Report(Event{Kind: AttemptEnded, Cause: cause, Answer: fail})
 }

@@ -58,7 +58,7 @@ func (spanView) show(r *Record, e Event) {
 		spanBound(cmp.Or(current.phaseSpan, current.span), e.Slot) // phaseSpan is nil if the request was bound at once
 	case First:
 		current.call.Event("first token")
-	case Failed:
+	case AttemptEnded:
 		endPhaseSpan(current, &e)
 		spanFailed(current.call, e.Answer, e.Cause)
 		current.call.End()

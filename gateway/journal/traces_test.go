@@ -49,7 +49,7 @@ func TestASpanStandsWithinTheCallItIsPartOf(t *testing.T) {
 	r.Report(Event{Kind: Placed, Slot: &dispatcher.Slot{Binding: board.Binding{WorkerName: "d1", Policy: "rr"}}, Took: time.Millisecond})
 	r.Report(Event{Kind: Entered, Phase: Transfer, Call: "decode"})
 	first := r.WithTraceHeaders(nil)
-	r.Report(Event{Kind: Failed, Cause: "engine d1: connection reset", Status: 0, Answer: openai.NewError(502, "decode_failed", "m")})
+	r.Report(Event{Kind: AttemptEnded, Cause: "engine d1: connection reset", Status: 0, Answer: openai.NewError(502, "decode_failed", "m")})
 	r.Report(Event{Kind: Retried})
 	r.Report(Event{Kind: Attempted})
 	r.Report(Event{Kind: Entered, Phase: Queued})

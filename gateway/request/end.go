@@ -183,7 +183,7 @@ func (s *stream) recordEnd() {
 	compareTokenCounts(s)
 	s.checkPrefixCache()
 	if failedEngine := s.upstream.failedEngine(); s.endError != nil && failedEngine != "" {
-		j.record.Report(journal.Event{Kind: journal.Failed, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
+		j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: journal.Outcome(s.endError), On: failedEngine, Answer: s.endError})
 	}
 	j.record.EndAttempt(s.endError)
 	if !j.isLeg {

@@ -123,7 +123,7 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 		const mustStay = true
 		j.query = j.newRoutingQuery(mustStay)
 	}
-	j.record.Report(journal.Event{Kind: journal.Failed, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
+	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: "peer " + j.record.Peer + ": " + returned.Reason, Answer: errReturned})
 	j.record.Report(journal.Event{Kind: journal.Retried})
 	return outcome, nil
 }

@@ -35,7 +35,7 @@ func (s *stream) continueAnswer() {
 		return
 	}
 	cause := "lost in the middle: " + fault.ClientError.Code
-	j.record.Report(journal.Event{Kind: journal.Failed, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
+	j.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: cause, On: s.upstream.failedEngine(), Answer: fault.ClientError})
 	tier := s.planContinuation()
 	var attemptError *openai.Error // how the next attempt failed; nil: it did not fail, or there is none
 	switch tier {

@@ -321,7 +321,7 @@ func (r *executor) callFailed(fault *failure.Fault) lifecycle.Event {
 	if fault.Reason == lifecycle.Stale && r.lease != nil { // the connection was stale, so the next attempt may use the same prefill engine
 		r.job.avoid.prefill = r.job.avoid.prefill[:len(r.job.avoid.prefill)-1]
 	}
-	r.job.record.Report(journal.Event{Kind: journal.Failed, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
+	r.job.record.Report(journal.Event{Kind: journal.AttemptEnded, Cause: fault.Cause(), On: failedEngine, Status: fault.Status,
 		Answer: fault.ClientError})
 	event := r.job.callFailedEvent(fault)
 	if r.stream != nil {
