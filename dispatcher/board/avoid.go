@@ -38,9 +38,14 @@ func (b *board) mustAvoid(e *pool.Entry, now time.Time) bool {
 		return false
 	}
 	for _, g := range b.groups {
-		watermark := policy.Watermark(g.policyInForce().Policy) // share of a rank's KV room that the policy keeps empty
+		p := g.policyInForce()
+		watermark := policy.Watermark(p.Policy) // share of a rank's KV room that the policy keeps empty
 		for _, r := range g.steppingRanks {
-			if r.Up && mayGo(e, r) && int64(e.Prompt) <= r.largestPrompt(watermark) {
+			capacity := r.capacityWithoutOrphans()
+			if p.Immediate() { // the engine queues an entry for which it has no room, so orphans keep none away
+				capacity = r.Capacity
+			}
+			if r.Up && mayGo(e, r) && int64(e.Prompt) <= policy.KVBudget(capacity, watermark) {
 				return true // this rank could take the entry, so the entry waits for such a rank
 			}
 		}

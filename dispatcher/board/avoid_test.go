@@ -39,6 +39,27 @@ func TestARankThatIsTheOnlyOneIsTakenAllTheSame(t *testing.T) {
 	require.EqualValues(t, 2, h.put(pool.Entry{Prompt: 40, Avoid: []int32{0}}).slotNow(t).Worker)
 }
 
+// An engine may hold orphans until it restarts, so a request would wait in vain for the room that they take. An immediate policy lets the
+// engine queue what has no room.
+func TestNoRequestWaitsForRoomThatOrphansTake(t *testing.T) {
+	for name, row := range map[string]struct {
+		barrier bool
+		want    int32
+	}{"of a pooled policy": {true, 0}, "of an immediate one": {false, 1}} {
+		t.Run(name, func(t *testing.T) {
+			h := newHand(t, testConfig())
+			ws := ranks(2, 4, 1000)
+			for i := range ws {
+				ws[i].Barrier = row.barrier
+			}
+			h.fleet(ws)
+			h.orphan(h.put(pool.Entry{Prompt: 600, Only: []int32{1}}).slotNow(t))
+			require.Equal(t, row.want, h.put(pool.Entry{Prompt: 500, Avoid: []int32{0}}).slotNow(t).Worker)
+			require.EqualValues(t, 1, h.put(pool.Entry{Prompt: 300, Avoid: []int32{0}}).slotNow(t).Worker)
+		})
+	}
+}
+
 func TestARequestWaitsAMomentForAnotherRank(t *testing.T) {
 	h := newHand(t, testConfig())
 	h.fleet(ranks(2, 1, 0))

@@ -45,7 +45,7 @@ func (b *board) bindOverdue(e *pool.Entry, now time.Time) (bound bool) {
 // engine can begin at once, because requests of other proxies may wait there or the engine has just started. The KV that the engine keeps
 // of ended answers does not count as taken, because the engine frees it sooner or later.
 func (r *rank) mayTakeOverdue(prompt int64) bool {
-	tooLarge := r.Capacity > 0 && prompt > r.usableCapacity()+r.keptKV.Tokens()
+	tooLarge := r.Capacity > 0 && prompt > r.capacityWithoutOrphans()
 	if !r.takesRequests() || r.MaxEngineQueue == 0 || tooLarge {
 		return false
 	}

@@ -64,7 +64,16 @@ func (r *rank) usableCapacity() int64 {
 	if r.Capacity == 0 {
 		return 0
 	}
-	return max(1, r.Capacity-r.orphanedKV-r.keptKV.Tokens()) // at least 1, because 0 would mean unlimited
+	return max(1, r.capacityWithoutOrphans()-r.keptKV.Tokens()) // at least 1, because 0 would mean unlimited
+}
+
+// capacityWithoutOrphans returns the KV tokens of the rank's capacity that are free sooner or later; 0: unlimited. Orphans take the rest,
+// because the engine may hold them until it restarts. It frees the kept KV of ended answers after a set time.
+func (r *rank) capacityWithoutOrphans() int64 {
+	if r.Capacity == 0 {
+		return 0
+	}
+	return max(1, r.Capacity-r.orphanedKV) // at least 1, because 0 would mean unlimited
 }
 
 // hasKVRoom says whether the rank has KV room for a prompt of this many tokens, whether or not a slot is free.
