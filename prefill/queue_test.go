@@ -146,6 +146,20 @@ func TestTheTimeoutSaysWhatWasMissing(t *testing.T) {
 	}
 }
 
+// Requests wait for an engine that is late or full, but it cannot be scored.
+func TestNoScoreSaysWhatWasMissing(t *testing.T) {
+	scheduler := newScheduler(t, up("a"))
+	hold(t, scheduler, "a", pooled, 95_000)
+	_, err := scheduler.Score(Request{Model: testModel})
+	require.ErrorIs(t, err, ErrKVExhausted)
+	late := up("a")
+	late[0].Live, late[0].AnswersLate = false, true
+	scheduler.SetCandidates(late)
+	_, err = scheduler.Score(Request{Model: testModel})
+	require.ErrorIs(t, err, ErrUnavailable)
+	require.ErrorContains(t, err, "none of the 1 that serve it takes requests now")
+}
+
 func TestARetryPastTheTimeoutIsServedAtOnceOrNotAtAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		scheduler := newScheduler(t, up("a"))
