@@ -65,8 +65,8 @@ func (g observer) Facts(ctx context.Context) detect.Facts {
 	for _, e := range s.Engines {
 		f.Engines = append(f.Engines, detect.Engine{
 			ID: e.ID, Role: e.Role, Models: firstModels(e.Models), Group: e.Group, State: e.State, Why: e.Error, SinceS: age(now, e.Since),
-			Draining: e.Draining,
-			Paused:   e.Paused, Hangs: e.Hangs, Moved: movedFact(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
+			Draining: e.Draining, OwnedByOther: e.OwnedByOther,
+			Paused: e.Paused, Hangs: e.Hangs, Moved: movedFact(e.Moved, now), Share: e.Share, Ranks: e.Ranks, Version: e.Version,
 		})
 	}
 	g.fillInCallers(&f)
@@ -324,7 +324,8 @@ func hasStandIns(engines []detect.Engine, host string) bool {
 		}
 		hasEngines = true
 		canReplace := func(other detect.Engine) bool {
-			return hostOf(&other) != host && other.Role == e.Role && other.State == "up" && !other.Draining
+			takesRequests := other.State == "up" && !other.Draining && !other.OwnedByOther
+			return takesRequests && hostOf(&other) != host && other.Role == e.Role
 		}
 		if !slices.ContainsFunc(engines, canReplace) {
 			return false

@@ -38,6 +38,7 @@ func TestAHostThatFailsIsNamedIfOthersMayTakeOver(t *testing.T) {
 		"nobody else prefills":                        {[]detect.Engine{p, d, other("b:8000", "decode", "up", false)}, false},
 		"the other is down":                           {[]detect.Engine{d, other("b:8000", "decode", "down", false)}, false},
 		"the other drains":                            {[]detect.Engine{d, other("b:8000", "decode", "up", true)}, false},
+		"another proxy owns the other":                {[]detect.Engine{d, {ID: "b:8000", Role: "decode", State: "up", OwnedByOther: true}}, false},
 		"one other is down and another one is not":    {[]detect.Engine{d, other("b:8000", "decode", "down", false), other("c:8000", "decode", "up", false)}, true},
 		"the others of the same host are down anyway": {[]detect.Engine{d, other("a:8001", "decode", "down", false), other("b:8000", "decode", "up", false)}, true},
 	} {

@@ -337,6 +337,8 @@ type Engine struct {
 	Share    float64  `json:"share"` // share of the engine's slots that may be used: below 1 while it is new in service
 	Ranks    int      `json:"ranks"`
 	Version  string   `json:"version,omitempty"`
+
+	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
 }
 
 // Moved says that the name of an engine leads to a new address, and for how long it has done so.

@@ -366,6 +366,19 @@ func TestWhoAdmits(t *testing.T) {
 	require.Equal(t, []string{"m"}, s.BoardsOf("main"))
 }
 
+// An engine of a region that another proxy owns is up, and nothing of it is taken out of service.
+func TestWhatAnotherProxyOwnsDoesNotDrain(t *testing.T) {
+	s := begin(t, "d2 d3 d4@eu").steps("d2 up m; d3 up m; d4 up m; d3 drains")
+	s.tell(Owners{Kind: owner.Regions, Scopes: map[string]Owned{"eu": {Admits: true}}})
+	drains, isOther := map[string]bool{}, map[string]bool{}
+	for _, e := range s.Statuses() {
+		require.Equal(t, "up", e.State, e.ID)
+		drains[e.ID], isOther[e.ID] = e.Draining, e.OwnedByOther
+	}
+	require.Equal(t, map[string]bool{"d2:80": false, "d3:80": true, "d4:80": false}, drains)
+	require.Equal(t, map[string]bool{"d2:80": true, "d3:80": false, "d4:80": false}, isOther)
+}
+
 // An engine that comes back gets its share of the load step by step, where others carry the load meanwhile.
 func TestASlowStart(t *testing.T) {
 	s := begin(t, "p1 p3 d2 d4")

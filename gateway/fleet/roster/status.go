@@ -38,6 +38,8 @@ type EngineStatus struct {
 	Version  string        `json:"version,omitempty"`
 	Ranks    int           `json:"ranks"`
 	Slots    int           `json:"slots,omitempty"` // number of slots of each rank
+
+	OwnedByOther bool `json:"-"` // another proxy owns the engine's region, and only that proxy sends it requests
 }
 
 // Statuses returns the status of every engine, in the order of Engines.
@@ -46,9 +48,10 @@ func (p *Snapshot) Statuses() []EngineStatus {
 	for _, e := range p.order {
 		s := EngineStatus{
 			ID: e.ID, Role: e.Role, URL: e.Target.URL.String(), Group: e.Conf.Group, Profile: e.Conf.Profile,
-			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld != Up,
+			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld == Draining,
 			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
+			OwnedByOther: e.OwnedByOther(),
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() { // zero: the addresses have never changed
 			s.Moved = &moved
