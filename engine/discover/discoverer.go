@@ -58,7 +58,7 @@ type Found struct {
 	Source      string    `json:"source"`
 	Incarnation string    `json:"incarnation,omitempty"`
 	State       string    `json:"state"`
-	Why         string    `json:"why,omitempty"` // why the engine is not used; empty: it is used
+	Why         string    `json:"why,omitempty"` // why the engine, or its new description, is not used; empty: it is used as listed
 	Tries       int       `json:"tries,omitempty"`
 	Next        time.Time `json:"next_try,omitzero"`
 }
@@ -107,7 +107,7 @@ type record struct {
 	trialRuns    bool      // a trial of this engine runs now
 	inConfig     bool      // the config lists this engine, so discovery leaves it alone
 	failedTrials int       // failed trials, and refusals by the fleet, since its description changed
-	err          error     // why the last failed trial failed; nil: none failed
+	err          error     // why the last trial failed, or why the fleet refused the description; nil: neither happened
 	nextTrial    time.Time // the earliest time of the next trial, or of the next attempt to pass the engine to the fleet
 }
 
@@ -378,15 +378,19 @@ func (d *Discoverer) recordTrial(result trialResult, now time.Time) {
 	}
 }
 
-// recordFailure records and logs why an engine cannot be used, and sets the time of its next trial. The pause doubles with each failure, up
-// to maxRetryDelay.
+// recordFailure records and logs why an engine cannot be used or, if the fleet has it, why its new description cannot. It sets the time of
+// the next trial. The pause doubles with each failure, up to maxRetryDelay.
 func (d *Discoverer) recordFailure(r *record, now time.Time, err error) {
 	pause := min(firstRetryDelay<<min(r.failedTrials, 10), maxRetryDelay) // 10 doublings are past maxRetryDelay, and more could overflow
 	r.failedTrials++
 	r.nextTrial = now.Add(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64())))
 	if r.err == nil || r.err.Error() != err.Error() {
-		d.cfg.Log.Warn("a discovered engine is not used, because its trial failed", zap.String("engine", r.listed.Key()),
-			zap.String("source", r.listed.Source), zap.Int("tries", r.failedTrials), zap.Error(err))
+		text := "a discovered engine is not used, because its trial failed"
+		if r.inFleet != nil {
+			text = "the new description of a discovered engine cannot be used; its last one stays in force"
+		}
+		d.cfg.Log.Warn(text, zap.String("engine", r.listed.Key()), zap.String("source", r.listed.Source), zap.Int("tries", r.failedTrials),
+			zap.Error(err))
 	}
 	r.err = err
 }
@@ -429,12 +433,15 @@ func (r *record) status() Found {
 		f.State, f.Why = Listed, "it stands in engines of the config, which is not discovery's"
 	case r.listed.Away != "":
 		f.State, f.Why = Away, r.listed.Away
+	case r.inFleet != nil:
+		f.State = InUse
+		if r.err != nil { // the fleet has refused the new description, so the engine serves with the one before
+			f.Why = r.err.Error()
+		}
 	case r.err != nil:
 		f.State, f.Why = Unfit, r.err.Error()
-	case r.inFleet == nil:
-		f.State, f.Why = Trying, errUntried.Error()
 	default:
-		f.State = InUse
+		f.State, f.Why = Trying, errUntried.Error()
 	}
 	return f
 }

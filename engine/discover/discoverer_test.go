@@ -347,6 +347,41 @@ func TestWhatTheFleetRefusesIsToldAgain(t *testing.T) {
 	})
 }
 
+// The fleet keeps an engine whose new description it refuses, so the engine is no unfit one, which would get no requests.
+func TestAnEngineWhoseNewDescriptionIsRefusedIsInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, false)
+		r.say(r.a, at("x:1"))
+		wrong := at("x:1")
+		wrong.Profile = "unknown"
+		r.fleet.refuse = errors.New("no such profile")
+		r.say(r.a, wrong)
+		found := r.Status().Engines[0]
+		require.Equal(t, InUse, found.State)
+		require.Equal(t, "no such profile", found.Why)
+		require.Equal(t, 1, found.Tries)
+		require.EqualValues(t, 1, testutil.ToFloat64(r.metrics.engines.WithLabelValues("a", InUse)))
+		require.EqualValues(t, 0, testutil.ToFloat64(r.metrics.engines.WithLabelValues("a", Unfit)))
+		r.say(r.a, as(wrong, "", Leaving))
+		require.Equal(t, Away, r.state("x:1"))
+		r.fleet.refuse = nil
+		r.say(r.a, wrong)
+		require.Equal(t, Found{ID: "x:1", Role: Decode, Source: "a", State: InUse}, r.Status().Engines[0])
+	})
+}
+
+func TestTheLogSaysWhetherARefusedEngineIsUsed(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	d := New(Config{Log: zap.New(core)})
+	for said, r := range map[string]*record{
+		"a discovered engine is not used, because its trial failed":                              {},
+		"the new description of a discovered engine cannot be used; its last one stays in force": {inFleet: new(at("x:1"))},
+	} {
+		d.recordFailure(r, time.Now(), errors.New("no such profile"))
+		require.Equal(t, said, logs.TakeAll()[0].Message)
+	}
+}
+
 // A description that the fleet refuses keeps no engine in service that leaves.
 func TestAnEngineLeavesAlthoughItsNewDescriptionIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
