@@ -50,8 +50,8 @@ func NewClient(o Options) *Client {
 	return &Client{opts: o, idle: newIdlePool(o.IdleTimeout, o.MaxIdle), readers: newReaders(o.ReadBuffer)}
 }
 
-// Warm dials until at least n connections to a target are idle, so that the next calls need not dial. ctx bounds each
-// dial.
+// Warm dials until at least n connections to a target are idle, or as many as the client keeps, so that the next calls need not dial. ctx
+// bounds each dial.
 func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 	for c.idle.count(t.key()) < n && !c.idle.isClosed() {
 		nc, err := c.dial(ctx, t)
@@ -59,7 +59,9 @@ func (c *Client) Warm(ctx context.Context, t *Target, n int) error {
 			return err
 		}
 		nc.releaseReader()
-		c.idle.put(nc)
+		if !c.idle.put(nc) { // the client keeps no more, or was closed
+			return nil
+		}
 	}
 	return nil
 }

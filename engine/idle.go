@@ -51,22 +51,23 @@ func (p *idlePool) pop(host key) *conn {
 	return c
 }
 
-// put stores the connection, or closes it if the pool is full or closed.
-func (p *idlePool) put(c *conn) {
+// put stores the connection, or closes it if the pool is full or closed. kept says that it was stored.
+func (p *idlePool) put(c *conn) (kept bool) {
 	c.idleSince, c.reused = time.Now(), true
 	p.mu.Lock()
 	stack := p.stacks[c.key]
-	keep := !p.closed && len(stack) < p.max
-	if keep {
+	kept = !p.closed && len(stack) < p.max
+	if kept {
 		p.stacks[c.key] = append(stack, c)
 		if p.timer == nil { // no other connection is idle
 			p.timer = time.AfterFunc(p.ttl, p.closeExpired)
 		}
 	}
 	p.mu.Unlock()
-	if !keep {
+	if !kept {
 		c.close()
 	}
+	return kept
 }
 
 // count returns how many connections to a host have been idle for less than ttl, so that they may be used again.

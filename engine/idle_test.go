@@ -2,6 +2,8 @@ package engine
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -189,6 +191,26 @@ func TestIdleConnectionsAge(t *testing.T) {
 		require.Empty(t, c.idle.stacks)
 		require.ErrorIs(t, run(c.NewCall(tg), 2, Deadlines{}), ErrClosed)
 	})
+}
+
+// Connections that the client does not keep would be dialled for ever.
+func TestAClientWarmsNoMoreConnectionsThanItKeeps(t *testing.T) {
+	dials := 0
+	c := NewClient(Options{MaxIdle: 2, Dial: func(context.Context, string, string) (net.Conn, error) {
+		if dials++; dials > 9 {
+			return nil, errors.New("dialled for ever")
+		}
+		ours, theirs := net.Pipe()
+		t.Cleanup(func() { _ = theirs.Close() })
+		return ours, nil
+	}})
+	defer c.Close()
+	tg := target(t, "http://e")
+	require.NoError(t, c.Warm(t.Context(), tg, 1))
+	require.Equal(t, 1, dials)
+	require.NoError(t, c.Warm(t.Context(), tg, 5))
+	require.Equal(t, 3, dials, "the third has shown that no more are kept")
+	require.Equal(t, 2, c.idle.count(tg.key()))
 }
 
 func TestTheNewestIdleConnectionIsTakenFirst(t *testing.T) {
