@@ -86,6 +86,13 @@ func (l *decisionLog) open() error {
 	return nil
 }
 
+// close closes the file. A nil decisionLog has none.
+func (l *decisionLog) close() {
+	if l != nil && l.file != nil { // nil: the last write or rotation has failed
+		_ = l.file.Close()
+	}
+}
+
 // pipeWait is how long a write waits for the reader of a pipe. A reader that has stopped reading must not delay the end of the process.
 const pipeWait = time.Second
 
@@ -103,11 +110,7 @@ func (l *decisionLog) record(round *board.Round) {
 
 // run writes rounds until ctx ends, and then the rounds that are still queued.
 func (l *decisionLog) run(ctx context.Context) {
-	defer func() {
-		if l.file != nil {
-			_ = l.file.Close()
-		}
-	}()
+	defer l.close()
 	for {
 		select {
 		case r := <-l.queue:

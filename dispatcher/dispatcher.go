@@ -19,7 +19,7 @@ import (
 )
 
 // Start runs a dispatcher until ctx is cancelled. Then every waiting entry gets the error ErrDraining. Release may still be called
-// afterwards.
+// afterwards. After an error, no file is open and no metric is registered.
 func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	cfg = cfg.withDefaults()
 	d := &Dispatcher{cfg: cfg, inbox: newInbox(), done: make(chan struct{})}
@@ -28,10 +28,11 @@ func Start(ctx context.Context, cfg Config) (*Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.metrics.register(cfg.Registerer, d); err != nil {
+	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
 		return nil, err
 	}
-	if r.declog, err = openDecisionLog(cfg.DecisionLog, cfg.Log, d.metrics); err != nil {
+	if err := d.metrics.register(cfg.Registerer, d); err != nil {
+		r.declog.close()
 		return nil, err
 	}
 	go d.run(ctx, r)

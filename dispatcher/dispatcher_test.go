@@ -3,7 +3,10 @@ package dispatcher
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -171,6 +174,20 @@ func TestStartRefusesWhatCannotWork(t *testing.T) {
 		require.NoError(t, err)
 		_, err = Start(ctx, cfg)
 		require.ErrorContains(t, err, "registerer")
+		cancel()
+		<-d.done
+	})
+	t.Run("a decision log that cannot be opened, and then one that can", func(t *testing.T) {
+		cfg := testConfig()
+		cfg.Registerer = prometheus.NewRegistry()
+		folder := filepath.Join(t.TempDir(), "logs")
+		cfg.DecisionLog.File = filepath.Join(folder, "decisions.jsonl")
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err := Start(ctx, cfg)
+		require.ErrorIs(t, err, fs.ErrNotExist)
+		require.NoError(t, os.Mkdir(folder, 0o700))
+		d, err := Start(ctx, cfg)
+		require.NoError(t, err, "the first start has left no metrics")
 		cancel()
 		<-d.done
 	})
