@@ -134,7 +134,6 @@ func (b *board) keepGroups(groups []*group) {
 	b.groups = b.groups[:0]
 	for _, g := range groups {
 		if len(g.allRanks) == 0 {
-			g.heldEntries = 0 // a group without ranks decides about no entries, so it holds none back
 			b.emit(Effect{Kind: EffectGroupGone, Group: b.key(g)})
 			continue
 		}
