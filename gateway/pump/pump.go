@@ -197,19 +197,17 @@ func (p *pump) interrupt(handover int) {
 // awaitEngine begins the wait for more bytes of the engine. The loop calls Expired when a comment is due or the engine was silent for too
 // long.
 func (p *pump) awaitEngine(now time.Time) {
-	wait := p.Wait(now) // 0: for ever
 	p.engineDeadline = time.Time{}
-	if wait > 0 {
+	if wait := p.Wait(now); wait > 0 { // 0: for ever
 		p.engineDeadline = now.Add(wait)
 	}
-	commentAfter := p.commentAfter() // 0: no comment
-	commentIsFirst := wait <= 0 || commentAfter < wait
-	if commentAfter > 0 && commentIsFirst {
-		wait = commentAfter
+	wakeAt := p.engineDeadline
+	if after := p.commentAfter(); after > 0 { // 0: no comment
+		if commentAt := now.Add(after); wakeAt.IsZero() || commentAt.Before(wakeAt) {
+			wakeAt = commentAt
+		}
 	}
-	if wait > 0 { // otherwise nothing is due
-		p.engineWatch.WakeAt(now.Add(wait))
-	}
+	p.engineWatch.WakeAt(wakeAt) // zero: nothing is due, and the time of an earlier wait must not count
 }
 
 // readResult is the result of one read from the engine, or the reason why the loop passes the stream to a goroutine.
@@ -363,10 +361,11 @@ func (p *pump) Expired(_ *loop.Watch, now time.Time) {
 	defer p.recoverOnLoop()
 	if p.clientWatch == nil { // the wait is for the engine
 		engineLate := !p.engineDeadline.IsZero() && !now.Before(p.engineDeadline) // zero: the engine may be silent for ever
-		if engineLate || p.commentAfter() <= 0 {                                  // the goroutine decides what becomes of the stream
+		if engineLate {                                                           // the goroutine decides what becomes of the stream
 			p.passToGoroutine(readResult{})
 			return
 		}
+		// A comment is due, because awaitEngine sets the time of nothing else.
 		frame := append(make([]byte, edge.ChunkRoom), p.keepAlive.Comment()...)
 		p.sendFrame(frame, now)
 		return

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"runtime"
 	"testing"
 	"time"
 
@@ -125,4 +126,55 @@ func TestAnEngineThatFloodsLeavesOthersTheirTurn(t *testing.T) {
 		require.Less(t, reads, maxReadPerTurn/len(l.Buffer), "%v", waited)
 	}
 	require.GreaterOrEqual(t, len(waited), 9)
+}
+
+// silent is a stream that waits for its engine as long as the test says. A goroutine that gets it ends.
+type silent struct {
+	Stream
+	wait time.Duration
+}
+
+func (s *silent) Wait(time.Time) time.Duration { return s.wait }
+
+func (s *silent) GoBack([]byte, sse.End) {}
+
+func (s *silent) Next() ([]byte, error) {
+	runtime.Goexit()
+	return nil, nil
+}
+
+// alarm is a handler that says when its time has come.
+type alarm func()
+
+func (f alarm) Ready(*loop.Watch, bool, time.Time) {}
+func (f alarm) Expired(*loop.Watch, time.Time)     { f() }
+
+// The limit of a wait that the engine's bytes have ended says nothing about the next wait, which may last for ever.
+func TestTheLimitOfAnEarlierWaitPassesNoStreamOn(t *testing.T) {
+	s := &silent{wait: time.Millisecond}
+	p := &pump{Stream: s, resp: chunked(t)}
+	fd, ok := p.resp.Detach(func() {})
+	require.True(t, ok)
+	l, err := loop.New(zap.NewNop())
+	require.NoError(t, err)
+	defer l.Close()
+	beside, _ := sockets(t)
+	staysOnLoop := make(chan bool, 1)
+	require.True(t, l.Post(func() {
+		p.engineWatch, _ = l.Add(fd, p, forReading)
+		now := time.Now()
+		p.awaitEngine(now)
+		s.wait = 0
+		p.awaitEngine(now)
+		later, _ := l.Add(beside, alarm(func() { staysOnLoop <- p.engineWatch != nil }), forReading)
+		later.WakeAt(now.Add(100 * time.Millisecond)) // the loop calls in the order of the times, so p would have been called before
+	}))
+	select {
+	case stays := <-staysOnLoop:
+		require.True(t, stays, "a goroutine has the stream, although its engine may be silent")
+	case <-time.After(20 * time.Second):
+		t.Fatal("the loop wakes nobody")
+	}
+	l.Close()
+	p.resp.Reattach(nil) // so that it can be closed
 }
