@@ -1,7 +1,14 @@
 package selftest
 
 import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -173,4 +180,58 @@ func TestPartnersThatAreDownDoNotCount(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return good.Stats().Finished == 1 }, 30*time.Second, time.Millisecond,
 		"its prefill is decoded by the engine that can")
+}
+
+// A callback may still be read when its pair has failed, and the test learns the hosts of the next partner. This is for the race detector.
+func TestACallbackThatComesTooLateIsReadBesideTheNextPair(t *testing.T) {
+	const text = `{"token_ids":[],"request_id":"cmpl-x-0","do_remote_prefill":false,"do_remote_decode":true,"remote_block_ids":[[7]],` +
+		`"remote_block_size":[128],"remote_engine_id":"d","remote_host":"127.0.0.1","remote_port":31000,"remote_tp_size":1,` +
+		`"remote_pcp_size":1,"remote_dcp_size":1,"remote_cached_tokens":0}`
+	began := make(chan net.Conn, 1)
+	decode := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+			return
+		}
+		var asked struct {
+			KV struct{ Metaserver string } `json:"kv_transfer_params"`
+		}
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		u, _ := url.Parse(asked.KV.Metaserver)
+		conn, err := net.Dial("tcp", u.Host)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", u.Path, len(text))
+		_, _ = io.ReadFull(conn, make([]byte, len("HTTP/1.1 100 Continue\r\n\r\n"))) // the body is being read now
+		began <- conn
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	defer decode.Close()
+	prefill := start(t, refengine.Config{Role: refengine.Prefill, Connector: refengine.AscendLayerwise})
+	c := config.Default()
+	c.Profiles = map[string]mooncake.Profile{config.DefaultProfile: {Connector: mooncake.AscendLayerwise}}
+	c.Engines = config.Engines{Prefill: []config.Engine{{URL: prefill.URLs()[0]}}, Decode: []config.Engine{{URL: decode.URL}}}
+	c.Bind.Listen = "127.0.0.1:0"
+	require.NoError(t, c.Validate())
+	m := newTester(c, nil)
+	defer m.client.Close()
+	defer m.listen(t.Context())()
+	p, err := m.firstRank(t.Context(), "prefill", c.Engines.Prefill[0])
+	require.NoError(t, err)
+	d, err := m.firstRank(t.Context(), "decode", c.Engines.Decode[0])
+	require.NoError(t, err)
+	_, prefillErr, decodeErr := m.sendConcurrently(t.Context(), p, d, newQuery(mooncake.Completions, "m", "x"), "x")
+	require.NoError(t, prefillErr)
+	require.ErrorContains(t, decodeErr, "was answered with 500")
+	conn := <-began
+	defer func() { _ = conn.Close() }()
+	_, err = io.WriteString(conn, text)
+	require.NoError(t, err)
+	m.learnHosts(t.Context(), p)
+	r, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, r.Body.Close())
+	require.Equal(t, http.StatusNotFound, r.StatusCode, "no request waits for it any more")
 }

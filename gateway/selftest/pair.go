@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -227,8 +228,9 @@ func (t *tester) sendConcurrently(ctx context.Context, p, d testedRank, q *query
 	rendezvous := upstream.NewRendezvous(id, q.endpoint, p.profile, p.target, p.ranks, d.profile, d.target)
 	var callback <-chan metaserver.Callback // nil: the connector has no callbacks
 	if p.profile.Connector != mooncake.SGLang {
+		hosts := maps.Clone(t.hosts) // Read may still run when this function has returned, and learnHosts may change t.hosts then
 		pending := t.callbacks.Expect(metaserver.Wanted{Rank: d.target.ID, Read: func(body []byte) (mooncake.Callback, error) {
-			return d.profile.ReadCallback(body, rendezvous.RequestID, 0, 0, func(host string) bool { return t.hosts[host] })
+			return d.profile.ReadCallback(body, rendezvous.RequestID, 0, 0, func(host string) bool { return hosts[host] })
 		}})
 		defer pending.StopWaiting(0)
 		rendezvous.Metaserver, callback = pending.URL, pending.Received()
