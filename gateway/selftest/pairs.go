@@ -210,7 +210,7 @@ func (t *tester) recordResult(err error, sides ...*testedRank) {
 	}
 }
 
-// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held, or while no pair is tried.
+// resultsOf returns the results of a rank, and creates them if there are none. It is called with t.mu held, or when tryRounds has returned.
 func (t *tester) resultsOf(s testedRank) *pairResults {
 	r := t.results[s.name]
 	if r == nil {

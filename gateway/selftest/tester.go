@@ -51,12 +51,16 @@ type tester struct {
 	run       string                                                           // unique start of all prompts, so that no prefix cache has them
 	takeSlot  func(ctx context.Context, rank string, tokens int) (Slot, error) // nil: no slots are taken
 
-	mu       sync.Mutex // guards the fields below while pairs are tried
+	// Only the goroutine that called Run uses these two.
+	pairs   int // number of pairs that were tried so far
+	leftOut int // number of pairs that were not tried, because the test had to end
+
+	// mu guards the fields below while goroutines of tryRounds or sendConcurrently run. Both functions wait for their goroutines, so that Run
+	// and TryEngine need no lock afterwards.
+	mu       sync.Mutex
 	findings []Finding
 	reported map[[2]string]bool      // findings that were reported already, by the name of the rank and the format of the message
 	results  map[string]*pairResults // results of pairs, by the name of the rank
-	pairs    int                     // number of pairs that were tried so far
-	leftOut  int                     // number of pairs that were not tried, because the test had to end
 }
 
 // testedRank is a rank to which the test sends requests.
