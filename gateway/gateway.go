@@ -231,8 +231,18 @@ func (g *Gateway) publish(candidates []prefill.Candidate, locals []local.Rank, w
 }
 
 // Start puts the engines of the config into the fleet, opens all listeners and begins to watch the engines. It returns once clients can
-// connect; /readyz says when they can be served. admin answers the requests at the listener for operators.
-func (g *Gateway) Start(admin http.Handler) error {
+// connect; /readyz says when they can be served. admin answers the requests at the listener for operators. After an error, nothing of the
+// proxy runs or is open any more, so that the caller can try again with a new proxy.
+func (g *Gateway) Start(admin http.Handler) (err error) {
+	defer func() {
+		if err != nil {
+			g.discard()
+		}
+	}()
+	adminServer, err := newAdminServer(g, admin)
+	if err != nil {
+		return err
+	}
 	enter, err := g.fleet.Load()
 	if err != nil {
 		return err
@@ -243,11 +253,6 @@ func (g *Gateway) Start(admin http.Handler) error {
 	}
 	if err := openListeners(g); err != nil {
 		return err
-	}
-	if g.peers != nil {
-		if err := g.peers.Start(); err != nil {
-			return err
-		}
 	}
 	if err := g.callbacks.Start(); err != nil { // nil callbacks start nothing
 		return err
@@ -263,22 +268,25 @@ func (g *Gateway) Start(admin http.Handler) error {
 	if err := g.loops.Start(max(0, loops), g.log); err != nil { // -1 in the config means no loops
 		return fmt.Errorf("event_loops: %w", err)
 	}
+	if g.peers != nil {
+		if err := g.peers.Start(); err != nil { // last, because from then on the proxy claims engines and answers other proxies
+			return err
+		}
+	}
 	runParts(g)
 	g.background.Go(func() {
 		if err := g.server.Serve(g.config.Certificate(reload.Public).Listener(g.listener)); err != nil && !errors.Is(err, net.ErrClosed) {
 			g.log.Error("the public listener has failed", zap.Error(err))
 		}
 	})
-	if err := serveAdmin(g, admin); err != nil {
-		return err
-	}
+	serveAdmin(g, adminServer)
 	g.log.Info("listening", zap.String("public", g.Addr()), zap.String("admin", g.AdminAddr()),
 		zap.Int("prefill", len(g.conf().Engines.Prefill)), zap.Int("decode", len(g.conf().Engines.Decode)),
 		zap.Int("aggregated", len(g.conf().Engines.Aggregated)), zap.String("policy", g.dispatcher.Policy()))
 	return nil
 }
 
-// openListeners opens the listener for clients and the one for operators.
+// openListeners opens the listener for clients and the one for operators. After an error, the first one may be open.
 func openListeners(g *Gateway) (err error) {
 	limits := &g.conf().Limits
 	g.listener, err = edge.Listen(g.conf().Listen, edge.ListenOptions{
@@ -290,7 +298,6 @@ func openListeners(g *Gateway) (err error) {
 		return fmt.Errorf("listen: %w", err)
 	}
 	if g.admin, err = net.Listen("tcp", g.conf().Admin.Listen); err != nil {
-		_ = g.listener.Close()
 		return fmt.Errorf("admin.listen: %w", edge.ListenError(g.conf().Admin.Listen, err))
 	}
 	return nil
@@ -313,16 +320,17 @@ func runParts(g *Gateway) {
 	}
 }
 
-// serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
-func serveAdmin(g *Gateway, admin http.Handler) error {
+// newAdminServer returns the server of the admin listener.
+func newAdminServer(g *Gateway, admin http.Handler) (*http.Server, error) {
 	errorLog, err := zap.NewStdLogAt(g.log, zap.DebugLevel) // net/http logs failed TLS handshakes, which mostly come from port scanners
-	if err != nil {
-		return err
-	}
-	adminServer := &http.Server{
+	return &http.Server{
 		Handler: admin, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: errorLog,
-	}
+	}, err
+}
+
+// serveAdmin serves the admin listener until g.ctx ends. It warns if the admin token can be read on the network.
+func serveAdmin(g *Gateway, adminServer *http.Server) {
 	g.background.Go(func() {
 		err := adminServer.Serve(g.config.Certificate(reload.Admin).Listener(g.admin))
 		closedByExit := errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
@@ -340,7 +348,6 @@ func serveAdmin(g *Gateway, admin http.Handler) error {
 		g.log.Warn("the admin token crosses the network in clear text; set admin.tls, or keep others off that network",
 			zap.String("admin", g.conf().Admin.Listen))
 	}
-	return nil
 }
 
 // Addr returns the address (host:port) of the listener for clients.
@@ -419,13 +426,24 @@ func Check(cfg *config.Config) ([]reload.Warning, error) {
 	})
 }
 
-// discard ends the goroutines and closes the files of a proxy that was made by New and is never started.
+// discard ends the goroutines, and closes the listeners and files, of a proxy that New has made and that serves nothing: it is never
+// started, or its start has failed.
 func (g *Gateway) discard() {
 	g.stop()
+	if g.listener != nil {
+		_ = g.listener.Close()
+	}
+	if g.admin != nil {
+		_ = g.admin.Close()
+	}
 	if g.peers != nil {
 		g.peers.Geo().Close()
 	}
+	g.fleet.StopTimers()
+	g.locals.Close()
+	g.callbacks.Close()
 	g.background.Wait()
+	g.loops.Close()
 	_ = g.journal.Close() // nothing was written to the request log, so nothing is lost
 	g.owner.Close()
 	g.client.Close()
