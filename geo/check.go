@@ -19,7 +19,7 @@ func (c *Config) Check(bad report) {
 	if !c.On() {
 		return
 	}
-	checkName(bad, "self.id", c.Self.ID, "a dispatcher")
+	checkName(bad, "self.id", c.Self.ID, "a proxy")
 	checkName(bad, "self.region", c.Self.Region, "a region")
 	switch t := c.TLS; {
 	case (t.Cert == "") != (t.Key == ""):
@@ -32,7 +32,7 @@ func (c *Config) Check(bad report) {
 	if c.HMAC.KeysFile != "" && c.HMAC.KeysEnv != "" {
 		bad("hmac.keys_env", "the keys are in keys_file already; remove one")
 	}
-	// An entry with discover does not count, because it stands for several dispatchers.
+	// An entry with discover does not count, because it stands for several proxies.
 	isPeer := slices.ContainsFunc(c.Peers, func(p PeerConfig) bool { return p.ID == c.Central && p.Discover == Static })
 	centralIsUnknown := c.Central != c.Self.ID && !isPeer
 	if c.Mode == Central && centralIsUnknown {
@@ -42,7 +42,7 @@ func (c *Config) Check(bad report) {
 	for i := range c.Peers {
 		p := &c.Peers[i]
 		badPeer := func(key, format string, args ...any) { bad(fmt.Sprintf("peers[%d].%s", i, key), format, args...) }
-		if checkName(badPeer, "id", p.ID, "a dispatcher") && usedIDs[p.ID] {
+		if checkName(badPeer, "id", p.ID, "a proxy") && usedIDs[p.ID] {
 			badPeer("id", "%q is the id of another, or of this one; each needs its own", p.ID)
 		}
 		usedIDs[p.ID] = true

@@ -11,7 +11,7 @@ type Clock interface {
 	// After calls f once, after the time d and after After has returned. stop prevents the call, and reports whether it
 	// came in time.
 	After(d time.Duration, f func()) (stop func() bool)
-	// Spread returns a new random number from 0 up to 1. It spreads the probes of dispatchers that were started at the
+	// Spread returns a new random number from 0 up to 1. It spreads the probes of proxies that were started at the
 	// same time.
 	Spread() float64
 }

@@ -15,13 +15,13 @@ import (
 	"evenkeel/geo/policy"
 )
 
-// Config is the section `geo` of the config file, which describes this dispatcher and its peers, together with further
+// Config is the section `geo` of the config file, which describes this proxy and its peers, together with further
 // parameters of New.
 type Config struct {
 	Mode    string `yaml:"mode"`
-	Central string `yaml:"central"` // mode central: the id of the dispatcher that decides
+	Central string `yaml:"central"` // mode central: the id of the proxy that decides
 	Self    Self   `yaml:"self"`
-	Listen  string `yaml:"listen"` // the address on which other dispatchers reach this one
+	Listen  string `yaml:"listen"` // the address on which other proxies reach this one
 	TLS     TLS    `yaml:"tls"`
 	HMAC    struct {
 		KeysFile string        `yaml:"keys_file"` // one key per line: its id, a space, 32 bytes or more; the first key signs
@@ -55,17 +55,17 @@ type Config struct {
 	FirstByte  time.Duration `yaml:"-"` // time limit for the first event of a forward
 	Idle       time.Duration `yaml:"-"` // time limit for each later event
 	Connect    time.Duration `yaml:"-"` // time limit for connecting to a peer
-	Whole      time.Duration `yaml:"-"` // like FirstByte, but for a peer in the own region, which serves the request as this dispatcher would
+	Whole      time.Duration `yaml:"-"` // like FirstByte, but for a peer in the own region, which serves the request as this proxy would
 	WholeBytes int           `yaml:"-"` // size limit of an answer that is not streamed
 	EventBytes int           `yaml:"-"` // size limit of one event
 
-	Keys  *Keys `yaml:"-"` // keys that sign requests between dispatchers; nil: certificates alone prove the sender
+	Keys  *Keys `yaml:"-"` // keys that sign requests between proxies; nil: certificates alone prove the sender
 	Queue Queue `yaml:"-"`
 	// Running returns how many requests run on the least busy decode rank of a model, and how many requests (seqs) all of its
 	// ranks can run at once. It must not wait.
 	Running  func(model string) (perReplica float64, seqs int) `yaml:"-"`
 	Draining func() bool                                       `yaml:"-"`
-	Tenure   func() Tenure                                     `yaml:"-"` // what this dispatcher owns; nil: nothing here has an owner
+	Tenure   func() Tenure                                     `yaml:"-"` // what this proxy owns; nil: nothing here has an owner
 	OnProbe  func(ProbeReport)                                 `yaml:"-"` // called for each good answer to a probe; nil if Tenure is nil
 	// Lookup finds the addresses behind a host name; nil: by DNS.
 	Lookup func(ctx context.Context, d Discovery, host, port string) (addresses []string, err error) `yaml:"-"`
@@ -77,48 +77,48 @@ type Config struct {
 	Log        *zap.Logger           `yaml:"-"` // nil: nothing is logged
 }
 
-// Self names this dispatcher and its region for other dispatchers.
+// Self names this proxy and its region for other proxies.
 type Self struct {
 	ID     string `yaml:"id"`
 	Region string `yaml:"region"`
 }
 
-// TLS has the certificate of this dispatcher, and the authority that signs the certificates of other dispatchers.
+// TLS has the certificate of this proxy, and the authority that signs the certificates of other proxies.
 type TLS struct {
 	Cert string `yaml:"cert"`
 	Key  string `yaml:"key"`
 	CA   string `yaml:"ca"`
 }
 
-// PeerConfig is one entry of geo.peers: one dispatcher, or all dispatchers behind a host name.
+// PeerConfig is one entry of geo.peers: one proxy, or all proxies behind a host name.
 type PeerConfig struct {
-	ID       string         `yaml:"id"` // with discover, the prefix of the dispatchers' ids: eu for eu-1 and eu-2
+	ID       string         `yaml:"id"` // with discover, the prefix of the proxies' ids: eu for eu-1 and eu-2
 	Region   string         `yaml:"region"`
 	URL      string         `yaml:"url"`
 	Discover Discovery      `yaml:"discover"`
 	SAN      string         `yaml:"san"`       // DNS or URI name in the certificate; empty: a request with a certificate is refused
 	PriceOut float64        `yaml:"price_out"` // USD per GB sent to the peer
 	PriceIn  float64        `yaml:"price_in"`  // USD per GB received from the peer
-	Target   *engine.Target `yaml:"-"`         // the parsed URL and the TLS settings, for calls to the dispatcher
+	Target   *engine.Target `yaml:"-"`         // the parsed URL and the TLS settings, for calls to the proxy
 }
 
-// Discovery is the way in which the dispatchers of an entry are found.
+// Discovery is the way in which the proxies of an entry are found.
 type Discovery string
 
 // Values of Discovery.
 const (
-	Static Discovery = ""    // the URL's host is one dispatcher
-	ByA    Discovery = "a"   // every address of the host is a dispatcher
-	BySRV  Discovery = "srv" // the host is a name with SRV records; each record is a dispatcher
+	Static Discovery = ""    // the URL's host is one proxy
+	ByA    Discovery = "a"   // every address of the host is a proxy
+	BySRV  Discovery = "srv" // the host is a name with SRV records; each record is a proxy
 )
 
-// AnswersTo reports whether a dispatcher with this id belongs to the entry. With discover, ids that
+// AnswersTo reports whether a proxy with this id belongs to the entry. With discover, ids that
 // consist of the entry's id, a dash and any text belong to it, too.
 func (c *PeerConfig) AnswersTo(id string) bool {
 	return id == c.ID || c.Discover != Static && strings.HasPrefix(id, c.ID+"-")
 }
 
-// SANs returns the names that a dispatcher's certificate may have.
+// SANs returns the names that a proxy's certificate may have.
 func (c *PeerConfig) SANs() []string {
 	if c.SAN == "" {
 		return nil
@@ -126,7 +126,7 @@ func (c *PeerConfig) SANs() []string {
 	return []string{c.SAN}
 }
 
-// Modes of geo. Off: there are no other regions. Distributed: each dispatcher decides for its own requests. Central: one dispatcher
+// Modes of geo. Off: there are no other regions. Distributed: each proxy decides for its own requests. Central: one proxy
 // decides for all.
 const (
 	Off         = "off"
@@ -152,10 +152,10 @@ func Default() Config {
 // On reports whether there are other regions.
 func (c *Config) On() bool { return c.Mode != Off }
 
-// Follows reports whether another dispatcher, the central one, decides where the requests of this dispatcher go.
+// Follows reports whether another proxy, the central one, decides where the requests of this proxy go.
 func (c *Config) Follows() bool { return c.Mode == Central && c.Central != c.Self.ID }
 
-// Leads reports whether this dispatcher is the central one, which decides where the requests of all dispatchers go.
+// Leads reports whether this proxy is the central one, which decides where the requests of all proxies go.
 func (c *Config) Leads() bool { return c.Mode == Central && c.Central == c.Self.ID }
 
 // Settings returns the settings of the policy: its defaults, changed by geo.push of the config file. For an invalid push.mode,
@@ -195,10 +195,10 @@ func (c *Config) SnapshotBytes() (bytes int64, ok bool) {
 	return n * unit, err == nil && n > 0
 }
 
-// Signed reports whether requests between dispatchers are signed with keys.
+// Signed reports whether requests between proxies are signed with keys.
 func (c *Config) Signed() bool { return c.HMAC.KeysFile != "" || c.HMAC.KeysEnv != "" }
 
-// ReadKeys reads the keys with which requests between dispatchers are signed; nil: they are not signed.
+// ReadKeys reads the keys with which requests between proxies are signed; nil: they are not signed.
 func (c *Config) ReadKeys() (*Keys, error) {
 	if !c.Signed() {
 		return nil, nil

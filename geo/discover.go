@@ -37,7 +37,7 @@ func lookup(ctx context.Context, d Discovery, host, port string) ([]string, erro
 	return found, err
 }
 
-// followName looks up an entry's name every resolveEvery. It begins to probe new dispatchers, and removes a dispatcher whose
+// followName looks up an entry's name every resolveEvery. It begins to probe new proxies, and removes a proxy whose
 // address is gone. If the name cannot be resolved, nothing changes.
 func (ps *Peers) followName(c *PeerConfig) {
 	tick := time.NewTicker(resolveEvery)
@@ -65,7 +65,7 @@ func (ps *Peers) followName(c *PeerConfig) {
 // syncDiscovered makes the peers of an entry those at the addresses that were found. It removes the others, and begins to probe the new
 // ones. A peer whose address is still there stays as it is.
 func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
-	toAdd := map[string]bool{} // ids of the dispatchers at these addresses; those that are peers already are deleted below
+	toAdd := map[string]bool{} // ids of the proxies at these addresses; those that are peers already are deleted below
 	for _, a := range addresses {
 		toAdd[c.ID+"@"+a] = true
 	}
@@ -94,7 +94,7 @@ func (ps *Peers) syncDiscovered(c *PeerConfig, addresses []string) {
 	}
 }
 
-// addDiscovered adds a dispatcher that was found for the entry c to the peers, and begins to probe it. Its id is the entry's id, @ and its
+// addDiscovered adds a proxy that was found for the entry c to the peers, and begins to probe it. Its id is the entry's id, @ and its
 // address. addDiscovered is called with ps.mu held.
 func addDiscovered(ps *Peers, c *PeerConfig, id string) {
 	target := *c.Target

@@ -19,10 +19,10 @@ import (
 type Forward struct {
 	peers           *Peers
 	peer            *peer  // the peer that gets the request
-	number          uint64 // unique among the forwards of this dispatcher
+	number          uint64 // unique among the forwards of this proxy
 	model           string
 	rid, tenant     string       // the request's id at its origin, and the tenant that sent it
-	inboundHop      *Hop         // the hop by which another dispatcher sent the request here; nil: a client sent it
+	inboundHop      *Hop         // the hop by which another proxy sent the request here; nil: a client sent it
 	unansweredCount int          // how many unanswered requests of the peer this forward counts as; 0 after the first event
 	hitTokens       int          // prompt tokens that are predicted to be cached at the peer
 	predicted       policy.Terms // the predicted cost at the peer
@@ -40,7 +40,7 @@ type Forward struct {
 	abandonCause    string  // cause for which abandon ended the forward; empty: abandon was not called
 	ended           bool
 
-	clientDeadline bool             // the client's deadline applies, because it comes before this dispatcher's time limit
+	clientDeadline bool             // the client's deadline applies, because it comes before this proxy's time limit
 	resp           *engine.Response // the peer's answer
 	cached         int              // prompt tokens that the peer found in a cache; -1: not reported
 	firstAt        time.Time        // when the answer began; zero: it has not begun
@@ -58,7 +58,7 @@ const (
 	causeTimeout = "timeout"
 	causeDown    = "peer_down"
 	causeStatus  = "status"
-	causeUnfit   = "unfit"     // the request cannot be sent to a dispatcher at all, for example because of its path
+	causeUnfit   = "unfit"     // the request cannot be sent to a proxy at all, for example because of its path
 	causeLarge   = "too_large" // an answer that is not streamed, or an event, exceeds its limit
 )
 
@@ -70,7 +70,7 @@ var blameless = []string{causeDown, causeUnfit, causeLarge, RejectBusy, RejectDr
 var causes = append([]string{causeDial, causeBroken, causeTimeout, causeDown, causeStatus, causeUnfit, causeLarge}, rejects...)
 
 // Request is a client's request in the form in which it is forwarded. It has no body keys that a client may not set (see
-// mooncake.Reserved), and no headers that are not meant for another dispatcher.
+// mooncake.Reserved), and no headers that are not meant for another proxy.
 type Request struct {
 	Method, Target string // Target is the path with its query
 	Headers        []engine.Header
@@ -87,7 +87,7 @@ type Failure struct {
 	ClientLeft bool   // the client has left
 	Relay      *Relay // the peer's refusal, which is passed on to the client; nil: none
 	Reason     string // cause for which the request is now served in another way; empty if ClientLeft or Relay is set
-	Sibling    bool   // the peer serves the same engines: only their owner may serve the request, which may be this dispatcher soon
+	Sibling    bool   // the peer serves the same engines: only their owner may serve the request, which may be this proxy soon
 	MayHaveRun bool   // the peer may still have run the request
 	Err        error
 }

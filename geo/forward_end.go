@@ -147,11 +147,11 @@ func (f *Forward) classifyFailure(err error) *Failure {
 	switch {
 	case f.clientLeft:
 		return &Failure{ClientLeft: true, Err: err}
-	case f.abandonCause != "": // this dispatcher aborted the call, so that err is only a consequence
+	case f.abandonCause != "": // this proxy aborted the call, so that err is only a consequence
 		return &Failure{Reason: f.abandonCause, MayHaveRun: true, Err: err}
 	case errors.As(err, &refusal):
 		switch {
-		case refusal.relay != nil: // no other dispatcher could answer better
+		case refusal.relay != nil: // no other proxy could answer better
 			return &Failure{Relay: refusal.relay, Err: err}
 		case slices.Contains(causes, refusal.reject): // metrics name the reason, so that it must be a known one
 			return &Failure{Reason: refusal.reject, Err: err}

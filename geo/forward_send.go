@@ -88,11 +88,11 @@ func (f *Forward) receive(r *Request, deadline time.Time) (*Relay, error) {
 	return nil, nil
 }
 
-// firstEventDeadline is the deadline for the first event: the client's own, or the time limit of this dispatcher, whichever is earlier.
+// firstEventDeadline is the deadline for the first event: the client's own, or the time limit of this proxy, whichever is earlier.
 // It sets clientDeadline if the client's deadline is the earlier one.
 func (f *Forward) firstEventDeadline(r *Request, now time.Time) time.Time {
 	limit := f.peers.cfg.FirstByte
-	if f.peer.sibling { // a sibling may take as long as this dispatcher would take for the same request
+	if f.peer.sibling { // a sibling may take as long as this proxy would take for the same request
 		limit = f.peers.cfg.Whole
 	}
 	deadline := now.Add(limit + r.ExtraHold)
@@ -138,7 +138,7 @@ func (f *Forward) readFirstEvent(limits sse.Limits) error {
 const maxRefusal = 1 << 20 // bytes
 
 // readRefusal reads an answer whose status is not a success, and returns it as a refusedError. The client gets the answer itself (relay)
-// if no other dispatcher could answer better.
+// if no other proxy could answer better.
 func (f *Forward) readRefusal(status int) error {
 	reject := string(f.resp.Header(RejectHeader)) // empty: status counts as the result of serving the request
 	e := &refusedError{status: status, reject: reject}
@@ -146,7 +146,7 @@ func (f *Forward) readRefusal(status int) error {
 	body, err := f.resp.ReadAll(maxRefusal)
 	// The peer says that the client's own deadline cannot be met, which is true of any region.
 	deadlineUnmet := reject == RejectDeadline && status == http.StatusServiceUnavailable
-	// An error of the client is an error in any region. A sibling has tried the engines that this dispatcher would try.
+	// An error of the client is an error in any region. A sibling has tried the engines that this proxy would try.
 	final := reject == "" && (slices.Contains(clientErrorStatuses, status) || f.peer.sibling)
 	if err == nil && (deadlineUnmet || final) {
 		e.relay = &Relay{Status: status, ContentType: contentType, Body: body}

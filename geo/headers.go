@@ -9,7 +9,7 @@ import (
 	"evenkeel/engine"
 )
 
-// address names the recipient of a request: the id of a dispatcher, and its process.
+// address names the recipient of a request: the id of a proxy, and its process.
 type address struct{ to, boot string }
 
 // addressOf is the address of a peer, from its last answer to a probe.
@@ -19,9 +19,9 @@ func (ps *Peers) addressOf(p *peer) address {
 	return address{p.name, p.boot}
 }
 
-// hopHeaders returns the headers of a request to another dispatcher, with the hop and its signature. rid is the request's id
-// at its origin. inbound is the hop of the dispatcher that sent the request here; nil: a client sent it, or the request is this
-// dispatcher's own. deadline is when this dispatcher stops waiting for the answer.
+// hopHeaders returns the headers of a request to another proxy, with the hop and its signature. rid is the request's id
+// at its origin. inbound is the hop of the proxy that sent the request here; nil: a client sent it, or the request is this
+// proxy's own. deadline is when this proxy stops waiting for the answer.
 func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inbound *Hop, rid string,
 	now, deadline time.Time,
 ) []engine.Header {

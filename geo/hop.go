@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Headers between dispatchers. They are dropped if a client sends them.
+// Headers between proxies. They are dropped if a client sends them.
 const (
 	HopHeader       = "X-Evenkeel-Hop"
 	TenantHeader    = "X-Evenkeel-Tenant"
@@ -28,10 +28,10 @@ const (
 	RejectStale     = "stale"
 	RejectModel     = "model"
 	RejectVersion   = "version"
-	RejectRecipient = "recipient" // the request was sent to another dispatcher, or to an earlier process of this one
+	RejectRecipient = "recipient" // the request was sent to another proxy, or to an earlier process of this one
 	RejectPeer      = "peer_not_allowed"
 	RejectDeadline  = "deadline"
-	RejectOwner     = "not_owner" // another dispatcher of the region owns the request's decode groups
+	RejectOwner     = "not_owner" // another proxy of the region owns the request's decode groups
 )
 
 var rejects = []string{
@@ -39,32 +39,32 @@ var rejects = []string{
 	RejectRecipient,
 }
 
-// Hop describes the way of a request between dispatchers: it is the content of HopHeader.
+// Hop describes the way of a request between proxies: it is the content of HopHeader.
 type Hop struct {
-	N        int      // number of dispatchers that have forwarded the request
-	Max      int      // number of dispatchers that may forward it
-	Origin   string   // the dispatcher to which the client sent the request
-	Via      []string // the dispatchers that have forwarded the request, the first one first
+	N        int      // number of proxies that have forwarded the request
+	Max      int      // number of proxies that may forward it
+	Origin   string   // the proxy to which the client sent the request
+	Via      []string // the proxies that have forwarded the request, the first one first
 	RID      string   // the request's id at the origin
 	Time     int64    // when the request was sent, Unix ms
 	Nonce    string   // 32 hex digits, never used twice
 	Deadline int64    // Unix ms; after it, the sender no longer waits for the first event
-	To       string   // id of the dispatcher to which the request is sent; in a probe, the id of its entry in geo.peers
+	To       string   // id of the proxy to which the request is sent; in a probe, the id of its entry in geo.peers
 	Boot     string   // name of the recipient's process, from the recipient's last answer to a probe; empty in a probe
 	Digest   string   // the digest of the body, by DigestOf
 }
 
 const (
 	maxHop  = 2 << 10 // largest size of a hop header, in bytes
-	maxName = 64      // longest name of a dispatcher, request or tenant, in bytes
-	maxVia  = 8       // most dispatchers in Via
+	maxName = 64      // longest name of a proxy, request or tenant, in bytes
+	maxVia  = 8       // most proxies in Via
 )
 
 // ErrHop is the error for a malformed hop header.
 var ErrHop = errors.New("the hop header is not that of a proxy")
 
 // ErrHopVersion is the error for a hop header of another version. Version 1 is not accepted, because it named no recipient: a
-// recorded request could be sent again to another dispatcher.
+// recorded request could be sent again to another proxy.
 var ErrHopVersion = errors.New("the hop header is of another version")
 
 // hopVersion is the begin of every hop header and of every signed text.
@@ -88,7 +88,7 @@ func (h *Hop) String() string {
 
 func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 
-// Sender is the dispatcher that sent the request here: the last one in Via, which ParseHop never leaves empty.
+// Sender is the proxy that sent the request here: the last one in Via, which ParseHop never leaves empty.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }
 
 // ParseHop parses the form that String returns, and refuses any other form. Two readers can therefore never understand a

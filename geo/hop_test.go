@@ -131,7 +131,7 @@ func TestWhoMayComeIn(t *testing.T) {
 		{name: "of the version before", knock: func(k *Credentials) { k.Hop = "v1" + k.Hop[2:] }, status: 400, reject: RejectVersion},
 		{name: "of a version yet to come", knock: func(k *Credentials) { k.Hop = "v3" + k.Hop[2:] }, status: 400, reject: RejectVersion},
 		{name: "of no version", knock: func(k *Credentials) { k.Hop = "va" + k.Hop[2:] }, status: 508, reject: RejectHop},
-		{name: "sent to another dispatcher", hop: func(h *Hop) { h.To = "asia-1" }, status: 421, reject: RejectRecipient},
+		{name: "sent to another proxy", hop: func(h *Hop) { h.To = "asia-1" }, status: 421, reject: RejectRecipient},
 		{name: "sent to one whose name begins like ours", hop: func(h *Hop) { h.To = "eu" }, status: 421, reject: RejectRecipient},
 		{name: "sent to an earlier run", hop: func(h *Hop) { h.Boot = "another" }, status: 421, reject: RejectRecipient},
 		{name: "sent to any run", hop: func(h *Hop) { h.Boot = "" }, status: 421, reject: RejectRecipient},

@@ -39,7 +39,7 @@ func (q *queue) Offers(f func(string, *prefill.Local)) {
 
 func (q *queue) Wake() { q.wakes.Add(1) }
 
-// far is a dispatcher of another region, as a test wants it.
+// far is a proxy of another region, as a test wants it.
 type far struct {
 	*httptest.Server
 	change atomic.Pointer[func(a *answer)] // of its answers
@@ -137,7 +137,7 @@ func TestAnswersThatAreNotThePeersOwnAreMisses(t *testing.T) {
 		change func(a *answer)
 		fault  string
 	}{
-		"of another dispatcher":     {func(a *answer) { a.ID = "as-1" }, "it calls itself"},
+		"of another proxy":          {func(a *answer) { a.ID = "as-1" }, "it calls itself"},
 		"to another question":       {func(a *answer) { a.Seq++ }, "to question"},
 		"our own":                   {func(a *answer) { a.ID = "us-1" }, "this proxy's own"},
 		"without a name":            {func(a *answer) { a.ID = "" }, "its id, boot"},

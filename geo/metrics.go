@@ -138,7 +138,7 @@ func (m *metrics) countDecision(policyName string, act policy.Act) {
 	m.decisions.WithLabelValues(policyName, act.String()).Inc()
 }
 
-// CountReceived counts a request from another dispatcher, by its outcome.
+// CountReceived counts a request from another proxy, by its outcome.
 func (ps *Peers) CountReceived(origin, outcome string) {
 	ps.metrics.received.WithLabelValues(origin, outcome).Inc()
 }

@@ -80,7 +80,7 @@ func (ps *Peers) Close() {
 	ps.traffic.Close()
 }
 
-// SetKeys replaces the keys that sign requests between dispatchers; nil: they need no signature.
+// SetKeys replaces the keys that sign requests between proxies; nil: they need no signature.
 func (ps *Peers) SetKeys(k *Keys) {
 	ps.verifier.keys.Store(k)
 }
@@ -88,14 +88,14 @@ func (ps *Peers) SetKeys(k *Keys) {
 // Verifier returns the Verifier that checks requests on the peer listener.
 func (ps *Peers) Verifier() *Verifier { return ps.verifier }
 
-// ID is the id of this dispatcher.
+// ID is the id of this proxy.
 func (ps *Peers) ID() string { return ps.cfg.Self.ID }
 
 // certificateNames returns, for the Verifier, the names that a peer's certificate may have: those of all entries of geo.peers to which the
 // id belongs. ok is false if it belongs to none.
 func (ps *Peers) certificateNames(id string) (sans []string, ok bool) {
 	for i := range ps.cfg.Peers {
-		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID { // an entry with discover may also match this dispatcher's id
+		if c := &ps.cfg.Peers[i]; c.AnswersTo(id) && id != ps.cfg.Self.ID { // an entry with discover may also match this proxy's id
 			sans, ok = append(sans, c.SANs()...), true
 		}
 	}
@@ -124,7 +124,7 @@ func (ps *Peers) anyPeerServes(model string, isAllowed func(*peer) bool) bool {
 	})
 }
 
-// AllUp reports whether every peer is usable. An address that is this dispatcher's own does not count. If all are usable, a model that
+// AllUp reports whether every peer is usable. An address that is this proxy's own does not count. If all are usable, a model that
 // no peer offers is served by no region.
 func (ps *Peers) AllUp() bool {
 	ps.mu.Lock()
@@ -205,7 +205,7 @@ func (ps *Peers) PolicyText() string {
 // Receipts returns the receipts of the last forwards, at most so many, the latest first.
 func (ps *Peers) Receipts(most int) []Receipt { return ps.receipts.last(most) }
 
-// Accepts reports whether one more forwarded request may wait here. from is the dispatcher that forwards it, and waiting the number of
+// Accepts reports whether one more forwarded request may wait here. from is the proxy that forwards it, and waiting the number of
 // requests that wait already.
 func (ps *Peers) Accepts(from string, waiting int) bool {
 	isCentral := ps.cfg.Central == ps.cfg.Self.ID
@@ -223,7 +223,7 @@ const rttAlpha = 0.3
 
 // withDefaults returns the config with defaults for the fields that are not set.
 func (c Config) withDefaults() Config {
-	if c.Mode != Central { // in other modes no dispatcher decides for another one
+	if c.Mode != Central { // in other modes no proxy decides for another one
 		c.Central = ""
 	}
 	if c.Lookup == nil {

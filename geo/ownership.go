@@ -9,14 +9,14 @@ import (
 	"evenkeel/lease"
 )
 
-// Ownership is the section `geo.ownership` of the config file. It configures which dispatcher serves the engines of a region
-// whose own dispatcher has died. Engines with engines[].region belong to another region.
+// Ownership is the section `geo.ownership` of the config file. It configures which proxy serves the engines of a region
+// whose own proxy has died. Engines with engines[].region belong to another region.
 type Ownership struct {
 	Engine        string   `yaml:"engine"`         // store of leases: kubernetes or etcd; static: fixed order, no leases; off: no takeovers
-	TakeoverOrder []string `yaml:"takeover_order"` // ids, the preferred one first; empty: the nearest to the dead dispatcher first
+	TakeoverOrder []string `yaml:"takeover_order"` // ids, the preferred one first; empty: the nearest to the dead proxy first
 	lease.Waits   `yaml:",inline"`
 	MaxShare      float64       `yaml:"max_share"`  // share of slots that is used after a takeover: only at first, or always with static
-	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a dispatcher counts as dead if it was not seen for this time
+	DeadAfter     time.Duration `yaml:"dead_after"` // with static: a proxy counts as dead if it was not seen for this time
 	Kubernetes    struct {
 		Namespace string `yaml:"namespace"` // empty: the namespace of this pod
 		// Kubeconfig has, by region, the kubeconfig file of the cluster that keeps the region's lease. A region without an
@@ -26,8 +26,8 @@ type Ownership struct {
 	Etcd Etcd `yaml:"etcd"`
 }
 
-// HA is the section `ha` of the config file. It configures which of a region's dispatchers admits requests to which decode
-// group. The other dispatchers are the entries of geo.peers in the own region.
+// HA is the section `ha` of the config file. It configures which of a region's proxies admits requests to which decode
+// group. The other proxies are the entries of geo.peers in the own region.
 type HA struct {
 	Mode        string `yaml:"mode"`
 	Engine      string `yaml:"engine"` // the store of the leases: kubernetes or etcd
@@ -47,7 +47,7 @@ type Etcd struct {
 	TLS       TLS      `yaml:"tls"`
 }
 
-// The engines of ownership: what decides which dispatcher owns a region.
+// The engines of ownership: what decides which proxy owns a region.
 const (
 	OwnOff        = "off"
 	OwnKubernetes = "kubernetes"
@@ -58,7 +58,7 @@ const (
 // Modes of ha.
 const (
 	HAOff     = "off"
-	HAStandby = "standby" // one dispatcher owns all groups, and the others forward requests to it
+	HAStandby = "standby" // one proxy owns all groups, and the others forward requests to it
 	HAShard   = "shard"   // each group has its own owner
 )
 
@@ -132,7 +132,7 @@ func (h *HA) Check(c *Config, bad report) {
 		bad("members", "the list has only %q; write the ids of all proxies that may own groups, or none", list[0])
 	default:
 		for i, id := range h.Members {
-			checkName(bad, fmt.Sprintf("members[%d]", i), id, "a dispatcher")
+			checkName(bad, fmt.Sprintf("members[%d]", i), id, "a proxy")
 		}
 	}
 	checkEtcd(bad, h.Engine, &h.Etcd)

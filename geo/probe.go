@@ -128,13 +128,13 @@ func (ps *Peers) applyOutcome(p *peer, seq uint64, sent time.Time, outcome Probe
 	return up
 }
 
-// errSelf is the error for a probe that came back to this dispatcher.
+// errSelf is the error for a probe that came back to this proxy.
 var errSelf = fmt.Errorf("%w: the address is this proxy's own", ErrProbe)
 
 // checkAnswer returns an error unless the answer comes from this peer and belongs to this question.
 func (ps *Peers) checkAnswer(p *peer, a *answer, seq uint64) error {
 	switch {
-	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID: // this process, or an earlier one of this dispatcher
+	case a.Boot == ps.process.nameAt(ps.clock.Now()) || a.ID == ps.cfg.Self.ID: // this process, or an earlier one of this proxy
 		return errSelf
 	case !p.conf.AnswersTo(a.ID):
 		return fmt.Errorf("%w: it calls itself %q, and geo.peers %q; set geo.self.id there or the peer's id here", ErrProbe, a.ID, p.conf.ID)
@@ -150,7 +150,7 @@ func (ps *Peers) AnswerProbe(body []byte, arrival time.Time) ([]byte, *Refusal) 
 	var q question
 	isProbe := len(body) <= maxProbe && json.Unmarshal(body, &q) == nil && major(q.Version) >= 0 // major is -1 for text that is no version
 	if !isProbe {
-		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a dispatcher")
+		return nil, refuse(http.StatusBadRequest, RejectVersion, "this is no probe of a proxy")
 	}
 	a := answer{Version: version, ID: ps.cfg.Self.ID, Region: ps.cfg.Self.Region, Boot: ps.process.nameAt(arrival), Seq: q.Seq,
 		Draining: ps.cfg.Draining(), Models: ps.localOffers()}

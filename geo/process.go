@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// process names the process of this dispatcher. Answers to probes have the name, and so has every request that a peer sends here.
+// process names the process of this proxy. Answers to probes have the name, and so has every request that a peer sends here.
 // If the wall clock is set back, the process gets another name. Otherwise a recorded hop could be accepted a second time,
 // because it would not be too old any more, and its nonce may be forgotten.
 type process struct {

@@ -34,13 +34,13 @@ type Ask struct {
 	LocalOnly         bool // the request may not be forwarded
 	RegionOnly        bool // the request may not leave the region
 	PreferForward     bool // the request should be forwarded, because attempts in this region have failed
-	InboundHop        *Hop // the hop by which another dispatcher sent the request; nil: a client sent it
+	InboundHop        *Hop // the hop by which another proxy sent the request; nil: a client sent it
 }
 
 // NewQuery returns the RoutingQuery of a request, for prefill.Request.Remote.
 func (ps *Peers) NewQuery(a Ask) *RoutingQuery {
 	isCentral := ps.cfg.Central == ps.cfg.Self.ID
-	a.LocalOnly = a.LocalOnly || isCentral // the central dispatcher has the engines of all regions
+	a.LocalOnly = a.LocalOnly || isCentral // the central proxy has the engines of all regions
 	return &RoutingQuery{peers: ps, ask: a, legs: 1, regionAllowed: ps.RegionFilter(a.Tenant, a.Model)}
 }
 
@@ -64,7 +64,7 @@ func (q *RoutingQuery) Stay() {
 	q.ask.LocalOnly = true
 }
 
-// Forward is the forward that Where booked; nil: the request is served in this region, or the dispatcher that sent it must ask
+// Forward is the forward that Where booked; nil: the request is served in this region, or the proxy that sent it must ask
 // again.
 func (q *RoutingQuery) Forward() *Forward { return q.booked }
 
@@ -107,9 +107,9 @@ func (q *RoutingQuery) Where(h *prefill.Here) prefill.Where {
 		ps.startRound(s, h, running, seqs > 0)
 	}
 	noRanks := seqs == 0
-	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another dispatcher sent it, and it may not be forwarded once more
+	maySendBack := q.ask.LocalOnly && q.ask.InboundHop != nil // another proxy sent it, and it may not be forwarded once more
 	if ps.cfg.Siblings && noRanks && maySendBack {
-		return prefill.ToThere // without a forward: no group here decodes the model, so the dispatcher that sent it must ask again
+		return prefill.ToThere // without a forward: no group here decodes the model, so the proxy that sent it must ask again
 	}
 	q.roundSettings = &s.settings
 	if i := q.prescribedPeer(s, noRanks); i >= 0 { // no costs are compared, so the decision has none
@@ -261,8 +261,8 @@ func policyReplica(prefiller *prefill.Prefiller, set *policy.Settings) policy.Re
 	}
 }
 
-// centralPeer is the index of the central dispatcher's candidate, if the request may go there, and it is available or may be waited
-// for; -1: this dispatcher decides itself.
+// centralPeer is the index of the central proxy's candidate, if the request may go there, and it is available or may be waited
+// for; -1: this proxy decides itself.
 func (q *RoutingQuery) centralPeer(s *modelState) int {
 	if !q.peers.cfg.Follows() {
 		return -1

@@ -4,8 +4,8 @@ import (
 	"slices"
 )
 
-// A sibling is a peer of the own region: another dispatcher for the same engines. Each decode group has one owner among the
-// siblings, which alone admits requests to it; the answers to probes name the owner. If this dispatcher owns no group that
+// A sibling is a peer of the own region: another proxy for the same engines. Each decode group has one owner among the
+// siblings, which alone admits requests to it; the answers to probes name the owner. If this proxy owns no group that
 // decodes a request's model, the request goes to a sibling that does, without asking the policy.
 
 // Siblings returns the names of the siblings that are up, and the names of those among them that do not drain.
@@ -14,7 +14,7 @@ func (ps *Peers) Siblings() (live, staying []string) {
 	defer ps.mu.Unlock()
 	for _, p := range ps.peers {
 		isLive := p.sibling && p.up && p.name != ""
-		alreadyListed := slices.Contains(live, p.name) // a dispatcher may have several addresses
+		alreadyListed := slices.Contains(live, p.name) // a proxy may have several addresses
 		if !isLive || alreadyListed {
 			continue
 		}
@@ -25,7 +25,7 @@ func (ps *Peers) Siblings() (live, staying []string) {
 	return live, staying
 }
 
-// mayBeSibling reports whether a dispatcher with this id may be a sibling, by the config.
+// mayBeSibling reports whether a proxy with this id may be a sibling, by the config.
 func (ps *Peers) mayBeSibling(id string) bool {
 	return ps.cfg.Siblings &&
 		slices.ContainsFunc(ps.cfg.Peers, func(c PeerConfig) bool { return c.Region == ps.cfg.Self.Region && c.AnswersTo(id) })

@@ -13,7 +13,7 @@ import (
 	"evenkeel/prefill/index"
 )
 
-// Peers connects this dispatcher with its peers: it probes them, decides which requests are forwarded to a peer, and forwards
+// Peers connects this proxy with its peers: it probes them, decides which requests are forwarded to a peer, and forwards
 // these requests.
 type Peers struct {
 	cfg      Config
@@ -64,10 +64,10 @@ type modelState struct {
 	barred       []bool  // memory for policy.Request.Barred, which each request overwrites
 }
 
-// peer is the state of another dispatcher. The Peers' lock guards it.
+// peer is the state of another proxy. The Peers' lock guards it.
 type peer struct {
 	conf   *PeerConfig
-	id     string // id of the entry in geo.peers, with the address if the entry stands for several dispatchers
+	id     string // id of the entry in geo.peers, with the address if the entry stands for several proxies
 	target *engine.Target
 
 	// The state of its prober.
@@ -76,13 +76,13 @@ type peer struct {
 	link       Link
 	cancelNext func() bool // cancels the next probe; false: the probe was sent already
 
-	sibling bool // a dispatcher of the own region, with the same engines
+	sibling bool // a proxy of the own region, with the same engines
 	removed bool // the peer's name no longer resolves to this address; forwards may still be under way
 
 	// The results of its probes.
 	name           string   // the peer's id, by its last answer
 	boot           string   // names the peer's process; a new value means that the peer has restarted
-	isSelf         bool     // the address is this dispatcher's own: the name of the entry resolves to several dispatchers
+	isSelf         bool     // the address is this proxy's own: the name of the entry resolves to several proxies
 	major          int      // major version of the peer's protocol; -1: not known
 	decodedModels  []string // for a sibling: models of the decode groups that it owns
 	probed         bool

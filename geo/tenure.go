@@ -12,7 +12,7 @@ import (
 	"evenkeel/lease"
 )
 
-// HandBackPath is the path at which a dispatcher asks the holder of a region, or of a decode group, to hand it over.
+// HandBackPath is the path at which a proxy asks the holder of a region, or of a decode group, to hand it over.
 const HandBackPath = "/evenkeel/peer/v1/handback"
 
 // HandBack asks the holder of a region, or of one of its decode groups, to hand it over. Epoch is the epoch of the holder's
@@ -31,11 +31,11 @@ func (h HandBack) Scope() string {
 	return "region " + h.Region
 }
 
-// VotePath is the path at which an owner that cannot reach the store of leases asks another dispatcher for a promise: not to
+// VotePath is the path at which an owner that cannot reach the store of leases asks another proxy for a promise: not to
 // admit requests itself for a while.
 const VotePath = "/evenkeel/peer/v1/pledge"
 
-// Vote asks another dispatcher for a promise not to admit requests to one decode group for a while.
+// Vote asks another proxy for a promise not to admit requests to one decode group for a while.
 type Vote struct {
 	Region string `json:"region"`
 	Group  string `json:"group"`

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A Verifier checks that a request on the peer listener comes from another dispatcher.
+// A Verifier checks that a request on the peer listener comes from another proxy.
 type Verifier struct {
 	self             string
 	process          *process
@@ -48,7 +48,7 @@ func (d *Verifier) CheckHead(credentials *Credentials, now time.Time) *Refusal {
 	return refusal
 }
 
-// Verify checks which dispatcher sent a request, and whether the hop is allowed. The request must have a signature or a
+// Verify checks which proxy sent a request, and whether the hop is allowed. The request must have a signature or a
 // certificate. If there are keys, it must have a signature. If it has a certificate, this must contain a name of the peer. The nonce
 // of a signed request that is accepted counts as used from then on.
 func (d *Verifier) Verify(credentials *Credentials, now time.Time) (Hop, *Refusal) {
@@ -79,7 +79,7 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	case errors.Is(err, ErrHopVersion):
 		return h, refuse(http.StatusBadRequest, RejectVersion, "%v", err)
 	case err != nil:
-		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other dispatchers, clients have their own", err)
+		return h, refuse(http.StatusLoopDetected, RejectHop, "%v; this listener is for other proxies, clients have their own", err)
 	}
 	if keys := d.keys.Load(); keys != nil {
 		age := now.Sub(time.UnixMilli(h.Time)).Abs()
@@ -116,8 +116,8 @@ func (d *Verifier) verifyHead(credentials *Credentials, now time.Time) (Hop, *Re
 	return h, nil
 }
 
-// addressed reports whether the request was sent to this process of this dispatcher. The sender of a probe does not know the
-// process yet; and if its entry of geo.peers stands for several dispatchers, it only knows the prefix of their ids. A probe
+// addressed reports whether the request was sent to this process of this proxy. The sender of a probe does not know the
+// process yet; and if its entry of geo.peers stands for several proxies, it only knows the prefix of their ids. A probe
 // changes nothing, so that answering a recorded probe again does no harm.
 func (d *Verifier) addressed(target string, h *Hop, now time.Time) bool {
 	if target == ProbePath {

@@ -11,7 +11,7 @@ import (
 	"evenkeel/prefill"
 )
 
-// ProbePath is the path of probes, by which a dispatcher asks another one for its state.
+// ProbePath is the path of probes, by which a proxy asks another one for its state.
 const ProbePath = "/evenkeel/peer/v1/probe"
 
 const (
@@ -30,7 +30,7 @@ type question struct {
 	SentUs  int64  `json:"t_us"`
 }
 
-// answer is the answer to a probe: the state of a dispatcher. It contains names of models, but no prompts, tenants or sessions.
+// answer is the answer to a probe: the state of a proxy. It contains names of models, but no prompts, tenants or sessions.
 type answer struct {
 	Version  string  `json:"v"`
 	ID       string  `json:"id"`
@@ -71,7 +71,7 @@ func readAnswer(text []byte) (answer, error) {
 		a.Models[name] = o
 	}
 	for _, load := range a.Prefill {
-		// In the sum over all dispatchers, a negative load would hide the load of the others.
+		// In the sum over all proxies, a negative load would hide the load of the others.
 		if load.Unanswered < 0 || load.NewTokens < 0 || load.KVTokens < 0 {
 			return a, fmt.Errorf("%w: its load on a prefill engine is below 0", ErrProbe)
 		}
@@ -92,7 +92,7 @@ func major(v string) int {
 	return n
 }
 
-// Tenure is the part of an answer that lists the regions or decode groups that a dispatcher owns.
+// Tenure is the part of an answer that lists the regions or decode groups that a proxy owns.
 type Tenure struct {
 	Epochs map[string]int64 `json:"epochs,omitempty"` // by region: the epoch of the lease that the sender holds or has read last
 	Seen   map[string]int64 `json:"seen,omitempty"`   // by region or group: the highest epoch that the sender has seen

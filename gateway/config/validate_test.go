@@ -134,7 +134,7 @@ func TestValidateRefuses(t *testing.T) {
 		{"a taker that starts too early", "geo: {ownership: {start_delay: 1s}}", "geo.ownership.start_delay", "a third of the lease or more, 5s"},
 		{"more than all slots", "geo: {ownership: {max_share: 1.5}}", "geo.ownership.max_share", "such as 0.5"},
 		{"an engine of a region without owners", "engines: {prefill: [{url: \"http://e:1\", region: eu}]}", "engines.prefill", "need geo.ownership.engine"},
-		{"regions without a name", "geo: {mode: distributed, self: {region: us}, hmac: {keys_file: k}}", "geo.self.id", "cannot name a dispatcher"},
+		{"regions without a name", "geo: {mode: distributed, self: {region: us}, hmac: {keys_file: k}}", "geo.self.id", "cannot name a proxy"},
 		{"regions that anybody could call", "geo: {mode: distributed, self: {id: us-1, region: us}}", "geo.tls", "anyone could send requests here"},
 		{"a peer in clear text", "geo: {mode: distributed, self: {id: us-1, region: us}, tls: {cert: c, key: k, ca: a}, peers: [{id: eu-1, region: eu, url: 'http://eu:9443', san: eu}]}", "geo.peers[0].url", "clear text and nothing is signed"},
 		{"a peer that could have any certificate", "geo: {mode: distributed, self: {id: us-1, region: us}, tls: {cert: c, key: k, ca: a}, peers: [{id: eu-1, region: eu, url: 'https://eu:9443'}]}", "geo.peers[0].san", "spiffe://ek/eu-1"},

@@ -1,5 +1,5 @@
 // Package policy decides where a request of one region goes: to a local replica,
-// to a peer dispatcher in another region, or nowhere yet.
+// to a peer proxy in another region, or nowhere yet.
 //
 // The owner of an arrival queue passes the state of every Candidate to Begin, which begins a round. It then calls Next for the
 // waiting requests in order of arrival. Each call returns a Decision, which later calls of the round take into account:

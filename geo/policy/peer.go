@@ -115,7 +115,7 @@ func (o *Offer) plausible() bool {
 	return o.NAvail >= 0 && o.NAvail <= o.Replicas && o.Free >= 0 && o.Queue >= 0
 }
 
-// Peer is the state of a peer dispatcher when a round begins.
+// Peer is the state of a peer proxy when a round begins.
 type Peer struct {
 	ID     string
 	Probed bool // the peer has answered a probe
@@ -150,7 +150,7 @@ func (peer *Peer) maxSends() int {
 	return sends
 }
 
-// Protocol is the major version of the protocol between dispatchers.
+// Protocol is the major version of the protocol between proxies.
 const Protocol = 1
 
 // staleAfter is the number of probe intervals after which an answer is too old.
