@@ -24,7 +24,7 @@ func TestBodiesOfTokenIDsKeepWhatTheClientSent(t *testing.T) {
 		{"the decode leg is asked for one answer", text(p.DecodeBody(&b, Tokens, &Patch{SeedOffset: 1}, json.RawMessage(`{"a":1}`), "", true, nil)),
 			`{"model":"m","token_ids":[1, 2],"max_tokens":"not its place","output_mode":"text","newer":true,"stream":true,"stream_options":` + string(usageEachStep) +
 				`,"kv_transfer_params":{"a":1},"sampling_params":{"temperature":0.5,"max_tokens":9,"min_tokens":3,"stop":["a"],"seed":5}}`},
-		{"a leg that goes on has a longer prompt", text(p.DecodeBody(&b, Tokens, &Patch{Resume: &Resume{How: ResumePrompt, IDs: json.RawMessage(`[1, 2,8]`), Tokens: 1, Limit: 8, LimitKey: "max_tokens"}}, nil, "", true, nil)),
+		{"a leg that goes on has a longer prompt", text(p.DecodeBody(&b, Tokens, &Patch{Resume: &Resume{Method: ResumePrompt, IDs: json.RawMessage(`[1, 2,8]`), Tokens: 1, Limit: 8, LimitKey: "max_tokens"}}, nil, "", true, nil)),
 			`{"model":"m","max_tokens":"not its place","output_mode":"text","newer":true,"token_ids":[1, 2,8],"stream":true,"stream_options":` + string(usageEachStep) +
 				`,"sampling_params":{"temperature":0.5,"seed":4,"stop":["a"],"max_tokens":8,"min_tokens":2}}`},
 		{"a discard has one token and a salt", text(p.DiscardBody(&b, Tokens, nil, json.RawMessage(`{"a":1}`), "salt", nil)),

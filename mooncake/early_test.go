@@ -63,7 +63,7 @@ func TestAPushingPrefillIsAskedAsAPullingOne(t *testing.T) {
 func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 	b := scan(t, kitchenSink)
 	p := profileOf(SGLang)
-	leg := &Patch{SeedOffset: 1, Resume: &Resume{How: ChatResumeContinue, Text: json.RawMessage(`"so far"`), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}}
+	leg := &Patch{SeedOffset: 1, Resume: &Resume{Method: ChatResumeContinue, Text: json.RawMessage(`"so far"`), Tokens: 2, Limit: 7, LimitKey: "max_tokens"}}
 	for _, stream := range []bool{true, false} {
 		r := &Rendezvous{RID: "r", Host: "h", Port: 1, Room: 6, PrefillRank: 2, DecodeRank: 1}
 		const ranks = `,"routed_dp_rank":`
@@ -84,7 +84,7 @@ func TestTheLegsOfSGLangDifferInTheirRanksOnly(t *testing.T) {
 // metaserver, the prefill leg in the callback's object, to which nothing else is added.
 func TestALayerwiseChatGoesOnOnBothLegs(t *testing.T) {
 	b := scan(t, `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":9}`)
-	leg := &Patch{Resume: &Resume{How: ChatResumeVLLM, IDs: json.RawMessage(`[1,2,3]`), Limit: 4, LimitKey: "max_tokens"}}
+	leg := &Patch{Resume: &Resume{Method: ChatResumeVLLM, IDs: json.RawMessage(`[1,2,3]`), Limit: 4, LimitKey: "max_tokens"}}
 	r := &Rendezvous{Metaserver: "http://m/1", Callback: json.RawMessage(callbackJSON)}
 	p := profileOf(AscendLayerwise)
 	require.Contains(t, join(p.EarlyProbe(b, leg, r, true, nil)), `"kv_transfer_params":`+strings.TrimSuffix(callbackJSON, "}")+`,"prompt_token_ids":[1,2,3]}}`)

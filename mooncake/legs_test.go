@@ -112,7 +112,7 @@ func TestAnEchoIsNotAskedForWithTokenIDs(t *testing.T) {
 		{"an echo of one prompt of several", `{"prompt":["one","two"],"echo":true}`, &Patch{Prompt: json.RawMessage(`"two"`)}, false},
 		{"no echo", `{"prompt":"one","echo":false}`, nil, true},
 		{"null is no echo", `{"prompt":"one","echo":null}`, nil, true},
-		{"the rest of an answer echoes nothing", `{"prompt":"one","echo":true}`, &Patch{Resume: &Resume{How: ResumePrompt, IDs: json.RawMessage(`[1]`)}}, true},
+		{"the rest of an answer echoes nothing", `{"prompt":"one","echo":true}`, &Patch{Resume: &Resume{Method: ResumePrompt, IDs: json.RawMessage(`[1]`)}}, true},
 		{"ids that the client wants stay", `{"prompt":"one","echo":true,"return_token_ids":true}`, nil, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 // Resume says how a request continues an answer that another decode rank did not finish. In the prefill and the decode request, the answer
 // so far becomes a part of the prompt. A nil Resume changes nothing.
 type Resume struct {
-	How    string          // how the answer so far is sent: a value of chat_resume, ResumePrompt or ResumeText
+	Method string          // how the answer so far is sent: a value of chat_resume, ResumePrompt or ResumeText
 	IDs    json.RawMessage // JSON list of the token ids of the prompt and of the answer so far; nil: Text is used instead
 	Text   json.RawMessage // JSON string with the answer so far; for ResumeText, the prompt comes before it
 	Tokens int             // tokens that the answer has so far
@@ -19,29 +19,29 @@ type Resume struct {
 	LimitKey string // the key of the body that gets Limit; empty: only the context limits the answer
 }
 
-// The values of How for completions. The new prompt consists of the old prompt and the answer so far, as token ids or, if the engine
+// The values of Method for completions. The new prompt consists of the old prompt and the answer so far, as token ids or, if the engine
 // does not report ids, as text.
 const (
 	ResumePrompt = "prompt"
 	ResumeText   = "text"
 )
 
-// ByText says whether this value of How gives the engines text. The engines then tokenise the answer so far again, and may get other tokens
-// than the first engine generated.
-func ByText(how string) bool { return how == ResumeText || how == ChatResumeContinue }
+// ByText says whether this value of Method gives the engines text. The engines then tokenise the answer so far again, and may get other
+// tokens than the first engine generated.
+func ByText(method string) bool { return method == ResumeText || method == ChatResumeContinue }
 
 // replacesPrompt says whether the request gets a longer prompt in place of its own. Otherwise, kv_transfer_params has the answer so far.
-func (r *Resume) replacesPrompt() bool { return r.How == ResumePrompt || ByText(r.How) }
+func (r *Resume) replacesPrompt() bool { return r.Method == ResumePrompt || ByText(r.Method) }
 
 // promptMembers adds the members that replace the prompt by the prompt and the answer so far.
 func (r *Resume) promptMembers(b *Body, members []Member) []Member {
-	switch r.How {
+	switch r.Method {
 	case ResumePrompt:
 		return append(members, Member{"prompt", r.IDs})
 	case ResumeText:
 		return append(members, Member{"prompt", r.Text})
 	}
-	// How is ChatResumeContinue: the answer so far becomes the last message, which the engine continues.
+	// Method is ChatResumeContinue: the answer so far becomes the last message, which the engine continues.
 	messages, _ := b.Get("messages")
 	longer := bytes.TrimRight(messages[:len(messages)-1], " \t\r\n") // without the closing bracket
 	longer = slices.Concat(longer, []byte(`,{"role":"assistant","content":`), r.Text, []byte(`}]`))
@@ -49,7 +49,7 @@ func (r *Resume) promptMembers(b *Body, members []Member) []Member {
 	return append(members, Member{"add_generation_prompt", jsonFalse})
 }
 
-// addIDs returns kv, a kv_transfer_params, with the token ids added if How puts them there. kv itself does not change.
+// addIDs returns kv, a kv_transfer_params, with the token ids added if Method puts them there. kv itself does not change.
 func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	if !r.idsInParams() {
 		return kv
@@ -59,7 +59,7 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	}
 	// The object without its closing brace. Clip makes append copy, so that kv does not change.
 	out := slices.Clip(bytes.TrimRight(kv[:len(kv)-1], " \t\r\n"))
-	for _, key := range resumeIDKeys[r.How] {
+	for _, key := range resumeIDKeys[r.Method] {
 		if len(out) > 1 { // an empty object needs no comma
 			out = append(out, ',')
 		}
@@ -68,8 +68,8 @@ func (r *Resume) addIDs(kv json.RawMessage) json.RawMessage {
 	return append(out, '}')
 }
 
-// idsInParams says whether this way of resuming (How) puts the token ids into kv_transfer_params.
-func (r *Resume) idsInParams() bool { return r != nil && resumeIDKeys[r.How] != nil }
+// idsInParams says whether this way of resuming (Method) puts the token ids into kv_transfer_params.
+func (r *Resume) idsInParams() bool { return r != nil && resumeIDKeys[r.Method] != nil }
 
 // resumeIDKeys lists, for each way of resuming, the members of kv_transfer_params that get the token ids of prompt and answer. vLLM reads
 // prompt_token_ids from 0.27 on (renderers/online_renderer.py). vllm-ascend 0.26.0rc1 reads the key that begins with an underscore
@@ -103,7 +103,7 @@ func (r *Resume) dropAlso(drop func(string) bool) func(string) bool {
 	if r == nil {
 		return drop
 	}
-	isTruncated := r.How != ChatResumeContinue
+	isTruncated := r.Method != ChatResumeContinue
 	return func(key string) bool {
 		return key == "echo" || isTruncated && key == "truncate_prompt_tokens" || drop(key)
 	}

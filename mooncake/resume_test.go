@@ -19,18 +19,18 @@ func TestAResumedRequestOnTheWire(t *testing.T) {
 		probe, decode map[string]string
 	}{
 		{"a completion has all tokens as its prompt", Completions, `{"prompt":"one","echo":true,"truncate_prompt_tokens":1,"max_tokens":9,"min_tokens":4}`,
-			Resume{How: ResumePrompt, IDs: json.RawMessage(`[1,2]`), Tokens: 3, Limit: 6, LimitKey: "max_tokens"},
+			Resume{Method: ResumePrompt, IDs: json.RawMessage(`[1,2]`), Tokens: 3, Limit: 6, LimitKey: "max_tokens"},
 			map[string]string{"prompt": "[1,2]", "max_tokens": "1", "min_tokens": "1", "echo": "", "truncate_prompt_tokens": ""},
 			map[string]string{"prompt": "[1,2]", "max_tokens": "6", "min_tokens": "1", "echo": "", "truncate_prompt_tokens": "",
 				"kv_transfer_params": string(kv)}},
 		{"a chat has them beside the hand-off", Chat, `{"messages":[1],"max_completion_tokens":9,"min_tokens":2}`,
-			Resume{How: ChatResumeVLLM, IDs: json.RawMessage(`[1,2]`), Tokens: 3, Limit: 6, LimitKey: "max_completion_tokens"},
+			Resume{Method: ChatResumeVLLM, IDs: json.RawMessage(`[1,2]`), Tokens: 3, Limit: 6, LimitKey: "max_completion_tokens"},
 			map[string]string{"messages": "[1]", "max_completion_tokens": "1", "kv_transfer_params": string(pullProbe[:len(pullProbe)-1]) + `,"prompt_token_ids":[1,2]}`},
 			map[string]string{"messages": "[1]", "max_completion_tokens": "6", "min_tokens": "0", "kv_transfer_params": `{"do_remote_prefill":true,"n":9007199254740993,"prompt_token_ids":[1,2]}`}},
-		{"of vllm-ascend under the keys of all its versions", Chat, `{"messages":[1]}`, Resume{How: ChatResumeAscend, IDs: json.RawMessage(`[1]`), Tokens: 1},
+		{"of vllm-ascend under the keys of all its versions", Chat, `{"messages":[1]}`, Resume{Method: ChatResumeAscend, IDs: json.RawMessage(`[1]`), Tokens: 1},
 			map[string]string{"max_tokens": "1"},
 			map[string]string{"max_tokens": "", "kv_transfer_params": `{"do_remote_prefill":true,"n":9007199254740993,"_vllm_ascend_recompute_token_ids":[1],"prompt_token_ids":[1]}`}},
-		{"or its text as a last message", Chat, `{"messages":[{"role":"user","content":"a"} ]}`, Resume{How: ChatResumeContinue, Text: json.RawMessage(`"so \u00e9"`), Tokens: 2},
+		{"or its text as a last message", Chat, `{"messages":[{"role":"user","content":"a"} ]}`, Resume{Method: ChatResumeContinue, Text: json.RawMessage(`"so \u00e9"`), Tokens: 2},
 			map[string]string{"messages": `[{"role":"user","content":"a"},{"role":"assistant","content":"so \u00e9"}]`, "continue_final_message": "true", "add_generation_prompt": "false"},
 			map[string]string{"messages": `[{"role":"user","content":"a"},{"role":"assistant","content":"so \u00e9"}]`, "continue_final_message": "true", "add_generation_prompt": "false", "kv_transfer_params": string(kv)}},
 	} {

@@ -107,7 +107,7 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 	if soFar.Completed >= l.MaxAnswerTokens {
 		return l.planAfter(soFar, Concluding, nil)
 	}
-	resume := &mooncake.Resume{How: l.Method, Tokens: soFar.Completed}
+	resume := &mooncake.Resume{Method: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {
 		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey
 	}
@@ -132,7 +132,7 @@ func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
 // ids.
 func (l *Loss) planAfter(soFar *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, AnswerSoFar: soFar, Resume: resume}
-	if resume != nil && !mooncake.ByText(resume.How) { // only token ids give a prompt of a known length
+	if resume != nil && !mooncake.ByText(resume.Method) { // only token ids give a prompt of a known length
 		p.PrefillCount = l.PromptTokens + soFar.Completed
 		if soFar.Prompt > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
 			p.DecodeCount = soFar.Prompt + soFar.Completed

@@ -25,11 +25,11 @@ func lost() *Loss {
 }
 
 func TestHowALostAnswerGoesOn(t *testing.T) {
-	ids := func(how, list string, tokens int) *mooncake.Resume {
-		return &mooncake.Resume{How: how, IDs: json.RawMessage(list), Tokens: tokens}
+	ids := func(method, list string, tokens int) *mooncake.Resume {
+		return &mooncake.Resume{Method: method, IDs: json.RawMessage(list), Tokens: tokens}
 	}
-	text := func(how, text string, tokens int) *mooncake.Resume {
-		return &mooncake.Resume{How: how, Text: json.RawMessage(text), Tokens: tokens}
+	text := func(method, text string, tokens int) *mooncake.Resume {
+		return &mooncake.Resume{Method: method, Text: json.RawMessage(text), Tokens: tokens}
 	}
 	limited := ids(mooncake.ResumePrompt, "[1,2,7,8]", 2)
 	limited.Limit, limited.LimitKey = 7, "max_tokens"

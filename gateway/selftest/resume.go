@@ -91,7 +91,7 @@ func resumeMethods(p *mooncake.Profile) (list []string) {
 // continue the part, as its count of prompt tokens shows. first is the engines' answer to the chat without the part.
 func (t *tester) tryContinue(ctx context.Context, p, d testedRank, q *query, method string, first pairAnswer, id string) error {
 	longer := *q
-	resume := &mooncake.Resume{How: method, Text: json.RawMessage(soFar), Tokens: soFarTokens}
+	resume := &mooncake.Resume{Method: method, Text: json.RawMessage(soFar), Tokens: soFarTokens}
 	longer.changes = &mooncake.Patch{Resume: resume}
 	byIDs := !mooncake.ByText(method)
 	if byIDs { // the first tokens of the prompt serve as the answer so far
