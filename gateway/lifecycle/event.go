@@ -11,8 +11,8 @@ type Event struct {
 	Open            bool    // only in NoTurn: no prefill engine was available here, but another region may have one
 	ReusesRequestID bool    // only in HandedOver: the decode request must carry the request id of the prefill call
 	Copied          bool    // set in LocalBound, Bound and First: the body is kept in memory, so that a lost answer can go on
-	Unstreamed      bool    // set in LocalBound and Bound: the answer comes in one piece, so no event shows its progress
-	Left            bool    // the client had left when the event was reported
+	NoEarlyEvents   bool    // set in LocalBound and Bound: the answer comes in one piece, or, in a pair, may have no event before its end
+	ClientLeft      bool    // the client had left when the event was reported
 
 	// The fields of this group are set only in CallFailed: a call to an engine has ended without its result.
 	Quit       bool       // the call ended because the client left, and no engine uses the slot any more
@@ -24,14 +24,14 @@ type Event struct {
 
 	// The fields of this group belong to a pair: the prefill call and the decode call that run at the same time, because the attempt has bound
 	// its decode rank before the prefill.
-	Traits  ConnectorTraits // set in Turn: how the connector of the engines works
-	Idle    bool            // only in Panicked: neither call of the last pair had begun
-	Deaf    bool            // only in Bound: the engines may ignore an abort, and notice a closed connection late
-	Pair    int             // number of the request's pair, from 1; set in CalledBack and in all kinds of events declared after it
-	Prompt  int             // prompt tokens as the engine counted them; 0: the engine reported no count
-	Expired bool            // only in Began: the prefill engine may have reused the memory of the KV before the first event came
-	Again   bool            // only in PrefillFailed: one more prefill engine may be tried
-	Reason  DecodeFailure   // only in DecodeFailed: why the decode call ended
+	Traits         ConnectorTraits // set in Turn: how the connector of the engines works
+	Idle           bool            // only in Panicked: neither call of the last pair had begun
+	MayIgnoreAbort bool            // only in Bound: the engines may ignore an abort, and notice a closed connection late
+	Pair           int             // number of the request's pair, from 1; set in CalledBack and in all kinds of events declared after it
+	Prompt         int             // prompt tokens as the engine counted them; 0: the engine reported no count
+	Expired        bool            // only in Began: the prefill engine may have reused the memory of the KV before the first event came
+	Again          bool            // only in PrefillFailed: one more prefill engine may be tried
+	Reason         DecodeFailure   // only in DecodeFailed: why the decode call ended
 }
 
 // EventKind says what has happened to a request. Each event makes the lifecycle change its state and return effects.

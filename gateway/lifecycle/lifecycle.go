@@ -205,7 +205,7 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
-	l.pairs = append(l.pairs, newPair(l.traits, e.Unstreamed, e.Deaf))
+	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
 	timeLimit := NoTimeout
 	if l.traits.CallsBack { // the prefill waits for the decode engine's callback
 		timeLimit = ByCallback
@@ -255,7 +255,7 @@ func (l *Lifecycle) beginAttempt(dst []Effect) []Effect {
 func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	timeLimit := ByFirstEvent
 	switch {
-	case e.Unstreamed: // the answer comes in one piece, so nothing comes before its end
+	case e.NoEarlyEvents: // the answer comes in one piece, so nothing comes before its end
 		timeLimit = ByWhole
 	case l.bind == Mixed: // the rank first prefills the prompt, and other prompts may be ahead of it
 		timeLimit = ByProbe
@@ -310,7 +310,7 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 	}
 	// NoTurn: no prefill engine here takes the request
 	l.nextStep = Elsewhere
-	otherRegionMayServe := e.Open && !e.Left
+	otherRegionMayServe := e.Open && !e.ClientLeft
 	if otherRegionMayServe && l.tryOffer(failed) {
 		return append(dst, Effect{Kind: Offer})
 	}
@@ -339,7 +339,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	}
 	dst = l.settleFailedCall(&e, backSoon, dst)
 	l.nextStep = verdict.Next
-	if verdict.Next == Over || verdict.Next == Ask || e.Left {
+	if verdict.Next == Over || verdict.Next == Ask || e.ClientLeft {
 		return l.giveUp(e, dst)
 	}
 	return append(dst, Effect{Kind: Pause, Retry: l.tries.nextAttempt(verdict.Next, &e)})
@@ -427,7 +427,7 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	slotDisposition := Failing
-	if e.Left || e.End.Reason == Left { // no engine is to blame
+	if e.ClientLeft || e.End.Reason == Left { // no engine is to blame
 		verdict = Consequences{Next: Over}
 		slotDisposition = Cancelled
 	}
@@ -449,7 +449,7 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get the hand-off any more
-	if e.Left {
+	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
 	groupMoved := l.nextStep == Ask // another proxy owns the decode group now
@@ -468,7 +468,7 @@ func (l *Lifecycle) tryOffer(why move) bool {
 
 // endWithError ends the request. The client gets clientError, or the request is recorded as left by its client (OfClient).
 func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Effect {
-	if e.Left {
+	if e.ClientLeft {
 		clientError = OfClient
 	}
 	return append(l.settleRest(dst), Effect{Kind: Fail, Error: clientError})

@@ -160,7 +160,7 @@ func (w *engines) happens(state State, alone bool, e Event) {
 
 // drawn is an event that may come now.
 func drawn(t *rapid.T, l *Lifecycle) Event {
-	e := Event{Kind: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	e := Event{Kind: rapid.SampledFrom(answers[l.state]).Draw(t, "what"), ClientLeft: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if e.Kind == Ends && l.state < Streaming && !l.held.has[Slot] { // it ends once
 		e.Kind = First
 	}
@@ -245,7 +245,7 @@ func TestWhatIsTakenIsSettledOnce(t *testing.T) {
 			}
 			require.Equal(t, 1, w.awaited, "something is waited for, in state %d after %v", l.state, events)
 			require.Equal(t, TryLocal, dst[len(dst)-1].Kind-EffectKind(l.state-TryingLocal), "and it is what the state waits for")
-			if e.Left && (e.Kind == CallFailed || e.Kind == GivenUp) {
+			if e.ClientLeft && (e.Kind == CallFailed || e.Kind == GivenUp) {
 				require.Fail(t, "a request goes on whose client has left", "%v", events)
 			}
 			e = drawn(t, &l)
@@ -268,7 +268,7 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 		for more := 0; l.state != Done; more++ {
 			require.Less(t, more, 6, "in state %d", l.state)
 			e := drawn(t, &l)
-			e.Left = true
+			e.ClientLeft = true
 			switch e.Kind { // whatever waits ends with the client
 			case Turn:
 				e.Kind = NoTurn
@@ -301,7 +301,7 @@ func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
 				} else {
 					end.Progress = Unsent
 				}
-				after[i] = l.Step(Event{Kind: CallFailed, End: end, Left: left}, nil)
+				after[i] = l.Step(Event{Kind: CallFailed, End: end, ClientLeft: left}, nil)
 				require.Equal(t, held{reusesRequestID: l.held.reusesRequestID}, l.held, "nothing is held")
 			}
 			for _, other := range after[1:] {
@@ -400,8 +400,8 @@ func TestHowASlotGoesBack(t *testing.T) {
 		e    Event
 		want Disposition
 	}{
-		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, Left: true, Quit: true}, Cancelled},
-		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, Left: true}, Failing}, // it left a moment later
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, ClientLeft: true, Quit: true}, Cancelled},
+		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: HungUp}, ClientLeft: true}, Failing}, // it left a moment later
 		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Reason: NotOurs}}, Cancelled},
 		{Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Sent, Reason: Broke}}, Failing},
 	} {

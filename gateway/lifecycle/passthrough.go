@@ -72,7 +72,7 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	dst = l.held.settle(dst, Memory, Back)
 	dst = l.held.settle(dst, Call, verdict.KV)
 	switch {
-	case e.Left:
+	case e.ClientLeft:
 		return l.failPassthrough(OfClient, dst)
 	// Two connections ended without an answer, so the request may have killed the engine: no other engine is risked. The client gets the
 	// error of the first connection (Recall).

@@ -97,7 +97,7 @@ func (w *onePassed) drawn(t *rapid.T) Event {
 	if w.over() {
 		return Event{}
 	}
-	e := Event{Kind: rapid.SampledFrom(answers[w.life.state]).Draw(t, "what"), Left: rapid.IntRange(0, 9).Draw(t, "left") == 0}
+	e := Event{Kind: rapid.SampledFrom(answers[w.life.state]).Draw(t, "what"), ClientLeft: rapid.IntRange(0, 9).Draw(t, "left") == 0}
 	if rapid.IntRange(0, 99).Draw(t, "panic") == 0 {
 		e.Kind = Panicked
 	}
@@ -143,11 +143,11 @@ func TestWhatMayHaveKilledAnEngineGoesToNoOther(t *testing.T) {
 			if e.Kind == CallFailed && !answered {
 				killed := e.End.Progress > Unsent && slices.Contains([]Reason{HungUp, Broke, Silent, Garbled}, e.End.Reason) ||
 					second && e.End.Progress < Headed
-				if killed && !e.End.Moved || e.Left {
+				if killed && !e.End.Moved || e.ClientLeft {
 					require.Equal(t, Fail, dst[len(dst)-1].Kind, "%+v", e.End)
 				}
 				again := slices.ContainsFunc(dst, func(x Effect) bool { return x.Kind == SendAnew })
-				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.Left, again, "%+v", e.End)
+				require.Equal(t, e.End.Reason == Stale && !e.End.Moved && !second && !e.ClientLeft, again, "%+v", e.End)
 				disposition := map[bool]Disposition{true: Spent, false: Free}[spent(e.End)]
 				require.Contains(t, dst, Effect{Kind: Settle, Resource: Call, Disposition: disposition}, "%+v", e.End)
 			}
@@ -165,7 +165,7 @@ func TestAPassedRequestWhoseClientLeavesEnds(t *testing.T) {
 	} {
 		for _, end := range soleEnds {
 			var w onePassed
-			for _, e := range slices.Concat([]Event{begins, {Kind: Chosen}}, before, []Event{{Kind: CallFailed, End: end, Left: true}}) {
+			for _, e := range slices.Concat([]Event{begins, {Kind: Chosen}}, before, []Event{{Kind: CallFailed, End: end, ClientLeft: true}}) {
 				w.tell(t, e)
 			}
 			require.True(t, w.over())

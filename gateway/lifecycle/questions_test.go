@@ -22,27 +22,27 @@ func TestWhatHappensIf(t *testing.T) {
 	for _, q := range []struct{ question, told, done string }{
 		{
 			"the decode engine resets after its 200, and the client is leaving",
-			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			opening + "CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open ClientLeft",
 			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=MaybeRunning, Settle Resource=Slot Disposition=Failing, " +
 				"Settle Resource=Call Disposition=Failing, Avoid, Settle Resource=MaybeReadKV Disposition=Discard, " +
 				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the same, where a second request for the hand-off would have the id of the first",
-			probing + "HandedOver ReusesRequestID; Bound; CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open Left",
+			probing + "HandedOver ReusesRequestID; Bound; CallFailed End.Call=Decode End.Progress=Headed End.Reason=Broke End.Open ClientLeft",
 			"ReportFailure Blame=Engine Call=Decode, Settle Resource=KV Disposition=MaybeRunning, Settle Resource=Slot Disposition=Failing, " +
 				"Settle Resource=Call Disposition=Failing, Avoid, Settle Resource=MaybeReadKV Disposition=Orphan, " +
 				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"the client leaves while the prefill engine computes",
-			probing + "CallFailed End.Call=Prefill End.Progress=Sent End.Reason=Left End.Kept Left",
+			probing + "CallFailed End.Call=Prefill End.Progress=Sent End.Reason=Left End.Kept ClientLeft",
 			"Settle Resource=Lease Disposition=Free, Settle Resource=Permit Disposition=Back, " +
 				"Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
 			"it leaves while the hand-off waits in the pool",
-			pooled + "CallFailed End.Call=Prefill End.Progress=Through End.Reason=Left End.Kept Left",
+			pooled + "CallFailed End.Call=Prefill End.Progress=Through End.Reason=Left End.Kept ClientLeft",
 			"Settle Resource=KV Disposition=Discard, Settle Resource=LeaseOwner Disposition=Back, Fail Error=OfClient",
 		},
 		{
@@ -111,7 +111,7 @@ func TestWhatHappensIf(t *testing.T) {
 		},
 		{
 			"the client left, and that is why it broke",
-			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Left End.Open Left",
+			opening + "First; CallFailed End.Call=Decode End.Progress=Through End.Reason=Left End.Open ClientLeft",
 			"Settle Resource=Slot Disposition=Cancelled, Settle Resource=Call Disposition=Cancelled, BreakOff",
 		},
 		{

@@ -69,7 +69,7 @@ func (s *stream) endWhole() {
 // effect Confirm waits, and the event that says how this wait ended is a step of its own.
 func (s *stream) step(event lifecycle.Event) {
 	r := executor{job: s.job, stream: s, fault: s.upstream.fault, answerBegun: true}
-	event.Left, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
+	event.ClientLeft, event.Engine = s.job.client.Left(), s.upstream.rank.Instance
 	var buffer [6]lifecycle.Effect
 	effects := s.job.step(event, buffer[:0])
 	defer onPanic(func() { // after a panic, still carry out the remaining effects that give something back

@@ -75,7 +75,7 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	effects := buffer[:0]
 	defer onPanic(func() { r.giveBackAfterPanic(effects) })
 	for {
-		event.Left = j.client.Left()
+		event.ClientLeft = j.client.Left()
 		if effects = j.step(event, buffer[:0]); len(effects) == 0 {
 			j.srv.Log.Error("a request ended without an answer or an error; this is a bug, please report it", zap.Inline(j))
 			return nil, failure.InternalError
@@ -151,7 +151,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 			return lifecycle.Event{Kind: lifecycle.NoLocal}
 		}
 		r.prepareStream()
-		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, Unstreamed: r.stream.upstream.unstreamed}
+		return lifecycle.Event{Kind: lifecycle.LocalBound, Copied: j.resume.chargedBytes > 0, NoEarlyEvents: r.stream.upstream.unstreamed}
 	case lifecycle.Queue:
 		return r.queue()
 	case lifecycle.Forward:
@@ -267,13 +267,12 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	r.prepareStream()
 	s := r.stream
-	noEarlyEvents := s.upstream.unstreamed || s.upstream.noEarlyText // the answer may have no event before its end
-	unstreamed := s.upstream.unstreamed
-	if effect.Bind == lifecycle.Early { // in a pair, the wait is the same for an answer without early events and one in one piece
-		unstreamed = noEarlyEvents
+	noEarlyEvents := s.upstream.unstreamed
+	if effect.Bind == lifecycle.Early { // in a pair, the wait is the same for an answer without early text and one in one piece
+		noEarlyEvents = noEarlyEvents || s.upstream.noEarlyText
 	}
-	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, Unstreamed: unstreamed,
-		Deaf: mayIgnoreAbort(noEarlyEvents, s.upstream.rank.Profile, j.req.Endpoint)}
+	return lifecycle.Event{Kind: lifecycle.Bound, Copied: j.resume.chargedBytes > 0, NoEarlyEvents: noEarlyEvents,
+		MayIgnoreAbort: mayIgnoreAbort(noEarlyEvents, s.upstream.rank.Profile, j.req.Endpoint)}
 }
 
 // prepareStream prepares the stream of the answer for the slot that the attempt has got. From now on the stream owns the slot, and gives it
