@@ -209,7 +209,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectRefuse:
 		r.answer(e.Entry, Result{Err: e.Err})
 	case board.EffectLeftEngineQueue:
-		r.byModel[e.Group.Model].slots[e.Slot].waitsInEngine.Store(false)
+		r.byModel[e.Group.Model].slots[e.Slot].stillInEngineQueue.Store(false)
 	case board.EffectRound:
 		r.recordRound(e, took)
 	case board.EffectInvalid:
@@ -223,7 +223,7 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 	case board.EffectSent:
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
 	case board.EffectInEngineQueue:
-		m.boundBeyondSlots.Inc()
+		m.boundInEngineQueue.Inc()
 	case board.EffectQuarantine:
 		m.countQuarantine(e.Pair)
 		r.log.Warn("dispatcher: hand-offs of a prefill engine do not reach a decode engine, although both work with other engines; the pair is "+
@@ -400,7 +400,7 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	b, slot := r.stateOrNew(e.Group.Model), r.waiting[e.Entry].slot
 	slot.Binding, slot.Decide = e.Bound, took
 	slot.board, slot.detector = b, r.detectors[e.Group]
-	slot.waitsInEngine.Store(slot.InEngineQueue)
+	slot.stillInEngineQueue.Store(slot.InEngineQueue)
 	if e.Entry.Aggregated { // only entries for ranks that prefill are held back for rounds
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}

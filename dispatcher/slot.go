@@ -16,14 +16,14 @@ type Slot struct {
 	Decide time.Duration      // duration of the round of decisions that chose the rank; it is not part of Wait
 	Trace  *board.Explanation // why this rank was chosen; nil without Config.Explain
 
-	generated     atomic.Int32
-	firstStep     atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
-	lastStep      atomic.Uint32 // number of the group's last step in which the request got tokens; 0: it has no token yet
-	detector      *stepDetector // finds the steps of the rank's group; nil without a barrier
-	board         *boardState   // what the scheduler keeps for the board of the rank
-	started       atomic.Bool
-	released      atomic.Bool
-	waitsInEngine atomic.Bool // the request waits in the engine's own queue, because the rank has no slot or no KV room for it
+	generated          atomic.Int32
+	firstStep          atomic.Uint32 // number of the group's first step in which the request got tokens; 0: it has no token yet
+	lastStep           atomic.Uint32 // number of the group's last step in which the request got tokens; 0: it has no token yet
+	detector           *stepDetector // finds the steps of the rank's group; nil without a barrier
+	board              *boardState   // what the scheduler keeps for the board of the rank
+	started            atomic.Bool
+	released           atomic.Bool
+	stillInEngineQueue atomic.Bool // the request was bound InEngineQueue, and the engine has not begun it
 	// maxUnreported is the largest possible number of tokens of an answer that does not stream (MarkNonStreaming); 0: the answer streams.
 	maxUnreported atomic.Int32
 }
@@ -76,13 +76,13 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 // the request as transferring.
 func (s *Slot) ReportStarted() {
 	s.started.Store(true)
-	s.waitsInEngine.Store(false) // the engine has begun the request, so it had room, even if the board counted none
+	s.stillInEngineQueue.Store(false) // the engine has begun the request, so it had room, even if the board counted none
 	// Only a board that watches first events gets this one as an event. Any other board sees it when it next reads the progress of its slots.
 	if s.board != nil && s.board.pace.watchedFirstEvents.Load() > 0 {
 		s.board.reportStarted(s)
 	}
 }
 
-// WaitsInEngine says whether the request waits in the engine's own queue, because the rank has no slot or no KV room for it yet. While it
-// waits there, the missing first event is no failure of the engine.
-func (s *Slot) WaitsInEngine() bool { return s.waitsInEngine.Load() }
+// StillInEngineQueue says whether a request that was bound InEngineQueue still waits there: the rank has had no slot or no KV room for it
+// yet. While it waits, the missing first event is no failure of the engine.
+func (s *Slot) StillInEngineQueue() bool { return s.stillInEngineQueue.Load() }

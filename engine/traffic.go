@@ -29,7 +29,8 @@ func (t *Traffic) Begin() { t.running.Add(1); t.events.Add(1) }
 func (t *Traffic) OnEvent() { t.events.Add(1) }
 
 // AddSentWithoutSlot reports, with 1, that a request is sent on purpose although its rank has no free slot, and with -1 that it has ended.
-// In between, the engine may run more requests than the rank has slots.
+// In between, the engine may run more requests than the rank has slots. Besides the requests that the dispatcher binds InEngineQueue, these
+// are requests that never get a slot: canaries, and those that are passed through.
 func (t *Traffic) AddSentWithoutSlot(n int64) { t.sentWithoutSlot.Add(n) }
 
 // Liveness returns the Liveness of a rank, and creates it if there is none.

@@ -316,7 +316,8 @@ type Binding struct {
 	Stage uint8
 	Score float64
 	Wait  time.Duration // time that the entry waited in the pool
-	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue.
+	// InEngineQueue: the rank has no slot or no KV room for the entry yet, so the entry waits in the engine's own queue. Keys, metrics and
+	// headers call such requests those beyond the slots.
 	InEngineQueue bool
 	// Full: the rank has no slot or no KV room for the entry. Unlike InEngineQueue, Full is also set under policies that send every entry at
 	// once.

@@ -195,7 +195,7 @@ func (d *Discarder) discardOn(slot *dispatcher.Slot, h *Handoff, try int) (outco
 	silence := rank.Profile.FirstEventTimeout
 	call := upstream.Call{
 		Call: upstream.NewCall(d.Client, rank.Profile, rank.Target).Fresh(), Kind: lifecycle.Decode, Engine: rank.Instance, Scope: rank.Scope,
-		Path: h.Endpoint.Path(), BeyondSlots: slot.InEngineQueue,
+		Path: h.Endpoint.Path(), InEngineQueue: slot.InEngineQueue,
 		Limits: engine.Deadlines{Connect: d.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: d.Log,
 	}
 	defer context.AfterFunc(d.Context, call.Abort)() // a shutdown does not wait for the discard

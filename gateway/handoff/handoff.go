@@ -132,7 +132,7 @@ func LimitFromSlot(slot *dispatcher.Slot, call *engine.Call, limit time.Duration
 	var slotSince time.Time                     // zero: the request has had no slot yet
 	return Repeat(interval, func() time.Duration {
 		switch now := time.Now(); {
-		case slot.WaitsInEngine(): // the request still waits for a slot of the engine
+		case slot.StillInEngineQueue(): // the request still waits for a slot of the engine
 		case slotSince.IsZero():
 			slotSince = now
 		case now.Sub(slotSince) >= limit:

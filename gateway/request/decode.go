@@ -185,7 +185,7 @@ func (u *upstreamCall) takeHandoff(h *handoff.Handoff) (json.RawMessage, *failur
 func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silence time.Duration) (fault *failure.Fault) {
 	j := u.job
 	if u.slot.InEngineQueue {
-		u.countedSlotless = true
+		u.countedWithoutSlot = true
 		u.rank.Traffic.AddSentWithoutSlot(1) // so that the alarm about ranks with too many requests expects one more
 	}
 	// If a prefill runs beside the decode call, MarkNonStreaming is called when that prefill has ended.
@@ -194,7 +194,7 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 	}
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
-		BeyondSlots: u.countedSlotless, Mixed: u.rank.Group != "",
+		InEngineQueue: u.slot.InEngineQueue, Mixed: u.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.byName.noteSent(u.rank, headers)

@@ -297,8 +297,8 @@ func (u *upstreamCall) endAccounting(disposition lifecycle.Disposition) {
 		u.countedRunning = false
 		u.rank.Traffic.End()
 	}
-	if u.countedSlotless {
-		u.countedSlotless = false
+	if u.countedWithoutSlot {
+		u.countedWithoutSlot = false
 		u.rank.Traffic.AddSentWithoutSlot(-1)
 	}
 	u.job.srv.Fleet.Untrack(u.tracked)

@@ -93,7 +93,7 @@ func callPassthrough(s *stream, redial bool, until lifecycle.Timeout) (fault *fa
 	}
 	s.upstream.tracked = j.srv.Fleet.Track(roster.Location{Instance: p.chosen.Instance, Rank: -1}, call.Call, true)
 	if p.MaxTokens > 0 { // the model runs for a request that has no slot, which the counts of the engine's traffic must show
-		s.upstream.announcedTokens, s.upstream.countedSlotless = p.MaxTokens, true
+		s.upstream.announcedTokens, s.upstream.countedWithoutSlot = p.MaxTokens, true
 		s.upstream.rank.Traffic.AddSentWithoutSlot(1)
 		s.upstream.rank.Traffic.ExpectComputed(s.upstream.announcedTokens)
 	}

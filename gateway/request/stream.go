@@ -71,13 +71,13 @@ type upstreamCall struct {
 	fault           *failure.Fault // why the call ended too early; nil: the answer is complete, or has not ended
 	answer          *buffers
 
-	unstreamed      bool // the engine sends its answer in one piece, not as events
-	computesPrompt  bool // the rank computes the prompt itself
-	blocksLeaked    bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
-	noEarlyText     bool // the engine may send no text before the whole answer is computed
-	countedSlotless bool // the engine's traffic counts the request as one without a slot, until endAccounting
-	noUsage         bool // the engine sent no usage, so evenkeel writes the usage
-	countedRunning  bool // the first event has come, and the engine's traffic counts the answer as running until endAccounting
+	unstreamed         bool // the engine sends its answer in one piece, not as events
+	computesPrompt     bool // the rank computes the prompt itself
+	blocksLeaked       bool // the engine may keep the request's KV blocks for ever, because it waits for KV that never comes
+	noEarlyText        bool // the engine may send no text before the whole answer is computed
+	countedWithoutSlot bool // the engine's traffic counts the request as one without a slot, until endAccounting
+	noUsage            bool // the engine sent no usage, so evenkeel writes the usage
+	countedRunning     bool // the first event has come, and the engine's traffic counts the answer as running until endAccounting
 }
 
 // buffers are the memory of a stream. Later streams use it again.

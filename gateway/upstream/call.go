@@ -67,14 +67,14 @@ func PairHeaders(id string, endpoint mooncake.Endpoint, prefillProfile *mooncake
 // engine.Call.
 type Call struct {
 	*engine.Call
-	Kind        lifecycle.CallKind
-	Engine      string       // the id of the engine in engine.Monitor
-	Scope       *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
-	Path        string
-	Mixed       bool // the engine both prefills and decodes
-	BeyondSlots bool // the request is sent although the rank has no slot or no KV room for it
-	Limits      engine.Deadlines
-	Log         *zap.Logger
+	Kind          lifecycle.CallKind
+	Engine        string       // the id of the engine in engine.Monitor
+	Scope         *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
+	Path          string
+	Mixed         bool // the engine both prefills and decodes
+	InEngineQueue bool // the request waits in the engine's own queue at first, because the rank has no slot or no KV room for it yet
+	Limits        engine.Deadlines
+	Log           *zap.Logger
 
 	// Tracked finds out whether the call was ended because its engine is down, and returns the error of a broken connection in this case.
 	// It returns any other error unchanged. nil: the call is not ended for this reason.
@@ -101,7 +101,7 @@ func (c *Call) Open(headers []engine.Header, body [][]byte) (*engine.Response, *
 		epoch := scope.Epoch()
 		c.Guard(func() error { return scope.CheckEpoch(epoch) })
 	}
-	if c.BeyondSlots {
+	if c.InEngineQueue {
 		headers = append(headers, engine.Header{Name: BeyondHeader, Value: "1"})
 	}
 	resp, err := c.Do(http.MethodPost, c.Path, scope.AppendEpochHeader(headers), body, c.Limits)
