@@ -46,9 +46,9 @@ func (d *Dispatcher) Enqueue(e *pool.Entry, hits ...board.Hit) <-chan Result {
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
-// EnqueueMixed is Enqueue for ranks that prefill and decode. hits say how much of the prompt of e each rank has in its prefix cache.
+// EnqueueAggregated is Enqueue for ranks that prefill and decode. hits say how much of the prompt of e each rank has in its prefix cache.
 // Entries for the same ranks keep the order of these calls.
-func (d *Dispatcher) EnqueueMixed(e *pool.Entry, hits []board.Hit) <-chan Result {
+func (d *Dispatcher) EnqueueAggregated(e *pool.Entry, hits []board.Hit) <-chan Result {
 	e.Aggregated = true
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }

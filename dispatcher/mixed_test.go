@@ -29,7 +29,7 @@ func TestAPromptIsHeldForARoundAndTheMetricsSaySo(t *testing.T) {
 			id++
 			e.ID, e.Model = id, "m"
 			require.True(t, places.TryAcquire())
-			return d.EnqueueMixed(&e, hits)
+			return d.EnqueueAggregated(&e, hits)
 		}
 		for range 4 {
 			s := (<-put(pool.Entry{Prompt: 10})).Slot

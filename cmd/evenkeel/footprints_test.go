@@ -30,7 +30,7 @@ type capability struct {
 }
 
 var capabilities = []capability{
-	{"aggregated", []string{"dispatcher/rounds", "dispatcher/board/mixed.go", "dispatcher/virtual/mixed.go", "dispatcher/virtual/mixes.go", "gateway/request/mixed.go", "cmd/evenkeel/demo_aggregated.go", "cmd/evenkeel/simulate_aggregated.go"}, `^(M|.+M)ixed|^(A|.+A)ggregated`},
+	{"aggregated", []string{"dispatcher/rounds", "dispatcher/board/mixed.go", "dispatcher/virtual/mixed.go", "dispatcher/virtual/mixes.go", "gateway/request/aggregated.go", "cmd/evenkeel/demo_aggregated.go", "cmd/evenkeel/simulate_aggregated.go"}, `^(M|.+M)ixed|^(A|.+A)ggregated`},
 	{"batch class", []string{"prefill/batch.go"}, `^(B|.+B)atch(es|Class|Status)?$`},
 	{"discovery", []string{"engine/discover", "engine/discover/dns", "engine/discover/kube", "gateway/discovery"}, ""},
 	{"early binding", []string{"gateway/metaserver", "gateway/lifecycle/legs.go", "gateway/request/partner.go", "mooncake/early.go", "prefill/early.go"}, ""},

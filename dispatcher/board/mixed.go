@@ -8,10 +8,11 @@ import (
 	"evenkeel/dispatcher/policy"
 )
 
-// Mixed ranks prefill and decode. An entry for a mixed rank comes without a hand-off, and the rank computes the part of the prompt that is
-// not in its prefix cache. When the entry is bound, a slot and the KV of the whole prompt are charged to the rank, but no decode step reads
-// that KV before the first event of the answer. The backlog of a rank is the number of prompt tokens that it has yet to compute. A policy
-// that holds requests back and sends them together, in rounds, keeps the backlogs of the ranks equal.
+// Mixed ranks are those of aggregated engines: they prefill and decode. An entry for a mixed rank comes without a hand-off, and the rank
+// computes the part of the prompt that is not in its prefix cache. When the entry is bound, a slot and the KV of the whole prompt are
+// charged to the rank, but no decode step reads that KV before the first event of the answer. The backlog of a rank is the number of prompt
+// tokens that it has yet to compute. A policy that holds requests back and sends them together, in rounds, keeps the backlogs of the ranks
+// equal.
 
 // Hit says that a rank has the first Tokens tokens of an entry's prompt in its prefix cache.
 type Hit = policy.Hit

@@ -194,7 +194,7 @@ type WorkerStatus struct {
 	Tight   bool   `json:"tight"`
 	Early   bool   `json:"early,omitempty"`          // true: requests get a slot of this rank before their prefill
 	Bound   int    `json:"bound,omitempty"`          // requests that got a slot before their prefill and have no event yet
-	Mixed   bool   `json:"mixed,omitempty"`          // true: the rank prefills and decodes
+	Mixed   bool   `json:"mixed,omitempty"`          // true: the rank prefills and decodes, because its engine is aggregated
 	Backlog int64  `json:"backlog_tokens,omitempty"` // prompt tokens that the rank has yet to compute
 	Prompts uint64 `json:"prompts,omitempty"`        // prompts that were sent to the rank so far; 0 if it does not prefill
 	// Orphans is the number of KV tokens of requests that ended before a prefill engine had written their KV. The rank's engine may still hold

@@ -64,10 +64,10 @@ func BadGateway(side, why string) *openai.Error {
 const Engine = "engine"
 
 // Unserved is the 503 error if no prefill engine or no decode engine (side) of a model is up. states describes these engines; empty:
-// nothing is known. If mixed is set, each engine of the model computes prompts and writes answers, so there are no sides.
-func Unserved(side, model string, mixed bool, states string) *openai.Error {
+// nothing is known. If noSides is set, each engine of the model computes prompts and writes answers, so there are no sides.
+func Unserved(side, model string, noSides bool, states string) *openai.Error {
 	engineName := side + " engine"
-	if mixed {
+	if noSides {
 		side, engineName = Engine, "engine"
 	}
 	if states != "" {
@@ -236,9 +236,9 @@ func NoSuchModel(name string) *openai.Error {
 }
 
 // UnplacedError maps the error of a request that got no engine to the client's error. err comes from prefill.Scheduler or from the
-// dispatcher. side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. mixed says that each
-// engine of the model computes prompts and writes answers.
-func UnplacedError(side string, err error, prompt int, model string, mixed bool) *openai.Error {
+// dispatcher. side is the side on which the request waited for an engine, and prompt is the prompt's length in tokens. noSides says that
+// each engine of the model computes prompts and writes answers.
+func UnplacedError(side string, err error, prompt int, model string, noSides bool) *openai.Error {
 	switch full, isFull := errors.AsType[*prefill.FullError](err); {
 	case isFull:
 		return &openai.Error{
@@ -267,7 +267,7 @@ func UnplacedError(side string, err error, prompt int, model string, mixed bool)
 	case errors.Is(err, pool.ErrTimeout), errors.Is(err, pool.ErrExpired):
 		return openai.Unavailable("pool_timeout", "no rank had room in time; retry later", 2)
 	}
-	return Unserved(side, model, mixed, "")
+	return Unserved(side, model, noSides, "")
 }
 
 // RetryAfter reads an engine's Retry-After in seconds; 0: there is none, or it is a date. The result is at most an hour: an engine cannot

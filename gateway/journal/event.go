@@ -13,26 +13,26 @@ type EventKind int
 
 // The kinds of events, with the fields of Event that each kind sets.
 const (
-	Parsing       EventKind = iota // the proxy begins to parse the body of the request
-	Parsed                         // the body was parsed. Req: the request; nil: the body is no valid request
-	Attempted                      // another attempt to serve the request begins
-	Entered                        // a phase begins. Phase: which one; also sets Left, Call, Engine, Peer and Early
-	Waited                         // Took: how long the request waited for its turn at a prefill engine, also if it got no turn
-	Chose                          // Lease: which prefill engine was chosen, and why
-	Probed                         // Took: how long the prefill engine worked on the prompt
-	Prefilled                      // Tokens and Cached: tokens of the prompt, as the engine counted them; also sets Resumed
-	Placed                         // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
-	PlacedMixed                    // Slot: rank that prefills and decodes; Tokens: prompt tokens expected in its prefix cache. Follows Placed
-	PlacedLocally                  // Slot: decode rank that computes the prompt itself; Tokens: prompt tokens expected in its prefix cache
-	Coupled                        // Took: how long the decode engine took to say where the KV goes; 0: it did not. Also sets Slot
-	First                          // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
-	Relayed                        // Took: from the first event of the answer to its end; Tokens: tokens of the answer
-	Paced                          // Took: from the first tokens of a whole answer to the last ones; Tokens: tokens of the answer, at least 2
-	AttemptEnded                   // Answer: the error of the attempt, nil: it succeeded. Cause, On and Status say why it failed
-	Retried                        // the attempt has failed, and another one follows
-	Freed                          // At: when the client left; the request now holds no slot, KV or hand-off any more
-	scheduled                      // sets batch and priority. At: deadline of the first token; zero: the caller gave none
-	ended                          // Answer: the error that the client got, nil: it got its whole answer
+	Parsing          EventKind = iota // the proxy begins to parse the body of the request
+	Parsed                            // the body was parsed. Req: the request; nil: the body is no valid request
+	Attempted                         // another attempt to serve the request begins
+	Entered                           // a phase begins. Phase: which one; also sets Left, Call, Engine, Peer and Early
+	Waited                            // Took: how long the request waited for its turn at a prefill engine, also if it got no turn
+	Chose                             // Lease: which prefill engine was chosen, and why
+	Probed                            // Took: how long the prefill engine worked on the prompt
+	Prefilled                         // Tokens and Cached: tokens of the prompt, as the engine counted them; also sets Resumed
+	Placed                            // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
+	PlacedAggregated                  // Slot: rank that prefills and decodes; Tokens: expected in its prefix cache. Follows Placed
+	PlacedLocally                     // Slot: decode rank that computes the prompt itself; Tokens: prompt tokens expected in its prefix cache
+	Coupled                           // Took: how long the decode engine took to say where the KV goes; 0: it did not. Also sets Slot
+	First                             // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
+	Relayed                           // Took: from the first event of the answer to its end; Tokens: tokens of the answer
+	Paced                             // Took: from the first tokens of a whole answer to the last ones; Tokens: of the answer, at least 2
+	AttemptEnded                      // Answer: the error of the attempt, nil: it succeeded. Cause, On and Status say why it failed
+	Retried                           // the attempt has failed, and another one follows
+	Freed                             // At: when the client left; the request now holds no slot, KV or hand-off any more
+	scheduled                         // sets batch and priority. At: deadline of the first token; zero: the caller gave none
+	ended                             // Answer: the error that the client got, nil: it got its whole answer
 )
 
 // Event is one thing that happened to a request, or to one part of a fanned-out request.

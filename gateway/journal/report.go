@@ -68,7 +68,7 @@ func (r *Record) countEvent(e *Event) {
 	case PlacedLocally:
 		r.Route, r.Rank, r.Policy = Local, slot.WorkerName, slot.Policy
 		r.LocalTokens, r.HitTokens = int(slot.NewTokens), e.Tokens
-	case PlacedMixed: // follows Placed, which has set the rank and the policy
+	case PlacedAggregated: // follows Placed, which has set the rank and the policy
 		r.Bind, r.LocalTokens, r.HitTokens = AtArrival, int(slot.NewTokens), e.Tokens
 	case Coupled:
 		r.CallbackMs = ms(e.Took)

@@ -99,7 +99,7 @@ type Bind uint8
 const (
 	Late        Bind = iota // the prompt is prefilled, then its decode rank is bound
 	Early                   // the decode rank is bound before the prefill, and both calls are under way at once
-	Mixed                   // one rank prefills and decodes, so no KV is handed over
+	Aggregated              // one rank of an aggregated engine prefills and decodes, so no KV is handed over
 	Passthrough             // one engine gets the request unchanged and serves all of it
 )
 

@@ -32,7 +32,7 @@ const (
 //
 //	TryingLocal → Queued → Prefilling → Pooled → Transferring → Streaming → Done
 //	   ↑            ↓        early: Pooled → Coupled ↗      ↓
-//	   |            ↓        mixed: Pooled → Transferring ↗      ↓
+//	   |            ↓   aggregated: Pooled → Transferring ↗      ↓
 //	   |          Forwarded → Done                         lost
 //	   └─────────────── Pausing, Offering ←── CallFailed ───┘
 //
@@ -257,7 +257,7 @@ func (l *Lifecycle) sendDecode(e *Event, dst []Effect) []Effect {
 	switch {
 	case e.NoEarlyEvents: // the answer comes in one piece, so nothing comes before its end
 		timeLimit = ByWhole
-	case l.bind == Mixed: // the rank first prefills the prompt, and other prompts may be ahead of it
+	case l.bind == Aggregated: // the rank first prefills the prompt, and other prompts may be ahead of it
 		timeLimit = ByProbe
 	}
 	return append(dst, Effect{Kind: SendDecode, Until: timeLimit})
@@ -299,7 +299,7 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 		l.held.take(Lease)
 		l.bind, l.traits = e.Bind, e.Traits
 		if l.bind != Late {
-			return l.enqueue(dst) // Early: the rank is bound before the prefill; Mixed: the rank itself prefills
+			return l.enqueue(dst) // Early: the rank is bound before the prefill; Aggregated: the rank itself prefills
 		}
 		return append(dst, Effect{Kind: SendProbe, Until: ByProbe})
 	case Directed:
@@ -324,7 +324,7 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		e.End.Reason = NoRank
 	}
 	verdict := e.End.Verdict()
-	if l.bind == Mixed && verdict.Next == Again && e.End.DecodeRefused() { // the rank has too many requests and computed nothing
+	if l.bind == Aggregated && verdict.Next == Again && e.End.DecodeRefused() { // the rank has too many requests and computed nothing
 		verdict.Next = Untaken
 	}
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
@@ -369,14 +369,14 @@ func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Ef
 }
 
 // settleKV gives back the lease of a prefill call that failed, or the hand-off of a decode call that failed. If the verdict is Keep, the
-// next attempt uses the hand-off. A rank that also prefills (Mixed) hands no KV over, so its verdict only decides whether the lease counts
-// a failure of the rank's group.
+// next attempt uses the hand-off. A rank that also prefills (Aggregated) hands no KV over, so its verdict only decides whether the lease
+// counts a failure of the rank's group.
 func (l *Lifecycle) settleKV(e *Event, verdict Consequences, dst []Effect) []Effect {
 	groupWorks := verdict.Blame == Nobody || e.End.Reason == Busy // at most the queue of one rank is full
 	switch {
-	case l.bind == Mixed && groupWorks:
+	case l.bind == Aggregated && groupWorks:
 		return l.held.settle(dst, Lease, Free)
-	case l.bind == Mixed:
+	case l.bind == Aggregated:
 		return l.held.settle(dst, Lease, Refuse)
 	case verdict.KV == Keep:
 		return dst

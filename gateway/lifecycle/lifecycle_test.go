@@ -167,7 +167,7 @@ func drawn(t *rapid.T, l *Lifecycle) Event {
 	if rapid.IntRange(0, 199).Draw(t, "panic") == 0 {
 		e.Kind = Panicked
 	}
-	e.Bind = rapid.SampledFrom([]Bind{Late, Early, Mixed}).Draw(t, "script")
+	e.Bind = rapid.SampledFrom([]Bind{Late, Early, Aggregated}).Draw(t, "script")
 	e.Copied, e.Idle = rapid.Bool().Draw(t, "kept"), rapid.Bool().Draw(t, "idle")
 	e.Open, e.ReusesRequestID, e.Quit = rapid.Bool().Draw(t, "open"), rapid.Bool().Draw(t, "named"), rapid.Bool().Draw(t, "quit")
 	if e.Kind == CallFailed {
@@ -285,7 +285,7 @@ func TestARequestWhoseClientLeavesEnds(t *testing.T) {
 }
 
 // An attempt that is bound before its prefill, or to a rank that prefills and decodes, and comes to the same as a late one, owes the same.
-func TestEarlyMixedAndLateOweTheSame(t *testing.T) {
+func TestEarlyAggregatedAndLateOweTheSame(t *testing.T) {
 	for _, end := range []CallEnd{{Reason: Left}, {Reason: Leaving}, {Reason: Unowned}, {Reason: NoRank}} {
 		for _, left := range []bool{false, true} {
 			var after [3][]Effect
@@ -318,10 +318,10 @@ func TestASettleOfWhatIsNotHeldChangesNothing(t *testing.T) {
 	}
 }
 
-// mixed is a life on a rank that prefills and decodes.
-func mixed() Lifecycle {
+// aggregated is a life on a rank that prefills and decodes.
+func aggregated() Lifecycle {
 	l := Lifecycle{MustServeHere: true}
-	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
+	for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Aggregated}, {Kind: Bound}} {
 		l.Step(e, nil)
 	}
 	return l
@@ -329,8 +329,8 @@ func mixed() Lifecycle {
 
 // The lease of a request on a rank that prefills and decodes goes back with its first event, or with the end of its leg: as the
 // engine's failure where that is held against it. No KV is left anywhere, so that nothing is doubted, orphaned or discarded.
-func TestTheLeaseOfAMixedRequest(t *testing.T) {
-	l := mixed()
+func TestTheLeaseOfAnAggregatedRequest(t *testing.T) {
+	l := aggregated()
 	require.Equal(t, []Effect{{Kind: Settle, Resource: Lease, Disposition: Free},
 		{Kind: Settle, Resource: LeaseOwner, Disposition: Back}, {Kind: AnswerIt}},
 		l.Step(Event{Kind: First}, nil))
@@ -338,7 +338,7 @@ func TestTheLeaseOfAMixedRequest(t *testing.T) {
 		if e.Call != Decode || said == unsaid {
 			return
 		}
-		l := mixed()
+		l := aggregated()
 		var disposition []Disposition
 		for _, x := range l.Step(Event{Kind: CallFailed, End: e}, nil) {
 			if x.Kind == Settle {

@@ -197,7 +197,7 @@ func TestRefusalsOfRanksThatDoBothAreNoAttempts(t *testing.T) {
 			{Budget: Counted, N: 1, Pause: 1}, {Budget: Counted, N: 1, Pause: 2}, {Budget: Counted, N: 1, Pause: 3},
 			{Budget: Counted, N: 1}, {Budget: Counted, N: 2},
 		} {
-			for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Mixed}, {Kind: Bound}} {
+			for _, e := range []Event{{Kind: Begun}, {Kind: NoLocal}, {Kind: Turn, Bind: Aggregated}, {Kind: Bound}} {
 				l.Step(e, nil)
 			}
 			got := l.Step(Event{Kind: CallFailed, End: CallEnd{Call: Decode, Progress: Headed, Reason: why}}, nil)

@@ -139,7 +139,7 @@ func saidLimits(t *testing.T) map[State]map[Timeout]bool {
 	}
 	w := readWords(t)
 	for _, script := range []string{"Late", "Early Traits.CallsBack Traits.LeaksBlocks Traits.Retries", "Early Traits.Aborts",
-		"Early Traits.Keeps Traits.LeaksBlocks", "Mixed"} {
+		"Early Traits.Keeps Traits.LeaksBlocks", "Aggregated"} {
 		for _, whole := range []string{"", " NoEarlyEvents", " NoEarlyEvents MayIgnoreAbort"} {
 			turn := "Begun; NoLocal; Turn Bind=" + script
 			for _, rest := range []string{

@@ -194,7 +194,7 @@ func (u *upstreamCall) sendDecode(headers []engine.Header, body [][]byte, silenc
 	}
 	call := upstream.Call{
 		Call: u.call, Kind: lifecycle.Decode, Engine: u.rank.Instance, Scope: u.rank.Scope, Path: j.req.Endpoint.Path(),
-		InEngineQueue: u.slot.InEngineQueue, Mixed: u.rank.Group != "",
+		InEngineQueue: u.slot.InEngineQueue, Aggregated: u.rank.Group != "",
 		Limits: engine.Deadlines{Connect: j.srv.Settings().Limits.ConnectTimeout, FirstByte: silence, Idle: silence}, Log: j.srv.Log,
 	}
 	j.byName.noteSent(u.rank, headers)

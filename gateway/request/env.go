@@ -100,7 +100,7 @@ type Dispatcher interface {
 	Blocked(board string) (prefillers []string)              // prefill engines whose KV lately did not reach a decode engine of the board
 	Quarantined(slot *dispatcher.Slot) (prefillers []string) // prefill engines whose KV lately did not arrive at the decode engine of the slot
 	Rerouted(slot *dispatcher.Slot, prefiller string)        // another prefill engine computes the prompt of a slot
-	EnqueueMixed(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
+	EnqueueAggregated(entry *pool.Entry, hits []board.Hit) <-chan dispatcher.Result
 	EnqueueLocal(entry *pool.Entry, l *board.Local) <-chan dispatcher.Result
 	Withdraw(entry *pool.Entry)
 	CorrectPrompt(slot *dispatcher.Slot, prompt int)

@@ -37,7 +37,7 @@ func (j *job) prefixKeys() prefill.Prompt {
 		return *j.local.knownPrompt
 	}
 	p := j.srv.Prompts.CacheKeys(j.parts())
-	if j.srv.LocalRanks.HasRanks(j.model.Board) { // for ranks that also prefill, placeMixed keeps the hashes
+	if j.srv.LocalRanks.HasRanks(j.model.Board) { // for ranks that also prefill, placeAggregated keeps the hashes
 		known := p // a copy on the heap; taking p's address would move p to the heap on every call
 		j.local.knownPrompt = &known
 	}

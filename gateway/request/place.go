@@ -87,8 +87,8 @@ func (j *job) place(candidate prefill.Candidate, tokens int, enqueue func(*pool.
 		}
 	}
 	earlyTimedOut := entry.Early && errors.Is(result.Err, pool.ErrUnbound)
-	mixedTimedOut := candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
-	notPrefilled := earlyTimedOut || mixedTimedOut // the wait took too long, and no engine has computed the prompt
+	aggregatedTimedOut := candidate.Aggregated && errors.Is(result.Err, pool.ErrTimeout)
+	notPrefilled := earlyTimedOut || aggregatedTimedOut // the wait took too long, and no engine has computed the prompt
 	deadline := j.firstTokenDeadline()
 	if notPrefilled && !deadline.IsZero() && !time.Now().Before(deadline) { // the error names the client's deadline
 		return nil, failure.NewFault(lifecycle.CallEnd{Reason: lifecycle.NoRank}, failure.Deadline, prefill.ErrDeadline)

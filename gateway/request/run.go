@@ -164,7 +164,7 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 		return r.enqueue(effect)
 	case lifecycle.SendDecode:
 		fault, quit := r.stream.decode(r.handoff, effect.Until)
-		if fault == nil && r.isMixed() {
+		if fault == nil && r.isAggregated() {
 			const unknown = -1
 			var noHold time.Time // the rank keeps no KV for a hand-off
 			r.lease.Answered(prefill.Usage{PromptTokens: j.promptTokens, CachedTokens: unknown}, noHold)
@@ -244,7 +244,7 @@ func (r *executor) sendProbe(until lifecycle.Timeout) lifecycle.Event {
 }
 
 // enqueue waits until the dispatcher binds the request to a decode rank, and prepares the stream for the slot on that rank. The bind says
-// when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Mixed).
+// when the prompt is prefilled: before the binding (Late), after it by a prefill engine (Early), or by the rank itself (Aggregated).
 func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	j := r.job
 	if effect.Permit { // a hand-off waits a second time, for another rank: its first place in the pool was given back
@@ -252,8 +252,8 @@ func (r *executor) enqueue(effect lifecycle.Effect) lifecycle.Event {
 	}
 	var fault *failure.Fault
 	switch effect.Bind {
-	case lifecycle.Mixed:
-		r.slot, fault = j.placeMixed(r.lease)
+	case lifecycle.Aggregated:
+		r.slot, fault = j.placeAggregated(r.lease)
 	case lifecycle.Early: // the prompt is not prefilled yet, so the client's deadline limits the wait, and the length is an estimate
 		r.slot, fault = j.place(r.lease.Candidate, j.estimatedTokens(), func(entry *pool.Entry) <-chan dispatcher.Result {
 			entry.Early, entry.Deadline = true, j.firstTokenDeadline()
@@ -283,8 +283,8 @@ func (r *executor) prepareStream() {
 	r.stream = r.job.newStream(r.slot)
 }
 
-// isMixed says whether the attempt goes to a rank that prefills and decodes.
-func (r *executor) isMixed() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
+// isAggregated says whether the attempt goes to a rank that prefills and decodes.
+func (r *executor) isAggregated() bool { return r.lease != nil && r.lease.Candidate.Aggregated }
 
 // beganEvent returns the event that reports whether an answer has begun: First if fault is nil, else the event of the fault. quit says that
 // the call ended because the client left, and that no engine uses the slot any more.
@@ -346,8 +346,8 @@ func (r *executor) prefillEngine() prefill.Candidate {
 // that gave it.
 func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	ofPrefill := effect.Kind == lifecycle.ReportFailure && effect.Call == lifecycle.Prefill
-	ofMixed := r.isMixed() && effect.Blame == lifecycle.Disputed
-	if ofPrefill || ofMixed { // the 500 was counted when the lease was given back, before its cause is known
+	ofAggregated := r.isAggregated() && effect.Blame == lifecycle.Disputed
+	if ofPrefill || ofAggregated { // the 500 was counted when the lease was given back, before its cause is known
 		scheduler, id := r.job.srv.Prefill, r.prefillEngine().ID
 		r.job.unexplained500s = append(r.job.unexplained500s, func(cause lifecycle.Blame) {
 			if cause == lifecycle.Nobody { // the request is the cause
@@ -515,7 +515,7 @@ func (r *executor) settleSlot(disposition lifecycle.Disposition) {
 		return
 	}
 	failedAtPrompt := disposition == lifecycle.Failing && r.fault != nil && !r.answerBegun
-	if failedAtPrompt && s.upstream.computesPrompt && !r.isMixed() { // a rank of a mixed group computes every prompt itself
+	if failedAtPrompt && s.upstream.computesPrompt && !r.isAggregated() { // an aggregated rank computes every prompt itself
 		j.srv.metrics.localFailures.Inc()
 		j.record.Route = "" // the next attempt may go to a prefill engine
 		j.srv.Log.Warn("a decode rank failed at a prompt that it got without a hand-off", zap.Inline(j),

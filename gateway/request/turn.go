@@ -155,7 +155,7 @@ func (j *job) arrivalRequest() prefill.Request {
 func (srv *Server) bindOrder(candidate prefill.Candidate) lifecycle.Bind {
 	switch {
 	case candidate.Aggregated:
-		return lifecycle.Mixed
+		return lifecycle.Aggregated
 	case candidate.Profile.Early() && (candidate.Profile.Connector != mooncake.NIXLPush || srv.Fleet.Coordinates(candidate) != nil):
 		return lifecycle.Early // no address is needed, or it is known
 	}

@@ -71,7 +71,7 @@ type Call struct {
 	Engine        string       // the id of the engine in engine.Monitor
 	Scope         *owner.Scope // the request is sent only while this proxy owns the scope; nil: no other proxy sends to the engine
 	Path          string
-	Mixed         bool // the engine both prefills and decodes
+	Aggregated    bool // the engine both prefills and decodes
 	InEngineQueue bool // the request waits in the engine's own queue at first, because the rank has no slot or no KV room for it yet
 	Limits        engine.Deadlines
 	Log           *zap.Logger
@@ -207,7 +207,7 @@ func (c *Call) refusalFault(resp *engine.Response) *failure.Fault {
 
 // sideName returns the word for the call's engine in errors: prefill, decode, or engine.
 func (c *Call) sideName() string {
-	if c.Mixed {
+	if c.Aggregated {
 		return failure.Engine
 	}
 	return [...]string{lifecycle.Prefill: "prefill", lifecycle.Decode: "decode", lifecycle.Sole: failure.Engine}[c.Kind]

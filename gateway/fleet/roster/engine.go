@@ -56,7 +56,7 @@ type Found struct {
 const (
 	Prefill    = "prefill"
 	Decode     = "decode"
-	Aggregated = "aggregated" // each rank prefills and decodes
+	Aggregated = "aggregated" // each rank prefills and decodes; a board calls such a rank mixed (board.Worker.Mixed)
 )
 
 // RegionMark stands between the name of a board and its region, if that is not the proxy's own region.

@@ -12,10 +12,10 @@ import (
 	"evenkeel/prefill/local"
 )
 
-// placeMixed waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. It tells the dispatcher how
+// placeAggregated waits in the pool until the dispatcher binds the request to a rank that prefills and decodes. It tells the dispatcher how
 // much of the prompt each rank holds in its prefix cache. The lease counts as sent from the binding on, although the caller sends the
 // request only after that.
-func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
+func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault) {
 	sought := local.Prompt{Prompt: j.prefixKeys(), Model: lease.Candidate.Board}
 	counted := j.promptTokens > 0 || j.req.PromptTokens > 0
 	lengthFromBytes := !counted && !j.life.Resumed() && !sought.Media && sought.Bytes > 0
@@ -43,11 +43,11 @@ func (j *job) placeMixed(lease *prefill.Lease) (*dispatcher.Slot, *failure.Fault
 		if deadline := j.firstTokenDeadline(); !deadline.IsZero() && (entry.Deadline.IsZero() || deadline.Before(entry.Deadline)) {
 			entry.Deadline = deadline
 		}
-		return j.srv.Dispatcher.EnqueueMixed(entry, hits)
+		return j.srv.Dispatcher.EnqueueAggregated(entry, hits)
 	})
 	if fault == nil {
 		lease.MarkSent()
-		j.record.Report(journal.Event{Kind: journal.PlacedMixed, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
+		j.record.Report(journal.Event{Kind: journal.PlacedAggregated, Slot: slot, Tokens: max(0, tokens-int(slot.NewTokens))})
 	}
 	return slot, fault
 }

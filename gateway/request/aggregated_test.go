@@ -28,7 +28,7 @@ type listens struct {
 	err  error // nil: no rank is there
 }
 
-func (l *listens) EnqueueMixed(e *pool.Entry, _ []board.Hit) <-chan dispatcher.Result {
+func (l *listens) EnqueueAggregated(e *pool.Entry, _ []board.Hit) <-chan dispatcher.Result {
 	l.told = *e
 	got := make(chan dispatcher.Result, 1)
 	got <- dispatcher.Result{Err: cmp.Or(l.err, board.ErrNoWorkers)}
@@ -82,7 +82,7 @@ func TestWhatIsToldOfARequestForRanksThatDoBoth(t *testing.T) {
 				incoming: in, record: in.Record, promptTokens: row.prompt,
 			}
 			srv.Places.Reserve()
-			slot, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
+			slot, f := j.placeAggregated(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
 			require.Nil(t, slot)
 			require.Equal(t, lifecycle.NoRank, f.Reason)
 			require.Equal(t, "m+aggregated", l.told.Model)
@@ -129,7 +129,7 @@ func TestADeadlineThatPassesWhileNoRankHasRoom(t *testing.T) {
 				model: roster.Route{Name: "m", Board: "m"}, incoming: in, record: in.Record,
 			}
 			srv.Places.Reserve()
-			_, f := j.placeMixed(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
+			_, f := j.placeAggregated(&prefill.Lease{Candidate: prefill.Candidate{ID: "g", Board: "m+aggregated", Aggregated: true}})
 			require.Equal(t, row.want, f.ClientError.Code)
 		})
 	}
