@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -59,6 +60,9 @@ var scope = index.Scope{Model: "ref"}
 
 const engineBlock = 128
 
+// patience is how long a test waits for what takes milliseconds, unless the machine has much else to do.
+const patience = time.Minute
+
 func startRank(t *testing.T, c refengine.Config) *rank {
 	t.Helper()
 	c.Role, c.KVEvents.Address, c.Answers.PromptTokensDetails = refengine.Prefill, "127.0.0.1:0", true
@@ -76,14 +80,16 @@ func startRank(t *testing.T, c refengine.Config) *rank {
 func (r *rank) follow() {
 	r.Helper()
 	events, replay := r.engine.KVEvents(0)
-	r.stream = Start(Config{Place: Place{events, replay}, Slot: r.slot, Scope: scope, Sink: r.sink, ReplayTimeout: 500 * time.Millisecond})
+	r.stream = Start(Config{Place: Place{events, replay}, Slot: r.slot, Scope: scope, Sink: r.sink, ReplayTimeout: patience})
 	r.Cleanup(r.stream.Close)
 	r.eventually("connected", func() bool { return r.stream.Precise(time.Now()) })
 }
 
 func (r *rank) eventually(what string, ok func() bool) {
 	r.Helper()
-	require.Eventually(r, ok, 10*time.Second, 2*time.Millisecond, "%s: %+v", what, r.stream)
+	if !assert.Eventually(r, ok, patience, 2*time.Millisecond, what) {
+		require.FailNow(r, "in vain", "%+v", r.stream.Status())
+	}
 }
 
 // ask has the engine compute a prompt and returns how many tokens of it were cached.
