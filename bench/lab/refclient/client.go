@@ -116,7 +116,7 @@ func (c *Client) Do(req *http.Request) Reply {
 }
 
 // KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the
-// last and says how many there were.
+// last and says how many there were. The end of the test stops them, too.
 func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	over := make(chan struct{})
 	var load sync.WaitGroup
@@ -137,11 +137,13 @@ func (c *Client) KeepAsking(clients int) (stop func() int64) {
 			}
 		})
 	}
-	return sync.OnceValue(func() int64 {
+	stop = sync.OnceValue(func() int64 {
 		close(over)
 		load.Wait()
 		return right.Load()
 	})
+	c.Cleanup(func() { stop() }) // before the engines end; a client that outlives the test would fail there
+	return stop
 }
 
 // Endless starts a stream that does not end by itself and returns, once its first event is there, what makes its client leave.
