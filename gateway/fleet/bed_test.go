@@ -109,6 +109,7 @@ func start(t *testing.T, o options) *bed {
 	}
 	b.cfg.Dispatch.Window, b.cfg.Prefill.Retry.Base, b.cfg.Prefill.Scrape.Interval = 200*time.Microsecond, time.Millisecond,
 		50*time.Millisecond
+	b.cfg.Dispatch.TickLimit = patience                                          // on a busy machine no other policy stands in
 	b.cfg.Health.Canary = 0                                                      // a fault would strike it, too
 	o.profile.ChatResume = cmp.Or(o.profile.ChatResume, mooncake.ChatResumeNone) // a test whose chats go on says how
 	b.cfg.Profiles = map[string]mooncake.Profile{config.DefaultProfile: o.profile}

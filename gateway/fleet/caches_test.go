@@ -35,7 +35,7 @@ func publisher(change func(*refengine.Config)) refengine.Config {
 
 func followed(cfg *config.Config) {
 	cfg.ExposeRoute, cfg.Prefill.KVEvents.Enabled = true, true
-	cfg.Prefill.KVEvents.ReplayTimeout = 500 * time.Millisecond
+	cfg.Prefill.KVEvents.ReplayTimeout = patience // on a busy machine, too, a gap is made good
 }
 
 // talks are conversations whose turns come in turn, as token ids.

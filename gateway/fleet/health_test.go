@@ -218,19 +218,22 @@ func TestAPairThatFailsIsAvoided(t *testing.T) {
 // An engine that returns to a running fleet gets its slots step by step.
 func TestAnEngineThatReturnsStartsSlowly(t *testing.T) {
 	t.Parallel()
-	o := twoDecodes(func(cfg *config.Config) { cfg.Health.SlowStart = 2 * time.Second })
+	o := twoDecodes(func(cfg *config.Config) { cfg.Health.SlowStart = patience }) // a busy machine looks before it is over
 	b := start(t, o)
 	b.Eventually("both are up", func() bool { return b.Sum("evenkeel_engine_up") == 3 })
 	require.EqualValues(t, 1, b.engineStatus(b.Decode[0]).Share, "the first start of the proxy is no return")
 	b.Decode[0].Kill()
 	b.Eventually("it is down", func() bool { return b.engineStatus(b.Decode[0]).State == "down" })
 	require.NoError(t, b.Decode[0].Revive())
-	b.Eventually("it is up", func() bool { return b.engineStatus(b.Decode[0]).State == "up" })
+	b.Eventually("it is up, and the dispatcher knows", func() bool {
+		return b.engineStatus(b.Decode[0]).State == "up" && b.now().Dispatch.Models[0].Workers[0].Up
+	})
 	share := b.engineStatus(b.Decode[0]).Share
 	require.Less(t, share, 1.0)
 	require.EqualValues(t, 1, b.engineStatus(b.Decode[1]).Share)
 	w := b.now().Dispatch.Models[0].Workers[0]
 	require.Less(t, w.Limit, w.Slots)
+	b.reconfigure(func(cfg *config.Config) { cfg.Health.SlowStart = 2 * time.Second })
 	b.Eventually("it has all its slots", func() bool {
 		w := b.now().Dispatch.Models[0].Workers[0]
 		return b.engineStatus(b.Decode[0]).Share == 1 && w.Limit == w.Slots
