@@ -131,6 +131,7 @@ func TestAPeerThatCannotServe(t *testing.T) {
 				return us.availability("eu-1") == "available" && us.Post(refclient.ChatPath, chat("one", `"stream":true,`)).Header.Get("X-Evenkeel-Route") == "forwarded"
 			})
 			us.Accounted()
+			us.reaches("eu-1")
 			peer.does(row.serve)
 			fallbacks := func() float64 {
 				return us.Metric(fmt.Sprintf(`evenkeel_geo_fallbacks_total{cause=%q,peer="eu-1"}`, row.cause))
@@ -241,7 +242,7 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, "data: [DONE]\n\n")
 		}, driver)
-		us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+		us.reaches("eu-1")
 		conn, br := us.wire()
 		for range 2 { // the second on the same connections
 			body := chat("one", `"stream":true,`)
@@ -269,11 +270,11 @@ func TestAPeersEventsAreRelayedAsTheyCome(t *testing.T) {
 
 func TestAPeerThatDiesLosesNoRequestThatHadNotBegun(t *testing.T) {
 	t.Parallel()
-	us, eu := pair(t, options{configure: remote},
-		options{prefill: []refengine.Config{{Prompts: refengine.Prompts{Base: 300 * time.Millisecond}, KV: refengine.KV{PrefixCache: 4096},
-			Answers: refengine.Answers{PromptTokensDetails: true}}}})
+	us, eu := pair(t, options{configure: remote}, options{})
 	streaming := us.Endless()
 	defer streaming()
+	require.NoError(t, eu.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000})) // none has begun when the peer dies
+	us.reaches("eu-1")
 	type result struct {
 		reply
 	}
@@ -312,7 +313,7 @@ func TestThreeRequestsAndOneThatComesBack(t *testing.T) {
 		cfg.Pool.Size = 1
 	}})
 	us.hasEngines()
-	us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	us.reaches("eu-1")
 	require.NoError(t, us.Prefill[0].SetFaults(refengine.Rule{Fault: refengine.Slow, DelayMS: 60_000}))
 	ctx, leave := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, us.URL+refclient.ChatPath, strings.NewReader(chat("jam", "")))

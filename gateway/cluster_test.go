@@ -90,7 +90,7 @@ func start(t *testing.T, o options) *cluster {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Log.Requests = c.RequestLog
-	cfg.Dispatch.Window = 200 * time.Microsecond
+	cfg.Dispatch.Window, cfg.Dispatch.TickLimit = 200*time.Microsecond, patience // on a busy machine no other policy stands in
 	cfg.Prefill.Scrape.Interval = 50 * time.Millisecond
 	cfg.Prefill.Retry.Base = time.Millisecond
 	cfg.Health.Canary = 0                                                        // a fault would strike it, too

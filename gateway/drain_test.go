@@ -78,7 +78,7 @@ func TestTheProxyDrains(t *testing.T) {
 	t.Run("the end lets streams finish", func(t *testing.T) {
 		got := make(chan string, 2)
 		for range cap(got) {
-			go func() { got <- c.Judge("one two three", `"stream":true,`) }()
+			go func() { got <- c.Judge("prompt 107", `"stream":true,`) }() // 200 tokens
 		}
 		c.Eventually("all are decoded", func() bool { return c.Decode[0].Stats().Running == int64(cap(got)) })
 		down := make(chan error, 1)

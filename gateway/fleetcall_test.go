@@ -120,7 +120,7 @@ func TestEnginesArePausedBetweenTwoSteps(t *testing.T) {
 				asked := int64(-1)
 				c.Eventually("what was on its way to an engine has come", func() bool {
 					before := asked
-					time.Sleep(100 * time.Millisecond)
+					time.Sleep(500 * time.Millisecond) // longer than a busy machine takes to send one
 					asked = requests()
 					return asked == before
 				})
@@ -165,7 +165,7 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		for i := range cfg.Engines.Aggregated {
 			cfg.Engines.Aggregated[i].Barrier = config.BarrierNone // one serves while the other is down
 		}
-		cfg.FleetCall = config.FleetCall{Timeout: time.Second,
+		cfg.FleetCall = config.FleetCall{Timeout: 10 * time.Second,
 			Paths: map[string][]string{"/nothing": {config.CallPauses}, "/is_paused": {}, "/metrics": {}}}
 		cfg.Profiles[config.DefaultAggregated] = mooncake.Profile{Connector: mooncake.None, ChatResume: mooncake.ChatResumeContinue}
 	}})
@@ -266,7 +266,7 @@ func TestACallThatNotAllEnginesFollow(t *testing.T) {
 		leave := c.Endless()
 		r, status := c.call(`{"path":"/pause?mode=wait"}`)
 		require.Equal(t, 502, status)
-		require.Contains(t, r.Engines[0].Error+r.Engines[1].Error, "within fleet_call.timeout (1s)")
+		require.Contains(t, r.Engines[0].Error+r.Engines[1].Error, "within fleet_call.timeout (10s)")
 		require.Len(t, r.Paused, 1, "they may come to it")
 		leave()
 		c.does("/resume")

@@ -396,7 +396,7 @@ func standbys(t *testing.T) {
 // seatsOfGroups holds that each proxy tests only the ranks of its own groups, with the epoch of its ownership.
 func (f *family) seatsOfGroups(t *testing.T) {
 	for i, group := range []string{"east", "west"} {
-		theirs := f.owner(group)
+		theirs := f.owned(group)
 		rank := nameOf(t, f.all[0].Decode[i].URLs()[1])
 		s, err := f.all[theirs].gw.TakeSlot(t.Context(), rank, 100)
 		require.NoError(t, err)

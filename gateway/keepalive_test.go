@@ -30,8 +30,9 @@ func slowPrefills(d time.Duration) []refengine.Config {
 func TestCommentsOnEveryWay(t *testing.T) {
 	t.Parallel()
 	const span, takes = 20 * time.Millisecond, 300 * time.Millisecond
-	hears := func(t *testing.T, c *cluster) {
+	hears := func(t *testing.T, c *cluster, ready func()) {
 		t.Helper()
+		ready()
 		r := c.Post(refclient.ChatPath, chat("one two three", `"stream":true,`))
 		require.NoError(t, r.Err)
 		require.Equal(t, http.StatusOK, r.Status, r.Body)
@@ -41,6 +42,7 @@ func TestCommentsOnEveryWay(t *testing.T) {
 		require.Empty(t, got.Fail)
 		key := reftext.OfUser("one two three").Answer
 		refclient.WholeText(t, key, got.Text[0])
+		ready()
 		r = c.Post(refclient.ChatPath, chat("one two three", ""))
 		require.True(t, strings.HasPrefix(r.Body, "{"), r.Body)
 	}
@@ -52,12 +54,12 @@ func TestCommentsOnEveryWay(t *testing.T) {
 			cfg.TLS, cfg.Limits.KeepAlive = config.TLS{CertFile: certFile, KeyFile: keyFile}, span
 			cfg.Admin.TLS = cfg.TLS
 		}})
-		hears(t, c)
+		hears(t, c, func() {})
 	})
 	t.Run("ranks that do both", func(t *testing.T) {
 		t.Parallel()
 		c := start(t, options{mixed: slowPrefills(takes), configure: alive(span)})
-		hears(t, c)
+		hears(t, c, func() {})
 	})
 	for name, theirs := range map[string]time.Duration{"another region": 0, "another region with the key": span} {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +67,7 @@ func TestCommentsOnEveryWay(t *testing.T) {
 			us, eu := pair(t, options{configure: func(cfg *config.Config) { remote(cfg); alive(span)(cfg) }}, options{
 				prefill: slowPrefills(takes), configure: func(cfg *config.Config) { cfg.Geo.Policy = "local-only"; alive(theirs)(cfg) },
 			})
-			hears(t, us)
+			hears(t, us, func() { us.reaches("eu-1") })
 			us.Accounted()
 			eu.Accounted()
 			require.EqualValues(t, 2, us.Metric(`evenkeel_geo_forwards_total{outcome="ok",peer="eu-1"}`))

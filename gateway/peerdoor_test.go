@@ -177,14 +177,16 @@ func regionIsReleased(t *testing.T) {
 	us.Eventually("us-1 owns its region", func() bool { return us.gw.Owners()[0].Admits })
 	require.True(t, strings.HasPrefix(kept(t, store, "evenkeel/owner/us/owner"), "us-1_"))
 	require.Equal(t, http.StatusOK, us.Post(refclient.ChatPath, chat("one", "")).Status)
+	fails := func() int { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() }
+	before := fails() // a call of the start may have been too slow for a busy machine
 	w.set(true)
 	us.Eventually("its time is over", func() bool { return us.gw.Owners()[0].Phase == "fenced" })
 	got := us.Post(refclient.ChatPath, chat("one", ""))
 	require.Equal(t, http.StatusServiceUnavailable, got.Status, got.Body)
 	require.Equal(t, "no_region_available", code(got.Body))
-	us.Eventually("calls fail again and again", func() bool { return us.logs.FilterMessageSnippet("a call to the lease's store").Len() > 0 })
+	us.Eventually("calls fail again and again", func() bool { return fails() > before })
 	time.Sleep(haLease) // nothing tells of a call that fails again: it must not
-	require.Equal(t, 1, us.logs.FilterMessageSnippet("a call to the lease's store").Len())
+	require.Equal(t, before+1, fails())
 	require.Zero(t, us.logs.FilterMessageSnippet("retrying").Len(), "nor does etcd's client warn with every call")
 
 	w.set(false)

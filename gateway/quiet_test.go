@@ -50,7 +50,7 @@ func TestNothingOfARequestIsWrittenDown(t *testing.T) {
 		configure: func(cfg *config.Config) {
 			cfg.KeysFile, cfg.Dispatch.DecisionLog.File = keys, decisions
 			cfg.Limits.Body = 64 << 10
-			cfg.Limits.ReadTimeout = 200 * time.Millisecond
+			cfg.Limits.ReadTimeout = time.Second
 			inFront(t, &cfg.Engines.Prefill[0], &bird)
 			inFront(t, &cfg.Engines.Decode[0], &bird)
 		},

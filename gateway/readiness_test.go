@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,7 +71,12 @@ func TestReasonsOfEngines(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("sesame\n"), 0o600))
 	o := twoDecodes(func(cfg *config.Config) { cfg.Admin.TokenFile, cfg.Health.Interval = file, 50*time.Millisecond })
 	o.token = "sesame"
-	c := start(t, o)
+	var c *cluster
+	var asked atomic.Int64
+	o.decode[0].Hooks.OnBreak = func(uint64, int) { // else a busy machine may find the connection reset before it has read the head
+		c.Eventually("the answer has begun", func() bool { return c.Metric("evenkeel_ttft_seconds_count") >= float64(asked.Load()) })
+	}
+	c = start(t, o)
 	// That nobody takes the connection says more than the requests that failed by it.
 	t.Run("the better reason is shown", func(t *testing.T) {
 		bad := c.Decode[0]
@@ -78,6 +84,7 @@ func TestReasonsOfEngines(t *testing.T) {
 			bad.SetFaults(refengine.Rule{Fault: refengine.Reset, Phase: refengine.PhaseMidStream, AfterTokens: 2, Leg: refengine.LegDecode}))
 		for i := 0; c.engineStatus(bad).State == "up"; i++ {
 			require.Less(t, i, 50)
+			asked.Add(1)
 			c.Judge(fmt.Sprint("prompt ", i), `"stream":true,`)
 		}
 		for _, l := range c.logs.FilterMessageSnippet("engine is out of service").All() {

@@ -133,7 +133,7 @@ func TestRegionsThatShowCertificates(t *testing.T) {
 	eu := start(t, options{configure: mutual("eu-1", "us-1", at[1], at[0])})
 	us := start(t, options{configure: mutual("us-1", "eu-1", at[0], at[1])})
 	us.hasEngines()
-	us.Eventually("eu-1 is available", func() bool { return us.availability("eu-1") == "available" })
+	us.reaches("eu-1")
 	us.Eventually("a request went there", func() bool {
 		require.Equal(t, "right", us.Judge("one two three", `"stream":true,`))
 		return len(us.receipts()) > 0

@@ -17,13 +17,13 @@ func TestShutdownCuts(t *testing.T) {
 	t.Run("what does not end in time ends with an error event", func(t *testing.T) {
 		t.Parallel()
 		c := start(t, options{})
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
 		got := make(chan reply, 1)
 		go func() {
 			got <- c.Post(refclient.ChatPath, chat("an endless story", `"stream":true,"ignore_eos":true,`))
 		}()
 		c.Eventually("it is decoded", func() bool { return c.Metric("evenkeel_ttft_seconds_count") == 1 })
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
 		require.ErrorIs(t, c.gw.Shutdown(ctx), context.DeadlineExceeded)
 		r := <-got
 		require.NoError(t, r.Err)

@@ -146,6 +146,7 @@ func disconnectsStrandNothing(t *testing.T, driver func(*config.Config)) {
 			driver(cfg)
 			cfg.Prefill.Scrape.Interval = 500 * time.Millisecond
 			cfg.Prefill.Queue.Timeout = time.Hour // a slow machine takes long, and refuses nobody for it
+			cfg.Limits.ProbeGrace = patience      // nor does it abort a prefill at the moment of its end, when nobody is told of its KV
 		},
 		dirty: true, // what decode cuts on purpose is counted as such
 	})
