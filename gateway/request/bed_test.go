@@ -119,6 +119,7 @@ func start(t *testing.T, o setup) *bed {
 	b.route.AllAggregated = o.prefill == nil && o.decode == nil
 	b.server = newServer(t, func(cfg *config.Config, deps *Deps) {
 		cfg.Dispatch.Window, cfg.Prefill.Retry.Base = 100*time.Microsecond, time.Millisecond
+		cfg.Dispatch.TickLimit = patience                             // on a busy machine no other policy stands in
 		cfg.Limits.ConnectTimeout = patience                          // a busy machine accepts connections late
 		cfg.Prefill.Policy, cfg.Dispatch.Policy = "round-robin", "rr" // whoever failed is not asked again at once
 		if o.profile.Connector == mooncake.AscendLayerwise {

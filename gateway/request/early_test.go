@@ -189,9 +189,9 @@ func TestAPrefillThatStandsStillHoldsNoSlotOfAClientThatLeft(t *testing.T) {
 					c.Bind.Grace = 300 * time.Millisecond
 				}})
 			require.NoError(t, b.p[0].SetFaults(standing))
-			for range 2 {
+			for i := range int64(2) {
 				leave, wait := b.send(chat(short, `"stream":true,`))
-				b.eventually("its prefill is under way", func() bool { return b.p[0].Stats().Running > 0 })
+				b.eventually("its prefill is under way", func() bool { return b.p[0].Stats().Requests > i && b.p[0].Stats().Running > 0 })
 				leave()
 				wait()
 			}
@@ -324,7 +324,7 @@ func TestNothingIsBoundBeforeAPrefillCanBegin(t *testing.T) {
 func TestTooManyWaitToBeBound(t *testing.T) {
 	t.Parallel()
 	b := start(t, setup{profile: mooncake.Profile{Connector: mooncake.SGLang}, configure: func(c *config.Config, _ *Deps) {
-		c.Prefill.Push.MaxUnanswered, c.Pool.Size, c.Pool.TTL = 1, 11, time.Second
+		c.Prefill.Push.MaxUnanswered, c.Pool.Size, c.Pool.TTL = 1, 11, 3*time.Second // within which all come, on a busy machine, too
 	}})
 	require.NoError(t, b.p[0].SetFaults(standing))
 	first := b.judgeAll(1)

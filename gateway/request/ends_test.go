@@ -79,7 +79,7 @@ const again = "right, 2 attempts, 2 prefills"
 // proxy has used a hand-off twice, and nothing may be held in the end.
 func TestWhatComesOfTheEndOfALeg(t *testing.T) {
 	t.Parallel()
-	limit := time.Second // of the silent engine, and of the well one
+	limit := 3 * time.Second // of the silent engine, and of the well one
 	if race.Enabled {
 		limit = 5 * time.Second
 	}

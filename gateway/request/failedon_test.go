@@ -60,7 +60,9 @@ func TestTheReceiptSaysWhichEngineFailed(t *testing.T) {
 		t.Parallel()
 		b, free := full(t, setup{configure: func(c *config.Config, _ *Deps) { c.Pool.TTL = 200 * time.Millisecond }})
 		require.Equal(t, "503", b.judge(short, ""))
-		require.Equal(t, "pool_timeout", b.Journal.Receipts.Last(1, receipt.Filter{}, false)[0].Outcome)
+		var ended []*receipt.Receipt // a client has the answer a moment before
+		b.eventually("it is told of", func() bool { ended = b.Journal.Receipts.Last(1, receipt.Filter{}, false); return len(ended) == 1 })
+		require.Equal(t, "pool_timeout", ended[0].Outcome)
 		free()
 		require.Equal(t, []string{""}, failed(b)[:1])
 		b.settle()

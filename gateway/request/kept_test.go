@@ -74,7 +74,7 @@ func TestWhatAnEngineKeepsOfAnAnswerIsCounted(t *testing.T) {
 // A prompt waits for the room that is kept, and gets it when its time is over.
 func TestARequestWaitsForWhatAnEngineKeeps(t *testing.T) {
 	t.Parallel()
-	b := keeping(t, "0.33.0", time.Second)
+	b := keeping(t, "0.33.0", 3*time.Second)
 	require.Equal(t, "right", b.judge(reftext.MakePrompt(1, 1500), `"stream":true,`))
 	b.eventually("it is kept", func() bool { return b.kept() > 1500 })
 	waits := b.judging(reftext.MakePrompt(2, 1500), `"stream":true,`)

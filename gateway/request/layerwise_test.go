@@ -41,7 +41,7 @@ func TestCallbacksAreAnsweredAtOnce(t *testing.T) {
 // Nothing is prefilled before the decode engine has room.
 func TestAPrefillWaitsForItsCallback(t *testing.T) {
 	t.Parallel()
-	b := layerwise(t, 1000, setup{})
+	b := layerwise(t, 3000, setup{})
 	done := b.judgeAll(1)
 	b.eventually("the decode engine has it", func() bool { return b.decodes() == 1 })
 	require.Zero(t, b.p[0].Stats().Requests)
@@ -52,7 +52,7 @@ func TestAPrefillWaitsForItsCallback(t *testing.T) {
 // A client that leaves before the callback leaves blocks that only a prefill frees.
 func TestALateCallbackIsPrefilledForNobody(t *testing.T) {
 	t.Parallel()
-	b := layerwise(t, 1000, setup{})
+	b := layerwise(t, 3000, setup{})
 	leave, wait := b.send(chat(short, `"stream":true,`))
 	b.eventually("the decode engine has blocks for it", func() bool { return b.d[0].Stats().KVUsed > 0 })
 	leave()

@@ -187,8 +187,8 @@ func TestMoreThanTheWholeContext(t *testing.T) {
 // The end of a proxy waits until the hand-off of a request that was refused after its prefill is discarded.
 func TestTheEndWaitsForDiscards(t *testing.T) {
 	t.Parallel()
-	b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{TransferBase: 200 * time.Millisecond}}},
-		configure: func(c *config.Config, _ *Deps) { c.Limits.DrainTimeout = time.Second }})
+	b := start(t, setup{decode: []refengine.Config{{KV: refengine.KV{TransferBase: time.Second}}},
+		configure: func(c *config.Config, _ *Deps) { c.Limits.DrainTimeout = patience }})
 	b.route.MaxLen = 131072
 	r := b.post(mooncake.Chat.Path(), chat("a", `"max_tokens":131072,`))
 	require.Equal(t, http.StatusBadRequest, r.status, "longer than the context, found out after prefill")

@@ -26,7 +26,7 @@ import (
 const firstEvent = `data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"ref",` +
 	`"choices":[{"index":0,"delta":{"role":"assistant","content":"a"},"finish_reason":null}]}` + "\n\n"
 
-// speaks has the first decode engine answer 200 with events, and with more of them a little later.
+// speaks has the first decode engine answer 200 with events, and with more of them once the proxy has read those.
 func (b *bed) speaks(t *testing.T, first, more string) {
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -34,7 +34,7 @@ func (b *bed) speaks(t *testing.T, first, more string) {
 		_, _ = io.WriteString(w, first)
 		if f, ok := w.(http.Flusher); ok && more != "" {
 			f.Flush()
-			time.Sleep(300 * time.Millisecond) // so that they are two arrivals
+			b.eventually("the first events are read", func() bool { return b.begun() > 0 })
 			_, _ = io.WriteString(w, more)
 		}
 	}))
