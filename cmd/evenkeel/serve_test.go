@@ -29,7 +29,7 @@ import (
 )
 
 // patience bounds every wait of these tests; none of them waits for it.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // process is a proxy of its own process, in front of reference engines.
 type process struct {

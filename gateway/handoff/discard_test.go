@@ -171,7 +171,7 @@ func TestWhatBecomesOfADiscardedHandOff(t *testing.T) {
 		{
 			name: "an engine that says nothing is the last one, for the next would hold its slot as long",
 			change: func(_ *Discarder, _ *slots, r *ranks, _ *Handoff) {
-				r.rank.Profile.FirstEventTimeout = 20 * time.Millisecond
+				r.rank.Profile.FirstEventTimeout = 200 * time.Millisecond
 			},
 			outcome: discardFailed, back: []board.Outcome{lost}, told: "reported silent",
 		},

@@ -55,7 +55,7 @@ func TestHowChatsGoOnIsFound(t *testing.T) {
 			found := Run(t.Context(), cfg, Options{Resumes: true})
 			require.Empty(t, pick(found, Bad))
 			require.Contains(t, strings.Join(pick(found, tc.level), "\n"), tc.says)
-			require.Eventually(t, func() bool { return p.Stats().Pins == 0 && d.Stats().Stranded() == 0 }, 5*time.Second, time.Millisecond,
+			require.Eventually(t, func() bool { return p.Stats().Pins == 0 && d.Stats().Stranded() == 0 }, 30*time.Second, time.Millisecond,
 				"nothing is left at the engines")
 			require.Zero(t, p.Stats().Leaks+p.Stats().Aborted+d.Stats().Aborted+d.Stats().KeyMismatches)
 		})

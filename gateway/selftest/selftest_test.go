@@ -393,7 +393,7 @@ func TestTheTestEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan []Finding)
 	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), d.URLs()), Options{}) }()
-	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 30*time.Second, time.Millisecond)
 	cancel()
 	select {
 	case found := <-done:
@@ -561,7 +561,7 @@ func TestATestThatRunsOutOfTimeSaysWhatItLeftOut(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan []Finding)
 	go func() { done <- Run(ctx, cluster(t, mooncake.Profile{}, p.URLs(), decodes), Options{}) }()
-	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Probes == 1 }, 30*time.Second, time.Millisecond)
 	cancel(errors.New("its time is over"))
 	found := <-done
 	require.Equal(t, []string{"engines: the test had to end before all was tried (its time is over); it left out at least 2 requests"},

@@ -244,7 +244,7 @@ func streamOf(t testing.TB, c *http.Client, url, body string, header ...string) 
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, 5*time.Second, 2*time.Millisecond, what)
+	require.Eventually(t, ok, time.Minute, 2*time.Millisecond, what)
 }
 
 func TestAPromptGoesFromPrefillToDecodeOverRealSockets(t *testing.T) {

@@ -42,7 +42,7 @@ func TestAnEngineEndsWithAllItStarted(t *testing.T) {
 	e, err := i.Serve("model", 1, log, nil, "--flag")
 	require.NoError(t, err)
 	require.ErrorContains(t, e.Ready(t.Context(), 0), "its log is "+log)
-	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(i.Dir, "child")); return err == nil }, 10*time.Second,
+	require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(i.Dir, "child")); return err == nil }, time.Minute,
 		5*time.Millisecond)
 	e.Stop()
 	<-e.Gone()
