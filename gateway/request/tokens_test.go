@@ -260,7 +260,7 @@ func TestARequestIsEndedByItsName(t *testing.T) {
 		for _, stream := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, streamed %t", row.name, stream), func(t *testing.T) {
 				t.Parallel()
-				slowly := []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}} // per token
+				slowly := []refengine.Config{{Steps: refengine.Steps{C0: 100 * time.Millisecond}}} // per token, of 12 to 40
 				o := setup{decode: slowly}
 				if row.mixed {
 					o = setup{mixed: slowly}
@@ -315,7 +315,7 @@ func TestAClientOfTokensLeaves(t *testing.T) {
 		for _, params := range []string{``, `"n":2`} {
 			t.Run(path+" "+params, func(t *testing.T) {
 				t.Parallel()
-				o := setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 20 * time.Millisecond}}}}
+				o := setup{decode: []refengine.Config{{Steps: refengine.Steps{C0: 100 * time.Millisecond}}}}
 				body, _ := tokensOf(t, params, `"stream":true,`)
 				if path == mooncake.Generate.Path() {
 					o.profile.Connector = mooncake.SGLang
