@@ -51,7 +51,7 @@ func (p *Snapshot) Statuses() []EngineStatus {
 			Up: e.Status.Up, State: e.Status.State(), Share: e.share, Draining: e.withheld == Draining,
 			Error: e.details(), Source: e.Source, Away: e.Away, Since: e.Status.Changed, Version: e.Status.Version,
 			Paused: e.pausedBy != nil, Hangs: e.Status.Hangs, Ranks: len(e.Ranks()), Slots: e.Conf.Slots, Models: []string{},
-			OwnedByOther: e.OwnedByOther(),
+			OwnedByOther: e.withheld == Unowned,
 		}
 		if moved := e.Status.Moved; !moved.At.IsZero() { // zero: the addresses have never changed
 			s.Moved = &moved
