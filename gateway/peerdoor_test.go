@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"evenkeel/bench/lab/refclient"
+	"evenkeel/engine"
 	"evenkeel/gateway/config"
 	"evenkeel/geo"
 )
@@ -39,10 +40,13 @@ func (c *cluster) hopFrom(id, body string) geo.Hop {
 
 func nonce() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
-// papers are the headers of a hop that is signed for tenant t.
-func papers(keys *geo.Keys, path string, h *geo.Hop) []string {
-	m := geo.Message{Method: http.MethodPost, Target: path, Tenant: "t"}
-	return []string{geo.HopHeader, h.String(), geo.SignatureHeader, keys.Sign(&m, h)}
+// papers are the headers of a hop that is signed for tenant t, and further headers that are signed with it.
+func papers(keys *geo.Keys, path string, h *geo.Hop, header ...string) []string {
+	m := geo.Message{Method: http.MethodPost, Target: path, Headers: []engine.Header{{Name: geo.TenantHeader, Value: "t"}}}
+	for field := range slices.Chunk(header, 2) {
+		m.Headers = append(m.Headers, engine.Header{Name: field[0], Value: field[1]})
+	}
+	return append([]string{geo.HopHeader, h.String(), geo.SignatureHeader, keys.Sign(&m, h)}, header...)
 }
 
 // deliver sends a request to the listener for other dispatchers.
@@ -137,7 +141,7 @@ func TestAProxyWhosePeerIsGone(t *testing.T) {
 		body := packed(t, "gzip", chat("one", ""))
 		h := us.hopFrom("eu-1", body)
 		r := us.deliver(refclient.ChatPath, body,
-			append(papers(keys, refclient.ChatPath, &h), geo.TenantHeader, "t", "Content-Encoding", "gzip")...)
+			append(papers(keys, refclient.ChatPath, &h, "Content-Encoding", "gzip"), geo.TenantHeader, "t")...)
 		require.Equal(t, http.StatusOK, r.Status, r.Body)
 	})
 	// Other proxies' bodies are on the same account as those of clients.

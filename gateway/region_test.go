@@ -293,6 +293,8 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 		}{
 			"signed by a stranger": {keys: stranger, status: 401, reject: "signature"},
 			"an old one":           {keys: keys, change: func(h *geo.Hop) { h.Time -= 31_000 }, status: 401, reject: "stale"},
+			"another session":      {keys: keys, header: []string{"X-Evenkeel-Session", "another"}, status: 401, reject: "signature"},
+			"another class":        {keys: keys, header: []string{"X-Evenkeel-Class", "batch"}, status: 401, reject: "signature"},
 			"another tenant":       {keys: keys, header: []string{geo.TenantHeader, "rich"}, status: 401, reject: "signature"},
 			"a second hop":         {keys: keys, change: func(h *geo.Hop) { h.N = 2; h.Via = append(h.Via, "us-1") }, status: 508, reject: "hop"},
 			"one that was here":    {keys: keys, change: func(h *geo.Hop) { h.Max, h.N, h.Via = 3, 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: "hop"},
@@ -302,7 +304,7 @@ func TestForwardsToAnotherRegion(t *testing.T) {
 			"for another region":   {keys: keys, change: func(h *geo.Hop) { h.To = "us-1" }, status: 421, reject: "recipient"},
 			"for an earlier run":   {keys: keys, change: func(h *geo.Hop) { h.Boot = "b" }, status: 421, reject: "recipient"},
 			"another body":         {keys: keys, change: func(h *geo.Hop) { h.Digest = geo.DigestOf() }, status: 401, reject: "signature"},
-			"the version before":   {keys: keys, header: []string{geo.HopHeader, "v1;n=1"}, status: 400, reject: "version"},
+			"the version before":   {keys: keys, header: []string{geo.HopHeader, "v2;n=1"}, status: 400, reject: "version"},
 			"no hop":               {keys: keys, header: []string{geo.HopHeader, ""}, status: 508, reject: "hop"},
 		} {
 			got := send(row.keys, row.change, row.header...)

@@ -47,9 +47,12 @@ func (f *Forward) send(r *Request) (*Relay, error) {
 	if !f.SetCarrier(call) { // the client has left, or the peer has gone down
 		return nil, engine.ErrAborted
 	}
-	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Tenant: f.tenant}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid,
+	headers := slices.Clip(r.Headers)
+	if f.tenant != "" { // a header without a value would be signed, and a mesh on the way may drop it
+		headers = append(headers, engine.Header{Name: TenantHeader, Value: f.tenant})
+	}
+	hdr := ps.hopHeaders(&Message{Method: r.Method, Target: r.Target, Headers: headers}, r.Body, ps.addressOf(f.peer), f.inboundHop, f.rid,
 		now, deadline)
-	hdr = append(hdr, r.Headers...)
 	resp, err := call.Do(r.Method, r.Target, hdr, r.Body,
 		engine.Deadlines{Connect: ps.cfg.Connect, FirstByte: deadline.Sub(now), Idle: deadline.Sub(now)})
 	if err != nil {

@@ -19,7 +19,7 @@ func (ps *Peers) addressOf(p *peer) address {
 	return address{p.name, p.boot}
 }
 
-// hopHeaders returns the headers of a request to another proxy, with the hop and its signature. rid is the request's id
+// hopHeaders returns the headers of a request to another proxy: those of m, the hop, and the signature. rid is the request's id
 // at its origin. inbound is the hop of the proxy that sent the request here; nil: a client sent it, or the request is this
 // proxy's own. deadline is when this proxy stops waiting for the answer.
 func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inbound *Hop, rid string,
@@ -33,8 +33,8 @@ func (ps *Peers) hopHeaders(m *Message, body [][]byte, recipient address, inboun
 	if inbound != nil { // the request was forwarded here, so its hop is continued
 		hop.N, hop.Max, hop.Origin, hop.Via = inbound.N+1, inbound.Max, inbound.Origin, append(slices.Clone(inbound.Via), ps.cfg.Self.ID)
 	}
-	headers := []engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: TenantHeader, Value: m.Tenant},
-		{Name: "Content-Type", Value: "application/json"}}
+	headers := append([]engine.Header{{Name: HopHeader, Value: hop.String()}, {Name: "Content-Type", Value: "application/json"}},
+		m.Headers...)
 	if keys := ps.verifier.keys.Load(); keys != nil {
 		headers = append(headers, engine.Header{Name: SignatureHeader, Value: keys.Sign(m, &hop)})
 	}

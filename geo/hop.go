@@ -63,12 +63,12 @@ const (
 // ErrHop is the error for a malformed hop header.
 var ErrHop = errors.New("the hop header is not that of a proxy")
 
-// ErrHopVersion is the error for a hop header of another version. Version 1 is not accepted, because it named no recipient: a
-// recorded request could be sent again to another proxy.
+// ErrHopVersion is the error for a hop header of another version. The version also says what a signature covers, so a proxy accepts no
+// other version.
 var ErrHopVersion = errors.New("the hop header is of another version")
 
-// hopVersion is the begin of every hop header and of every signed text.
-const hopVersion = "v2"
+// hopVersion is the begin of every hop header, and so it is signed.
+const hopVersion = "v3"
 
 // DigestOf returns the SHA-256 of a request's body in hex, for Hop.Digest.
 func DigestOf(body ...[]byte) string {
@@ -81,12 +81,10 @@ func DigestOf(body ...[]byte) string {
 
 // String returns the hop as the text of HopHeader. Each hop has exactly one such text, so that ParseHop can refuse any other.
 func (h *Hop) String() string {
-	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin + ";via=" + h.via() +
-		";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce + ";deadline=" + strconv.FormatInt(h.Deadline, 10) +
-		";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
+	return hopVersion + ";n=" + strconv.Itoa(h.N) + ";max=" + strconv.Itoa(h.Max) + ";origin=" + h.Origin +
+		";via=" + strings.Join(h.Via, ",") + ";rid=" + h.RID + ";ts=" + strconv.FormatInt(h.Time, 10) + ";nonce=" + h.Nonce +
+		";deadline=" + strconv.FormatInt(h.Deadline, 10) + ";to=" + h.To + ";boot=" + h.Boot + ";body=" + h.Digest
 }
-
-func (h *Hop) via() string { return strings.Join(h.Via, ",") }
 
 // Sender is the proxy that sent the request here: the last one in Via, which ParseHop never leaves empty.
 func (h *Hop) Sender() string { return h.Via[len(h.Via)-1] }

@@ -4,12 +4,16 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"evenkeel/engine"
 )
 
 // golden is a hop that every version of this package must write and read alike.
@@ -21,10 +25,13 @@ var golden = Hop{
 
 func goldenBody() []byte { return []byte(`{"model":"m","messages":[{"role":"user","content":"hi"}]}`) }
 
-const goldenSum = "24875648d7b51ff7c0a64822f9669cdfe1b460234ca37d5f1f64b3da22d7f4f2"
+const goldenSum = "bc415710d5f18ef8f4ca1d1e300560f81c176396165149dd235f546fe95af4cb"
 
 func goldenMessage() Message {
-	return Message{Method: http.MethodPost, Target: "/v1/chat/completions", Tenant: "tenant-a"}
+	return Message{Method: http.MethodPost, Target: "/v1/chat/completions", Headers: []engine.Header{
+		{Name: TenantHeader, Value: "tenant-a"}, {Name: "X-Evenkeel-Session", Value: "chat 7"}, {Name: "X-Evenkeel-Class", Value: "batch"},
+		{Name: "Traceparent", Value: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+	}}
 }
 
 func goldenKeys(t testing.TB) *Keys {
@@ -50,15 +57,34 @@ func TestTheSignatureIsThatOfTheSpecification(t *testing.T) {
 	keys := goldenKeys(t)
 	require.Equal(t, "kid=a;v1="+goldenSum, keys.Sign(&m, &golden))
 	require.True(t, keys.Signed("kid=a;v1="+goldenSum, &m, &golden))
+	slices.Reverse(m.Headers)
+	m.Headers[0].Value = "00-0af7651916cd43dd8448eb211c80319c-0000000000000001-00"
+	require.True(t, keys.Signed("kid=a;v1="+goldenSum, &m, &golden), "a mesh on the way may change the order of headers, and the trace")
 }
 
 func TestNothingASignatureCoversCanBeChanged(t *testing.T) {
 	keys := goldenKeys(t)
 	for name, change := range map[string]func(m *Message, h *Hop){
-		"the method":    func(m *Message, _ *Hop) { m.Method = "GET" },
-		"the path":      func(m *Message, _ *Hop) { m.Target = "/v1/completions" },
-		"the query":     func(m *Message, _ *Hop) { m.Target += "?a=b" },
-		"the tenant":    func(m *Message, _ *Hop) { m.Tenant = "tenant-b" },
+		"the method":           func(m *Message, _ *Hop) { m.Method = "GET" },
+		"the path":             func(m *Message, _ *Hop) { m.Target = "/v1/completions" },
+		"the query":            func(m *Message, _ *Hop) { m.Target += "?a=b" },
+		"the tenant":           func(m *Message, _ *Hop) { m.Headers[0].Value = "tenant-b" },
+		"the session":          func(m *Message, _ *Hop) { m.Headers[1].Value = "chat 8" },
+		"the class":            func(m *Message, _ *Hop) { m.Headers[2].Value = "online" },
+		"no class":             func(m *Message, _ *Hop) { m.Headers = slices.Delete(m.Headers, 2, 3) },
+		"an empty class":       func(m *Message, _ *Hop) { m.Headers[2].Value = "" },
+		"a second class":       func(m *Message, _ *Hop) { m.Headers = append(m.Headers, m.Headers[2]) },
+		"two values exchanged": func(m *Message, _ *Hop) { a, b := &m.Headers[0], &m.Headers[1]; a.Value, b.Value = b.Value, a.Value },
+		"a session's end": func(m *Message, _ *Hop) {
+			m.Headers = append(m.Headers, engine.Header{Name: "X-Evenkeel-Session-End", Value: "true"})
+		},
+		"a deadline": func(m *Message, _ *Hop) {
+			m.Headers = append(m.Headers, engine.Header{Name: "X-Evenkeel-Deadline-Ms", Value: "1"})
+		},
+		"a header of a later version": func(m *Message, _ *Hop) { m.Headers = append(m.Headers, engine.Header{Name: "X-Evenkeel-Later"}) },
+		"a coding": func(m *Message, _ *Hop) {
+			m.Headers = append(m.Headers, engine.Header{Name: "Content-Encoding", Value: "gzip"})
+		},
 		"the body":      func(_ *Message, h *Hop) { h.Digest = DigestOf([]byte("another")) },
 		"the recipient": func(_ *Message, h *Hop) { h.To = "asia-1" },
 		"its run":       func(_ *Message, h *Hop) { h.Boot = "another" },
@@ -128,8 +154,8 @@ func TestWhoMayComeIn(t *testing.T) {
 		{name: "via contains ourselves", hop: func(h *Hop) { h.N, h.Via = 3, []string{"us-1", "eu-1", "us-1"} }, status: 508, reject: RejectHop},
 		{name: "hops and via disagree", hop: func(h *Hop) { h.N = 0 }, status: 508, reject: RejectHop},
 		{name: "no hop at all", knock: func(k *Credentials) { k.Hop = "" }, status: 508, reject: RejectHop},
-		{name: "of the version before", knock: func(k *Credentials) { k.Hop = "v1" + k.Hop[2:] }, status: 400, reject: RejectVersion},
-		{name: "of a version yet to come", knock: func(k *Credentials) { k.Hop = "v3" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of the version before", knock: func(k *Credentials) { k.Hop = "v2" + k.Hop[2:] }, status: 400, reject: RejectVersion},
+		{name: "of a version yet to come", knock: func(k *Credentials) { k.Hop = "v4" + k.Hop[2:] }, status: 400, reject: RejectVersion},
 		{name: "of no version", knock: func(k *Credentials) { k.Hop = "va" + k.Hop[2:] }, status: 508, reject: RejectHop},
 		{name: "sent to another proxy", hop: func(h *Hop) { h.To = "asia-1" }, status: 421, reject: RejectRecipient},
 		{name: "sent to one whose name begins like ours", hop: func(h *Hop) { h.To = "eu" }, status: 421, reject: RejectRecipient},
@@ -141,7 +167,7 @@ func TestWhoMayComeIn(t *testing.T) {
 		{name: "30 seconds old is believed", late: 30 * time.Second},
 		{name: "the same nonce again", again: true, status: 401, reject: RejectSignature},
 		{name: "no signature", knock: func(k *Credentials) { k.Signature = "" }, status: 401, reject: RejectSignature},
-		{name: "another tenant than was signed", knock: func(k *Credentials) { k.Tenant = "tenant-b" }, status: 401, reject: RejectSignature},
+		{name: "another tenant than was signed", knock: func(k *Credentials) { k.Headers[0].Value = "b" }, status: 401, reject: RejectSignature},
 		{name: "a stranger with the key", hop: func(h *Hop) { h.Origin, h.Via = "mars-1", []string{"mars-1"} }, status: 403, reject: RejectPeer},
 		{name: "a peer that speaks for a stranger", hop: func(h *Hop) { h.Origin = "mars-1" }, status: 403, reject: RejectPeer},
 		{name: "a peer with another peer's certificate", knock: func(k *Credentials) { k.Names = []string{"spiffe://ek/asia-1"} }, status: 403, reject: RejectPeer},
@@ -271,7 +297,7 @@ func TestAHopIsReadAsItWasWritten(t *testing.T) {
 
 func FuzzParseHop(f *testing.F) {
 	f.Add(golden.String())
-	f.Add("v1;n=01;max=1")
+	f.Add("v2;n=01;max=1")
 	f.Add(golden.String() + ";")
 	f.Add(strings.Replace(golden.String(), "via=us-1", "via=us-1,,", 1))
 	f.Fuzz(func(t *testing.T, text string) {
@@ -281,6 +307,36 @@ func FuzzParseHop(f *testing.F) {
 		}
 		if got := h.String(); got != text { // else the signature would cover what nobody read
 			t.Fatalf("%q was read as %q", text, got)
+		}
+	})
+}
+
+// The parts of a request can be read back from the text that is signed, so that no two requests have the same text.
+func FuzzSignedText(f *testing.F) {
+	f.Add("POST", "/v1/completions", "A", "b", "C", "d")
+	f.Add("1:2", "3:\n4", "Session", "", "Session", "5:")
+	f.Add("", "", "Class\n6:online", "7:X-Evenkeel-Class", "Class", "6:online")
+	f.Fuzz(func(t *testing.T, method, target, name, value, otherName, otherValue string) {
+		m := Message{Method: method, Target: target, Headers: []engine.Header{
+			{Name: "X-Evenkeel-" + name, Value: value}, {Name: name, Value: value}, {Name: "X-Evenkeel-" + otherName, Value: otherValue},
+		}}
+		want := []string{method, target, golden.String()}
+		headers := slices.DeleteFunc(slices.Clone(m.Headers), func(h engine.Header) bool { return !Covered(h.Name) })
+		slices.SortStableFunc(headers, func(a, b engine.Header) int { return strings.Compare(a.Name, b.Name) })
+		for _, h := range headers {
+			want = append(want, h.Name, h.Value)
+		}
+		var got []string
+		for text := string(m.text(&golden)); text != ""; {
+			digits, rest, _ := strings.Cut(text, ":")
+			length, err := strconv.Atoi(digits)
+			if err != nil || length > len(rest) {
+				t.Fatalf("no part begins at %q", text)
+			}
+			got, text = append(got, rest[:length]), rest[length:]
+		}
+		if !slices.Equal(want, got) {
+			t.Fatalf("%q was signed as %q", want, got)
 		}
 	})
 }

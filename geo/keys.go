@@ -6,8 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+
+	"evenkeel/engine"
 )
 
 // Keys sign hops and check signatures. The first key signs, and signatures of all keys are accepted. To replace a key, an
@@ -63,17 +66,51 @@ func ParseKeys(text string) (*Keys, error) {
 // A Message has the parts of a request that a signature covers in addition to the hop. The hop contains a digest of the body,
 // so that the signature can be checked before the body is read.
 type Message struct {
-	Method, Target string // Target is the path with its query
-	Tenant         string
+	Method, Target string          // Target is the path with its query
+	Headers        []engine.Header // the request's headers in any order; those that are not Covered may be left out
 }
 
-// sum is the MAC over all fields of the message and the hop, one per line.
+// Covered reports whether the signature of a request covers the header with this name, which is written like the constants
+// above. It covers all headers by which a proxy decides how it serves the request, and those that later versions may add.
+// Headers of a trace are not covered, because a service mesh between the proxies may write its own spans into them.
+func Covered(name string) bool {
+	const prefix = "X-Evenkeel-"
+	return strings.HasPrefix(name, prefix) && name != HopHeader && name != SignatureHeader || // the hop itself is signed
+		name == "Content-Encoding" // the digest is that of the body before it is decoded
+}
+
+// text is the text that is signed: the method, the target, the hop, and the name and value of each header that is Covered, in
+// the order of the names. The length of each part stands before it, so that two different requests never have the same text. A
+// header that is missing differs from an empty one, whose name is in the text.
+func (m *Message) text(h *Hop) []byte {
+	covered := make([]engine.Header, 0, 8) // a proxy sends fewer
+	for _, header := range m.Headers {
+		if Covered(header.Name) {
+			covered = append(covered, header)
+		}
+	}
+	slices.SortStableFunc(covered, func(a, b engine.Header) int { return strings.Compare(a.Name, b.Name) })
+	text := make([]byte, 0, 1<<10) // usually enough
+	for _, part := range [...]string{m.Method, m.Target, h.String()} {
+		text = appendPart(text, part)
+	}
+	for _, header := range covered {
+		text = appendPart(appendPart(text, header.Name), header.Value)
+	}
+	return text
+}
+
+// appendPart appends a part of a signed text, with its length in bytes before it.
+func appendPart(text []byte, part string) []byte {
+	text = strconv.AppendInt(text, int64(len(part)), 10)
+	text = append(text, ':')
+	return append(text, part...)
+}
+
+// sum is the MAC over the text of a message and its hop.
 func (k *key) sum(m *Message, h *Hop) []byte {
 	mac := hmac.New(sha256.New, k.secret)
-	_, _ = mac.Write([]byte(strings.Join([]string{
-		hopVersion, m.Method, m.Target, h.RID, h.Origin, h.via(), strconv.Itoa(h.N), strconv.Itoa(h.Max), strconv.FormatInt(h.Time, 10), h.Nonce,
-		strconv.FormatInt(h.Deadline, 10), m.Tenant, h.To, h.Boot, h.Digest,
-	}, "\n")))
+	_, _ = mac.Write(m.text(h)) // Write of a hash.Hash never returns an error
 	return mac.Sum(nil)
 }
 

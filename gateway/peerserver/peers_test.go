@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -143,7 +144,7 @@ func (w *wing) send(method, path, body string, h geo.Hop, keys *geo.Keys) (statu
 	req, err := http.NewRequest(method, "http://"+w.Addr()+path, strings.NewReader(body))
 	require.NoError(w.t, err)
 	if keys != nil {
-		m := geo.Message{Method: method, Target: path, Tenant: "t"}
+		m := geo.Message{Method: method, Target: path, Headers: []engine.Header{{Name: geo.TenantHeader, Value: "t"}}}
 		req.Header.Set(geo.HopHeader, h.String())
 		req.Header.Set(geo.SignatureHeader, keys.Sign(&m, &h))
 		req.Header.Set(geo.TenantHeader, "t")
@@ -231,6 +232,68 @@ func TestWhoComesThroughTheDoorOfPeers(t *testing.T) {
 			require.Len(t, w.served, 1)
 		})
 	}
+}
+
+// Whoever is on the way between two proxies cannot change how the second one serves a request.
+func TestHeadersAreThoseThatThePeerHasSent(t *testing.T) {
+	const body = `{"model":"m"}`
+	sent := map[string]string{
+		geo.TenantHeader: "t", "X-Evenkeel-Session": "a", "X-Evenkeel-Session-End": "false", "X-Evenkeel-Class": "batch",
+		"X-Evenkeel-Deadline-Ms": "1000", "X-Evenkeel-Geo": "local", "Content-Encoding": "identity",
+	}
+	w := newWing(t)
+	boot := w.boot()
+	deliver := func(signed map[string]string, change func(http.Header)) (status int, reject string) {
+		h, m := w.hop("eu-1", body, boot), geo.Message{Method: http.MethodPost, Target: mooncake.Chat.Path()}
+		req, err := http.NewRequest(m.Method, "http://"+w.Addr()+m.Target, strings.NewReader(body))
+		require.NoError(t, err)
+		for name, value := range signed {
+			m.Headers = append(m.Headers, engine.Header{Name: name, Value: value})
+			req.Header.Set(name, value)
+		}
+		req.Header.Set(geo.HopHeader, h.String())
+		req.Header.Set(geo.SignatureHeader, w.keys.Sign(&m, &h))
+		change(req.Header)
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		return resp.StatusCode, resp.Header.Get(geo.RejectHeader)
+	}
+	for name, change := range map[string]func(http.Header){
+		"nothing":   func(http.Header) {},
+		"the trace": func(h http.Header) { h.Set("Traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01") },
+		"the case of a name": func(h http.Header) {
+			h["x-evenkeel-session"] = h["X-Evenkeel-Session"]
+			h.Del("X-Evenkeel-Session")
+		},
+	} {
+		status, _ := deliver(sent, change)
+		require.Equal(t, http.StatusOK, status, name)
+	}
+	served := len(w.served)
+	for name, value := range sent {
+		without := maps.Clone(sent)
+		delete(without, name)
+		for _, row := range []struct {
+			what   string
+			signed map[string]string
+			change func(http.Header)
+		}{
+			{"changed", sent, func(h http.Header) { h.Set(name, value+"0") }},
+			{"emptied", sent, func(h http.Header) { h.Set(name, "") }},
+			{"removed", sent, func(h http.Header) { h.Del(name) }},
+			{"added", without, func(h http.Header) { h.Set(name, value) }},
+			{"added without a value", without, func(h http.Header) { h.Set(name, "") }},
+			{"there twice", sent, func(h http.Header) { h.Add(name, value) }},
+			{"added in small letters", without, func(h http.Header) { h[strings.ToLower(name)] = []string{value} }},
+		} {
+			status, reject := deliver(row.signed, row.change)
+			require.Equal(t, http.StatusUnauthorized, status, "%s %s", name, row.what)
+			require.Equal(t, geo.RejectSignature, reject, "%s %s", name, row.what)
+		}
+	}
+	require.Len(t, w.served, served)
 }
 
 // Where everything is ours, nothing is handed back or pledged to anybody.
@@ -369,7 +432,7 @@ func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 	var probes atomic.Int64
 	old := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // which begins with v1, and knows nothing else
 		probes.Add(1)
-		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v2;"))
+		require.True(t, strings.HasPrefix(r.Header.Get(geo.HopHeader), "v3;"))
 		w.Header().Set(geo.RejectHeader, geo.RejectHop)
 		w.WriteHeader(http.StatusLoopDetected)
 	}))
@@ -381,7 +444,7 @@ func TestProxiesOfTwoVersionsSayWhyTheyRefuseEachOther(t *testing.T) {
 	for range 2 {
 		req, err := http.NewRequest(http.MethodPost, "http://"+w.Addr()+geo.ProbePath, strings.NewReader("{}"))
 		require.NoError(t, err)
-		req.Header.Set(geo.HopHeader, "v1;n=1;max=1;origin=eu-1;via=eu-1")
+		req.Header.Set(geo.HopHeader, "v2;n=1;max=1;origin=eu-1;via=eu-1")
 		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		resp, err := client.Do(req)
 		require.NoError(t, err)

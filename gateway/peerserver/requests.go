@@ -9,6 +9,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"evenkeel/engine"
 	"evenkeel/gateway/certs"
 	"evenkeel/gateway/edge"
 	"evenkeel/gateway/openai"
@@ -36,10 +37,16 @@ func (r *Peers) checkSender(h *fasthttp.RequestHeader) *edge.Refusal {
 
 // credentialsOf reads the sender's credentials from the head of a request.
 func credentialsOf(h *fasthttp.RequestHeader) *geo.Credentials {
-	return &geo.Credentials{
-		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI()), Tenant: string(h.Peek(geo.TenantHeader))},
+	c := &geo.Credentials{
+		Message: geo.Message{Method: string(h.Method()), Target: string(h.RequestURI())},
 		Hop:     string(h.Peek(geo.HopHeader)), Signature: string(h.Peek(geo.SignatureHeader)),
 	}
+	for name, value := range h.All() { // also a second header of one name, so that the signature does not hold if one was added
+		if geo.Covered(string(name)) {
+			c.Headers = append(c.Headers, engine.Header{Name: string(name), Value: string(value)})
+		}
+	}
+	return c
 }
 
 // warnEvery is the least time between two warnings that any caller can cause.
@@ -161,7 +168,7 @@ func (r *Peers) verify(ctx *fasthttp.RequestCtx, now time.Time) (*Hop, *geo.Refu
 		credentials.Names = certs.Names(tls.PeerCertificates[0])
 	}
 	hop, refusal := r.peers.Verifier().Verify(credentials, now)
-	return &Hop{hop, credentials.Tenant}, refusal
+	return &Hop{hop, string(ctx.Request.Header.Peek(geo.TenantHeader))}, refusal
 }
 
 // receive serves a forwarded request, unless this proxy takes no more requests or the request's deadline has passed. At the deadline it
