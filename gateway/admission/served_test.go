@@ -33,6 +33,7 @@ import (
 	"evenkeel/gateway/reload"
 	"evenkeel/gateway/request"
 	"evenkeel/gateway/service"
+	"evenkeel/geo"
 	"evenkeel/mooncake"
 	"evenkeel/prefill"
 	"evenkeel/prefill/local"
@@ -535,6 +536,11 @@ func TestAClientsPatienceIsRead(t *testing.T) {
 			require.Equal(t, h.now.Add(c.want), in.ClientGivesUpAt, c.headers)
 		}
 	}
+	ctx := asking("POST", "/v1/chat/completions", chat, "X-Stainless-Timeout: 600", "X-Evenkeel-Geo: local")
+	in := &requestContext{Incoming: &request.Incoming{Record: &journal.Record{}, From: &geo.Hop{}}}
+	in.readLocality(ctx, true)
+	require.Zero(t, in.ClientGivesUpAt, "another proxy sends no such header, and its signature would not cover it")
+	require.True(t, in.NeverForward)
 }
 
 func TestTheListOfModelsIsWhatIsServed(t *testing.T) {

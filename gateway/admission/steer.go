@@ -144,13 +144,16 @@ func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, rout
 }
 
 // readLocality reads how long a request's client waits for an answer. If there are other regions, it also reads where the client is, and
-// whether the request must stay in this region.
+// whether the request must stay in this region. If another proxy forwarded the request, its hop says how long it waits, and a client's
+// header is not read: the signature of a forwarded request does not cover it.
 func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
 		r.NeverForward = string(ctx.Request.Header.Peek(geoHeader)) == "local"
 	}
-	r.ClientGivesUpAt = patienceOf(&ctx.Request.Header, r.Record.Arrival)
+	if r.From == nil {
+		r.ClientGivesUpAt = patienceOf(&ctx.Request.Header, r.Record.Arrival)
+	}
 }
 
 // patienceOf returns when the client gives up waiting for the first byte. The OpenAI libraries send this time in seconds; zero: the client
