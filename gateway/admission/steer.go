@@ -21,7 +21,6 @@ const (
 	disaggregateHeader  = "X-Evenkeel-Disaggregate"
 	targetPrefillHeader = "X-Evenkeel-Target-Prefill"
 	targetDecodeHeader  = "X-Evenkeel-Target-Decode"
-	geoHeader           = "X-Evenkeel-Geo" // with the value local, the request is never forwarded to another region
 )
 
 // longestDeadline bounds x-evenkeel-deadline-ms. It is far longer than any request waits.
@@ -149,7 +148,7 @@ func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, rout
 func (r *requestContext) readLocality(ctx *fasthttp.RequestCtx, otherRegions bool) {
 	if otherRegions {
 		r.Address = ctx.RemoteIP().String()
-		r.NeverForward = string(ctx.Request.Header.Peek(geoHeader)) == "local"
+		r.NeverForward = string(ctx.Request.Header.Peek(request.GeoHeader)) == request.GeoLocal
 	}
 	if r.From == nil {
 		r.ClientGivesUpAt = patienceOf(&ctx.Request.Header, r.Record.Arrival)

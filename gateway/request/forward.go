@@ -79,6 +79,9 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
 	}
+	if j.incoming.NeverForward { // the other dispatcher is one of this region, and could forward the request once more
+		headers = append(headers, engine.Header{Name: GeoHeader, Value: GeoLocal})
+	}
 	if j.incoming.Batch {
 		headers = append(headers, engine.Header{Name: ClassHeader, Value: ClassBatch})
 	}

@@ -173,6 +173,7 @@ const (
 	SessionEndHeader = "X-Evenkeel-Session-End"
 	ClassHeader      = "X-Evenkeel-Class"       // batch or online
 	DeadlineHeader   = "X-Evenkeel-Deadline-Ms" // milliseconds from arrival to the first token, at most
+	GeoHeader        = "X-Evenkeel-Geo"         // with the value GeoLocal, the request is never forwarded to another region
 	PolicyHeader     = "X-Evenkeel-Policy"      // the prefill policy: asked for by a request, or used for an answer
 )
 

@@ -187,6 +187,9 @@ const (
 	ClassOnline = "online"
 )
 
+// GeoLocal is the value of GeoHeader for a request that must stay in its region.
+const GeoLocal = "local"
+
 // Options are what a request asks for outside its body. Of a caller that is not trusted,
 // only Session, EndsSession, ClientGivesUpAt and NeverForward are accepted.
 type Options struct {
