@@ -34,15 +34,15 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	}); err != nil {
 		return outcome{}, err
 	}
-	pulled := func(name string) float64 {
+	pulled := func(name string) (bytes float64, err error) {
 		series, err := w.engines[name].series(ctx)
-		if err != nil {
-			return -1
-		}
-		return gauge(series, "nixl_bytes_transferred_sum")
+		return gauge(series, "nixl_bytes_transferred_sum"), err
 	}
 	turn := func(tokens int) (bytes float64, err error) {
-		before := pulled(second)
+		before, err := pulled(second)
+		if err != nil {
+			return 0, err
+		}
 		b := greedy.With(body{"prompt": ids(tokens, 9701), "max_tokens": 16})
 		a := ask(ctx, http.MethodPost, w.proxy.URL()+completions, b)
 		doc, err := documentOf(a)
@@ -56,8 +56,12 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 		if different, _ := compare(plain, doc); len(different) > 0 {
 			return 0, fmt.Errorf("it is not what the plain engine says: %v", different[0])
 		}
-		err = testbed.Await(ctx, time.Minute, "the engine has told of what it pulled", func() bool { return pulled(second) > before })
-		return pulled(second) - before, err
+		err = testbed.Await(ctx, time.Minute, "the engine has told of what it pulled", func() bool {
+			after, err := pulled(second)
+			bytes = after - before
+			return err == nil && bytes > 0
+		})
+		return bytes, err
 	}
 	whole, err := turn(1280)
 	if err != nil {
@@ -68,12 +72,19 @@ func furtherTurn(ctx context.Context, w *site) (outcome, error) {
 	if err := w.idle(ctx, w.behind...); err != nil {
 		return failed("%v", err), nil
 	}
-	elsewhere := pulled(first)
+	elsewhere, err := pulled(first)
+	if err != nil {
+		return outcome{}, err
+	}
 	rest, err := turn(1600)
+	if err != nil {
+		return failed("the further turn: %v", err), nil
+	}
+	after, err := pulled(first)
 	switch {
 	case err != nil:
-		return failed("the further turn: %v", err), nil
-	case pulled(first) != elsewhere:
+		return outcome{}, err
+	case after != elsewhere:
 		return failed("the further turn went to the engine that holds nothing of it"), nil
 	case whole <= 0 || rest <= 0 || rest > whole/2:
 		return failed("of 1,280 tokens the engine pulled %.0f KB, and %.0f KB of 320 more", whole/1e3, rest/1e3), nil
