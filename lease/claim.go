@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// A Claim runs the Machine of one dispatcher for one scope: Run makes the machine's calls to the Engine, and passes the
+// A Claim runs the Machine of one proxy for one scope: Run makes the machine's calls to the Engine, and passes the
 // answers back.
 type Claim struct {
 	engine    Engine
@@ -24,7 +24,7 @@ type Claim struct {
 	lastView View // the view that OnChange got last; guarded by mu
 
 	logOnce   logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
-	admission atomic.Pointer[admission] // for readers without the lock; nil: the dispatcher does not admit
+	admission atomic.Pointer[admission] // for readers without the lock; nil: the proxy does not admit
 
 	origin                 time.Time                     // when the claim was made; start of the times that wallMinusMonotonic compares
 	wall                   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
@@ -35,13 +35,13 @@ type Claim struct {
 	done   chan struct{}
 }
 
-// Hooks are the calls of a claim to its dispatcher.
+// Hooks are the calls of a claim to its proxy.
 type Hooks struct {
 	// OnChange is called with every view that differs from the view before. When a call with a view that does not
-	// admit has returned, the dispatcher must admit nothing more, because the lease may be released then. OnChange
+	// admit has returned, the proxy must admit nothing more, because the lease may be released then. OnChange
 	// must not call the claim.
 	OnChange func(View)
-	// AskBack asks the holder, which is a dispatcher's id, to give the scope back.
+	// AskBack asks the holder, which is a proxy's id, to give the scope back.
 	AskBack func(ctx context.Context, holder string, epoch int64) error
 	// Vote asks another member for its promise (Machine.GivePromise) not to admit until a lease duration and a start delay
 	// are over. An error means that the member gives no promise. Vote is only called if Config.Members is set.
@@ -70,7 +70,7 @@ func (c *Claim) Run(ctx context.Context) {
 	defer close(c.done)
 	results := make(chan result)
 	storeCallRuns := false // a call of the store is under way
-	running := 0           // number of calls under way, calls to dispatchers included
+	running := 0           // number of calls under way, calls to proxies included
 	begin := func(call func() result) {
 		running++
 		go func() { results <- call() }()
@@ -93,7 +93,7 @@ func (c *Claim) Run(ctx context.Context) {
 		c.publish(now)
 		c.mu.Unlock()
 		if call != None {
-			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a dispatcher, not to the store
+			storeCallRuns = storeCallRuns || call != AskBack // AskBack is a call to a proxy, not to the store
 			begin(func() result { return c.makeCall(ctx, call) })
 			continue // find out again what is due and when, now that the call is under way
 		}
@@ -246,7 +246,7 @@ func (c *Claim) wake() {
 	}
 }
 
-// GiveBack stops admission, calls stopped, and begins to release the lease, for a dispatcher that names the lease's
+// GiveBack stops admission, calls stopped, and begins to release the lease, for a proxy that names the lease's
 // epoch. While stopped runs, nothing is admitted any more, and the lease is not released yet.
 func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	c.mu.Lock()
@@ -261,9 +261,9 @@ func (c *Claim) GiveBack(epoch int64, stopped func()) error {
 	return nil
 }
 
-// SetRole changes this dispatcher's role for the scope as Machine.SetRole does, and wakes Run if anything changed. home: the scope
-// belongs to this dispatcher. takeoverRank is its place among the dispatchers that may take the lease; 0 is the first. canServe: this
-// dispatcher is healthy enough to serve the scope.
+// SetRole changes this proxy's role for the scope as Machine.SetRole does, and wakes Run if anything changed. home: the scope
+// belongs to this proxy. takeoverRank is its place among the proxies that may take the lease; 0 is the first. canServe: this
+// proxy is healthy enough to serve the scope.
 func (c *Claim) SetRole(home bool, takeoverRank int, canServe bool) {
 	c.mu.Lock()
 	changed := c.machine.SetRole(time.Now(), home, takeoverRank, canServe)
@@ -273,13 +273,13 @@ func (c *Claim) SetRole(home bool, takeoverRank int, canServe bool) {
 	}
 }
 
-// ObserveRivalEpoch records that another dispatcher says that it owns the scope with this epoch. If the epoch is higher than that of
-// this dispatcher's lease, admission stops until a renewal has succeeded.
+// ObserveRivalEpoch records that another proxy says that it owns the scope with this epoch. If the epoch is higher than that of
+// this proxy's lease, admission stops until a renewal has succeeded.
 func (c *Claim) ObserveRivalEpoch(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.ObserveRivalEpoch(now, epoch) })
 }
 
-// GivePromise answers an owner that cannot reach the store. If it returns no error, this dispatcher has stopped admission, and admits
+// GivePromise answers an owner that cannot reach the store. If it returns no error, this proxy has stopped admission, and admits
 // nothing for at least the duration of a lease.
 func (c *Claim) GivePromise(ask Vote) error {
 	c.mu.Lock()
@@ -300,7 +300,7 @@ func (c *Claim) ObserveEpoch(epoch int64) {
 	c.machine.ObserveEpoch(epoch)
 }
 
-// Seen is the highest epoch that was read from the store, held by this dispatcher, or named by another dispatcher or by a
+// Seen is the highest epoch that was read from the store, held by this proxy, or named by another proxy or by a
 // guard in front of an engine.
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
@@ -308,14 +308,14 @@ func (c *Claim) Seen() int64 {
 	return c.machine.seen
 }
 
-// Members returns the list of dispatchers that may take the lease, as its holder wrote it; empty: any dispatcher may.
+// Members returns the list of proxies that may take the lease, as its holder wrote it; empty: any proxy may.
 func (c *Claim) Members() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.machine.rec.Members
 }
 
-// Refused tells the machine that a guard in front of an engine refused this dispatcher's epoch, because the guard has seen
+// Refused tells the machine that a guard in front of an engine refused this proxy's epoch, because the guard has seen
 // the higher epoch that is given.
 func (c *Claim) Refused(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.Refused(now, epoch) })
@@ -359,7 +359,7 @@ func (c *Claim) Leave(ctx context.Context) {
 	}
 }
 
-// holds reports whether this dispatcher holds the lease, as far as the machine knows.
+// holds reports whether this proxy holds the lease, as far as the machine knows.
 func (c *Claim) holds() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -92,7 +92,7 @@ func (h *hand) keep(ctx context.Context, epoch int64, holder string) error {
 	})
 }
 
-// desk is a dispatcher with a claim.
+// desk is a proxy with a claim.
 type desk struct {
 	*Claim
 	hand *hand

@@ -1,7 +1,7 @@
-// Package lease decides which dispatcher owns a scope of engines. A scope is a region that a peer may take over, or a
+// Package lease decides which proxy owns a scope of engines. A scope is a region that a peer may take over, or a
 // decode group that a standby may take over. A store with consensus keeps the lease itself, as a Kubernetes Lease or an
-// etcd key. This package adds rules that neither store has: an owner that cannot renew stops before another dispatcher
-// starts, a dispatcher that takes a scope over waits before it admits, and an owner that hands a scope back first stops
+// etcd key. This package adds rules that neither store has: an owner that cannot renew stops before another proxy
+// starts, a proxy that takes a scope over waits before it admits, and an owner that hands a scope back first stops
 // admission and then releases the lease.
 //
 // Machine is pure: it receives the time and the outcomes of calls, and returns the next call. Claim runs a Machine
@@ -23,7 +23,7 @@ type Record struct {
 	Expiry Expiry
 
 	Duration time.Duration // how long the holder's lease lasts after a renewal; 0: not known
-	Members  []string      // the only dispatchers that may ever take the lease; empty: any dispatcher may
+	Members  []string      // the only proxies that may ever take the lease; empty: any proxy may
 }
 
 // Expiry says whether the store itself measures how long the holder's lease lasts, and whether the lease has expired.
@@ -33,7 +33,7 @@ type Expiry int
 const (
 	ExpiryUnknown Expiry = iota // the store does not measure the time of a lease: the holder counts as alive while Stamp changes
 	NotExpired                  // by the store's clock, the holder's lease has not expired
-	Expired                     // by the store's clock, the holder's lease has expired, and no dispatcher has acquired it since
+	Expired                     // by the store's clock, the holder's lease has expired, and no proxy has acquired it since
 )
 
 // Engine is one lease in a store with compare-and-swap. Its methods are called one at a time. A call whose context ends may
@@ -58,11 +58,11 @@ var ErrLost = errors.New("the lease is not held with this epoch any more")
 // ErrTaken is returned by Acquire if another call has written the lease since the last Look. The caller must look again.
 var ErrTaken = errors.New("the lease was written by another meanwhile")
 
-// Identity names one process of a dispatcher. A restarted dispatcher is another holder, because its earlier process may
+// Identity names one process of a proxy. A restarted proxy is another holder, because its earlier process may
 // still run somewhere.
 func Identity(id, boot string) string { return id + "_" + boot }
 
-// Dispatcher returns the dispatcher's id that a holder's identity contains.
+// Dispatcher returns the proxy's id that a holder's identity contains.
 func Dispatcher(holder string) string {
 	if i := strings.LastIndexByte(holder, '_'); i >= 0 {
 		return holder[:i]
@@ -75,17 +75,17 @@ func Dispatcher(holder string) string {
 type Times struct {
 	Duration      time.Duration // a lease may be taken if it was not renewed for this time
 	RenewDeadline time.Duration // an owner stops admission if it could not renew for this time
-	Retry         time.Duration // interval between an owner's renewals, and between another dispatcher's looks at the lease
+	Retry         time.Duration // interval between an owner's renewals, and between another proxy's looks at the lease
 	StartDelay    time.Duration // wait from the expiry of a lease to the first admission of its next owner
-	RankDelay     time.Duration // extra wait per TakeoverRank before a dispatcher takes an expired lease: k times this with rank k
+	RankDelay     time.Duration // extra wait per TakeoverRank before a proxy takes an expired lease: k times this with rank k
 	Step          time.Duration // time limit of each step in which an owner hands the scope back
 }
 
-// Waits are the times in the config file, which must be the same for every dispatcher. All other Times are scaled in
+// Waits are the times in the config file, which must be the same for every proxy. All other Times are scaled in
 // proportion to Lease.
 type Waits struct {
 	Lease      time.Duration `yaml:"lease"`       // an owner that does not renew for this time may lose what it owns
-	StartDelay time.Duration `yaml:"start_delay"` // wait from the end of the lease until another dispatcher may admit
+	StartDelay time.Duration `yaml:"start_delay"` // wait from the end of the lease until another proxy may admit
 }
 
 // DefaultWaits returns the waits that a config file without them gets; they result in DefaultTimes.

@@ -13,7 +13,7 @@ type logOnce struct {
 	slow           bool              // the last answer of the store came too late
 	holderDuration time.Duration     // the duration of another holder's lease at the last look
 	holderMembers  []string          // the members of another holder's lease at the last look
-	membersDiffer  bool              // holderMembers are not the same as in this dispatcher's configuration
+	membersDiffer  bool              // holderMembers are not the same as in this proxy's configuration
 }
 
 // logResult logs that a call begins to fail or to be slow, and that it succeeds or is fast again. A further failure in a row is only
@@ -66,7 +66,7 @@ func (s *logOnce) logChange(log *zap.Logger, before, v View) {
 	}
 }
 
-// logLook logs, once, if the holder of a lease has another duration, or other members, than this dispatcher. It also logs that the
+// logLook logs, once, if the holder of a lease has another duration, or other members, than this proxy. It also logs that the
 // members are the same again.
 func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 	if rec.Holder == "" || rec.Holder == cfg.Self { // there is no other holder to compare with

@@ -25,31 +25,31 @@ func (c Call) String() string {
 	return [...]string{"none", "look", "acquire", "renew", "release", "ask back"}[c]
 }
 
-// Phase is the relation of a dispatcher to a scope.
+// Phase is the relation of a proxy to a scope.
 type Phase string
 
-// Values of Phase. A dispatcher admits requests only in the phase Owner.
+// Values of Phase. A proxy admits requests only in the phase Owner.
 const (
-	Watching   Phase = "watching"   // another dispatcher holds the lease, or no dispatcher does
-	Recovering Phase = "recovering" // another dispatcher holds the lease, and this one, the scope's home, wants it back
+	Watching   Phase = "watching"   // another proxy holds the lease, or no proxy does
+	Recovering Phase = "recovering" // another proxy holds the lease, and this one, the scope's home, wants it back
 	Starting   Phase = "starting"   // holds the lease, and waits until the earlier owner must have stopped
 	Owner      Phase = "owner"      // holds the lease and admits
-	Fenced     Phase = "fenced"     // admits nothing, because the dispatcher may have lost the lease without knowing
+	Fenced     Phase = "fenced"     // admits nothing, because the proxy may have lost the lease without knowing
 	Giving     Phase = "giving"     // is about to release the lease, and admits nothing
 )
 
-// Config describes the dispatcher for which a machine runs, and its times.
+// Config describes the proxy for which a machine runs, and its times.
 type Config struct {
 	Self         string // identity of this process, see Identity
-	Home         bool   // by configuration, the scope belongs to this dispatcher
-	TakeoverRank int    // this dispatcher's place among those that may take the scope over; 0 is the first
+	Home         bool   // by configuration, the scope belongs to this proxy
+	TakeoverRank int    // this proxy's place among those that may take the scope over; 0 is the first
 	Times
 
-	// MaxEpoch is the highest epoch that is accepted from other dispatchers and guards, so that the store can count on from
+	// MaxEpoch is the highest epoch that is accepted from other proxies and guards, so that the store can count on from
 	// it. 0: 1<<30, because the epoch of a Kubernetes Lease must stay below 1<<31.
 	MaxEpoch int64
 
-	Members []string  // ids of all dispatchers that may ever own the scope; empty: any dispatcher may
+	Members []string  // ids of all proxies that may ever own the scope; empty: any proxy may
 	Begun   time.Time // start of this process; matters with Members: an earlier process may have given promises until then
 }
 
@@ -58,67 +58,67 @@ type View struct {
 	Phase         Phase
 	Admits        bool   // may send new requests to the scope's engines
 	Voted         bool   // admits by the promises of the other members alone, because the store does not confirm renewals
-	MembersDiffer bool   // the holder lists other members than this dispatcher: neither gives the other a promise
+	MembersDiffer bool   // the holder lists other members than this proxy: neither gives the other a promise
 	StoreAway     bool   // the store fails, or answers too slowly for an owner to renew in time
 	Holder        string // identity of the holder at the last look; empty: no holder
-	Epoch         int64  // epoch of this dispatcher's lease while it holds one, else of the lease at the last look
+	Epoch         int64  // epoch of this proxy's lease while it holds one, else of the lease at the last look
 }
 
-// ErrNotHolder is the answer to a dispatcher that asks for a scope which this dispatcher does not hold with the epoch that
+// ErrNotHolder is the answer to a proxy that asks for a scope which this proxy does not hold with the epoch that
 // was named.
 var ErrNotHolder = errors.New("not held here with this epoch")
 
-// Machine decides when a dispatcher looks at a lease, takes it, renews it and gives it back, and whether the dispatcher may
-// admit meanwhile. All times are read from this dispatcher's clock. Next returns one call. The caller reports the outcome
+// Machine decides when a proxy looks at a lease, takes it, renews it and gives it back, and whether the proxy may
+// admit meanwhile. All times are read from this proxy's clock. Next returns one call. The caller reports the outcome
 // of the call before it calls Next again. Only after AskBack may it call Next before the answer comes, because a holder that
-// hangs must not keep this dispatcher from looking at the lease. The other methods may be called at any time.
+// hangs must not keep this proxy from looking at the lease. The other methods may be called at any time.
 type Machine struct {
 	cfg Config
 
 	rec                 Record    // the lease, as read or acquired last
-	hasRead             bool      // rec is valid; false before the first look, and after this dispatcher has lost or released its lease
+	hasRead             bool      // rec is valid; false before the first look, and after this proxy has lost or released its lease
 	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
 	changedAt           time.Time // when the Stamp or Expiry of rec last changed
 	nextCall            time.Time // earliest time of the next call
 	blindAcquirePending bool      // an acquisition that was sent while the store did not know the last holder may still succeed
-	lastReleased        struct {  // the lease that this dispatcher last released
+	lastReleased        struct {  // the lease that this proxy last released
 		epoch int64 // epoch of that lease; 0: this process has released none
 		seen  int64 // value of Machine.seen at the time of that release
 	}
 
-	held            bool      // this dispatcher holds the lease, as far as it knows
+	held            bool      // this proxy holds the lease, as far as it knows
 	epoch           int64     // the epoch of the lease that is held, or was held last
-	seen            int64     // highest epoch that was read, held, or named by a dispatcher or by a guard in front of an engine
+	seen            int64     // highest epoch that was read, held, or named by a proxy or by a guard in front of an engine
 	renewed         time.Time // when the last successful acquisition or renewal was sent; zero: no proof that the lease is still held
 	admitsUntil     time.Time // end of admission, because neither the last renewal nor the votes count any longer
 	admitsNotBefore time.Time // start of admission: until then, an earlier owner may still admit
 	storeAway       bool      // the last call of the store failed, or took too long
 
-	givenPromise promise              // this dispatcher's promise not to admit, given to an owner that cannot reach the store
-	votes        map[string]time.Time // by member: when this dispatcher requested the last promise that the member gave
+	givenPromise promise              // this proxy's promise not to admit, given to an owner that cannot reach the store
+	votes        map[string]time.Time // by member: when this proxy requested the last promise that the member gave
 	nextVotes    time.Time            // no vote is requested before this time
-	// lostByStore is set while the store has lost the lease that this dispatcher holds. It may acquire the lease again once all
+	// lostByStore is set while the store has lost the lease that this proxy holds. It may acquire the lease again once all
 	// other members have voted for it.
 	lostByStore bool
 
-	rivalEpoch     int64     // an epoch above this dispatcher's that another dispatcher named; 0: none
-	rivalNamedAt   time.Time // when another dispatcher named rivalEpoch
+	rivalEpoch     int64     // an epoch above this proxy's that another proxy named; 0: none
+	rivalNamedAt   time.Time // when another proxy named rivalEpoch
 	disprovenEpoch int64     // rival epochs up to this one do not exist: a renewal succeeded after they were named
-	refusedAt      time.Time // when a guard in front of an engine last refused this dispatcher's epoch
+	refusedAt      time.Time // when a guard in front of an engine last refused this proxy's epoch
 
-	canServe    bool      // this dispatcher is healthy enough to serve the scope
+	canServe    bool      // this proxy is healthy enough to serve the scope
 	stopping    bool      // the process ends, so the lease is given up and never acquired again
 	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
 	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
 	nextAskBack time.Time // before this time, the holder is not asked for the scope again
-	askingBack  bool      // the holder has not answered this dispatcher's AskBack yet
+	askingBack  bool      // the holder has not answered this proxy's AskBack yet
 }
 
 // NewMachine returns a machine that admits nothing yet, and whose first call is a Look.
 func NewMachine(cfg Config) *Machine {
 	cfg.MaxEpoch = cmp.Or(cfg.MaxEpoch, 1<<30)
 	m := &Machine{cfg: cfg, canServe: cfg.Home, votes: map[string]time.Time{}}
-	if len(cfg.Members) > 0 { // an earlier process of this dispatcher may have given a promise just before it ended
+	if len(cfg.Members) > 0 { // an earlier process of this proxy may have given a promise just before it ended
 		m.givenPromise.until = cfg.Begun.Add(cfg.Duration)
 	}
 	return m
@@ -135,7 +135,7 @@ func (m *Machine) startAcquire() Call {
 func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	next := latest
 	if m.held { // without a lease, only the outcome of a call changes the view
-		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // from then on, only votes let this dispatcher admit
+		renewalEnds := m.renewed.Add(m.cfg.RenewDeadline) // from then on, only votes let this proxy admit
 		for _, t := range []time.Time{m.admitsFrom(), m.admitsUntil, renewalEnds, m.votesDueAt()} {
 			if t.After(now) && t.Before(next) {
 				next = t
@@ -153,7 +153,7 @@ func (m *Machine) releasedByHolder() bool {
 }
 
 // storeHasNoLease reports whether the store had no lease at the last look. A lease may have been deleted at an unknown time: another
-// dispatcher may have acquired it between two looks of this dispatcher, and may still admit.
+// proxy may have acquired it between two looks of this proxy, and may still admit.
 func (m *Machine) storeHasNoLease() bool { return m.rec.Holder == "" && m.rec.Epoch == 0 }
 
 // storeForgotEpochs reports whether the store has a lower epoch than was seen, because the lease was deleted or the store's data
@@ -166,10 +166,10 @@ func (m *Machine) lastHolderUnknown() bool {
 	return m.storeHasNoLease() || m.storeForgotEpochs() && !m.releasedByHolder()
 }
 
-// neverHeld reports whether the lease was never held, as far as this dispatcher knows.
+// neverHeld reports whether the lease was never held, as far as this proxy knows.
 func (m *Machine) neverHeld() bool { return m.storeHasNoLease() && m.seen == 0 }
 
-// leaseEnds is when the lease of the last known holder ends or ended, by this dispatcher's clock.
+// leaseEnds is when the lease of the last known holder ends or ended, by this proxy's clock.
 func (m *Machine) leaseEnds() time.Time {
 	if m.rec.Expiry == Expired || m.releasedByHolder() || m.neverHeld() {
 		return m.changedAt
@@ -177,14 +177,14 @@ func (m *Machine) leaseEnds() time.Time {
 	return m.changedAt.Add(m.longerDuration())
 }
 
-// longerDuration is the longer of this dispatcher's lease duration and the last known holder's: a holder with a longer lease also
+// longerDuration is the longer of this proxy's lease duration and the last known holder's: a holder with a longer lease also
 // stops later.
 func (m *Machine) longerDuration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
 
-// startDelay is the wait from the end of the last holder's lease to this dispatcher's first admission.
+// startDelay is the wait from the end of the last holder's lease to this proxy's first admission.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
 
-// acquirableFrom is the time from which this dispatcher may take the lease; ok is false if it may not take the lease at all.
+// acquirableFrom is the time from which this proxy may take the lease; ok is false if it may not take the lease at all.
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	recordIsKnown := m.hasRead && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
@@ -196,12 +196,12 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 		if m.releasedByHolder() || m.neverHeld() { // the lease is free at once, but the scope's home has precedence
 			at = at.Add(m.cfg.Step)
 		}
-		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all dispatchers try at the same time
+		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all proxies try at the same time
 	}
-	return later(at, m.givenPromise.until), true // a promise that this dispatcher has given also keeps it from taking the lease
+	return later(at, m.givenPromise.until), true // a promise that this proxy has given also keeps it from taking the lease
 }
 
-// admitsFromIfAcquired is when this dispatcher may begin to admit if it acquires the lease now. If the store does not know the last
+// admitsFromIfAcquired is when this proxy may begin to admit if it acquires the lease now. If the store does not know the last
 // holder, this is after a whole lease and a start delay: the last holder may just have renewed a lease that the store then lost.
 func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	switch {
@@ -213,7 +213,7 @@ func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	return m.leaseEnds().Add(m.startDelay())
 }
 
-// admitsFrom is when this dispatcher may begin to admit by the lease that it holds. If it has promised another owner not to admit, it
+// admitsFrom is when this proxy may begin to admit by the lease that it holds. If it has promised another owner not to admit, it
 // also waits until the promise is over, and a start delay longer, as after a lease that has expired: the clocks may differ in speed.
 func (m *Machine) admitsFrom() time.Time {
 	if m.givenPromise.until.IsZero() { // no promise was given
@@ -230,10 +230,10 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wantsBack reports whether this dispatcher should get the scope back from its holder: it is the scope's home, it could take the
-// lease and serve the scope, and another dispatcher holds the lease.
+// wantsBack reports whether this proxy should get the scope back from its holder: it is the scope's home, it could take the
+// lease and serve the scope, and another proxy holds the lease.
 func (m *Machine) wantsBack() bool {
-	couldOwn := m.canServe && !m.stopping && !m.storeAway && !m.excluded() // otherwise no dispatcher would own the scope after the hand-back
+	couldOwn := m.canServe && !m.stopping && !m.storeAway && !m.excluded() // otherwise no proxy would own the scope after the hand-back
 	if !m.cfg.Home || !couldOwn {
 		return false
 	}
@@ -241,7 +241,7 @@ func (m *Machine) wantsBack() bool {
 	return isHeld && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
 }
 
-// mayAskBack reports whether to ask the holder for the scope now. A dispatcher does not ask while a promise keeps it from
+// mayAskBack reports whether to ask the holder for the scope now. A proxy does not ask while a promise keeps it from
 // admitting. A promise that an earlier process may have given does not count here, because it ends when the holder
 // releases the lease.
 func (m *Machine) mayAskBack(now time.Time) bool {
@@ -250,8 +250,8 @@ func (m *Machine) mayAskBack(now time.Time) bool {
 	return m.wantsBack() && pauseIsOver && promiseIsOver
 }
 
-// GiveBack stops admission and begins to release the lease, for a dispatcher that asks for the scope and names the lease's epoch. If
-// the release is not done within Step, this dispatcher remains the owner.
+// GiveBack stops admission and begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. If
+// the release is not done within Step, this proxy remains the owner.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
@@ -259,7 +259,7 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if now.Before(m.admitsFrom()) { // after a release the next holder admits at once, but the earlier owner may still admit
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
-	if m.storeAway { // after a release, no other dispatcher could take the lease
+	if m.storeAway { // after a release, no other proxy could take the lease
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
 	if m.releaseBy.IsZero() { // a repeated question does not prolong the time
@@ -275,9 +275,9 @@ func (m *Machine) Leave(now time.Time) {
 	m.stopping, m.nextCall = true, now
 }
 
-// SetRole changes this dispatcher's role for the scope, and reports whether anything changed. home: the scope belongs to
-// this dispatcher, which takes the lease first and asks for it back. takeoverRank is its place among the dispatchers that may take
-// the lease; 0 is the first. canServe: this dispatcher is healthy enough to serve the scope; otherwise it does not take the lease.
+// SetRole changes this proxy's role for the scope, and reports whether anything changed. home: the scope belongs to
+// this proxy, which takes the lease first and asks for it back. takeoverRank is its place among the proxies that may take
+// the lease; 0 is the first. canServe: this proxy is healthy enough to serve the scope; otherwise it does not take the lease.
 func (m *Machine) SetRole(now time.Time, home bool, takeoverRank int, canServe bool) (changed bool) {
 	changed = m.cfg.Home != home || m.cfg.TakeoverRank != takeoverRank || m.canServe != canServe
 	if home && !m.cfg.Home { // the home does not wait for the next look before it takes the lease or asks for it
@@ -287,7 +287,7 @@ func (m *Machine) SetRole(now time.Time, home bool, takeoverRank int, canServe b
 	return changed
 }
 
-// ObserveRivalEpoch records that another dispatcher says that it owns the scope with this epoch. An epoch above this dispatcher's own
+// ObserveRivalEpoch records that another proxy says that it owns the scope with this epoch. An epoch above this proxy's own
 // stops admission at once. A renewal that is sent later and succeeds proves that the named epoch does not exist, and admission
 // continues.
 func (m *Machine) ObserveRivalEpoch(now time.Time, epoch int64) {
@@ -298,7 +298,7 @@ func (m *Machine) ObserveRivalEpoch(now time.Time, epoch int64) {
 	}
 }
 
-// stopUntilRenewed stops admission until a renewal succeeds, because another dispatcher named an epoch above this dispatcher's.
+// stopUntilRenewed stops admission until a renewal succeeds, because another proxy named an epoch above this proxy's.
 func (m *Machine) stopUntilRenewed(now time.Time, epoch int64) {
 	m.forgetProofs()
 	m.rivalEpoch, m.rivalNamedAt = epoch, now
@@ -311,7 +311,7 @@ func (m *Machine) forgetProofs() {
 	clear(m.votes)
 }
 
-// ObserveEpoch records an epoch that another dispatcher has seen. The next acquisition gets a higher epoch, even if the
+// ObserveEpoch records an epoch that another proxy has seen. The next acquisition gets a higher epoch, even if the
 // store has lost its data.
 func (m *Machine) ObserveEpoch(epoch int64) {
 	if epoch <= m.cfg.MaxEpoch {
@@ -319,7 +319,7 @@ func (m *Machine) ObserveEpoch(epoch int64) {
 	}
 }
 
-// Refused records that a guard in front of an engine refuses this dispatcher's epoch, because the guard has seen the higher
+// Refused records that a guard in front of an engine refuses this proxy's epoch, because the guard has seen the higher
 // epoch that is given. The lease is then released and acquired again with a higher epoch. Within the Duration of a lease,
 // only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {

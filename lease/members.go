@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Members orders the live dispatchers of one region for each scope: the first should own it. Each dispatcher has its own
+// Members orders the live proxies of one region for each scope: the first should own it. Each proxy has its own
 // view of the members. If views differ, scopes move more often than necessary, but never have two owners.
 type Members struct {
 	self        string
 	spread      bool                 // each scope has its own order, so that every member gets some scopes; false: one member gets all
-	settleTime  time.Duration        // how long a dispatcher must be a member before it asks a live holder for a scope
+	settleTime  time.Duration        // how long a proxy must be a member before it asks a live holder for a scope
 	memberSince map[string]time.Time // by live member: since when it has been alive without a break
 }
 
-// NewMembers returns the view of the dispatcher self before it has seen any member. spread: each scope has its own
-// order; otherwise one member gets all scopes. A dispatcher must be a member for settleTime before it asks a live holder for a scope.
+// NewMembers returns the view of the proxy self before it has seen any member. spread: each scope has its own
+// order; otherwise one member gets all scopes. A proxy must be a member for settleTime before it asks a live holder for a scope.
 func NewMembers(self string, spread bool, settleTime time.Duration) *Members {
 	return &Members{self: self, spread: spread, settleTime: settleTime, memberSince: map[string]time.Time{}}
 }
 
-// See sets the members: the dispatchers that are alive and not about to leave, including this one. A dispatcher that was a member already
+// See sets the members: the proxies that are alive and not about to leave, including this one. A proxy that was a member already
 // keeps the time since which it is one.
 func (m *Members) See(live []string, now time.Time) {
 	maps.DeleteFunc(m.memberSince, func(id string, _ time.Time) bool { return !slices.Contains(live, id) })
@@ -53,16 +53,16 @@ func (m *Members) Order(scope string, lists ...[]string) []string {
 	return ids
 }
 
-// isMemberFor reports whether a dispatcher is a member, and has been one for at least the time atLeast.
+// isMemberFor reports whether a proxy is a member, and has been one for at least the time atLeast.
 func (m *Members) isMemberFor(id string, atLeast time.Duration, now time.Time) bool {
 	since, isMember := m.memberSince[id]
 	return isMember && now.Sub(since) >= atLeast
 }
 
-// TakeoverRank returns this dispatcher's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
-// hand the scope over. Only the first in the order asks, and only after it was a member for settleTime, so that a dispatcher that
+// TakeoverRank returns this proxy's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
+// hand the scope over. Only the first in the order asks, and only after it was a member for settleTime, so that a proxy that
 // comes and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settleTime is
-// enough: in this time the dispatcher sees the other members. A dispatcher that is not in the order gets the rank after the last.
+// enough: in this time the proxy sees the other members. A proxy that is not in the order gets the rank after the last.
 func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
 	order := m.Order(scope, lists...)
 	if rank = slices.Index(order, m.self); rank < 0 {
@@ -75,20 +75,20 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 	return rank, rank == 0 && m.isMemberFor(m.self, settleTime, now)
 }
 
-// ShouldHandOver reports whether this dispatcher, which holds a scope, should hand it over to the dispatcher asker: asker comes before
-// this dispatcher in the order of the scope.
+// ShouldHandOver reports whether this proxy, which holds a scope, should hand it over to the proxy asker: asker comes before
+// this proxy in the order of the scope.
 func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
 	order := m.Order(scope, lists...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
-	if ours < 0 { // not in the order: this dispatcher may not own the scope, so any asker in the order gets it at once
+	if ours < 0 { // not in the order: this proxy may not own the scope, so any asker in the order gets it at once
 		return theirs >= 0
 	}
 	askerIsBefore := theirs >= 0 && theirs < ours
-	// Half of settleTime is enough here: the asker itself waited for all of it, and this dispatcher may have seen the asker later.
+	// Half of settleTime is enough here: the asker itself waited for all of it, and this proxy may have seen the asker later.
 	return askerIsBefore && m.isMemberFor(asker, m.settleTime/2, now)
 }
 
-// weight is the weight of a dispatcher for a scope in a rendezvous hash. When a dispatcher comes or goes, only the scopes
+// weight is the weight of a proxy for a scope in a rendezvous hash. When a proxy comes or goes, only the scopes
 // that it gets or had change their owner.
 func weight(scope, id string) uint64 {
 	h := fnv.New64a()

@@ -49,7 +49,7 @@ type node struct {
 	seen  string // Stamp, as read or written last
 	cut   []span // from the store and from everybody
 	shut  []span // from the store alone
-	apart []span // from the other dispatchers alone
+	apart []span // from the other proxies alone
 	dead  bool
 	runs  int // it was started so often again
 	call  *flight
@@ -88,7 +88,7 @@ func newWorld(ttl time.Duration) *world {
 	return &world{rng: rand.New(rand.NewPCG(1, 2)), ttl: ttl}
 }
 
-// join adds a dispatcher. The first is the home.
+// join adds a proxy. The first is the home.
 func (w *world) join(name string, rate float64) *node {
 	k := len(w.nodes)
 	n := &node{name: name, rate: rate, begun: time.Unix(int64(1000*k), 0)}
@@ -189,7 +189,7 @@ func (w *world) pledges() {
 	})
 }
 
-// way is how long a message to or from another dispatcher takes; below 0: for ever.
+// way is how long a message to or from another proxy takes; below 0: for ever.
 func (w *world) way(n *node) time.Duration {
 	if within(n.apart, w.t) {
 		return -1

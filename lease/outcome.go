@@ -24,11 +24,11 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	m.setRecord(now, rec)
 	m.scheduleNextCall(sent, now)
 	switch {
-	case m.lostByStore && m.noOtherHeld(): // this dispatcher may acquire the lease again, once all members have voted for it
+	case m.lostByStore && m.noOtherHeld(): // this proxy may acquire the lease again, once all members have voted for it
 		if m.hasVotes(now) {
 			m.nextCall = now
 		}
-	case m.lostByStore: // another dispatcher has held the lease since
+	case m.lostByStore: // another proxy has held the lease since
 		m.stopHolding(now)
 	case m.acquiredUnknowingly(): // the answer to the acquisition was lost, so it is not known when the last holder's lease ended
 		start := now.Add(m.startDelay())
@@ -41,15 +41,15 @@ func (m *Machine) Looked(sent, now time.Time, rec Record, err error) {
 	}
 }
 
-// acquiredUnknowingly reports whether the lease that was just read is held by this dispatcher although it does not know
+// acquiredUnknowingly reports whether the lease that was just read is held by this proxy although it does not know
 // this: the answer to its acquisition was lost.
 func (m *Machine) acquiredUnknowingly() bool {
 	isOurs := m.rec.Holder == m.cfg.Self && m.rec.Expiry != Expired
-	isNew := m.rec.Epoch > m.epoch // not the lease that this dispatcher held last, which it may have let go without a release
+	isNew := m.rec.Epoch > m.epoch // not the lease that this proxy held last, which it may have let go without a release
 	return !m.held && isOurs && isNew && !m.storeForgotEpochs()
 }
 
-// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this dispatcher's
+// setRecord stores the lease that a look or an acquisition returned, and notes when it changed. It also ends this proxy's
 // promise if the lease shows that the owner with the promise has stopped.
 func (m *Machine) setRecord(now time.Time, rec Record) {
 	changed := !m.hasRead || rec.Stamp != m.rec.Stamp || rec.Expiry != m.rec.Expiry
@@ -60,7 +60,7 @@ func (m *Machine) setRecord(now time.Time, rec Record) {
 	m.rec, m.hasRead, m.acquireInDoubt = rec, true, false
 	m.seen = max(m.seen, rec.Epoch)
 	switch {
-	case !m.releasedByHolder(): // the owner may still admit, so this dispatcher's promise remains in force
+	case !m.releasedByHolder(): // the owner may still admit, so this proxy's promise remains in force
 	case rec.Epoch == m.givenPromise.epoch: // the owner to whom the promise was given has released the lease
 		m.givenPromise = promise{}
 	case m.givenPromise.to == "" && wasHeld: // the promise was given to this holder or an earlier one, and all of them have stopped
@@ -105,7 +105,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 		return
 	}
 	start := m.admitsFromIfAcquired(now)
-	if m.lostByStore && now.Before(m.admitsUntil) { // no other dispatcher has admitted since this one did
+	if m.lostByStore && now.Before(m.admitsUntil) { // no other proxy has admitted since this one did
 		start = m.admitsNotBefore
 	}
 	m.setRecord(now, rec)
@@ -113,7 +113,7 @@ func (m *Machine) Acquired(sent, now time.Time, rec Record, err error) {
 	m.scheduleNextCall(sent, now)
 }
 
-// startHolding records that this dispatcher holds the lease with an epoch, by the answer to a call that was sent at sent. Nothing is
+// startHolding records that this proxy holds the lease with an epoch, by the answer to a call that was sent at sent. Nothing is
 // admitted before admitsNotBefore. Votes, rival epochs and a hand-back that concern an earlier epoch are dropped.
 func (m *Machine) startHolding(sent, admitsNotBefore time.Time, epoch int64) {
 	m.held, m.epoch, m.admitsNotBefore = true, epoch, admitsNotBefore
@@ -139,10 +139,10 @@ func (m *Machine) Renewed(sent, now time.Time, err error) {
 		m.nextCall = now
 	case err == nil:
 		m.renewed, m.admitsUntil = sent, later(m.admitsUntil, sent.Add(m.cfg.RenewDeadline))
-		m.disprovenEpoch = max(m.disprovenEpoch, m.rivalEpoch) // the renewal proves that no dispatcher has a higher epoch
+		m.disprovenEpoch = max(m.disprovenEpoch, m.rivalEpoch) // the renewal proves that no proxy has a higher epoch
 		m.rivalEpoch = 0
 		if !now.Before(m.releaseBy) {
-			m.releaseBy = time.Time{} // the release was not done in time: this dispatcher remains the owner
+			m.releaseBy = time.Time{} // the release was not done in time: this proxy remains the owner
 		}
 	} // after any other error the lease still counts as held, and the next call renews it again
 }
@@ -161,10 +161,10 @@ func (m *Machine) Released(sent, now time.Time, err error) {
 		m.stopHolding(now)
 		return
 	}
-	m.nextCall = sent.Add(m.cfg.Retry / 2) // earlier than after other calls, because no dispatcher admits until the release is done
+	m.nextCall = sent.Add(m.cfg.Retry / 2) // earlier than after other calls, because no proxy admits until the release is done
 }
 
-// stopHolding records that this dispatcher no longer holds the lease, whether or not it released it. The last look is dropped, so that
+// stopHolding records that this proxy no longer holds the lease, whether or not it released it. The last look is dropped, so that
 // the next call is a Look.
 func (m *Machine) stopHolding(now time.Time) {
 	m.held, m.lostByStore = false, false
@@ -208,7 +208,7 @@ func (m *Machine) Next(now time.Time) (call Call, wake time.Time) {
 	case m.held:
 		return Renew, now
 	}
-	if m.stopping { // this dispatcher takes no lease any more
+	if m.stopping { // this proxy takes no lease any more
 		return None, now.Add(m.cfg.Duration)
 	}
 	switch at, mayAcquire := m.acquirableFrom(); {

@@ -3,26 +3,26 @@ package lease
 import "time"
 
 // Static is ownership without a lease and without a store. The home owns the scope while it is alive, else the first
-// dispatcher of a fixed order that is alive. In a network partition, a dispatcher that cannot reach the home also takes
+// proxy of a fixed order that is alive. In a network partition, a proxy that cannot reach the home also takes
 // the scope, so that there are two owners. An owner other than the home therefore uses only a share of the slots.
 type Static struct {
 	home, self string
-	order      []string             // the dispatchers that may take the scope over, the first one preferred
-	deadAfter  time.Duration        // a dispatcher counts as dead if it was not seen for this time
-	lastSeen   map[string]time.Time // by dispatcher: when it last answered a probe
-	startedAt  time.Time            // a dispatcher that was never seen counts as seen then
+	order      []string             // the proxies that may take the scope over, the first one preferred
+	deadAfter  time.Duration        // a proxy counts as dead if it was not seen for this time
+	lastSeen   map[string]time.Time // by proxy: when it last answered a probe
+	startedAt  time.Time            // a proxy that was never seen counts as seen then
 }
 
-// NewStatic begins to watch the other dispatchers. A dispatcher counts as alive until it was not seen for the time deadAfter; at
-// the start, all count as just seen. order lists the dispatchers that may take the scope over from home, the preferred one first.
+// NewStatic begins to watch the other proxies. A proxy counts as alive until it was not seen for the time deadAfter; at
+// the start, all count as just seen. order lists the proxies that may take the scope over from home, the preferred one first.
 func NewStatic(self, home string, order []string, deadAfter time.Duration, now time.Time) *Static {
 	return &Static{home: home, self: self, order: order, deadAfter: deadAfter, lastSeen: map[string]time.Time{}, startedAt: now}
 }
 
-// Saw records that a dispatcher answered a probe.
+// Saw records that a proxy answered a probe.
 func (s *Static) Saw(id string, now time.Time) { s.lastSeen[id] = now }
 
-// Owner is the dispatcher that owns the scope now; empty: none is alive.
+// Owner is the proxy that owns the scope now; empty: none is alive.
 func (s *Static) Owner(now time.Time) string {
 	if s.alive(s.home, now) {
 		return s.home
@@ -44,7 +44,7 @@ func (s *Static) View(now time.Time) View {
 	return v
 }
 
-// alive reports whether a dispatcher has answered a probe within deadAfter. This dispatcher itself is always alive.
+// alive reports whether a proxy has answered a probe within deadAfter. This proxy itself is always alive.
 func (s *Static) alive(id string, now time.Time) bool {
 	if id == s.self {
 		return true

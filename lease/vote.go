@@ -9,14 +9,14 @@ import (
 
 // An owner that cannot reach the store continues as long as every other member promises not to admit. Each promise lasts
 // longer than the time until the next one. This is only safe if the members are fixed: all members have the same list,
-// the lease contains the list, and a dispatcher that is not on the list never takes the lease. A dispatcher that is on the
+// the lease contains the list, and a proxy that is not on the list never takes the lease. A proxy that is on the
 // list, but is configured with another list or none, gives no promise. Without its promise the owner stops before that
-// dispatcher may take the lease.
+// proxy may take the lease.
 //
 // A promise lasts as long as a lease. For the owner it counts from the time of the question. The waits that prevent two
 // owners by leases therefore also prevent two owners by promises. A promise ends early if its owner releases the lease.
 //
-// A process that has just started behaves as if it had given a promise, because an earlier process of this dispatcher may
+// A process that has just started behaves as if it had given a promise, because an earlier process of this proxy may
 // have given one. This promise ends early if the process sees a holder of the lease, and then sees that this holder has
 // released it. A holder only releases a lease by which it may admit. All earlier owners have then stopped, and the promise
 // was given to this holder or to one of them.
@@ -47,10 +47,10 @@ var ErrNoVote = errors.New("no promise not to take the scope")
 // hasFixedMembers reports whether only the members on the configured list may ever own the scope.
 func (m *Machine) hasFixedMembers() bool { return len(m.cfg.Members) > 0 }
 
-// excluded reports whether this dispatcher must never take the lease, because it is missing on its own list or on the list
-// of the last known holder. That holder may continue by promises of other members, which this dispatcher would not know.
+// excluded reports whether this proxy must never take the lease, because it is missing on its own list or on the list
+// of the last known holder. That holder may continue by promises of other members, which this proxy would not know.
 func (m *Machine) excluded() bool {
-	missingOn := func(list []string) bool { // an empty list excludes no dispatcher
+	missingOn := func(list []string) bool { // an empty list excludes no proxy
 		return len(list) > 0 && !slices.Contains(list, Dispatcher(m.cfg.Self))
 	}
 	return missingOn(m.cfg.Members) || missingOn(m.rec.Members)
@@ -59,13 +59,13 @@ func (m *Machine) excluded() bool {
 // isReleasing reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
 func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero() }
 
-// membersDiffer reports whether the last known holder lists other members than this dispatcher.
+// membersDiffer reports whether the last known holder lists other members than this proxy.
 func (m *Machine) membersDiffer() bool {
 	lastHolderIsOther := !m.held && m.rec.Holder != "" && m.rec.Holder != m.cfg.Self
 	return lastHolderIsOther && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this dispatcher has given a
+// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this proxy has given a
 // promise: it does not take the lease for the time Duration, and admits nothing for a start delay more. If it holds a lease with a
 // lower epoch itself, it stops admission until it has renewed that lease.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
@@ -82,7 +82,7 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
 	m.ObserveEpoch(ask.Epoch)
-	if m.held { // this dispatcher's lease has a lower epoch than the asking owner's
+	if m.held { // this proxy's lease has a lower epoch than the asking owner's
 		m.stopUntilRenewed(now, ask.Epoch)
 	}
 	m.givenPromise = promise{ask.Holder, ask.Epoch, later(m.givenPromise.until, now.Add(m.cfg.Duration))}
@@ -90,10 +90,10 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 }
 
 // votesDueAt is when to ask the other members for votes; zero: no votes are needed as long as nothing changes. The members are asked
-// if the store has not confirmed a renewal for twice the time Retry, or has lost this dispatcher's lease.
+// if the store has not confirmed a renewal for twice the time Retry, or has lost this proxy's lease.
 func (m *Machine) votesDueAt() time.Time {
 	switch {
-	case !m.hasFixedMembers(): // votes prove nothing, because any other dispatcher could take the lease
+	case !m.hasFixedMembers(): // votes prove nothing, because any other proxy could take the lease
 		return time.Time{}
 	case !m.held, m.isReleasing(): // votes only prolong the time of an owner that stays
 		return time.Time{}
@@ -115,8 +115,8 @@ func (m *Machine) AskVotes(now time.Time) (ask Vote, ok bool) {
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
-// RecordVote records that a member gave the promise for which this dispatcher asked at the time sent. The promise does not count if
-// it is for another epoch, or if it comes only after this dispatcher had to stop admission.
+// RecordVote records that a member gave the promise for which this proxy asked at the time sent. The promise does not count if
+// it is for another epoch, or if it comes only after this proxy had to stop admission.
 func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
 	isForThisLease := m.held && epoch == m.epoch
 	tooLate := !now.Before(m.admitsUntil)
@@ -130,7 +130,7 @@ func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
 	}
 }
 
-// votedUntil is the time until which the promises of all other members let this dispatcher admit; zero: a promise is missing, or there
+// votedUntil is the time until which the promises of all other members let this proxy admit; zero: a promise is missing, or there
 // is no other member.
 func (m *Machine) votedUntil() time.Time {
 	var oldest time.Time // when the oldest of these promises was requested
@@ -159,20 +159,20 @@ func (m *Machine) hasVotes(now time.Time) bool {
 	return mayUseVotes && now.Before(m.votedUntil())
 }
 
-// mayReclaim reports whether this dispatcher may acquire again a lease that the store has lost, if all other members vote
+// mayReclaim reports whether this proxy may acquire again a lease that the store has lost, if all other members vote
 // for it. Until they have voted, nothing is admitted.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	othersCanVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
 	return othersCanVote && isAdmissionTime(m, now) && !m.isReleasing()
 }
 
-// isAdmissionTime reports whether now lies in the time in which this dispatcher, as the holder of the lease, may admit.
+// isAdmissionTime reports whether now lies in the time in which this proxy, as the holder of the lease, may admit.
 func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
-// noOtherHeld reports whether, by the last look, no other dispatcher has held the lease since this one did. It is called after the
-// store has lost this dispatcher's lease, so a lease that has not expired by the store's clock must be a later one.
+// noOtherHeld reports whether, by the last look, no other proxy has held the lease since this one did. It is called after the
+// store has lost this proxy's lease, so a lease that has not expired by the store's clock must be a later one.
 func (m *Machine) noOtherHeld() bool {
 	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
 	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)

@@ -14,7 +14,7 @@ import (
 
 var three = []string{"a", "b", "c"}
 
-// fellows joins three dispatchers that are each other's members.
+// fellows joins three proxies that are each other's members.
 func fellows(ttl time.Duration) *world {
 	w := newWorld(ttl)
 	for _, id := range three {
@@ -289,7 +289,7 @@ func TestASlowStoreIsAway(t *testing.T) {
 }
 
 // Never two admit, whatever becomes of pledges and of those who give them: they are
-// lost, late, from processes that died since, from newcomers and from dispatchers with
+// lost, late, from processes that died since, from newcomers and from proxies with
 // another list; the store is away for all, or for some; it loses its data, or has those of
 // an earlier moment.
 func TestNeverTwoAdmitByPledges(t *testing.T) {

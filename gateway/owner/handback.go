@@ -10,13 +10,13 @@ import (
 	"evenkeel/lease"
 )
 
-// ErrNotHome is the answer to a dispatcher that asks for a region other than its own.
+// ErrNotHome is the answer to a proxy that asks for a region other than its own.
 var ErrNotHome = errors.New("only a proxy whose geo.self.region this is may ask for it")
 
-// AllowHandBack decides whether this proxy gives a scope to the dispatcher that asks for it (sender); err says why it does not. If it does,
+// AllowHandBack decides whether this proxy gives a scope to the proxy that asks for it (sender); err says why it does not. If it does,
 // no new request begins for the scope until done is called. The caller calls done after HandBack.
 func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done func(), err error) {
-	if ask.Group == "" { // the dispatcher asks for a region
+	if ask.Group == "" { // the proxy asks for a region
 		if !s.Has(Regions) {
 			return nil, nil, fmt.Errorf("region %s: %w: regions have no owners here; see geo.ownership.engine", ask.Region, lease.ErrNotHolder)
 		}

@@ -20,7 +20,7 @@ type neighbours struct {
 	deciding sync.Mutex // serialises decideStaticOwner, so that the last view published is the newest one
 
 	mu         sync.Mutex
-	roundTrips map[string]map[string]map[string]float64 // in ms: by region, by dispatcher of the region, by peer of this dispatcher
+	roundTrips map[string]map[string]map[string]float64 // in ms: by region, by proxy of the region, by peer of this proxy
 }
 
 // regionLeaseName is the name of a region's Lease object.
@@ -60,7 +60,7 @@ func (n *neighbours) createScopes() error {
 	return nil
 }
 
-// setStaticOrder gives a scope a static order of owners: first the home dispatcher, then the configured order.
+// setStaticOrder gives a scope a static order of owners: first the home proxy, then the configured order.
 func (n *neighbours) setStaticOrder(scope *Scope) {
 	c := &n.set.conf.Geo
 	home := c.Self.ID // for another region, the first peer of the region
@@ -93,8 +93,8 @@ func (n *neighbours) takeoverOrder(region string) (ids []string) {
 }
 
 // takeoverRank is this proxy's place among the proxies that may take over a region; 0 is the first. Without a configured order, it is how
-// many peers are nearer to the region, by the round trips that the region's dispatchers last measured. If these dispatchers differ, the
-// largest number counts. To a dispatcher that has not measured this proxy, all peers are nearer.
+// many peers are nearer to the region, by the round trips that the region's proxies last measured. If these proxies differ, the
+// largest number counts. To a proxy that has not measured this proxy, all peers are nearer.
 func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	self := n.set.conf.Geo.Self.ID
 	if scope.home {
@@ -108,7 +108,7 @@ func (n *neighbours) takeoverRank(scope *Scope) (rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, toPeers := range n.roundTrips[scope.Name] { // the round trips that one dispatcher of the region measured
+	for _, toPeers := range n.roundTrips[scope.Name] { // the round trips that one proxy of the region measured
 		own, measured := toPeers[self]
 		nearer := 0
 		for id, ms := range toPeers {
@@ -134,7 +134,7 @@ func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]Engi
 	}
 }
 
-// checkHandBack returns nil if the dispatcher that asks for a region is one of the region's own.
+// checkHandBack returns nil if the proxy that asks for a region is one of the region's own.
 func (n *neighbours) checkHandBack(scope *Scope, sender string, _ geo.HandBack) error {
 	if !slices.ContainsFunc(n.set.conf.Geo.Peers, func(p geo.PeerConfig) bool {
 		return p.Region == scope.Name && p.AnswersTo(sender)

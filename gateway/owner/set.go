@@ -74,7 +74,7 @@ type succession interface {
 	// updateClaims tells each claim at which place this proxy is among the proxies that should own the scope, and whether enough engines
 	// answer.
 	updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time)
-	// checkHandBack returns nil if this proxy may give a scope to the dispatcher that asks for it.
+	// checkHandBack returns nil if this proxy may give a scope to the proxy that asks for it.
 	checkHandBack(scope *Scope, sender string, ask geo.HandBack) error
 	// hasSuccessor says whether there is another live proxy that should own a scope once this proxy has left.
 	hasSuccessor(scope *Scope) bool

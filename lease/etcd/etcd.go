@@ -46,16 +46,16 @@ type Engine struct {
 	client                      *clientv3.Client
 	ownerKey, lastKey, termsKey string
 	identity                    string
-	terms                       terms // what this dispatcher's acquisitions write; Base is set at each acquisition
+	terms                       terms // what this proxy's acquisitions write; Base is set at each acquisition
 
-	held           clientv3.LeaseID // the etcd lease of this dispatcher's key owner
+	held           clientv3.LeaseID // the etcd lease of this proxy's key owner
 	lastKeyRev     int64            // revision of the last write to the key last; 0: the key does not exist
 	storeRev       int64            // revision of the store at the last Look
 	base           int64            // terms.Base, as last read or written
 	releaseInDoubt bool             // a failed release may still take effect
 }
 
-// MaxEpoch is the highest epoch that other dispatchers and guards may name. It is far above the bound of a Kubernetes Lease, because an
+// MaxEpoch is the highest epoch that other proxies and guards may name. It is far above the bound of a Kubernetes Lease, because an
 // epoch grows with the revision of etcd, and other users of the same etcd may have raised its revision above that bound.
 const MaxEpoch = 1 << 62
 
@@ -115,7 +115,7 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all three keys, if no other dispatcher has written them since Look. The new epoch is the revision of this write plus
+// Acquire writes all three keys, if no other proxy has written them since Look. The new epoch is the revision of this write plus
 // the base. The base stays as it is, unless the epoch could then be below seenEpoch.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
@@ -151,7 +151,7 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	}, nil
 }
 
-// Renew checks that this dispatcher has the key owner, and then prolongs the key's etcd lease. The check is a call of its
+// Renew checks that this proxy has the key owner, and then prolongs the key's etcd lease. The check is a call of its
 // own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed
 // release, the call with the check also writes the key last, so that the release cannot take effect later.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
@@ -196,7 +196,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	return nil
 }
 
-// explainRefusal reads the lease after a write failed because a key had changed. It returns ErrLost if this dispatcher no
+// explainRefusal reads the lease after a write failed because a key had changed. It returns ErrLost if this proxy no
 // longer holds the lease, and otherwise an error that says that the next call will succeed.
 func (e *Engine) explainRefusal(ctx context.Context, epoch int64) error {
 	rec, err := e.Look(ctx)

@@ -28,7 +28,7 @@ type Engine struct {
 	name     string
 	identity string
 	duration time.Duration
-	members  []string              // the only dispatchers that may ever take the lease; empty: any dispatcher may
+	members  []string              // the only proxies that may ever take the lease; empty: any proxy may
 	last     *coordinationv1.Lease // the object, as last read or written; nil: it does not exist
 }
 
@@ -39,7 +39,7 @@ func New(client Client, name, identity string, duration time.Duration, members [
 	return &Engine{client: client, name: name, identity: identity, duration: duration, members: members}
 }
 
-// membersKey is the annotation with the ids of the dispatchers that may take the lease, separated by commas.
+// membersKey is the annotation with the ids of the proxies that may take the lease, separated by commas.
 const membersKey = "evenkeel/members"
 
 // Look reads the object. If it does not exist, the lease was never held.
@@ -128,7 +128,7 @@ func (e *Engine) Release(ctx context.Context, epoch int64) error {
 	})
 }
 
-// update changes the object if this dispatcher holds the lease, and otherwise returns ErrLost. If the object was written since
+// update changes the object if this proxy holds the lease, and otherwise returns ErrLost. If the object was written since
 // it was last read, by a call whose answer was lost or by another writer, update reads the object again and retries once. callName
 // stands in errors.
 func (e *Engine) update(ctx context.Context, callName string, epoch int64, change func(*coordinationv1.LeaseSpec)) error {

@@ -192,7 +192,7 @@ func TestLeaseIsKeptOverTheWire(t *testing.T) {
 	require.Equal(t, lease.Record{Holder: "eu-1_a", Epoch: 2, Stamp: "4", Duration: 15 * time.Second}, r)
 }
 
-// A dispatcher that dies leaves its group to the next in less than two leases.
+// A proxy that dies leaves its group to the next in less than two leases.
 func TestADeadOwnersLeaseIsTakenOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := server(t)
