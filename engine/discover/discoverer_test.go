@@ -347,15 +347,21 @@ func TestWhatTheFleetRefusesIsToldAgain(t *testing.T) {
 	})
 }
 
+// redescribed starts a discoverer whose source has given an engine in use another description, which the fleet refuses.
+func redescribed(t *testing.T) (r *rig, wrong Engine) {
+	r = start(t, false)
+	r.say(r.a, at("x:1"))
+	wrong = at("x:1")
+	wrong.Profile = "unknown"
+	r.fleet.refuse = errors.New("no such profile")
+	r.say(r.a, wrong)
+	return r, wrong
+}
+
 // The fleet keeps an engine whose new description it refuses, so the engine is no unfit one, which would get no requests.
 func TestAnEngineWhoseNewDescriptionIsRefusedIsInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, false)
-		r.say(r.a, at("x:1"))
-		wrong := at("x:1")
-		wrong.Profile = "unknown"
-		r.fleet.refuse = errors.New("no such profile")
-		r.say(r.a, wrong)
+		r, wrong := redescribed(t)
 		found := r.Status().Engines[0]
 		require.Equal(t, InUse, found.State)
 		require.Equal(t, "no such profile", found.Why)
@@ -385,12 +391,7 @@ func TestTheLogSaysWhetherARefusedEngineIsUsed(t *testing.T) {
 // A description that the fleet refuses keeps no engine in service that leaves.
 func TestAnEngineLeavesAlthoughItsNewDescriptionIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := start(t, false)
-		r.say(r.a, at("x:1"))
-		wrong := at("x:1")
-		wrong.Profile = "unknown"
-		r.fleet.refuse = errors.New("no such profile")
-		r.say(r.a, wrong)
+		r, wrong := redescribed(t)
 		require.Equal(t, []string{"+decode x:1"}, r.fleet.take())
 		r.say(r.a, as(wrong, "", Leaving))
 		require.Equal(t, []string{"+decode x:1 leaving"}, r.fleet.take())
