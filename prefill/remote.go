@@ -50,7 +50,8 @@ func (d *chooser) localState(m *model, r *Request) Local {
 			prefiller.Room = kvRoom
 			prefiller.KVGateWillOpen = !open && hasPlace // only the gate keeps the request away
 		}
-		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now) // the error of each unanswered probe and of this request
+		// The error of each unanswered probe and of this request.
+		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
 		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 		local.Prefillers = append(local.Prefillers, prefiller)
 	}

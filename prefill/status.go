@@ -276,8 +276,8 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	m := s.models[r.Model]
 	eligible, _ := s.choose.filterCircuit(&Request{Model: r.Model}, m.candidates) // engines to which r may not go are scored, too
 	if len(eligible) == 0 {
-		return nil, fmt.Errorf("%w for model %q: none of the %d that serve it takes requests now; see GET /prefill", ErrUnavailable, r.Model,
-			len(m.candidates))
+		return nil, fmt.Errorf("%w for model %q: none of the %d that serve it takes requests now; see GET /prefill",
+			ErrUnavailable, r.Model, len(m.candidates))
 	}
 	eligible = s.choose.filterGate(eligible) // no policy may choose an engine whose KV cache is full
 	if len(eligible) == 0 {

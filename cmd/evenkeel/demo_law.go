@@ -113,9 +113,7 @@ func (c *demoCmd) lawNotes(runs []report.Run) []string {
 	rankTasks, loadNote, dataNote := "decode", "", stepTimesNote
 	if c.Aggregated {
 		rankTasks, dataNote = "prefill and decode", stepTimesNote+promptTimesNote
-		// Fewer requests are in the system than the ranks have slots. A prompt could begin at once in a free slot, so a policy that holds it
-		// back delays it.
-		if c.Extra < 0 {
+		if c.Extra < 0 { // fewer requests than slots: a prompt could begin at once, so a policy that holds it back delays it
 			loadNote = ", which leaves slots free, so that a prompt that is held comes later than without"
 		}
 	}

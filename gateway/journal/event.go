@@ -23,7 +23,7 @@ const (
 	Prefilled                         // Tokens and Cached: tokens of the prompt, as the engine counted them; also sets Resumed
 	Placed                            // Slot: the decode rank of a finished prefill; Took: how long it waited for the rank
 	PlacedAggregated                  // Slot: rank that prefills and decodes; Tokens: expected in its prefix cache. Follows Placed
-	PlacedLocally                     // Slot: decode rank that computes the prompt itself; Tokens: prompt tokens expected in its prefix cache
+	PlacedLocally                     // Slot: decode rank that computes the prompt itself; Tokens: expected in its prefix cache
 	Coupled                           // Took: how long the decode engine took to say where the KV goes; 0: it did not. Also sets Slot
 	First                             // At: when the first event of the answer came; Sent: when the decode call began, zero: there was none
 	Relayed                           // Took: from the first event of the answer to its end; Tokens: tokens of the answer

@@ -135,7 +135,8 @@ func TestAnAttemptThatFailedAndTheNextOneAreToldEverywhere(t *testing.T) {
 		require.Nil(t, slot.Trace, "nobody needs them while the answer runs")
 		r.Report(Event{Kind: Entered, Phase: Transfer, Call: "decode"})
 		pass(16)
-		r.Report(Event{Kind: AttemptEnded, Cause: "engine d1: connection reset", Status: 502, Answer: openai.NewError(502, "decode_failed", "m")})
+		r.Report(Event{Kind: AttemptEnded, Cause: "engine d1: connection reset", Status: 502,
+			Answer: openai.NewError(502, "decode_failed", "m")})
 		r.Report(Event{Kind: Retried})
 		pass(32)
 

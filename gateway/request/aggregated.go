@@ -24,7 +24,8 @@ func (j *job) placeAggregated(lease *prefill.Lease) (*dispatcher.Slot, *failure.
 	}
 	tokens := j.srv.LocalRanks.Length(&sought)
 	if estimated := sought.Prompt.Tokens == 0 && !counted; estimated && j.model.MaxLen > 0 {
-		tokens = min(tokens, j.model.MaxLen) // no rank would take a longer prompt, although an engine may count fewer tokens than the estimate
+		// No rank would take a longer prompt, although an engine may count fewer tokens than the estimate.
+		tokens = min(tokens, j.model.MaxLen)
 	}
 	var hits []board.Hit
 	for _, offer := range j.srv.LocalRanks.Offers(&sought, j.avoid.ranks()) {

@@ -322,7 +322,7 @@ func (srv *Server) Conclude(in *Incoming, fail *openai.Error) {
 	}
 	in.CorrectEstimate(tokens)
 	in.Body.Release()
-	if in.From != nil { // another dispatcher sent the request
+	if in.From != nil { // another proxy sent the request
 		srv.Peers.CountReceived(in.Record.Origin, journal.Outcome(fail))
 	}
 	in.Record.End(fail)

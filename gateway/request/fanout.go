@@ -85,7 +85,7 @@ func (srv *Server) fanOut(ctx *fasthttp.RequestCtx, conn client, whole *job, leg
 		f.legs = append(f.legs, f.newLeg(whole, i, &legs[i]))
 	}
 	f.allowCancelByName(whole)
-	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // answered: another dispatcher answers
+	if answered, fail := f.queueOrForward(ctx, whole); answered || fail != nil { // answered: another proxy answers
 		return fail
 	}
 	conn.OnGone(f.endLegs)
@@ -111,7 +111,7 @@ func (f *fannedOut) newLeg(whole *job, i int, part *openai.SubRequest) fanOutLeg
 }
 
 // queueOrForward puts all legs into the arrival queue. Another dispatcher may then answer the whole request (answered). If that dispatcher
-// gives the request back, the legs take their old places in the queue again. fail is the error for the client; nil: the other dispatcher
+// gives the request back, the legs take their old places in the queue again. fail is the error for the client; nil: the other proxy
 // answers, or the legs are served here.
 func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answered bool, fail *openai.Error) {
 	defer func() {
@@ -150,7 +150,7 @@ func (f *fannedOut) queueOrForward(ctx *fasthttp.RequestCtx, whole *job) (answer
 
 // enterQueue puts the legs into the arrival queue together, except those whose prompt a decode rank computes itself. The whole request
 // may go to another region: the decision about its first leg counts for all legs, as long as no leg was served here. forward is the way to
-// the other dispatcher; nil: the legs that are in the queue have their tickets, or err says why they got none.
+// the other proxy; nil: the legs that are in the queue have their tickets, or err says why they got none.
 func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	queued := f.legs
 	centralDecides := f.srv.Settings().Geo.Follows() // then it is asked before a decode rank here may take a leg
@@ -169,13 +169,13 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 		arrivals[i] = l.job.arrivalRequest()
 	}
 	tickets, err := f.srv.Prefill.EnterAll(arrivals)
-	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // another dispatcher was chosen at once
+	goesElsewhere := errors.Is(err, prefill.ErrElsewhere) // another proxy was chosen at once
 	if err == nil && query != nil {
 		goesElsewhere = f.awaitForwarding(&tickets[0])
 	}
 	if goesElsewhere {
 		if forward = query.Forward(); forward == nil {
-			err = prefill.ErrElsewhere // no other dispatcher was chosen for the request
+			err = prefill.ErrElsewhere // no other proxy was chosen for the request
 		}
 		return forward, err
 	}
@@ -185,7 +185,7 @@ func (f *fannedOut) enterQueue() (forward *geo.Forward, err error) {
 	return nil, err
 }
 
-// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other dispatcher.
+// routingQuery makes one question for all legs: to which dispatcher should the request go? It returns nil if there is no other proxy.
 func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	first := legs[0]
 	someServedHere := len(legs) < len(f.legs) // a decode rank here has taken the other legs, so these stay, too
@@ -200,7 +200,7 @@ func (f *fannedOut) routingQuery(legs []fanOutLeg) (query *geo.RoutingQuery) {
 	return query
 }
 
-// awaitForwarding waits for the decision about the first leg, and says whether another dispatcher should have the request.
+// awaitForwarding waits for the decision about the first leg, and says whether another proxy should have the request.
 func (f *fannedOut) awaitForwarding(first *prefill.Ticket) bool {
 	ctx, cancel := context.WithCancel(f.srv.Serving())
 	defer cancel()

@@ -118,7 +118,8 @@ func (s *stream) decodeFault(err error) *failure.Fault {
 	tooLarge := answerTooLarge || errors.Is(s.upstream.answer.Err(), sse.ErrLargeEvent)
 	fault := s.upstream.fault // nil: err does not come from the events of the answer
 	if fault == nil || tooLarge {
-		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: s.upstream.rank.Instance, Aggregated: s.upstream.rank.Group != ""}).FaultOf(err)
+		rank := s.upstream.rank
+		fault = (&upstream.Call{Kind: lifecycle.Decode, Engine: rank.Instance, Aggregated: rank.Group != ""}).FaultOf(err)
 	}
 	fault.Progress, fault.Open = lifecycle.Headed, true
 	if s.upstream.answer.Filter.Started() || answerTooLarge {

@@ -23,7 +23,7 @@ import (
 	"evenkeel/mooncake"
 )
 
-// forwardToPeer forwards the request to another dispatcher, the peer, which answers it. If the peer gives the request back before the
+// forwardToPeer forwards the request to another proxy, the peer, which answers it. If the peer gives the request back before the
 // client has anything, forwardToPeer returns no error. The request then takes its old place in the queue. It is served here, or evenkeel
 // decides again where it goes.
 func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lifecycle.EventKind, *openai.Error) {
@@ -71,7 +71,7 @@ func (j *job) forwardToPeer(ctx *fasthttp.RequestCtx, forward *geo.Forward) (lif
 	return lifecycle.PeerAnswers, nil
 }
 
-// forwardedHeaders returns the headers of the client's request that the other dispatcher needs, too. The deadline header has the
+// forwardedHeaders returns the headers of the client's request that the other proxy needs, too. The deadline header has the
 // milliseconds that are left.
 func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Header) {
 	for _, name := range [...]string{SessionHeader, SessionEndHeader} {
@@ -79,7 +79,7 @@ func (j *job) forwardedHeaders(ctx *fasthttp.RequestCtx) (headers []engine.Heade
 			headers = append(headers, engine.Header{Name: name, Value: string(s)})
 		}
 	}
-	if j.incoming.NeverForward { // the other dispatcher is one of this region, and could forward the request once more
+	if j.incoming.NeverForward { // the other proxy is one of this region, and could forward the request once more
 		headers = append(headers, engine.Header{Name: GeoHeader, Value: GeoLocal})
 	}
 	if j.incoming.Batch {
@@ -99,7 +99,7 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 		j.noteFreed()
 		return lifecycle.PeerRefuses, failure.ClientGone
 	}
-	if returned.Relay != nil { // the other dispatcher answered with an error that the client gets
+	if returned.Relay != nil { // the other proxy answered with an error that the client gets
 		j.incoming.servedBy = servedByPeer
 		e := &openai.Error{Status: returned.Relay.Status, Code: "engine_refused", Raw: returned.Relay.Body,
 			ContentType: returned.Relay.ContentType}
@@ -131,8 +131,8 @@ func (j *job) handleReturned(returned *geo.Failure) (lifecycle.EventKind, *opena
 	return outcome, nil
 }
 
-// newRoutingQuery returns the question whether another dispatcher should serve the request. The question enters the arrival queue together
-// with the request. The result is nil if there is no other dispatcher, or if the endpoint's streams have no [DONE]: such requests are
+// newRoutingQuery returns the question whether another proxy should serve the request. The question enters the arrival queue together
+// with the request. The result is nil if there is no other proxy, or if the endpoint's streams have no [DONE]: such requests are
 // always served here. mustStay says that this request must be served here.
 func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 	if j.srv.Peers == nil || !j.req.Endpoint.IsChatOrCompletions() {
@@ -146,7 +146,7 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 		LocalOnly: mustStay || j.incoming.NeverForward && !groupsHaveOwners, RegionOnly: j.incoming.NeverForward,
 		RingKey: geo.RingKeyOf(j.incoming.Session, j.incoming.Address),
 	}
-	if from := j.incoming.From; from != nil { // another dispatcher sent the request
+	if from := j.incoming.From; from != nil { // another proxy sent the request
 		ask.InboundHop = from
 		ask.LocalOnly = ask.LocalOnly || from.N >= from.Max // the request was forwarded as often as it may be
 		ask.ID = cmp.Or(from.RID, ask.ID)
@@ -159,13 +159,13 @@ func (j *job) newRoutingQuery(mustStay bool) *geo.RoutingQuery {
 
 var errReturned = openai.NewError(http.StatusBadGateway, "peer_returned", "another proxy gave the request back")
 
-// forwarded is an answer that another dispatcher gives. It does not hold the handler's context, because it outlives the handler.
+// forwarded is an answer that another proxy gives. It does not hold the handler's context, because it outlives the handler.
 type forwarded struct {
 	*geo.Forward
 	job *job
 }
 
-// noteAnswerStarted notes that the other dispatcher's answer has begun, and frees the request's body, which is not needed here any more.
+// noteAnswerStarted notes that the other proxy's answer has begun, and frees the request's body, which is not needed here any more.
 func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j := f.job
 	j.enterPhase(journal.Streaming, "")
@@ -178,7 +178,7 @@ func (f *forwarded) noteAnswerStarted(ctx *fasthttp.RequestCtx) {
 	j.srv.setServedByHeader(ctx, j.incoming)
 }
 
-// answerInOnePiece gives the client the other dispatcher's answer, which came in one piece, and concludes the request.
+// answerInOnePiece gives the client the other proxy's answer, which came in one piece, and concludes the request.
 func (f *forwarded) answerInOnePiece(ctx *fasthttp.RequestCtx, whole *geo.Relay) {
 	j := f.job
 	f.noteAnswerStarted(ctx)
@@ -225,7 +225,7 @@ func (f *forwarded) Close() {
 // Panicked closes the answer after the code that streamed it has panicked with v.
 func (f *forwarded) Panicked(v any) { f.job.closeAfterPanic(v, f.Close) }
 
-// maxRelayBytes is how many bytes the other dispatcher's answer may have.
+// maxRelayBytes is how many bytes the other proxy's answer may have.
 func (f *forwarded) maxRelayBytes() int64 {
 	j := f.job
 	answers := 1
@@ -239,7 +239,7 @@ func (f *forwarded) maxRelayBytes() int64 {
 	return int64(answers) * bytesPerAnswer
 }
 
-// countsPossible says whether the token counts in another dispatcher's answer are possible. Impossible counts do not enter the record.
+// countsPossible says whether the token counts in another proxy's answer are possible. Impossible counts do not enter the record.
 func (f *forwarded) countsPossible(prompted, completion int) bool {
 	j := f.job
 	if j.changes == nil { // the counts are sums over several answers, maybe of several prompts

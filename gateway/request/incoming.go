@@ -36,7 +36,7 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Serve answers a request, or has another dispatcher answer it. If it returns an error, the client has no answer yet, and the caller writes
+// Serve answers a request, or has another proxy answer it. If it returns an error, the client has no answer yet, and the caller writes
 // the error.
 func (srv *Server) Serve(
 	ctx *fasthttp.RequestCtx, in *Incoming, req *openai.Request, model roster.Route, legs []openai.SubRequest,
@@ -59,7 +59,7 @@ func (srv *Server) Serve(
 	allowCancelByName(j, conn)
 	s, fail := j.serve(ctx)
 	if s == nil && fail == nil {
-		return nil // another dispatcher answers
+		return nil // another proxy answers
 	}
 	if fail != nil && answerAborted(ctx, j, conn, fail) {
 		return nil
@@ -244,7 +244,7 @@ func (srv *Server) setRouteHeaders(ctx *fasthttp.RequestCtx, in *Incoming) {
 	h.Set(routeHeader, record.Route)
 }
 
-// setServedByHeader says in a header whether the request was served here or by another dispatcher. Without other regions there is no such
+// setServedByHeader says in a header whether the request was served here or by another proxy. Without other regions there is no such
 // header.
 func (srv *Server) setServedByHeader(ctx *fasthttp.RequestCtx, in *Incoming) {
 	if srv.Peers != nil && in.From == nil && in.servedBy != "" {

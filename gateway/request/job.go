@@ -59,7 +59,7 @@ type job struct {
 	mu       sync.Mutex // held for each Step of life, because a prefill call that runs beside a decode call has a goroutine of its own
 	life     lifecycle.Lifecycle
 	recorder recording.Recorder
-	// query asks to which dispatcher the request goes; nil: there is no other dispatcher, or the question is answered.
+	// query asks to which dispatcher the request goes; nil: there is no other proxy, or the question is answered.
 	query        *geo.RoutingQuery
 	ranElsewhere int // how many proxies of this region may have run the request before they gave it back
 
@@ -175,7 +175,7 @@ type Incoming struct {
 	Flow            string            // flows of one priority take turns in the arrival queue; empty: the caller's key is the flow
 	Body            *edge.Reservation // the bytes of memory that the body is charged for
 	Address         string            // network address of the client
-	From            *geo.Hop          // how the request came from another dispatcher; nil: it came from a client
+	From            *geo.Hop          // how the request came from another proxy; nil: it came from a client
 	servedBy        string            // where the request was served, as routeHeader names it; empty: not served yet
 	concluded       atomic.Bool       // set by Conclude, which acts only once
 	forgetName      func()            // call it when the client can no longer end the request by name; nil: the request has no name

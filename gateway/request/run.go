@@ -24,13 +24,13 @@ import (
 
 // serve runs a request up to the first event of its answer. The caller relays the rest of the answer,
 // and closes the stream to give back what the request holds. If serve returns neither a stream nor
-// an error, another dispatcher answers the request, through ctx.
+// an error, another proxy answers the request, through ctx.
 //
 // Before the first event nothing has reached the client, so a failed attempt may be repeated.
 // If an answer is lost later, continueAnswer calls serve again, with a prompt that also has
-// the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another dispatcher.
+// the answer so far. For this call, and for a leg of a fan-out, ctx is nil: neither is sent to another proxy.
 func (j *job) serve(ctx *fasthttp.RequestCtx) (*stream, *openai.Error) {
-	j.life.MustServeHere = ctx == nil // ctx is needed to let another dispatcher answer
+	j.life.MustServeHere = ctx == nil // ctx is needed to let another proxy answer
 	j.life.NoHandOff = j.incoming.NoHandOff
 	j.byName.noteNoRank()
 	j.mu.Lock() // after a lost answer, prefill calls of earlier attempts may still run and use life
@@ -54,7 +54,7 @@ type executor struct {
 	job *job
 	ctx *fasthttp.RequestCtx
 
-	forward   *geo.Forward      // the way to the other dispatcher that should serve the request
+	forward   *geo.Forward      // the way to the other proxy that should serve the request
 	nextQuery *geo.RoutingQuery // the question to which dispatcher the request goes, for its next wait in the arrival queue
 	lease     *prefill.Lease
 	handoff   *handoff.Handoff // the hand-off that the prefill engine has returned, until a decode engine gets it; nil: there is none
@@ -68,7 +68,7 @@ type executor struct {
 
 // run reports event to the request's lifecycle and carries out the effects that the lifecycle returns. The last effect brings the next
 // event. This goes on until the lifecycle says that there is an answer or an error. run returns the stream of the answer, or the error.
-// Both are nil if another dispatcher answers.
+// Both are nil if another proxy answers.
 func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 	j := r.job
 	var buffer [8]lifecycle.Effect
@@ -90,7 +90,7 @@ func (r *executor) run(event lifecycle.Event) (*stream, *openai.Error) {
 			}
 			event = r.do(effect)
 			// The effect's call or wait is over, so a client that leaves now need not end it. The effects up to Forward see to this themselves,
-			// because the answer of another dispatcher may still be under way.
+			// because the answer of another proxy may still be under way.
 			if effect.Kind > lifecycle.Forward {
 				j.client.OnGone(nil)
 			}
@@ -199,14 +199,14 @@ func (r *executor) do(effect lifecycle.Effect) lifecycle.Event {
 	return lifecycle.Event{}
 }
 
-// queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another dispatcher should
+// queue waits in the arrival queue. The event says that the request has a lease on a prefill engine (Turn), that another proxy should
 // serve the request (Directed), or that the request got no lease (NoTurn). Open in NoTurn says that another region may have an engine.
 // Later attempts avoid the engine of the lease.
 func (r *executor) queue() lifecycle.Event {
 	j := r.job
 	lease, forward, err := j.awaitLease()
 	switch {
-	case forward != nil: // another dispatcher should serve the request
+	case forward != nil: // another proxy should serve the request
 		r.forward = forward
 		return lifecycle.Event{Kind: lifecycle.Directed}
 	case err != nil:
@@ -360,7 +360,7 @@ func (r *executor) reportOutcome(effect lifecycle.Effect) {
 	}
 }
 
-// offerElsewhere asks whether another dispatcher should get a request that cannot be served here: the owner of its decode group if
+// offerElsewhere asks whether another proxy should get a request that cannot be served here: the owner of its decode group if
 // groupMoved is true, else a region where no attempt has failed yet. If so, it returns Offered, and the request asks this in its next wait
 // in the arrival queue. Otherwise it returns NotOffered.
 func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
@@ -371,7 +371,7 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 		return notOffered
 	}
 	switch {
-	case groupMoved && j.incoming.namesEngines(): // a request that names its engines goes to no other dispatcher
+	case groupMoved && j.incoming.namesEngines(): // a request that names its engines goes to no other proxy
 		return notOffered
 	case !groupMoved && !peers.Offered(j.model.Name): // no other region has the model, so the prompt need not be hashed to ask
 		return notOffered
@@ -388,7 +388,7 @@ func (r *executor) offerElsewhere(groupMoved bool) lifecycle.Event {
 	return lifecycle.Event{Kind: lifecycle.Offered}
 }
 
-// beginAnswer returns the stream of an answer whose first event has come; nil: another dispatcher has answered. If the whole answer has
+// beginAnswer returns the stream of an answer whose first event has come; nil: another proxy has answered. If the whole answer has
 // come, it reports the end to the request's lifecycle. Otherwise a client that leaves ends the call from now on.
 func (r *executor) beginAnswer() *stream {
 	s := r.stream
@@ -422,7 +422,7 @@ func (r *executor) clientError(which lifecycle.Error) *openai.Error {
 	case lifecycle.OfOwner: // another proxy owns the decode group, and the request cannot be sent there
 		return failure.NotOurs
 	}
-	return r.lastError // the error of the last attempt, of the wait in the queue, or of the other dispatcher
+	return r.lastError // the error of the last attempt, of the wait in the queue, or of the other proxy
 }
 
 // settle gives back something that the request holds, or passes it on. disposition says what happens to it.

@@ -18,7 +18,7 @@ import (
 )
 
 // awaitLease waits in the arrival queue for a place in the pool and a prefill engine. It returns a lease on that engine, or the way to
-// another dispatcher that should serve the request, or why the request got neither. In each case it sets j.query to nil, because that
+// another proxy that should serve the request, or why the request got neither. In each case it sets j.query to nil, because that
 // question is answered.
 func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	began := time.Now()
@@ -29,12 +29,12 @@ func (j *job) awaitLease() (*prefill.Lease, *geo.Forward, error) {
 	j.query = nil
 	if err != nil {
 		switch {
-		case query == nil || query.Forward() == nil: // no other dispatcher was chosen
+		case query == nil || query.Forward() == nil: // no other proxy was chosen
 			return nil, nil, err
 		case errors.Is(err, prefill.ErrElsewhere):
 			return nil, query.Forward(), nil
 		}
-		query.Forward().DropUnsent() // another dispatcher was chosen, but by then the request had left the queue for another reason
+		query.Forward().DropUnsent() // another proxy was chosen, but by then the request had left the queue for another reason
 		return nil, nil, err
 	}
 	defer onPanic(func() { // the lifecycle does not know of the lease and the place yet, so they are given back here
@@ -136,7 +136,7 @@ func (j *job) arrivalRequest() prefill.Request {
 		j.leaseOwner = &prefill.LeaseOwner{}
 	}
 	arrival.LeaseOwner = j.leaseOwner
-	// A request that has a place in the pool, or that names its engines, does not go to another dispatcher.
+	// A request that has a place in the pool, or that names its engines, does not go to another proxy.
 	if j.query != nil && !j.life.HasPoolPlace() && !j.incoming.namesEngines() {
 		arrival.Remote, arrival.Prompt = j.query, j.query.Prompt()
 	}

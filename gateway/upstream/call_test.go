@@ -318,7 +318,8 @@ func TestWhatIsSent(t *testing.T) {
 			f.says(begun + "    ")
 		})
 		defer f.end()
-		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", InEngineQueue: true, Log: zap.NewNop()}
+		f.call = &Call{Call: f.client.NewCall(target()), Kind: lifecycle.Decode, Path: "/v1/completions", InEngineQueue: true,
+			Log: zap.NewNop()}
 		f.call.Scope, f.claim = ownertest.Owned(t, 2)
 		room := make([]byte, 0, 64)
 		resp, fault := f.call.Open(engine.JSONHeaders("id"), [][]byte{[]byte("{"), []byte("}")})

@@ -47,8 +47,8 @@ func TestAnEngineIsMeasured(t *testing.T) {
 	var out bytes.Buffer
 	for steps := 40; ; steps *= 2 { // on a busy machine it takes more of them until the prompts of a round end together
 		out.Reset()
-		err := run(t.Context(), []string{"-engine", e.URLs()[0], "-ranks", "2", "-requests", "1,4", "-contexts", "64,256", "-prompts", "256,512",
-			"-steps", fmt.Sprint(steps), "-repeats", "1"}, &out)
+		err := run(t.Context(), []string{"-engine", e.URLs()[0], "-ranks", "2", "-requests", "1,4", "-contexts", "64,256",
+			"-prompts", "256,512", "-steps", fmt.Sprint(steps), "-repeats", "1"}, &out)
 		if err == nil {
 			break
 		}
