@@ -160,7 +160,7 @@ func TestARequestGoesWhereItsNameIsListed(t *testing.T) {
 			for _, p := range b.Prefill {
 				p.Load(0, adapter)
 			}
-			for _, busy := range []int{0, 20} {
+			for _, busy := range []int{0, 8} {
 				stop := b.KeepAsking(busy)
 				b.Decode[0].Load(0, adapter)
 				b.listed(1 + len(b.Prefill))

@@ -115,8 +115,11 @@ func (c *Client) Do(req *http.Request) Reply {
 	return Reply{Status: resp.StatusCode, Header: resp.Header, Body: string(data), Err: err}
 }
 
+const thinkTime = 20 * time.Millisecond
+
 // KeepAsking has so many clients ask one request after the other, each of which must be answered right, until stop, which waits for the
-// last and says how many there were. The end of the test stops them, too.
+// last and says how many there were. The end of the test stops them, too. Each client waits for thinkTime after an answer: without it, the
+// clients take all of the machine's cores, and what they run beside becomes slow.
 func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	over := make(chan struct{})
 	var load sync.WaitGroup
@@ -124,16 +127,16 @@ func (c *Client) KeepAsking(clients int) (stop func() int64) {
 	for i := range clients {
 		load.Go(func() {
 			for k := 0; ; k++ {
-				select {
-				case <-over:
-					return
-				default:
-				}
 				if got := c.Judge(fmt.Sprintf("client %d request %d", i, k), `"stream":true,`); got != "right" {
 					c.Errorf("got %s", got)
 					return
 				}
 				right.Add(1)
+				select {
+				case <-over:
+					return
+				case <-time.After(thinkTime):
+				}
 			}
 		})
 	}
