@@ -15,6 +15,9 @@ CHAOS    ?= 2m
 PLATFORMS ?= linux/amd64 linux/arm64
 # Their tests start a whole proxy, or are those of bench: how much of a package they run says nothing about its own tests.
 PROXIES  := ./gateway ./gateway/admin ./cmd/evenkeel ./bench/...
+# What CI runs under the race detector: the product, and what runs in one program with it. Simulators and claims only compute, and rigs and
+# pages start the proxy as another program, in which there is no detector. `make race` runs all.
+RACED    := $(addsuffix /...,./cmd ./dispatcher ./engine ./gateway ./geo ./internal ./lease ./mooncake ./pool ./predictor ./prefill ./sse ./bench/lab) ./bench/outside/api
 # Tools are built by `go install`, at these versions.
 GOLANGCI := v2.15.0
 VULNCHECK := latest
@@ -172,11 +175,12 @@ vulncheck: ## govulncheck
 	  || { s=$$?; [ $$s -eq 3 ] && exit $$s; echo "govulncheck did not run: it could not be installed"; }
 
 .PHONY: ci
-# Tests mostly wait, so that three packages at once suit two cores; these of gateway take longest, and so begin. Vet ran with the linters.
-ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test twice
+# Tests mostly wait, so that three packages at once suit two cores, and five without the race detector; these of gateway take longest, and so
+# begin. Vet ran with the linters.
+ci: ## what CI runs: lint, fuzz seeds, short benchmarks, every test, and race
 	@bench/tools/ci/ci-tools.sh
 	$(MAKE) --no-print-directory build lint vulncheck
 	$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	$(MAKE) --no-print-directory image-check chart-check release-check
-	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work
-	set -o pipefail; go test -count=1 -cover -vet=off -p 3 -timeout 20m ./gateway ./gateway/request work | bench/tools/ci/covered.sh $(PROXIES)
+	CGO_ENABLED=1 go test -race -vet=off -p 3 -timeout 20m ./gateway ./gateway/request $(RACED)
+	set -o pipefail; go test -count=1 -cover -vet=off -p 5 -timeout 20m ./gateway ./gateway/request work | bench/tools/ci/covered.sh $(PROXIES)

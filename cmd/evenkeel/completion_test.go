@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 func TestComplete(t *testing.T) {
@@ -52,6 +54,7 @@ func TestComplete(t *testing.T) {
 
 // TestShellsComplete asks the shells themselves, those that are there.
 func TestShellsComplete(t *testing.T) {
+	race.Alone(t)
 	dir := t.TempDir()
 	require.NoError(t,
 		os.WriteFile(filepath.Join(dir, "evenkeel"), []byte("#!/bin/sh\n"+asEvenkeel+"=1 exec '"+os.Args[0]+"' \"$@\"\n"), 0o755))

@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 // What can be held in the head: so many fields and methods of a type.
@@ -27,6 +29,7 @@ const (
 var large = []string{"dispatcher/board.board", "mooncake.Profile"}
 
 func TestTypesAreOfASize(t *testing.T) {
+	race.Alone(t)
 	root := filepath.Join("..", "..")
 	fields, methods := map[string]int{}, map[string]int{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 // mayImport is the house (ARCHITECTURE.md): which of our packages a package may
@@ -189,6 +191,7 @@ func TestTheTableOfPiecesIsTheList(t *testing.T) {
 
 // What only runs in a whole proxy is measured nowhere (ARCHITECTURE.md). So whoever starts one stands in PROXIES of the Makefile.
 func TestFewPackagesStartAProxy(t *testing.T) {
+	race.Alone(t)
 	root, start := filepath.Join("..", ".."), map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || filepath.Ext(path) != ".go" {

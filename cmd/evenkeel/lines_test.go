@@ -15,6 +15,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 // widest is how many columns a line of code has at most: two files fit side by side.
@@ -25,6 +27,7 @@ var tableRow = regexp.MustCompile(`^\s*(\{.*\},?|"[^"]*":.*,)( //.*)?$`)
 
 // No line is long, but rows of tables, and what stands between backquotes, such as the help of flags.
 func TestNoLineIsLong(t *testing.T) {
+	race.Alone(t)
 	eachGoFile(t, func(path string, text []byte) {
 		if strings.HasSuffix(path, "examples_test.go") { // what an example prints is one line
 			return
@@ -40,6 +43,7 @@ func TestNoLineIsLong(t *testing.T) {
 
 // A struct of more than three values says which is which, but in a row of a table.
 func TestManyValuesHaveTheirNames(t *testing.T) {
+	race.Alone(t)
 	lists := map[string]bool{} // the names of types that are lists, whose values have none
 	files, parsed := token.NewFileSet(), map[string]*ast.File{}
 	eachGoFile(t, func(path string, text []byte) {

@@ -8,12 +8,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"evenkeel/internal/race"
 	"evenkeel/prefill/policy"
 )
 
 const smallPrefill = "simulate --tier prefill --requests 400 --prefills 3 --seeds 2 "
 
 func TestSimulateThePrefillTier(t *testing.T) {
+	race.Alone(t)
 	var lines strings.Builder
 	for i := range 60 {
 		fmt.Fprintf(&lines, `{"timestamp":%d,"input_length":1700,"output_length":5,"hash_ids":[%d,%d,%d,%d]}`+"\n", 3000*(i/4), i%5, 10+i%5, 20+i, 100+i)

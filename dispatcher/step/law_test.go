@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 func TestALawOfRanks(t *testing.T) {
@@ -21,6 +23,7 @@ func TestALawOfRanks(t *testing.T) {
 // Whatever the law, what is learned of it is not negative, and foretells steps with a prefill: also where the rank's own part, which is
 // not learned, is another than is usual, here 10 to 45 % of what a token costs.
 func TestTheLawOfPrefillsIsLearned(t *testing.T) {
+	race.Alone(t)
 	for told, bound := range map[bool]float64{true: 0.04, false: 0.05} {
 		known := 0
 		for seed := range uint64(100) {
@@ -81,6 +84,7 @@ func TestAnotherShareBeginsAnew(t *testing.T) {
 
 // What a request costs is used only where it costs something, and then it is about right.
 func TestWhatARequestCostsIsLearned(t *testing.T) {
+	race.Alone(t)
 	used := 0
 	for seed := range uint64(50) {
 		var s Times
@@ -112,6 +116,7 @@ func TestWhatARequestCostsIsLearned(t *testing.T) {
 
 // Which way steps take requests is told only where it is so.
 func TestWhoPaysForRequestsIsTold(t *testing.T) {
+	race.Alone(t)
 	for padded, want := range map[bool]Bottleneck{false: OneRank, true: TwoRanks} {
 		told := 0
 		for seed := range uint64(40) {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"evenkeel/dispatcher/board"
+	"evenkeel/internal/race"
 )
 
 // fleet is ranks of a group, in seconds that a test lets pass.
@@ -123,6 +124,7 @@ func TestARankThatIsSlowAtTimesIsFound(t *testing.T) {
 
 // Behind a barrier all ranks are slow together, so their law as it was tells.
 func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
+	race.Alone(t)
 	f := ranksOf(t, 8, true)
 	kinds, _ := f.pass(600, nil)
 	require.Empty(t, kinds)
@@ -156,6 +158,7 @@ func TestSlowStepsAreFoundByTheLawOfTheHourBefore(t *testing.T) {
 
 // An hour of a healthy fleet: bursts, ranks that come and go, answers of every length.
 func TestAHealthyFleetIsQuiet(t *testing.T) {
+	race.Alone(t)
 	for _, barrier := range []bool{false, true} {
 		rng := rand.New(rand.NewPCG(3, 3))
 		f := ranksOf(t, 12, barrier)

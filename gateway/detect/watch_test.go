@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"evenkeel/internal/race"
 )
 
 // fleet is facts of two groups of ranks with slots, a pool and prefill engines, in which nothing is wrong.
@@ -52,6 +54,7 @@ func play(w *Watch, from, to int, change func(s int, f *Facts, sample *Sample)) 
 
 // A healthy hour with a bursty load: slots and places fill up for some seconds, gates close for a moment, and nothing is said.
 func TestABurstyHourIsQuiet(t *testing.T) {
+	race.Alone(t)
 	rng := rand.New(rand.NewPCG(7, 7))
 	var w Watch
 	burst := 0

@@ -88,11 +88,15 @@ var (
 	anyone = []string{mooncake.NIXLPull, mooncake.SGLang}
 )
 
-// eachDialect runs a test with each of them, over engines with each connector.
+// eachDialect runs a test with each of them, over engines with each connector. Under the race detector, it runs each connector with one
+// dialect, and each dialect with one connector: what is read and written in which goroutine does not depend on the two together.
 func eachDialect(t *testing.T, connectors []string, f func(t *testing.T, d dialect, o setup)) {
 	t.Parallel()
-	for _, connector := range connectors {
-		for _, d := range dialects {
+	for i, connector := range connectors {
+		for k, d := range dialects {
+			if race.Enabled && len(connectors) > 1 && (i+k)%2 != 0 {
+				continue
+			}
 			t.Run(connector+d.path, func(t *testing.T) {
 				t.Parallel()
 				f(t, d, setup{profile: mooncake.Profile{Connector: connector}})

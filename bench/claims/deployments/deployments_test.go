@@ -8,6 +8,7 @@ import (
 
 	"evenkeel/bench/lab/laws"
 	"evenkeel/bench/lab/report"
+	"evenkeel/internal/race"
 )
 
 // named is a load of a test.
@@ -42,6 +43,7 @@ func TestTheTablesOfSomeLoads(t *testing.T) {
 
 // Both kinds of ranks play the same load twice, and get the same.
 func TestALoadOfEachKind(t *testing.T) {
+	race.Alone(t)
 	e, err := laws.Find("gpt-oss-120b,vllm,B200,4")
 	require.NoError(t, err)
 	for _, play := range []func() (pair, error){
