@@ -47,7 +47,7 @@ type Incident struct {
 type Book struct {
 	lastID        int // id of the newest incident
 	now           time.Time
-	enginesAway   bool // some engine gets no requests now
+	enginesAway   bool // some engine gets no requests now, so Incidents advises to bring engines back
 	list          []*incident
 	unplaced      []string  // sentences of findings that are in no incident, because the list is full of more harmful ones
 	unplacedSince time.Time // since when there have been unplaced findings; zero: there are none
@@ -113,8 +113,8 @@ type subject struct {
 func (f *Finding) subject() subject { return subject{f.Kind, f.Where} }
 
 // Observe updates the incidents with all findings of this moment, and ignores those beyond maxFindings. Each finding goes to the incident
-// that it continues or whose cause it shares, or begins a new incident. An incident without a finding ends, at once or, if its findings
-// come and go, after a while (see withTolerated).
+// that it continues or whose cause it shares, or begins a new incident. A finding of a kind that comes and goes stays in its incident for a
+// while after it was found last (withExpectedBack). An incident without findings ends.
 func (b *Book) Observe(now time.Time, found []Finding) {
 	found = slices.Clone(found[:min(maxFindings, len(found))]) // a copy, because it is sorted and merged in place
 	slices.SortStableFunc(found, func(x, y Finding) int {      // causes before their effects, and what has lasted longer first
@@ -123,14 +123,14 @@ func (b *Book) Observe(now time.Time, found []Finding) {
 	found = mergeBySubject(found)
 	b.now = now
 	r := b.newRound(now, found)
-	b.enginesAway = len(r.idleEngines) > 0
+	b.enginesAway = len(r.withoutRequests) > 0
 	b.unplaced, b.unplacedBad = nil, false
 	for i := range found {
 		f := memberOf(&found[i], now)
 		b.add(&f, r)
 	}
 	for _, o := range b.list {
-		o.update(o.withTolerated(r.nextMembers[o], r), now)
+		o.update(o.withExpectedBack(r.newMembers[o], r), now)
 	}
 	b.dropOld(now)
 }
@@ -174,8 +174,9 @@ func memberOf(f *Finding, now time.Time) member {
 	return member{Finding: *f, host: host, commonReason: commonReasonOf(f.Reason, host), found: now}
 }
 
-// rememberMembers adds the members to everFound. The text of an ended incident is made from everFound, so that it names, for example, all
-// engines that were restarted one after the other.
+// rememberMembers adds the present members to everFound, in place of their earlier records there. New members beyond maxFindings are left
+// out. It also marks which of all these findings are effects of the first one. The text of an ended incident is made from everFound, so
+// that it names, for example, all engines that were restarted one after the other.
 func (o *incident) rememberMembers() {
 	indexOf := make(map[subject]int, len(o.everFound))
 	for i := range o.everFound {
@@ -193,12 +194,12 @@ func (o *incident) rememberMembers() {
 		}
 	}
 	slices.SortStableFunc(o.everFound, func(x, y member) int { return cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()) })
-	markEffects(o.everFound)
+	markEffectsOfFirst(o.everFound)
 }
 
-// markEffects marks the members that are effects of the first one. Causes come first, so if the first member is of a kind of effects, the
-// cause is not known, and no member is marked.
-func markEffects(members []member) {
+// markEffectsOfFirst marks the members that are effects of the first one. Causes come first, so if the first member is of a kind of
+// effects, the cause is not known, and no member is marked.
+func markEffectsOfFirst(members []member) {
 	for i := range members {
 		members[i].effect = i > 0 && kinds[members[i].Kind].effect && !kinds[members[0].Kind].effect
 	}

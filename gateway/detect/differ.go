@@ -46,9 +46,9 @@ const (
 // grouped writes a whole number with its digits in groups of three.
 func grouped(v float64) string { return stats.Grouped(int(v)) }
 
-// differing lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than differRanks
-// ranks report is left out.
-func differing(g *Group) []Differs {
+// gaugesFarAboveOthers lists gauges of ranks that are far above those of the other ranks, the farthest first. A gauge that fewer than
+// differRanks ranks report is left out.
+func gaugesFarAboveOthers(g *Group) []Differs {
 	type far struct {
 		Differs
 		timesLimit float64 // how many times the limit the value is above the median, to compare different gauges

@@ -55,7 +55,7 @@ func TestRanksThatHaveMoreToDoThanTheOthers(t *testing.T) {
 			g := alike(8)
 			tt.change(g)
 			var got []string
-			for _, d := range differing(g) {
+			for _, d := range gaugesFarAboveOthers(g) {
 				got = append(got, d.Rank+" "+d.Gauge)
 			}
 			require.Equal(t, tt.want, got)

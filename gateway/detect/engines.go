@@ -168,7 +168,8 @@ func drainedEngines(f *Facts) map[string]bool {
 	return all
 }
 
-// eachEngine calls report for each engine whose trouble is of this kind. why is the known cause, without the engine's address.
+// eachEngine calls report for each engine whose trouble is of this kind. why is the known cause for the sentence, without the engine's
+// address.
 func (v *view) eachEngine(kind Kind, report func(e *Engine, where place, why string)) {
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.troubleKind() == kind {
@@ -196,7 +197,8 @@ func findEngineDown(v *view, report reportFunc) {
 	})
 }
 
-// findEngineOut reports engines that answer but get no requests. The text of the reason depends on the state: out, odd or wedged.
+// findEngineOut reports engines that answer but get no requests. The sentence depends on the state: out, odd or wedged. Findings are
+// compared by the whole reason (e.Why). The sentence has it without the engine's address (why), because it names the engine already.
 func findEngineOut(v *view, report reportFunc) {
 	v.eachEngine(EngineOut, func(e *Engine, where place, why string) {
 		text := fmt.Sprintf("is %s and gets no requests: %s", e.State, cmp.Or(why, unknownWhy))

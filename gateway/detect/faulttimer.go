@@ -34,27 +34,43 @@ const (
 // has not been wrong for long enough.
 func (s *faultTimer) observe(isWrong bool, now time.Time) time.Duration {
 	minDuration := cmp.Or(s.minDuration, defaultMinDuration)
-	wellFor := time.Duration(0) // stays 0 when the condition is found well for the first time
-	if isWrong {
-		s.wellSince = time.Time{}
-	} else if s.wellSince.IsZero() {
-		s.wellSince = now
-	} else {
-		wellFor = now.Sub(s.wellSince)
-	}
-	switch {
-	case isWrong && s.state == noFault:
-		*s = faultTimer{minDuration: s.minDuration, state: faultBegun, since: now}
-	case isWrong && s.state == faultEnding: // wrong again before the fault ended, so it goes on
-		s.state = faultLasting
-	case isWrong && s.state == faultBegun && now.Sub(s.since) >= minDuration:
-		s.state = faultLasting
-	case !isWrong && s.state == faultLasting:
-		s.state = faultEnding
-	case s.state == faultBegun && wellFor >= endsUnreportedAfter, s.state == faultEnding && wellFor >= minDuration: // well for long enough
-		*s = faultTimer{minDuration: s.minDuration}
+	wellFor := s.noteWell(isWrong, now)
+	switch s.state {
+	case noFault:
+		if isWrong {
+			*s = faultTimer{minDuration: s.minDuration, state: faultBegun, since: now}
+		}
+	case faultBegun: // not reported yet
+		if isWrong && now.Sub(s.since) >= minDuration {
+			s.state = faultLasting
+		} else if wellFor >= endsUnreportedAfter {
+			*s = faultTimer{minDuration: s.minDuration}
+		}
+	case faultLasting:
+		if !isWrong {
+			s.state = faultEnding
+		}
+	case faultEnding:
+		if isWrong { // wrong again before the fault ended, so it goes on, and has lasted since it began
+			s.state = faultLasting
+		} else if wellFor >= minDuration {
+			*s = faultTimer{minDuration: s.minDuration}
+		}
 	}
 	return s.duration(now)
+}
+
+// noteWell notes since when the condition has been well, and returns for how long. It returns 0 if the condition is wrong now, or is found
+// well for the first time.
+func (s *faultTimer) noteWell(isWrong bool, now time.Time) time.Duration {
+	if isWrong {
+		s.wellSince = time.Time{}
+		return 0
+	}
+	if s.wellSince.IsZero() {
+		s.wellSince = now
+	}
+	return now.Sub(s.wellSince)
 }
 
 // duration is how long the condition has been wrong; 0: the fault is not in faultLasting.

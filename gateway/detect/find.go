@@ -71,45 +71,51 @@ func (v *view) lowerIfOthersServe(all []Finding) {
 	for i := range all {
 		switch f, d := &all[i], kinds[all[i].Kind]; {
 		case d.othersMayServe:
-			itsSide := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
+			itsSide := sideOf[f.engineOrGroup()]
 			if away[itsSide] == nil {
 				away[itsSide] = map[string]bool{}
 			}
 			away[itsSide][engineOf(f.Where)] = true
-		case d.effect && f.Severity == Bad:
-			return // requests fail or wait, so nothing is lowered
+		case d.effect && f.Severity == Bad: // a bad result of other findings, such as a full queue: requests fail or wait
+			return
 		}
 	}
 	for i := range all {
 		f := &all[i]
-		itsSide, hasSide := sideOf[[2]string{f.WhereKind, engineOf(f.Where)}]
-		enoughServe := 2*len(away[itsSide]) <= engines[itsSide]  // at most half of the side is away
-		hasRequests := f.Kind == EngineHangs && f.LastedFor == 0 // LastedFor is 0 only while the engine is still up
-		if hasSide && kinds[f.Kind].othersMayServe && enoughServe && !hasRequests {
+		itsSide, hasSide := sideOf[f.engineOrGroup()]
+		enoughServe := 2*len(away[itsSide]) <= engines[itsSide] // at most half of the side is away
+		countsAsUp := f.Kind == EngineHangs && f.LastedFor == 0 // findEngineHangs sets LastedFor only if the engine is not up any more
+		if hasSide && kinds[f.Kind].othersMayServe && enoughServe && !countsAsUp {
 			f.Severity = Warn
 		}
 	}
 }
 
+// engineOrGroup names an engine, or a group of ranks, by what it is ("decode engine", see Finding.WhereKind) and its name.
+type engineOrGroup struct{ kind, name string }
+
+// engineOrGroup is the engine or group of the finding. A finding about one rank of an engine is about that engine.
+func (f *Finding) engineOrGroup() engineOrGroup { return engineOrGroup{f.WhereKind, engineOf(f.Where)} }
+
 // side identifies the engines that can take over each other's requests, by their role and model. All groups of ranks are one side.
 type side struct{ kind, model string }
 
-// sides returns the side of each engine and group, by Finding.WhereKind and name, and how many engines or groups each side has. Of an
-// engine's models, only the first one counts.
-func (v *view) sides() (sideOf map[[2]string]side, engines map[side]int) {
-	sideOf, engines = map[[2]string]side{}, map[side]int{}
+// sides returns the side of each engine and group, and how many engines or groups each side has. Of an engine's models, only the first one
+// counts.
+func (v *view) sides() (sideOf map[engineOrGroup]side, engines map[side]int) {
+	sideOf, engines = map[engineOrGroup]side{}, map[side]int{}
 	for i := range v.Engines {
 		e := &v.Engines[i]
 		itsSide := side{kind: e.Role + " engine"} // without a model, if the engine has not named its models
 		if len(e.Models) > 0 {
 			itsSide.model = e.Models[0]
 		}
-		sideOf[[2]string{itsSide.kind, e.ID}] = itsSide
+		sideOf[engineOrGroup{itsSide.kind, e.ID}] = itsSide
 		engines[itsSide]++
 	}
 	for i := range v.Prefill.Groups {
 		engines[side{kind: "group"}]++
-		sideOf[[2]string{"group", v.Prefill.Groups[i].ID}] = side{kind: "group"}
+		sideOf[engineOrGroup{"group", v.Prefill.Groups[i].ID}] = side{kind: "group"}
 	}
 	return sideOf, engines
 }

@@ -94,6 +94,12 @@ func findPoolLate(v *view, report reportFunc) {
 	}
 }
 
+// Panels of the live page that show more about groups.
+const (
+	ranksPanel   = "ranks"
+	balancePanel = "balance"
+)
+
 // eachGroup calls report for each group, with a place on the given panel. The default group of every model has the same name,
 // so with several groups each name includes the model.
 func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where place)) {
@@ -116,7 +122,7 @@ func (v *view) eachGroup(panel string, report func(m *Model, g *Group, where pla
 // findRoundStuck reports groups whose policy holds requests back for the next round for longer than its own limit (MaxHoldS). Only ranks
 // that also prefill have rounds for which requests are held.
 func findRoundStuck(v *view, report reportFunc) {
-	v.eachGroup("ranks", func(_ *Model, g *Group, where place) {
+	v.eachGroup(ranksPanel, func(_ *Model, g *Group, where place) {
 		if r := g.Rounds; r != nil && r.HeldS > r.MaxHoldS+heldSlack {
 			report(where, noReason, "%s of %s %s held for a round for %.0f s, although none may be held for longer than %.3g s",
 				words.Capital(requests(g.Held)), where, words.Are(g.Held), r.HeldS, r.MaxHoldS)
@@ -126,7 +132,7 @@ func findRoundStuck(v *view, report reportFunc) {
 
 // findPolicySlow reports groups whose policy took too long, so that the fallback policy decided some rounds.
 func findPolicySlow(v *view, report reportFunc) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.FallbackRounds > 0 {
 			report(where, noReason, "The decode policy of %s is too slow at times, and %s decides instead", where, g.Policy)
 		}
@@ -135,7 +141,7 @@ func findPolicySlow(v *view, report reportFunc) {
 
 // findImbalance reports groups in which ranks wait for the fullest rank for a large share of each step.
 func findImbalance(v *view, report reportFunc) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		// A rank that drains becomes emptier than the others, so the imbalance is expected and is not reported.
 		anyDrains := slices.ContainsFunc(g.Ranks, func(r Rank) bool { return r.State == RankDraining })
 		if g.LostShare > lostShare && !anyDrains {
@@ -147,7 +153,7 @@ func findImbalance(v *view, report reportFunc) {
 // findStepsSlow finds groups whose steps take much longer than steps at the same load took in the last hour. The finding names the ranks
 // whose gauges differ most from those of the other ranks, because one slow rank makes the steps of all ranks slow.
 func findStepsSlow(v *view, report reportFunc) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.SlowStepsS > 0 {
 			f := report(where, noReason, "Steps of %s%s take %.0f ms, and took %.0f ms at such a load before%s", where, g.commonHostText(),
 				g.StepMs, g.UsualMs, differingText(g))
@@ -161,7 +167,7 @@ func findStepsSlow(v *view, report reportFunc) {
 
 // findTokensFew reports groups whose steps give an answer far fewer tokens than in the last hour, as when speculative decoding fails.
 func findTokensFew(v *view, report reportFunc) {
-	v.eachGroup("balance", func(_ *Model, g *Group, where place) {
+	v.eachGroup(balancePanel, func(_ *Model, g *Group, where place) {
 		if g.FewTokensS > 0 {
 			f := report(where, noReason, "A step of %s%s gives %.1f tokens to an answer, and gave %.1f before, so that a token takes %.0f ms",
 				where, g.commonHostText(), g.StepTokens, g.UsualTokens, g.TokenMs)

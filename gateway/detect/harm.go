@@ -28,7 +28,7 @@ type baseline struct {
 // throughput are those of baselineLead earlier, because they may get worse before the incident is found.
 func (r *Ring) baseline(since time.Time) *baseline {
 	began, before := r.sampleAt(since), r.sampleAt(since.Add(-baselineLead))
-	if began == nil {
+	if began == nil { // before is nil only in the same case, because sampleAt returns the oldest sample for times before all samples
 		return nil
 	}
 	return &baseline{ended: began.Ended, failed: began.Failed, ttft: before.TTFT, tpot: before.TPOT, tokensPerS: before.TokensPerS}

@@ -15,18 +15,19 @@ const (
 	classes                         // number of classes above
 )
 
-// joinClass is the class of the detector's findings.
+// joinClass is the class of the detector's findings. By the classes, joinWhen says which findings may join which incident, and how late. If
+// several cases apply to a detector, the first one counts.
 func (d *Detector) joinClass() joinClass {
 	switch {
-	case d.sharesNoCause:
+	case d.sharesNoCause: // whatever else the finding is
 		return isAlone
-	case d.overload:
+	case d.overload: // before effect, because an overload is marked as an effect, too
 		return isLoad
 	case d.effect:
 		return isEffect
-	case d.harm == nothing:
+	case d.harm == nothing: // clients notice nothing
 		return isUnnoticed
-	case d.toleratedAbsence > 0:
+	case d.toleratedAbsence > 0: // the finding comes and goes
 		return isIntermittent
 	}
 	return isCause

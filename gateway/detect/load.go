@@ -52,7 +52,7 @@ type load struct {
 	where              string // words for where the requests wait
 }
 
-// modelLoad sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and decides whether the load
+// modelLoad sums the slots and KV tokens of the model's ranks that take requests, counts its waiting requests, and judges whether this load
 // is a finding.
 func (f *Facts) modelLoad(m *Model) (l load) {
 	for i := range m.Groups {
@@ -66,26 +66,33 @@ func (f *Facts) modelLoad(m *Model) (l load) {
 		}
 	}
 	l.waiting, l.where = f.waitingForRanks(m)
+	areRefused := f.manyFail() && f.queueFullFailures() != nil // many requests fail now, and some of them because a queue is full
+	l.judge(areRefused, m.CrowdedS > 0)
+	return l
+}
+
+// judge decides whether the load is a finding (kind): no slot or no KV memory is free, and about as many requests wait as run (crowded).
+// A crowd counts only once it has lasted for a while (crowdedForLong), because short bursts are normal. But if requests are refused
+// because a queue is full (areRefused), the load is a finding at once.
+func (l *load) judge(areRefused, crowdedForLong bool) {
 	kvIsFull := l.capacity > 0 && float64(l.kvTokens) >= kvFullShare*float64(l.capacity) // a capacity of 0 is not known
 	l.hasFreeSlots = float64(l.used) < allTakenShare*float64(l.slots)
 	hasRoom := l.hasFreeSlots && !kvIsFull
 	if l.slots == 0 || l.waiting == 0 || hasRoom { // no slots: no rank takes requests, and other findings say why
-		return l
+		return
 	}
 	asManyWaitAsRun := l.waiting >= min(l.used, l.slots)
 	// If only KV memory is short, half as many waiting requests count: one long answer that ends may make room for two.
 	manyWaitForKV := l.hasFreeSlots && 2*l.waiting >= l.used
 	l.crowded = asManyWaitAsRun || manyWaitForKV
-	refused := f.manyFail() && f.queueFullFailures() != nil
-	lastingCrowd := l.crowded && m.CrowdedS > 0
+	isLastingCrowd := l.crowded && crowdedForLong
 	switch {
-	case !refused && !lastingCrowd: // a short burst of which no request was refused is no finding
+	case !areRefused && !isLastingCrowd:
 	case l.hasFreeSlots:
 		l.kind = KVFull
 	default: // slots are short, so more KV memory would not help
 		l.kind = Overload
 	}
-	return l
 }
 
 // waitingForRanks returns how many requests wait for a slot or for KV memory on the model's ranks, and words for where they wait.
@@ -112,20 +119,21 @@ func (f *Facts) onlyKeyLimits() bool {
 	return f.Traffic.FailuresPerS-f.Traffic.ByKeyLimitPerS <= failShare*f.Traffic.RequestsPerS
 }
 
-// eachLoaded calls report for each model whose load is a finding of this kind. key is the API key with more than half of the waiting
-// requests, and keyText the words that say so at the end of a sentence. Both are empty if no key has so many.
-func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, key, keyText string)) {
-	key, keyText := v.floodingKey()
+// eachLoaded calls report for each model whose load is a finding of this kind. apiKey is the API key with more than half of the waiting
+// requests, and apiKeyText the words that say so at the end of a sentence. Both are empty if no key has so many.
+func (v *view) eachLoaded(kind Kind, report func(m *Model, l *load, apiKey, apiKeyText string)) {
+	apiKey, apiKeyText := v.keyOfMostWaiting()
 	for i := range v.loads {
 		if v.loads[i].kind == kind {
-			report(&v.Models[i], &v.loads[i], key, keyText)
+			report(&v.Models[i], &v.loads[i], apiKey, apiKeyText)
 		}
 	}
 }
 
-// findOverload reports models whose slots are all taken while many requests wait.
+// findOverload reports models whose slots are all taken while many requests wait. If one API key has more than half of the waiting
+// requests, the finding names it (apiKey, apiKeyText).
 func findOverload(v *view, report reportFunc) {
-	v.eachLoaded(Overload, func(m *Model, l *load, key, keyText string) {
+	v.eachLoaded(Overload, func(m *Model, l *load, apiKey, apiKeyText string) {
 		slot, _ := m.nouns()
 		taken := fmt.Sprintf("All %s %ss of model %s are", stats.Grouped(l.slots), slot, m.Name)
 		switch {
@@ -134,19 +142,22 @@ func findOverload(v *view, report reportFunc) {
 		case l.slots == 1:
 			taken = fmt.Sprintf("The only %s of model %s is", slot, m.Name)
 		}
-		report(place{"model", m.Name, "pool"}, noReason, "%s taken, and %s %s%s%s", taken, waits(l.waiting), l.where, keyText,
-			slotsHeldLonger(m)).Key = key
+		waiting := waits(l.waiting) + " " + l.where + apiKeyText
+		report(place{"model", m.Name, "pool"}, noReason, "%s taken, and %s%s", taken, waiting, slotsHeldLonger(m)).Key = apiKey
 	})
 }
 
-// findKVFull reports models with free slots and full KV caches while many requests wait.
+// findKVFull reports models with free slots and full KV caches while many requests wait. If one API key has more than half of the waiting
+// requests, the finding names it (apiKey, apiKeyText).
 func findKVFull(v *view, report reportFunc) {
-	v.eachLoaded(KVFull, func(m *Model, l *load, key, keyText string) {
-		slot, rank := m.nouns()
+	v.eachLoaded(KVFull, func(m *Model, l *load, apiKey, apiKeyText string) {
+		slotNoun, rankNoun := m.nouns()
+		fullPercent := 100 * float64(l.kvTokens) / float64(l.capacity)
+		freeSlots := fmt.Sprintf("%s of %s %ss", stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slotNoun)
+		waiting := waits(l.waiting) + " " + l.where + apiKeyText
 		report(place{"model", m.Name, "ranks"}, noReason,
-			"The KV caches of the %ss of model %s are %.0f %% full, so that %s of %s %ss stay free, and %s %s%s",
-			rank, m.Name, 100*float64(l.kvTokens)/float64(l.capacity), stats.Grouped(l.slots-l.used), stats.Grouped(l.slots), slot,
-			waits(l.waiting), l.where, keyText).Key = key
+			"The KV caches of the %ss of model %s are %.0f %% full, so that %s stay free, and %s",
+			rankNoun, m.Name, fullPercent, freeSlots, waiting).Key = apiKey
 	})
 }
 
@@ -175,9 +186,9 @@ func slotsHeldLonger(m *Model) string {
 	return ""
 }
 
-// floodingKey returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both are
-// empty if no key has so many.
-func (f *Facts) floodingKey() (key, text string) {
+// keyOfMostWaiting returns the API key with more than half of the waiting requests, and text that says so at the end of a sentence. Both
+// are empty if no key has so many.
+func (f *Facts) keyOfMostWaiting() (key, text string) {
 	if len(f.Waiting) == 0 {
 		return "", ""
 	}

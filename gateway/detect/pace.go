@@ -52,30 +52,42 @@ func (s streamSum) msPerToken(leastTokens int64) float64 {
 	return s.streamMs / float64(s.tokens)
 }
 
-// measurePaces returns the pace of each rank in the newest sample. The time between tokens is a mean of the last paceWindow, and the times
-// of single spans are for the comparison with other ranks (fillInSlowRanks).
+// measurePaces returns the pace of each rank in the newest sample, by Rank.ID.
 func (r *Ring) measurePaces() map[int32]pace {
 	list := r.fine.list
 	now := &list[len(list)-1]
 	paces := make(map[int32]pace, len(now.Ranks))
 	for k := range now.Ranks {
 		record := &now.Ranks[k]
-		p := pace{answers: record.answersSince(r.oldestRecordWithin(record.ID, time.Minute))}
-		if p.answers.Answers < fewAnswers { // the last five minutes may have enough answers
-			p.answers = record.answersSince(r.oldestRecordWithin(record.ID, SecondsKeptFor))
-		}
-		bySpan, recent, minute := r.streamsOf(record)
-		p.tokenMs = recent.msPerToken(paceTokens)
-		for i := range bySpan {
-			p.spanMs[i] = bySpan[i].msPerToken(spanTokens)
-			// Streams ran, but so few tokens came that this span alone shows nothing: the mean of the minute stands for it.
-			if p.spanMs[i] == 0 && bySpan[i].streamMs >= float64(span.Milliseconds()) {
-				p.spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
-			}
-		}
-		paces[record.ID] = p
+		tokenMs, spanMs := r.tokenTimes(record)
+		paces[record.ID] = pace{tokenMs: tokenMs, answers: r.recentAnswers(record), spanMs: spanMs}
 	}
 	return paces
+}
+
+// recentAnswers counts a rank's answers of the last minute or, if these are too few to judge, of the last five minutes. record is the
+// newest record of the rank.
+func (r *Ring) recentAnswers(record *RankAt) AnswerCounts {
+	ofMinute := record.answersSince(r.oldestRecordWithin(record.ID, time.Minute))
+	if ofMinute.Answers >= fewAnswers {
+		return ofMinute
+	}
+	return record.answersSince(r.oldestRecordWithin(record.ID, SecondsKeptFor))
+}
+
+// tokenTimes returns a rank's mean time between two tokens of an answer, in ms: over the last paceWindow (tokenMs), and in each span of the
+// last minute (spanMs), for the comparison with other ranks. 0: too few tokens came. record is the newest record of the rank.
+func (r *Ring) tokenTimes(record *RankAt) (tokenMs float64, spanMs [spans]float64) {
+	bySpan, recent, minute := r.streamsOf(record)
+	for i := range bySpan {
+		spanMs[i] = bySpan[i].msPerToken(spanTokens)
+		aStreamRan := bySpan[i].streamMs >= float64(span.Milliseconds()) // one for the whole span, or several for parts of it
+		// Too few tokens came for a mean of this span, so the mean of the minute stands for it.
+		if spanMs[i] == 0 && aStreamRan {
+			spanMs[i] = minute.streamMs / float64(max(1, minute.tokens))
+		}
+	}
+	return recent.msPerToken(paceTokens), spanMs
 }
 
 // streamsOf sums up the streams of a rank: in each of the last spans, in the last paceWindow (recent), and in all spans together (minute).

@@ -94,8 +94,9 @@ const (
 	silentS    = 60 // s for which an engine may be up without having reported its load
 )
 
-// eachCandidate calls report for each rank of the prefill engines, with its place. An engine with one rank is named without the rank.
-func (v *view) eachCandidate(report func(e *PrefillEngine, where place)) {
+// eachPrefillRank calls report for each rank of the prefill engines, with its place. An entry of Prefill.Engines is one such rank. An
+// engine with one rank is named without the rank.
+func (v *view) eachPrefillRank(report func(rank *PrefillEngine, where place)) {
 	oneRank := map[string]bool{}
 	for i := range v.Engines {
 		if e := &v.Engines[i]; e.Role == prefillRole && e.Ranks == 1 {
@@ -103,21 +104,21 @@ func (v *view) eachCandidate(report func(e *PrefillEngine, where place)) {
 		}
 	}
 	for i := range v.Prefill.Engines {
-		e := &v.Prefill.Engines[i]
-		name := e.ID
-		if engine, found := strings.CutSuffix(e.ID, "/0"); found && oneRank[engine] {
+		rank := &v.Prefill.Engines[i]
+		name := rank.ID // host:port/rank
+		if engine, found := strings.CutSuffix(rank.ID, "/0"); found && oneRank[engine] {
 			name = engine
 		}
-		report(e, place{"prefill engine", name, "prefill"})
+		report(rank, place{kind: "prefill engine", name: name, panel: "prefill"})
 	}
 }
 
 // findGateClosed reports each prefill rank that gets no prompts because its KV cache is too full. If one API key has more than half of the
 // prompt tokens on prefill engines, the finding names it.
 func findGateClosed(v *view, report reportFunc) {
-	v.eachCandidate(func(e *PrefillEngine, where place) {
+	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		if e.State == "closed" {
-			key, sentence := v.Prefill.dominantKey()
+			key, sentence := v.Prefill.keyOfMostTokens()
 			f := report(where, noReason, "%s takes no prompts, because its KV cache is %.0f %% full", where.capitalized(), 100*e.KVShare)
 			f.Key = key
 			if key != "" {
@@ -130,7 +131,7 @@ func findGateClosed(v *view, report reportFunc) {
 // findPrefillOut reports prefill ranks, and groups of ranks that also prefill, if they get no prompts because earlier ones failed.
 func findPrefillOut(v *view, report reportFunc) {
 	const takesNone = " takes no prompts, because earlier ones failed"
-	v.eachCandidate(func(e *PrefillEngine, where place) {
+	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		if e.State != "out" {
 			return
 		}
@@ -158,7 +159,7 @@ func findMetricsOld(v *view, report reportFunc) {
 		}
 	}
 	intervalMs := v.Prefill.ScrapeEveryMs
-	v.eachCandidate(func(e *PrefillEngine, where place) {
+	v.eachPrefillRank(func(e *PrefillEngine, where place) {
 		inService := e.State == "open" || e.State == "closed"
 		switch {
 		case intervalMs <= 0 || !inService: // the engine is not asked for its metrics, or another finding reports its state
@@ -246,9 +247,10 @@ func findQueueFull(v *view, report reportFunc) {
 	}
 	p := &v.Prefill
 	if why := v.refusedBecause(); why != "" {
+		placesUsed, places := max(0, v.Proxy.PlacesUsed), max(0, v.Proxy.Places) // below 0 only by a bug, and then shown as 0
 		report(proxyPlace("prefill"), noReason,
 			"Requests are refused, because %s. At the last look %s waited in the arrival queue, and %s of %s places of the pool were taken",
-			why, requests(p.Waiting), stats.Grouped(max(0, v.Proxy.PlacesUsed)), stats.Grouped(max(0, v.Proxy.Places)))
+			why, requests(p.Waiting), stats.Grouped(placesUsed), stats.Grouped(places))
 		return
 	}
 	report(proxyPlace("prefill"), noReason, "The arrival queue is full: %s in it, and its limit is %s (prefill.queue.max)", waits(p.Waiting),
@@ -256,16 +258,17 @@ func findQueueFull(v *view, report reportFunc) {
 }
 
 // findPrefillBusy reports that prompts come faster than prefill engines compute them. It names the API key that causes most of the backlog:
-// the one with most prompt tokens, else the one with most waiting requests.
+// the one with more than half of the prompt tokens on prefill engines, else the one with more than half of the waiting requests. It also
+// says if a key's prompts are found in prefix caches far less than before (lostHitsText).
 func findPrefillBusy(v *view, report reportFunc) {
 	if v.queueTrouble() == PrefillBusy {
-		key, keyText := v.floodingKey()
-		if dominant, sentence := v.Prefill.dominantKey(); dominant != "" {
-			key, keyText = dominant, ". "+words.Capital(sentence)
+		apiKey, apiKeyText := v.keyOfMostWaiting()
+		if key, sentence := v.Prefill.keyOfMostTokens(); key != "" {
+			apiKey, apiKeyText = key, ". "+words.Capital(sentence)
 		}
 		report(proxyPlace("prefill"), noReason,
 			"Prompts come faster than the prefill engines compute them: %s, and a prompt that comes now begins in about %.0f s%s%s",
-			waits(v.Prefill.Waiting), v.Prefill.BacklogS, keyText, lostHitsText(v.Prefill.Hits)).Key = key
+			waits(v.Prefill.Waiting), v.Prefill.BacklogS, apiKeyText, lostHitsText(v.Prefill.Hits)).Key = apiKey
 	}
 }
 
@@ -283,9 +286,9 @@ func findQueueWaits(v *view, report reportFunc) {
 // reportedHitsDrop is the smallest drop of a key's cached share of prompt tokens that is reported.
 const reportedHitsDrop = 0.3
 
-// dominantKey returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both are
-// empty if no key has so many.
-func (p *Prefill) dominantKey() (key, sentence string) {
+// keyOfMostTokens returns the API key with more than half of the prompt tokens that prefill engines hold, and a sentence that says so. Both
+// are empty if no key has so many.
+func (p *Prefill) keyOfMostTokens() (key, sentence string) {
 	if h := p.Heaviest; h != nil && h.Key != "" && h.Share > 0.5 { // an empty key stands for all callers without a key
 		return h.Key, fmt.Sprintf("%.0f %% of the prompt tokens that prefill engines hold are of API key %s, whose prompts have %s tokens in "+
 			"the mean", 100*h.Share, h.Key, stats.Grouped(h.Mean))

@@ -128,7 +128,7 @@ func findRankEmpty(v *view, report reportFunc) {
 // findRankSlow finds ranks that give tokens much more slowly than the median rank of their group. It does not ask whether the group has a
 // barrier: behind a real barrier all ranks are as slow as the slowest one, so the comparison finds none.
 func findRankSlow(v *view, report reportFunc) {
-	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
+	v.eachGroup(ranksPanel, func(m *Model, g *Group, where place) {
 		slow, worst := []string{}, &Rank{} // the names of the slow ranks, and the slowest of them
 		running := 0                       // requests on the slow ranks
 		for i := range g.Ranks {
@@ -165,7 +165,7 @@ func (m *Model) role() string {
 // one rank and for several. The model passed to isOne is an index in Models.
 func (v *view) reportRanks(report reportFunc, one, many string, isOne func(model int, r *Rank) bool) {
 	model := 0 // index in v.Models of m, the model of the present group
-	v.eachGroup("ranks", func(m *Model, g *Group, where place) {
+	v.eachGroup(ranksPanel, func(m *Model, g *Group, where place) {
 		for &v.Models[model] != m { // eachGroup goes through Models in order
 			model++
 		}

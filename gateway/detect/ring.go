@@ -77,21 +77,21 @@ const (
 	maxPageBytes   = 16 << 20 // bytes of live pages in a tier, to bound memory
 )
 
-// Ring keeps samples in three tiers: one per second, one per bin, one per minute. The tiers with longer steps go back further in time.
+// Ring keeps samples in three tiers: one per second, one per bin, one per minute. The tiers with longer intervals go back further in time.
 type Ring struct {
 	fine, bins, minutes tier
 }
 
-// tier keeps the last sample of each step of time, for as long as keptFor. The oldest is first.
+// tier keeps the last sample of each interval (a second, a bin or a minute), for as long as keptFor. The oldest is first.
 type tier struct {
-	step, keptFor time.Duration
-	list          []Sample
+	interval, keptFor time.Duration
+	list              []Sample
 }
 
-// Add adds a sample. If the clock was set back by up to a bin, the sample gets the time of the last one. If it was set
-// back further, all samples are dropped, because their times lie in the future.
+// Add adds a sample to each of the three tiers, without the values that the tier does not need. If the clock was set back by up to a bin,
+// the sample gets the time of the last one. If it was set back further, all samples are dropped, because their times lie in the future.
 func (r *Ring) Add(s Sample) {
-	s.At = s.At.Round(0) // drop the monotonic reading, because steps are cut by the wall clock
+	s.At = s.At.Round(0) // drop the monotonic reading, because the intervals of the tiers are cut by the wall clock
 	if last := r.Last(); last != nil && s.At.Before(last.At) {
 		if last.At.Sub(s.At) > BinLength {
 			*r = Ring{}
@@ -99,9 +99,9 @@ func (r *Ring) Add(s Sample) {
 			s.At = last.At
 		}
 	}
-	if r.fine.step == 0 { // the ring is new, or was dropped above
+	if r.fine.interval == 0 { // the ring is new, or was dropped above
 		r.fine = tier{SampleInterval, SecondsKeptFor, nil}
-		r.bins = tier{BinLength, BinsKeptFor + BinLength, nil}
+		r.bins = tier{BinLength, BinsKeptFor + BinLength, nil} // one bin more, because the newest bin is not full yet
 		r.minutes = tier{time.Minute, minutesKeptFor, nil}
 	}
 	s.indexRanks(r.Last())
@@ -114,20 +114,20 @@ func (r *Ring) Add(s Sample) {
 	s.Ranks, s.rankIndex, s.Whys = nil, nil, nil // only the tier of single seconds keeps ranks and reasons
 	r.bins.add(s)
 	r.bins.dropOverLimits()
-	s.Page = nil
+	s.Page = nil // PageAt looks for live pages in the bins only
 	r.minutes.add(s)
 }
 
-// add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same step, if there is one.
+// add adds a sample, and drops those that are older than keptFor. It replaces the sample of the same interval, if there is one.
 func (t *tier) add(s Sample) {
-	now := s.At.Truncate(t.step)
-	if before := t.last(); before != nil && before.At.Truncate(t.step).Equal(now) { // the tier keeps one sample per step
+	now := s.At.Truncate(t.interval)
+	if before := t.last(); before != nil && before.At.Truncate(t.interval).Equal(now) { // the tier keeps one sample per interval
 		s.mergeEarlier(before)
 		t.list = t.list[:len(t.list)-1]
 	}
 	t.list = append(t.list, s)
 	tooOld := 0 // number of samples at the front that are older than keptFor
-	for tooOld < len(t.list)-1 && now.Sub(t.list[tooOld].At.Truncate(t.step)) >= t.keptFor {
+	for tooOld < len(t.list)-1 && now.Sub(t.list[tooOld].At.Truncate(t.interval)) >= t.keptFor {
 		t.list[tooOld] = Sample{} // frees the sample's memory, because the slice's array still holds it
 		tooOld++
 	}
@@ -148,8 +148,9 @@ func (s *Sample) indexRanks(before *Sample) {
 	}
 }
 
-// mergeEarlier copies values from the earlier sample of the same step of a tier, which this sample replaces: values that this sample lacks,
-// the largest loads of groups, and steps that were usual.
+// mergeEarlier copies values from an earlier sample, which this sample replaces in a tier: both are of the same second, bin or minute. It
+// copies values that this sample lacks, the largest loads of groups, and the pace of decode steps that had no fault (Usual), because later
+// steps are compared with it.
 func (s *Sample) mergeEarlier(before *Sample) {
 	if s.Page == nil {
 		s.Page, s.PageAt = before.Page, before.PageAt
@@ -237,8 +238,9 @@ func (r *Ring) PageAt(at time.Time) (page []byte, ok bool) {
 	return nil, false
 }
 
-// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample; zero: there are fewer than
-// two samples. A total that has become smaller counts as no growth.
+// rates returns mean rates over the last rateSamples seconds, from the totals of the first and the last sample, and whether requests failed
+// in this time and no longer do (Recovered). It returns zero if there are fewer than two samples. A total that has become smaller counts as
+// no growth.
 func (r *Ring) rates() (rates Rates) {
 	count := len(r.fine.list)
 	if count < 2 {
@@ -298,15 +300,15 @@ func (r *Ring) failures() []Failed {
 	if last == nil {
 		return []Failed{}
 	}
-	seconds, minute, minutes, hour := r.oldestWithin(2*BinLength), r.oldestWithin(time.Minute), r.oldestWithin(SecondsKeptFor),
-		r.oldestWithin(minutesKeptFor)
+	tenSecondsAgo, minuteAgo := r.oldestWithin(10*time.Second), r.oldestWithin(time.Minute)
+	fiveMinutesAgo, hourAgo := r.oldestWithin(5*time.Minute), r.oldestWithin(time.Hour)
 	list := make([]Failed, 0, len(last.Failures))
 	for o, total := range last.Failures {
 		// failures of this outcome since an earlier sample
-		since := func(first *Sample) uint64 { return total - min(total, first.Failures[o]) }
+		since := func(earlier *Sample) uint64 { return total - min(total, earlier.Failures[o]) }
 		list = append(list, Failed{
-			Outcome: o.Name, Status: o.Status, Last10S: since(seconds), LastMinute: since(minute), Last5Min: since(minutes),
-			LastHour: since(hour), SinceStart: total,
+			Outcome: o.Name, Status: o.Status, Last10S: since(tenSecondsAgo), LastMinute: since(minuteAgo), Last5Min: since(fiveMinutesAgo),
+			LastHour: since(hourAgo), SinceStart: total,
 			Why: last.Whys[o].Text, ByKeyLimit: last.Whys[o].ByKeyLimit,
 		})
 	}

@@ -98,11 +98,11 @@ func TestTheRingIsBounded(t *testing.T) {
 				for i := range tier.list {
 					s := &tier.list[i]
 					ranks += len(s.Ranks)
-					require.LessOrEqual(t, r.Last().At.Sub(s.At), tier.keptFor+tier.step)
-					require.True(t, i == 0 || tier.list[i-1].At.Truncate(tier.step).Before(s.At.Truncate(tier.step)))
+					require.LessOrEqual(t, r.Last().At.Sub(s.At), tier.keptFor+tier.interval)
+					require.True(t, i == 0 || tier.list[i-1].At.Truncate(tier.interval).Before(s.At.Truncate(tier.interval)))
 				}
 				require.LessOrEqual(t, ranks, maxRankRecords)
-				require.LessOrEqual(t, len(tier.list), int(tier.keptFor/tier.step)+1)
+				require.LessOrEqual(t, len(tier.list), int(tier.keptFor/tier.interval)+1)
 			}
 		}
 	})

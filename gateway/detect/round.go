@@ -8,41 +8,53 @@ import (
 
 // round has the values with which one call of Book.Observe works.
 type round struct {
-	now           time.Time
-	foundNow      map[subject]bool       // kinds and places of the findings of this moment
-	idleEngines   map[string]bool        // engines that get no requests now
-	incidentOf    map[subject]*incident  // by kind and place of a finding: the incident that has it
-	idleIncidents map[string]*incident   // by engine: the open incident that keeps requests away from the engine
-	ending        map[*incident]bool     // incidents whose cause is not found now and is not expected back: see causeContinues
-	separate      map[*incident]bool     // ended incidents that do not go on, although one of their findings is back: see separateOutages
-	nextMembers   map[*incident][]member // the members that incidents have got so far in this round
+	now             time.Time
+	foundNow        map[subject]bool       // kinds and places of the findings of this moment
+	withoutRequests map[string]bool        // engines that get no requests now
+	incidentOf      map[subject]*incident  // by kind and place of a finding: the incident that has it
+	outageOf        map[string]*incident   // by engine: the open incident that keeps requests away from the engine
+	causeIsOver     map[*incident]bool     // incidents whose cause is not found now and is not expected back: see causeContinues
+	staysEnded      map[*incident]bool     // ended incidents that do not go on, although one of their findings is back: see separateOutages
+	newMembers      map[*incident][]member // the findings of this round that incidents have got so far
 }
 
-// newRound compares the findings of this moment with the incidents, and changes neither.
+// newRound compares the findings of this moment with the incidents, and changes neither. add then gives each finding to an incident, and
+// notes it in newMembers.
 func (b *Book) newRound(now time.Time, found []Finding) *round {
-	r := &round{now: now, foundNow: map[subject]bool{}, idleEngines: map[string]bool{}, ending: map[*incident]bool{},
-		nextMembers: map[*incident][]member{}}
+	r := &round{now: now, foundNow: map[subject]bool{}, withoutRequests: map[string]bool{}, causeIsOver: map[*incident]bool{},
+		newMembers: map[*incident][]member{}}
 	for i := range found {
 		r.foundNow[found[i].subject()] = true
-		if kinds[found[i].Kind].getsNoRequests {
-			r.idleEngines[engineOf(found[i].Where)] = true
+		if kinds[found[i].Kind].getsNoRequests { // the finding means that its engine gets no requests
+			r.withoutRequests[engineOf(found[i].Where)] = true
 		}
 	}
-	r.incidentOf, r.idleIncidents = b.indexIncidents(now)
+	r.incidentOf, r.outageOf = b.indexIncidents(now)
 	for _, o := range b.list {
-		r.ending[o] = !o.causeContinues(r)
+		r.causeIsOver[o] = !o.causeContinues(r)
 	}
-	r.separate = separateOutages(found, r)
+	r.staysEnded = separateOutages(found, r) // a new cause shows that a returning finding belongs to another outage
 	return r
 }
 
+// membersOf returns the findings of this round that have gone to an incident. If there are none yet, it returns the members that the
+// incident had before the round; nil: the incident has ended.
+func (r *round) membersOf(o *incident) []member {
+	if members := r.newMembers[o]; len(members) > 0 { // an ended incident that gets a finding is open again
+		return members
+	}
+	if !o.isOpen() {
+		return nil
+	}
+	return o.members
+}
+
 // indexIncidents returns the incident of each known finding, and by engine the open incident that keeps requests away from it.
-func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, idleIncidents map[string]*incident) {
-	incidentOf, idleIncidents = map[subject]*incident{}, map[string]*incident{}
+func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, outageOf map[string]*incident) {
+	incidentOf, outageOf = map[subject]*incident{}, map[string]*incident{}
 	for _, o := range b.list {
 		members := o.members
-		endedRecently := !o.isOpen() && o.state(now) == Paused
-		if endedRecently { // any finding that the incident ever had may come back
+		if o.mayResume(now) { // any finding that the incident ever had may come back
 			members = o.everFound
 		}
 		for i := range members {
@@ -51,43 +63,52 @@ func (b *Book) indexIncidents(now time.Time) (incidentOf map[subject]*incident, 
 				incidentOf[s] = o
 			}
 			if o.isOpen() && kinds[s.kind].getsNoRequests {
-				idleIncidents[engineOf(s.where)] = o
+				outageOf[engineOf(s.where)] = o
 			}
 		}
 	}
-	return incidentOf, idleIncidents
+	return incidentOf, outageOf
 }
 
-// separateOutages returns the incidents that ended at most resumedWithin ago and must not go on, although one of their findings is back.
-// The reason is a new finding that shares the cause and never belonged to the incident: so the two outages are different ones.
-func separateOutages(found []Finding, r *round) map[*incident]bool {
-	cameBack, separate := map[*incident]bool{}, map[*incident]bool{} // cameBack: ended a short time ago, with a finding that is back
+// mayResume says whether the incident ended a short time ago (resumedWithin), so that it goes on if one of its findings comes back.
+func (o *incident) mayResume(now time.Time) bool {
+	return !o.isOpen() && now.Sub(o.until) <= resumedWithin
+}
+
+// separateOutages returns the incidents that ended a short time ago (mayResume) and stay ended, although one of their findings is back. The
+// reason is a new finding that shares the cause and never belonged to the incident: so the outage of now is another one.
+func separateOutages(found []Finding, r *round) (staysEnded map[*incident]bool) {
+	staysEnded = map[*incident]bool{}
+	cameBack := map[*incident]bool{} // incidents that may resume, because one of their findings is back
 	for i := range found {
-		if o := r.incidentOf[found[i].subject()]; o != nil && !o.isOpen() && o.state(r.now) == Paused {
+		if o := r.incidentOf[found[i].subject()]; o != nil && o.mayResume(r.now) {
 			cameBack[o] = true
 		}
 	}
 	if len(cameBack) == 0 { // nothing to separate
-		return separate
+		return staysEnded
 	}
 	for i := range found {
-		f := memberOf(&found[i], r.now)
-		if r.incidentOf[f.subject()] != nil || kinds[f.Kind].effect { // the finding belongs to an incident already, or is no cause
+		f := memberOf(&found[i], r.now) // with host and reason in the form in which sharesCause compares them
+		belongsToIncident := r.incidentOf[f.subject()] != nil
+		if belongsToIncident || kinds[f.Kind].effect { // an effect is no cause, so it shows no other outage
 			continue
 		}
 		for o := range cameBack {
-			separate[o] = separate[o] || sharesCause(o.everFound, &f)
+			staysEnded[o] = staysEnded[o] || sharesCause(o.everFound, &f)
 		}
 	}
-	return separate
+	return staysEnded
 }
 
 // add puts a finding into the incident that it continues, or else into the one that assign chooses. An ended incident that gets a finding
-// is open again. If there is no room for another incident, the finding is unplaced.
+// is open again. If there is no room for another incident, the finding is unplaced. The finding is marked as an effect if its kind is a
+// result of other findings, and the first finding of the incident is a cause.
 func (b *Book) add(f *member, r *round) {
 	k := kinds[f.Kind]
 	o := r.continued(f)
-	if o == nil || !o.isOpen() && k.effect { // the cause of an ended incident is over, so this effect has another cause
+	causeIsOver := o != nil && !o.isOpen() && k.effect // the incident of this effect has ended, so the effect now has another cause
+	if o == nil || causeIsOver {
 		o = b.assign(f, o, r)
 	}
 	if o == nil {
@@ -100,20 +121,22 @@ func (b *Book) add(f *member, r *round) {
 		o.until = time.Time{}
 		o.openSince = r.now
 	}
-	members := r.nextMembers[o]
-	f.effect = len(members) > 0 && k.effect && !kinds[members[0].Kind].effect // as markEffects decides: the first member is the cause
-	r.nextMembers[o] = append(members, *f)
+	members := r.newMembers[o]
+	hasCause := len(members) > 0 && !kinds[members[0].Kind].effect // causes come first
+	f.effect = k.effect && hasCause
+	r.newMembers[o] = append(members, *f)
 }
 
-// continued returns the incident that a finding continues; nil: there is none.
+// continued returns the incident that a finding continues; nil: there is none. This is the incident that had the finding before. If the
+// finding means that an engine gets no requests, it may also be an open incident in which the engine got none for another reason.
 func (r *round) continued(f *member) *incident {
 	o := r.incidentOf[f.subject()]
 	inOpenIncident := o != nil && o.isOpen()
-	// If the engine got no requests before, for whatever reason, the incident of that time goes on.
-	if earlier := r.idleIncidents[engineOf(f.Where)]; earlier != nil && kinds[f.Kind].getsNoRequests && !inOpenIncident {
-		o = earlier
+	// For example, an engine first hangs and then counts as down: this is one outage.
+	if outage := r.outageOf[engineOf(f.Where)]; outage != nil && kinds[f.Kind].getsNoRequests && !inOpenIncident {
+		o = outage
 	}
-	if o != nil && (o.state(r.now) == Over || r.separate[o]) {
+	if o != nil && (o.state(r.now) == Over || r.staysEnded[o]) { // it ended too long ago, or before another outage
 		return nil
 	}
 	return o
@@ -143,10 +166,10 @@ func (b *Book) assign(f *member, before *incident, r *round) *incident {
 	since := r.now.Add(-f.LastedFor)
 	best := b.mostHarmfulToJoin(f, since, r)
 	switch {
-	case best != nil && best.isNewOutage(f): // f joins only the part of the incident that came back
+	case best != nil && best.isNewOutage(f): // best ended and came back, but f shows that what came back is another outage
 		best = b.splitReopened(best, r)
 	case best != nil: // f joins this incident
-	case before != nil:
+	case before != nil: // before comes back, and keeps the time at which it first began
 		return before
 	case b.hasNoRoom(f.harm(), r):
 		return nil
@@ -162,34 +185,38 @@ func (b *Book) assign(f *member, before *incident, r *round) *incident {
 	return best
 }
 
-// mostHarmfulToJoin returns, of the incidents that a finding may join, the one that harms most; in a tie, the one that began closest to
-// since, when the finding began. It returns nil if the finding may join none. An incident whose cause is over takes in only its effects and
-// findings of its own engines, because another engine's finding would change its description.
+// mostHarmfulToJoin returns, of the incidents that a finding may join, the one whose first member, its cause, harms most; in a tie, the one
+// that began closest to since, when the finding began. It returns nil if the finding may join none.
 func (b *Book) mostHarmfulToJoin(f *member, since time.Time, r *round) (best *incident) {
 	bestHarm := 0
-	onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].overload // an overload may itself be a cause
 	for _, o := range b.list {
-		members := r.nextMembers[o]
-		if len(members) == 0 { // no finding of this round has gone to the incident yet
-			if !o.isOpen() || len(o.members) == 0 { // the incident has ended
-				continue
-			}
-			if r.ending[o] && !onlyEffect && !o.hasEngine(f) { // the incident's cause is over, and f may be a cause at another engine
-				continue
-			}
-			members = o.members
-		}
-		delay := since.Sub(o.openSince)
-		if !mayJoin(members, f, delay) && !o.hadEffect(f) { // an effect that returns joins however late it is
+		if !r.mayTakeIn(o, f, since) {
 			continue
 		}
-		harm := members[0].harm()
-		beganCloser := best != nil && delay.Abs() < since.Sub(best.openSince).Abs()
+		harm := r.membersOf(o)[0].harm()
+		beganCloser := best != nil && since.Sub(o.openSince).Abs() < since.Sub(best.openSince).Abs()
 		if best == nil || harm > bestHarm || harm == bestHarm && beganCloser {
 			best, bestHarm = o, harm
 		}
 	}
 	return best
+}
+
+// mayTakeIn says whether an incident may take in a finding that began at the time since. An incident that has ended takes in none. One
+// whose cause is over takes in only effects and findings of its own engines, because another engine's finding would change its
+// description.
+func (r *round) mayTakeIn(o *incident, f *member, since time.Time) bool {
+	members := r.membersOf(o)
+	if len(members) == 0 {
+		return false
+	}
+	onlyEffect := kinds[f.Kind].effect && !kinds[f.Kind].overload // an overload may itself be a cause
+	hasNoCause := r.causeIsOver[o] && len(r.newMembers[o]) == 0   // and no finding of this round has gone to it
+	if hasNoCause && !onlyEffect && !o.hasEngine(f) {
+		return false
+	}
+	delay := since.Sub(o.openSince)
+	return mayJoin(members, f, delay) || o.hadEffect(f) // an effect that returns joins however late it is
 }
 
 // isNewOutage says whether the incident ended and came back, and f is a cause that it never had before. Then the part that came back is a
@@ -204,19 +231,19 @@ func (o *incident) everHad(f *member) bool {
 	return slices.ContainsFunc(o.everFound, func(m member) bool { return m.subject() == f.subject() })
 }
 
-// splitReopened moves the part of an incident that came back into a new incident, which it returns. It leaves the first one as it was when
-// it ended.
-func (b *Book) splitReopened(o *incident, r *round) *incident {
+// splitReopened splits an incident that had ended and came back. It returns a new incident, which lasts since the first one came back and
+// takes over its present findings. The first one ends again, at the time at which it had ended before.
+func (b *Book) splitReopened(o *incident, r *round) (cameBack *incident) {
 	b.lastID++
-	other := &incident{id: b.lastID, since: o.openSince, openSince: o.openSince, members: o.members}
-	b.list = append(b.list, other)
-	for _, m := range r.nextMembers[o] {
-		r.incidentOf[m.subject()] = other
+	cameBack = &incident{id: b.lastID, since: o.openSince, openSince: o.openSince, members: o.members}
+	b.list = append(b.list, cameBack)
+	for _, m := range r.newMembers[o] {
+		r.incidentOf[m.subject()] = cameBack
 	}
-	r.nextMembers[other] = r.nextMembers[o]
-	delete(r.nextMembers, o)
+	r.newMembers[cameBack] = r.newMembers[o]
+	delete(r.newMembers, o)
 	o.until = o.previousEnd
-	return other
+	return cameBack
 }
 
 // hadEffect says whether the incident is open and had this finding before as an effect. An overload does not count, because it may itself
@@ -240,13 +267,15 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		return
 	}
 	b.list = slices.DeleteFunc(b.list, func(noticed *incident) bool {
-		unchanged := noticed != o && noticed.isOpen() && len(r.nextMembers[noticed]) == 0 // no finding of this round has gone to noticed
-		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect  // causes come first
+		unchanged := noticed != o && noticed.isOpen() && len(r.newMembers[noticed]) == 0 // no finding of this round has gone to noticed
+		onlyEffects := len(noticed.members) > 0 && kinds[noticed.members[0].Kind].effect // causes come first
 		beganTogether := o.since.Sub(noticed.openSince).Abs() <= togetherWithin
 		if !unchanged || !onlyEffects || !beganTogether {
 			return false
 		}
-		if noticed.previousEnd.IsZero() && !kinds[noticed.everFound[0].Kind].effect { // the incident had another cause
+		cameBack := !noticed.previousEnd.IsZero()                // noticed had ended before
+		everHadCause := !kinds[noticed.everFound[0].Kind].effect // causes come first
+		if everHadCause && !cameBack {                           // its effects are those of the cause that it had
 			return false
 		}
 		for i := range noticed.members {
@@ -255,17 +284,21 @@ func (b *Book) takeOverEffects(o *incident, cause Kind, r *round) {
 		if noticed.openSince.Before(o.since) {
 			o.since = noticed.openSince
 		}
-		noticed.until = noticed.previousEnd // if the incident had ended and come back, its first part stays in the list
-		return noticed.previousEnd.IsZero()
+		if cameBack { // the incident before its end stays in the list, as it was then
+			noticed.until = noticed.previousEnd
+		}
+		return !cameBack
 	})
 }
 
-// mayJoin says whether a finding may join the members of an incident. delay is the time from the begin of the incident to that of the
-// finding.
+// mayJoin says whether a finding may join the members of an incident, of which the first one is the cause. delay is the time from the begin
+// of the incident to that of the finding. The table joinWhen decides, by the classes of the two kinds: some kinds join only near the begin
+// of an incident, and some only if they share a cause with a member.
 func mayJoin(members []member, f *member, delay time.Duration) bool {
 	first, kind := kinds[members[0].Kind], kinds[f.Kind]
+	letsNoneWait := first.harm < waiting // because of the cause, clients get tokens later at most, and no request waits or fails
 	switch {
-	case kind.overload && first.harm < waiting: // a cause that only slows clients does not explain that many requests wait
+	case kind.overload && letsNoneWait: // an overload means that many requests wait, which this cause does not explain
 		return false
 	case first.overload && f.Kind == NotReady: // missing engines make the proxy not ready, and load does not
 		return false
@@ -304,18 +337,15 @@ func shareCause(a, b *member) bool {
 	return a.Kind == b.Kind && a.commonReason == b.commonReason
 }
 
-// hasNoRoom says whether there is no room for a new incident of this harm, because maxIncidents open incidents harm as much or more. An
-// incident counts as open if findings of this round have gone to it, or if it was open before the round.
+// hasNoRoom says whether there is no room for a new incident of this harm (see Finding.harm: more is worse), because maxIncidents open
+// incidents harm as much or more. Ended incidents do not count, because a new incident may replace them.
 func (b *Book) hasNoRoom(harm int, r *round) bool {
 	if len(b.list) < maxIncidents {
 		return false
 	}
-	asHarmful := 0
+	asHarmful := 0 // number of open incidents that harm at least as much
 	for _, o := range b.list {
-		members := r.nextMembers[o]          // an ended incident that gets a finding is open again
-		if len(members) == 0 && o.isOpen() { // the old members of an ended incident do not count
-			members = o.members
-		}
+		members := r.membersOf(o) // empty: the incident has ended
 		if len(members) > 0 && mostHarm(members) >= harm {
 			asHarmful++
 		}
@@ -323,10 +353,10 @@ func (b *Book) hasNoRoom(harm int, r *round) bool {
 	return asHarmful >= maxIncidents
 }
 
-// withTolerated returns members, the findings of this moment, and adds earlier findings of kinds that come and go. Such a finding stays in
-// the incident until it has been absent for the time that its kind tolerates. It is not added if it is in another incident now, or if its
-// engine gets no requests, because then the engine has another fault.
-func (o *incident) withTolerated(members []member, r *round) []member {
+// withExpectedBack returns members, the findings of this moment, and adds earlier findings of kinds that come and go. Such a finding stays
+// in the incident until it has been absent for the time that its kind tolerates. It is not added if it is in another incident now. Nor is
+// it added if its engine gets no requests now: then a worse fault of the engine has taken its place, with a finding of its own.
+func (o *incident) withExpectedBack(members []member, r *round) []member {
 	if !o.isOpen() {
 		return members
 	}
@@ -339,17 +369,17 @@ func (o *incident) withTolerated(members []member, r *round) []member {
 		s := m.subject()
 		tolerated := r.now.Sub(m.found) < kinds[m.Kind].toleratedAbsence
 		isPresent := isMember[s] || r.foundNow[s] // here, or in another incident
-		if tolerated && !isPresent && !r.idleEngines[engineOf(m.Where)] && len(members) < maxFindings {
+		if tolerated && !isPresent && !r.withoutRequests[engineOf(m.Where)] && len(members) < maxFindings {
 			members = append(members, *m)
 			isMember[s] = true
 			added = true
 		}
 	}
-	if added { // the incident is named by its first member, so a fixed order keeps the name the same
+	if added { // the incident is named by its first member, so a fixed order, with causes first, keeps the name the same
 		slices.SortStableFunc(members, func(x, y member) int {
 			return cmp.Or(cmp.Compare(kinds[x.Kind].sortKey(), kinds[y.Kind].sortKey()), cmp.Compare(x.Where, y.Where))
 		})
-		markEffects(members)
+		markEffectsOfFirst(members)
 	}
 	return members
 }

@@ -38,17 +38,14 @@ func (o *incident) describe(now time.Time) Incident {
 	}
 	lead := &members[0]
 	k := kinds[lead.Kind]
-	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: Warn, Harm: o.harmText, Panel: lead.Panel,
-		Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
+	in := Incident{ID: o.id, Subject: o.subject, Kind: lead.Kind, State: o.state(now), Severity: o.recentSeverity(now), Harm: o.harmText,
+		Panel: lead.Panel, Headline: k.headline, Where: []string{}, Clients: k.clients, Next: k.next, Runbook: k.runbook}
 	in.setTimes(o, now)
-	wasBadLately := o.isOpen() && now.Sub(o.lastBad) <= togetherWithin
-	if wasBadLately { // so that the severity does not change with every Update
-		in.Severity = Bad
-	}
-	groups := byKind(members) // the first group is the cause
+	groups := byKind(members)
+	mainCause, otherKinds := groups[0], groups[1:] // causes come first
 	listedMembers, host := in.addMembers(members)
-	in.What = describeFindings(groups[0], host)
-	othersToo := slices.ContainsFunc(groups[0], func(m *member) bool { return m.WhereKind != "prefill engine" })
+	in.What = describeFindings(mainCause, host)
+	othersToo := slices.ContainsFunc(mainCause, func(m *member) bool { return m.WhereKind != "prefill engine" })
 	if k.clientsOfPrefill != "" && !othersToo {
 		in.Clients = k.clientsOfPrefill
 	}
@@ -56,12 +53,21 @@ func (o *incident) describe(now time.Time) Incident {
 	if in.Count > 1 && slices.ContainsFunc(in.Where, isMissing) { // in.What lacks some names
 		in.Named = namesByKind(listedMembers, in.Count)
 	}
-	in.addOtherKinds(groups[1:])
-	if o.isOpen() && k.effect { // the effect goes on, and its cause may be over
+	in.addOtherKinds(otherKinds)
+	if o.isOpen() && k.effect { // even the first member is an effect, so a cause that the incident had is over
 		in.Clients += endedCauseText(o.everFound, members)
 	}
 	in.setCommand(lead)
 	return in
+}
+
+// recentSeverity is Bad if a finding of the open incident was bad in the last togetherWithin, and else Warn. So the severity does not
+// change with every finding that is bad at one moment and not at the next.
+func (o *incident) recentSeverity(now time.Time) string {
+	if o.isOpen() && now.Sub(o.lastBad) <= togetherWithin {
+		return Bad
+	}
+	return Warn
 }
 
 // setTimes sets when the incident o began and ended and, if it comes and goes, when it was found last. It counts one occurrence: the method
@@ -93,7 +99,7 @@ func (in *Incident) setCommand(lead *member) {
 // ranks of the members that are causes, and counts the names. It returns the causes that Where names, and the host that all causes share;
 // empty: they share none.
 func (in *Incident) addMembers(members []member) (listed []*member, host string) {
-	host = members[0].host
+	host = members[0].host // the first member always counts as a cause (see markEffectsOfFirst)
 	names := map[string]bool{}
 	for i := range members {
 		m := &members[i]
@@ -119,8 +125,9 @@ func (in *Incident) addMembers(members []member) (listed []*member, host string)
 	return listed, host
 }
 
-// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. An
-// effect whose kind has words for it (headlineAsEffect), which is only NotReady, also becomes the headline: then no other engine is left.
+// addOtherKinds adds the findings of the incident's other kinds to what clients notice. groups has the findings of one kind per entry. If
+// NotReady is an effect, no engine is left that could serve new requests. This matters more than the cause, so it becomes the headline
+// (headlineAsEffect, which no other kind has), and What names it before the cause.
 func (in *Incident) addOtherKinds(groups [][]*member) {
 	for _, g := range groups {
 		headline := kinds[g[0].Kind].headlineAsEffect
@@ -173,7 +180,8 @@ func endedCauseText(all, present []member) string {
 }
 
 // describeFindings describes findings of one kind in a sentence without a full stop. If they have several reasons, only the first one is
-// shown, to keep it short. host is the host that all of them share; empty: they share none.
+// shown, to keep it short. Reasons are compared in the form commonReason, without hosts and numbers, because these differ between engines.
+// The text after the sentence (Suffix) is that of the first finding. host is the host that all of them share; empty: they share none.
 func describeFindings(same []*member, host string) string {
 	lead := same[0]
 	if k := kinds[lead.Kind]; len(same) > 1 && k.pluralText != "" {
@@ -183,7 +191,7 @@ func describeFindings(same []*member, host string) string {
 		}
 		return k.describeSeveral(whichOf(same, host), reason) + lead.Suffix
 	}
-	if more := len(same) - 1; more > 0 { // the kind has no words for several
+	if more := len(same) - 1; more > 0 { // the kind has no words for several; no such kind sets a Suffix
 		return fmt.Sprintf("%s, and %d more of this kind", lead.What, more)
 	}
 	return lead.What + lead.Suffix

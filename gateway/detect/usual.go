@@ -10,17 +10,17 @@ import (
 // stepWatch compares the steps of a group with those of the last hour. It does not compare them with the group's present step model: the
 // model learns while it runs, so it would soon predict the longer steps.
 type stepWatch struct {
-	ignoreBefore         time.Time  // steps before this time are ignored
+	usualFrom            time.Time  // only steps from this time on may count as usual
 	slowSteps, fewTokens faultTimer // timers of the faults that steps take too long, and that they give too few tokens
 
-	usualSteps []GroupAt // usual steps: one per minute of the hour before something went wrong
+	usualMinutes []GroupAt // the group's usual steps in the hour before something went wrong: one record per minute
 
 	usualStepMs     float64 // while steps are slow: length in ms of a usual step at the present loads; else 0
 	usualStepTokens float64 // while steps give few tokens: tokens per usual step and answer; else 0
 }
 
 const (
-	minUsualMinutes = 5             // fewer minutes of usual steps prove nothing
+	minUsualMinutes = 5             // fewer minutes with usual steps prove nothing
 	slowTimes       = 1.6           // a step is slow if it takes this many times as long as usual
 	slowMs          = 5             // a slow step also takes this many ms longer than usual
 	acceptedAfter   = 2 * time.Hour // if steps are slow for longer than this, they become the usual ones
@@ -43,8 +43,8 @@ func (s *Sample) group(name GroupName) *GroupAt {
 	return &s.Groups[s.groupIndex[name]]
 }
 
-// usualSteps returns the usual steps of a group in the last hour, from the time from on: at most one per minute.
-func (r *Ring) usualSteps(name GroupName, from time.Time) (list []GroupAt) {
+// usualMinutes returns the usual steps of a group in the last hour, from the time from on: at most one record per minute.
+func (r *Ring) usualMinutes(name GroupName, from time.Time) (list []GroupAt) {
 	for i := range r.minutes.list {
 		s := &r.minutes.list[i]
 		if k, ok := s.groupIndex[name]; ok && s.Groups[k].Usual && !s.At.Before(from) {
@@ -54,38 +54,56 @@ func (r *Ring) usualSteps(name GroupName, from time.Time) (list []GroupAt) {
 	return list
 }
 
-// compareWithUsual compares the group's present steps with usual steps at the same loads. Once steps have been slow or have given few
-// tokens for longer than acceptedAfter, it forgets the earlier steps, so that the present ones become usual.
+// compareWithUsual compares the group's present steps with usual steps at the same loads: how long they take, and how many tokens they
+// give. Once steps have been slow or have given few tokens for longer than acceptedAfter, it forgets the earlier steps, so that the present
+// ones become usual.
 func (u *stepWatch) compareWithUsual(g *Group, now time.Time) {
-	u.usualStepMs, u.usualStepTokens = 0, 0
-	usualMs, longestUsualMs, known := usualStepMs(g, u.usualSteps)
-	if u.slowSteps.duration(now) > 0 {
-		longestUsualMs = usualMs // slow steps keep requests for longer and so raise the load: the higher load is no excuse for them
-	}
-	isSlow := known && g.StepMs > slowTimes*longestUsualMs && g.StepMs-longestUsualMs > slowMs
-	slowFor := u.slowSteps.observe(isSlow, now)
-	if known && slowFor > 0 {
-		u.usualStepMs = usualMs
-	}
-	tokens, usual := g.tokensPerStep(), medianYield(u.usualSteps) // tokens is 0 if unknown
-	givesFew := tokens > 0 && tokens < fewShare*usual.tokens && g.TokenMs > fewTimes*usual.tokenMs
-	fewFor := u.fewTokens.observe(givesFew, now)
-	if tokens > 0 && fewFor > 0 {
-		u.usualStepTokens = usual.tokens
-	}
+	slowFor, fewFor := u.compareLength(g, now), u.compareTokens(g, now)
 	if slowFor > acceptedAfter || fewFor > acceptedAfter {
-		*u = stepWatch{ignoreBefore: now}
+		*u = stepWatch{usualFrom: now}
 	}
 }
 
-// fillInGroup copies the results of compareWithUsual into the group.
+// compareLength compares how long the group's steps take with how long steps at the present loads usually take. It returns for how long
+// steps have been slow (0: they are not), and meanwhile sets u.usualStepMs.
+func (u *stepWatch) compareLength(g *Group, now time.Time) (slowFor time.Duration) {
+	u.usualStepMs = 0
+	usualMs, atMostMs, known := usualStepMs(g, u.usualMinutes)
+	limitMs := atMostMs
+	if u.slowSteps.duration(now) > 0 { // slow steps keep requests for longer and so raise the loads, which is no excuse for slow steps
+		limitMs = usualMs
+	}
+	isSlow := known && g.StepMs > slowTimes*limitMs && g.StepMs-limitMs > slowMs
+	slowFor = u.slowSteps.observe(isSlow, now)
+	if known && slowFor > 0 {
+		u.usualStepMs = usualMs
+	}
+	return slowFor
+}
+
+// compareTokens compares how many tokens a step gives to an answer with the usual number. It returns for how long steps have given few
+// tokens (0: they do not), and meanwhile sets u.usualStepTokens.
+func (u *stepWatch) compareTokens(g *Group, now time.Time) (fewFor time.Duration) {
+	u.usualStepTokens = 0
+	tokens, usual := g.tokensPerStep(), medianYield(u.usualMinutes) // tokens is 0 if unknown
+	tokensAreFew := tokens > 0 && tokens < fewShare*usual.tokens
+	tokensTakeLonger := g.TokenMs > fewTimes*usual.tokenMs // otherwise only the size of the engine's chunks has changed
+	fewFor = u.fewTokens.observe(tokensAreFew && tokensTakeLonger, now)
+	if tokens > 0 && fewFor > 0 {
+		u.usualStepTokens = usual.tokens
+	}
+	return fewFor
+}
+
+// fillInGroup copies the results of compareWithUsual into the group. While steps are slow, it also looks for ranks that may be the reason:
+// those with a gauge far above that of the other ranks (Differing).
 func (u *stepWatch) fillInGroup(g *Group, now time.Time) {
 	g.StepTokens = g.tokensPerStep()
 	g.UsualMs, g.UsualTokens = u.usualStepMs, u.usualStepTokens
-	if u.usualStepMs > 0 {
-		g.SlowStepsS, g.Differing = u.slowSteps.duration(now).Seconds(), differing(g)
+	if u.usualStepMs > 0 { // steps are slow
+		g.SlowStepsS, g.Differing = u.slowSteps.duration(now).Seconds(), gaugesFarAboveOthers(g)
 	}
-	if u.usualStepTokens > 0 {
+	if u.usualStepTokens > 0 { // steps give few tokens
 		g.FewTokensS = u.fewTokens.duration(now).Seconds()
 	}
 }
@@ -106,22 +124,22 @@ func (g *Group) presentStepModel() StepModel {
 	return g.StepModel
 }
 
-// usualStepMs returns how long a step at the present loads usually takes, and how long at most (see StepModel.ms), in ms. Both are medians
-// over the step models of the usual steps. known is false if there are too few usual steps, or if no request runs, so that there is no
-// step.
-func usualStepMs(g *Group, usualSteps []GroupAt) (ms, longestMs float64, known bool) {
+// usualStepMs returns how long a step at the present loads usually takes (ms), in ms. Usual steps may have been measured only at smaller
+// loads: then a step may now take up to atMostMs, and otherwise both are equal. Both are medians over the step models of the usual minutes.
+// known is false if there are too few usual minutes, or if no request runs, so that there is no step.
+func usualStepMs(g *Group, usualMinutes []GroupAt) (ms, atMostMs float64, known bool) {
 	running := g.mostRunning()
 	stepsNow := running > 0 && g.StepMs > 0
-	if len(usualSteps) < minUsualMinutes || !stepsNow {
+	if len(usualMinutes) < minUsualMinutes || !stepsNow {
 		return 0, 0, false
 	}
-	lengths, longest := make([]float64, len(usualSteps)), make([]float64, len(usualSteps))
-	for i := range usualSteps {
-		lengths[i], longest[i] = usualSteps[i].StepModel.ms(g.MostTokens, running)
+	lengths, longestLengths := make([]float64, len(usualMinutes)), make([]float64, len(usualMinutes))
+	for i := range usualMinutes {
+		lengths[i], longestLengths[i] = usualMinutes[i].StepModel.ms(g.MostTokens, running)
 	}
 	slices.Sort(lengths)
-	slices.Sort(longest)
-	return stats.Median(lengths), stats.Median(longest), true
+	slices.Sort(longestLengths)
+	return stats.Median(lengths), stats.Median(longestLengths), true
 }
 
 // mostRunning is the largest number of running requests on a rank of the group.
@@ -132,16 +150,17 @@ func (g *Group) mostRunning() (most int) {
 	return most
 }
 
-// medianYield returns medians over the usual steps: tokens per step and answer, and ms per token; zero: too few steps are known.
-func medianYield(list []GroupAt) (m stepYield) {
-	var tokens, ms []float64
-	for _, g := range list {
-		if g.yield.tokens > 0 {
-			tokens, ms = append(tokens, g.yield.tokens), append(ms, g.yield.tokenMs)
+// medianYield returns medians over the usual minutes, of which each record has the group's steps in one minute: tokens per step and answer,
+// and ms per token; zero: they are known for too few minutes.
+func medianYield(usualMinutes []GroupAt) stepYield {
+	var tokens, ms []float64 // one value per minute
+	for _, minute := range usualMinutes {
+		if minute.yield.tokens > 0 { // 0: not known
+			tokens, ms = append(tokens, minute.yield.tokens), append(ms, minute.yield.tokenMs)
 		}
 	}
 	if len(tokens) < minUsualMinutes {
-		return m
+		return stepYield{}
 	}
 	slices.Sort(tokens)
 	slices.Sort(ms)

@@ -23,19 +23,19 @@ func (w *Watch) Update(f *Facts, s Sample) {
 	s.addFacts(f)
 	w.Add(s)
 	w.updatedAt = f.At
-	w.ranksPace = w.measurePaces()
-	w.compareSteps(f)
+	w.ranksPace = w.measurePaces() // from the new sample and those before
+	w.compareStepsWithUsual(f)
 	w.measureCrowding(f)
 	w.longBacklog.observe(f.Prefill.Waiting > 0 && f.Prefill.IsBacklogLong(), f.At)
-	w.fillInResults(f)
+	w.fillInResults(f) // before Find, whose detectors look at these results
 	w.book.Observe(f.At, Find(f, w.lastMinute()))
-	w.book.measureHarm(&w.Ring)
+	w.book.measureHarm(&w.Ring) // how much the incidents have harmed clients
 }
 
-// compareSteps fills in the paces of all groups, and compares their steps with usual ones. It also records steps without a fault, for
-// comparisons in the next hour.
-func (w *Watch) compareSteps(f *Facts) {
-	groups := map[GroupName]*stepWatch{}
+// compareStepsWithUsual fills in the paces of all groups, and compares their steps with usual ones. It also records steps without a fault,
+// for comparisons in the next hour.
+func (w *Watch) compareStepsWithUsual(f *Facts) {
+	watches := map[GroupName]*stepWatch{} // groups that have left the proxy are not in the new map
 	for name, g := range f.groups() {
 		g.fillInPaces(w.ranksPace)
 		if !g.StepsAreComparable() {
@@ -46,16 +46,17 @@ func (w *Watch) compareSteps(f *Facts) {
 			u = &stepWatch{}
 		}
 		if u.hasNoFault() { // during a fault, the usual steps stay those of the hour before it
-			u.usualSteps = w.usualSteps(name, u.ignoreBefore)
+			u.usualMinutes = w.usualMinutes(name, u.usualFrom)
 		}
 		u.compareWithUsual(g, f.At)
-		groups[name] = u
+		watches[name] = u
 		if u.hasNoFault() && g.StepMs > 0 { // 0: there was no step
-			at := w.minutes.last().group(name)
-			at.Usual, at.StepModel, at.yield = true, g.presentStepModel(), stepYield{g.tokensPerStep(), g.TokenMs}
+			thisMinute := w.minutes.last().group(name) // Usual: later steps may be compared with those of this minute
+			thisMinute.Usual, thisMinute.StepModel = true, g.presentStepModel()
+			thisMinute.yield = stepYield{tokens: g.tokensPerStep(), tokenMs: g.TokenMs}
 		}
 	}
-	w.stepWatches = groups
+	w.stepWatches = watches
 }
 
 // crowdedLasts is how long many requests may wait before it is reported: a shorter burst is normal.
