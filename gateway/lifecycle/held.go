@@ -1,16 +1,16 @@
 package lifecycle
 
-// maybeRead is a hand-off that an engine may have read, so no other engine may get it.
-type maybeRead struct {
-	mayRun          bool // the engine may still be working on the request
+// maybeReadHandOff is a hand-off that an engine may have read, so no other engine may get it.
+type maybeReadHandOff struct {
+	engineMayRun    bool // the engine may still be working on the request
 	reusesRequestID bool // a second request with the hand-off would have the same request id as the first
 }
 
 // held is what a request holds and must give back or pass on ("settle"). An effect does so exactly once for each resource.
 type held struct {
-	has             [resources]bool // true while the request holds the resource; hand-offs that may have been read are in maybeRead
-	reusesRequestID bool            // the decode request must carry the request id of the prefill call
-	maybeRead       []maybeRead
+	has               [resources]bool // true while the request holds the resource; hand-offs that may have been read are in maybeReadHandOffs
+	reusesRequestID   bool            // the decode request must carry the request id of the prefill call
+	maybeReadHandOffs []maybeReadHandOff
 }
 
 func (o *held) take(r Resource) { o.has[r] = true }
@@ -28,34 +28,36 @@ func (o *held) settleSlotAndCall(dst []Effect, disposition Disposition) []Effect
 }
 
 // settle gives a resource back or passes it on, as disposition says. It does nothing if the request does not hold the resource. A hand-off
-// that an engine may have read (MaybeRead, MaybeRunning) is also noted in o.maybeRead. settleAfterAttempts decides what becomes of it.
+// that an engine may have read (MaybeRead, MaybeRunning) is also noted in o.maybeReadHandOffs, and settleAfterAttempts decides what becomes
+// of it.
 func (o *held) settle(dst []Effect, r Resource, disposition Disposition) []Effect {
 	if !o.has[r] {
 		return dst
 	}
 	o.has[r] = false
 	if disposition == MaybeRead || disposition == MaybeRunning {
-		o.maybeRead = append(o.maybeRead, maybeRead{mayRun: disposition == MaybeRunning, reusesRequestID: o.reusesRequestID})
+		o.maybeReadHandOffs = append(o.maybeReadHandOffs,
+			maybeReadHandOff{engineMayRun: disposition == MaybeRunning, reusesRequestID: o.reusesRequestID})
 	}
 	return append(dst, Effect{Kind: Settle, Resource: r, Disposition: disposition})
 }
 
-// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that may have been read, the place in the pool
+// settleAfterAttempts gives back what is left when the attempts are over: hand-offs that an engine may have read, the place in the pool
 // (Permit), and the LeaseOwner, by which an audit finds leases of the request that are not given back by then.
 //
-// Each hand-off is discarded, so that its prefill engine frees the memory. In two cases it is left to the engine's hold timeout instead
-// (Orphan):
-//   - The request may be what breaks engines (mayBreakEngines), and a discard would send it to one more engine.
+// Each hand-off is discarded, so that its prefill engine frees the memory: a decode engine gets the request once more, only to fetch the KV
+// and throw it away. In two cases the KV is left to the prefill engine's hold timeout instead (Orphan):
+//   - The request may be what breaks engines (mayBreakEngines), so no further engine may get it.
 //   - The discard would have the id of a request that an engine may still run.
 func (o *held) settleAfterAttempts(dst []Effect, mayBreakEngines bool) []Effect {
-	for _, handOff := range o.maybeRead {
+	for _, handOff := range o.maybeReadHandOffs {
 		disposition := Discard
-		idInUse := handOff.mayRun && handOff.reusesRequestID
+		idInUse := handOff.engineMayRun && handOff.reusesRequestID
 		if mayBreakEngines || idInUse {
 			disposition = Orphan
 		}
 		dst = append(dst, Effect{Kind: Settle, Resource: MaybeReadKV, Disposition: disposition})
 	}
-	o.maybeRead = nil
+	o.maybeReadHandOffs = nil
 	return o.settle(o.settle(dst, Permit, Back), LeaseOwner, Back)
 }

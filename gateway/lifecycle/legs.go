@@ -45,18 +45,18 @@ const (
 // and each needs the other: an engine whose counterpart is gone may wait for minutes or for ever. So the end of one call ends the other. A
 // prefill call may outlive its attempt, and then runs beside the next attempt.
 type Pair struct {
-	traits         ConnectorTraits
-	prefill        prefilling
-	decode         decoding
-	decodeBlocks   blocks
-	noEarlyEvents  bool    // the answer comes in one piece, or may have no event before its end
-	mayIgnoreAbort bool    // the engines may ignore an abort, because they have no name for the request
-	holdsLease     bool    // the lease of the prompt was not given back yet
-	ClientLeft     bool    // the client left before the first event
-	decodeCounted  int     // prompt tokens as the decode engine counted them; 0: it reported no count
-	prefillCounted int     // prompt tokens as the prefill engine counted them; 0: it reported no count
-	Failed         bool    // one call has ended the other, or the answer may be wrong
-	failureCause   CallEnd // the end of the call because of which Failed was set
+	traits              ConnectorTraits
+	prefill             prefilling
+	decode              decoding
+	decodeBlocks        blocks
+	noEarlyEvents       bool    // the answer comes in one piece, or may have no event before its end
+	mayIgnoreAbort      bool    // the engines may ignore an abort, because they have no name for the request
+	holdsLease          bool    // the lease of the prompt was not given back yet
+	ClientLeft          bool    // the client left before the first event
+	decodePromptTokens  int     // prompt tokens as the decode engine counted them; 0: it reported no count
+	prefillPromptTokens int     // prompt tokens as the prefill engine counted them; 0: it reported no count
+	Failed              bool    // one call has ended the other, or the answer may be wrong
+	failureCause        CallEnd // the end of the call because of which Failed was set
 }
 
 // newPair returns the pair of a new attempt. The pair holds the lease of the prompt. The flags are those of Pair. If the decode engine
@@ -90,6 +90,13 @@ func (p *Pair) PrefillDue() bool { return p.prefill == mayBeSent }
 // DecodeEnded says whether the decode call has ended.
 func (p *Pair) DecodeEnded() bool { return p.decode == endedUnbegun || p.decode == endedBegun }
 
+// answerProvesKV says whether a begun answer proves that the decode engine has got all the KV. It does not if the engines can be told to
+// abort a request (Aborts, with SGLang): then the answer may begin although KV is missing, and only the prefill engine's answer proves it.
+func (p *Pair) answerProvesKV() bool { return !p.traits.Aborts }
+
+// forgetCallback makes the proxy stop listening for the callback in which the decode engine says where the KV goes.
+func forgetCallback(dst []Effect) []Effect { return append(dst, Effect{Kind: Forget}) }
+
 // step takes an event of the pair and appends to dst the effects to carry out. The two calls report in any order, so every case must also
 // be right if the other call has ended already.
 func (p *Pair) step(e Event, dst []Effect) []Effect {
@@ -98,13 +105,13 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.handleCallback(e, dst)
 	case Overdue: // no callback came in time
 		return p.fail(e.End, dst)
-	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only a prefill frees them
+	case CalledLate: // the request is over, but the decode engine has taken blocks for it, and only the end of a prefill frees them
 		if !p.holdsLease { // the lease was given back because the answer began without a prefill, so no prefill is needed
 			p.prefill = noPrefill
 			return dst
 		}
 		p.decodeBlocks, p.prefill = blocksAwaitKV, mayBeSent
-		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe})
+		return append(dst, Effect{Kind: DrainBeside, Until: ByProbe}) // a prefill runs only for this end
 	case Uncallable: // no usable callback came after the end of the request, so nothing is to be prefilled
 		p.prefill = noPrefill
 		return p.settleLease(Free, dst)
@@ -136,28 +143,28 @@ func (p *Pair) step(e Event, dst []Effect) []Effect {
 		return p.handlePrefillDone(e, dst)
 	case Began:
 		return p.handleFirstEvent(e, dst)
-	case Confirmed:
-		p.decodeCounted = max(p.decodeCounted, e.Prompt)
+	case Confirmed: // the wait for the prefill engine's answer is over, with or without that answer
+		p.decodePromptTokens = max(p.decodePromptTokens, e.Prompt)
 		dst = p.failIfKVMissing(dst)
 		if !p.Failed && p.prefill == answered { // the decode engine has all the KV
 			dst = p.settleLease(Free, dst)
 		}
-	case Quiet:
+	case Quiet: // no first event came within its time limit
 		if p.decode == unbegun { // otherwise the first event came, or the call ended, just before the time limit
 			return p.fail(e.End, dst)
 		}
-	case DecodeFailed:
+	case DecodeFailed: // the decode call ended without a first event, or with one that the client must not get
 		return p.handleDecodeFailed(e.Reason, dst)
-	case DecodeOver:
+	case DecodeOver: // the decode call ended after its first event
 		if !p.DecodeEnded() { // otherwise an earlier event has ended the decode call already
 			p.decode = endedBegun
 			if p.decodeBlocks != blocksUnknown { // with blocksUnknown, a callback may still say that the decode engine needs no KV
-				dst = append(dst, Effect{Kind: Forget})
+				dst = forgetCallback(dst)
 			}
 		}
-	case NotSent:
+	case NotSent: // neither call of the pair was sent
 		p.prefill, p.decode = noPrefill, endedUnbegun
-		return p.settleLease(Free, append(dst, Effect{Kind: Forget}))
+		return p.settleLease(Free, forgetCallback(dst))
 	case ClientGone:
 		return p.handleClientLeft(e, dst)
 	case ClientWaited: // the grace period after the client left is over
@@ -203,7 +210,7 @@ func (p *Pair) settleLease(disposition Disposition, dst []Effect) []Effect {
 // complete, and fail then does nothing. With the others (ConnectorTraits.Aborts) fail also tells the decode engine to abort the request. It
 // also marks an answer that has ended already, so that the client does not get it. cause is the end of the call that is at fault.
 func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
-	kvComplete := p.AnswerBegun() && !p.traits.Aborts
+	kvComplete := p.AnswerBegun() && p.answerProvesKV()
 	hadNoAnswer := p.decode == endedUnbegun // the decode call ended without a first event, so there is no answer to withhold
 	if kvComplete || p.Failed || hadNoAnswer {
 		return dst
@@ -219,14 +226,15 @@ func (p *Pair) fail(cause CallEnd, dst []Effect) []Effect {
 }
 
 // handleCallback handles the callback of the decode engine. The callback says where the KV goes (CalledBack), says that no KV is needed
-// (NeedsNothing), or is not usable (Miscalled).
+// (NeedsNothing), or is not usable (Miscalled). If the decode call has ended already, the proxy stops listening for a callback, which it
+// otherwise does when that call ends.
 func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	p.decodeBlocks = blocksAwaitKV // also if the callback is not usable: the decode engine allocates its blocks before it calls back
 	if e.Kind == NeedsNothing {
 		p.decodeBlocks = noKVNeeded
 	}
-	if p.DecodeEnded() { // the decode call ended just before the callback came
-		dst = append(dst, Effect{Kind: Forget})
+	if p.DecodeEnded() { // just before the callback came
+		dst = forgetCallback(dst)
 	}
 	switch {
 	case e.Kind == Miscalled: // it is not known where the KV goes, so nothing can be prefilled
@@ -234,7 +242,7 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 		return p.settleLease(Free, p.fail(e.End, dst))
 	case !p.holdsLease: // the answer has begun without a prefill, so no prefill is needed
 		p.prefill = noPrefill
-	case e.Kind == NeedsNothing: // as if the prefill engine had answered already
+	case e.Kind == NeedsNothing: // as if the prefill engine had answered already, so its lease is given back (Free: it holds no KV)
 		p.prefill = answered
 		return p.startFirstEventLimit(p.settleLease(Free, dst))
 	default:
@@ -243,7 +251,9 @@ func (p *Pair) handleCallback(e Event, dst []Effect) []Effect {
 	return dst
 }
 
-// startFirstEventLimit starts the time limit for the first event, unless that event has come or the decode call has ended.
+// startFirstEventLimit starts the time limit for the first event, unless that event has come or the decode call has ended. The limit is the
+// usual one (ByFirstEvent), except for answers in one piece (ByWhole) and for prefill engines that keep the KV only for a limited time
+// (ByHold).
 func (p *Pair) startFirstEventLimit(dst []Effect) []Effect {
 	if p.decode != unbegun {
 		return dst
@@ -258,95 +268,103 @@ func (p *Pair) startFirstEventLimit(dst []Effect) []Effect {
 	return append(dst, wait)
 }
 
-// ConfirmTimeout is how long the proxy waits for the prefill engine to confirm that the KV of an answer was complete. With most connectors,
-// a begun answer proves this, so there is no wait (NoTimeout).
+// liftFirstEventLimit ends the time limit that startFirstEventLimit has started.
+func liftFirstEventLimit(dst []Effect) []Effect { return append(dst, Effect{Kind: StopWaiting}) }
+
+// ConfirmTimeout is how long the proxy waits, once an answer has ended or was lost, for the prefill engine to confirm that the KV of the
+// answer was complete. If the begun answer already proves this, there is no wait (NoTimeout).
 func (p *Pair) ConfirmTimeout() Timeout {
-	if p.traits.Aborts {
-		return ByGrace
+	if p.answerProvesKV() {
+		return NoTimeout
 	}
-	return NoTimeout
+	return ByGrace
 }
 
 // handlePrefillDone handles an answer without an error from the prefill engine, and starts the time limit for the first event. It gives the
-// lease of the prompt back if it is known what becomes of the KV. Otherwise the first event or the end of the decode call does so. If the
-// engines count different numbers of prompt tokens, it ends the decode call (failIfKVMissing).
+// lease of the prompt back if it is known what becomes of the KV: the prefill engine has none or has freed it (Free), or keeps it until its
+// hold timeout (Orphan). Otherwise the first event or the end of the decode call gives the lease back. If KV is missing, handlePrefillDone
+// ends the decode call (failIfKVMissing).
 func (p *Pair) handlePrefillDone(e Event, dst []Effect) []Effect {
-	p.prefill, p.prefillCounted = answered, e.Prompt
-	kvWritten := !p.traits.Keeps && !p.traits.Aborts // such a prefill engine answers only when it has written the KV to the decode engine
+	p.prefill, p.prefillPromptTokens = answered, e.Prompt
+	canAbort := p.traits.Aborts                  // the engines can be told to abort a request
+	keepsKV := p.traits.Keeps                    // the prefill engine keeps the KV until the decode engine has read it
+	answersAfterWriting := !keepsKV && !canAbort // such a prefill engine answers only when it has written the KV to the decode engine
 	switch {
-	case kvWritten,
-		p.AnswerBegun(),                    // the decode engine has the KV
-		p.traits.Aborts && p.DecodeEnded(): // such a prefill engine writes no KV any more, and keeps none
+	case answersAfterWriting,
+		p.AnswerBegun(),             // the decode engine has the KV
+		canAbort && p.DecodeEnded(): // such a prefill engine writes no KV after its answer, and keeps none
 		dst = p.settleLease(Free, dst)
-	case p.traits.Aborts && p.ClientLeft: // the engine was told to abort, but had nearly answered; now nothing is written any more
+	case canAbort && p.ClientLeft: // the engine was told to abort, but had nearly answered; now nothing is written any more
 		dst = p.fail(e.End, p.settleLease(Free, dst))
-	case p.DecodeEnded(): // no decode engine will fetch the KV
+	case p.DecodeEnded(): // the prefill engine keeps the KV, and no decode engine will fetch it
 		dst = p.settleLease(Orphan, dst)
 	}
 	return p.startFirstEventLimit(p.failIfKVMissing(dst))
 }
 
-// handleFirstEvent handles the first event of the answer. If the connector lets an answer begin although KV is missing
-// (ConnectorTraits.Aborts), the event is held back until the prefill engine has answered.
+// handleFirstEvent handles the first event of the answer, and lifts the time limit for it. If this event does not prove that all KV has
+// come, it is held back for a short time (ByConfirm) until the prefill engine has answered.
 func (p *Pair) handleFirstEvent(e Event, dst []Effect) []Effect {
 	// Expired: the prefill engine may have reused the memory before the decode engine read the KV, so the answer may come from another
 	// prompt's KV.
 	if p.prefill == answered && e.Expired {
-		dst = p.fail(e.End, dst)
+		dst = p.fail(e.End, dst) // ends the decode call, but its first event has come all the same
 	}
-	p.decode, p.decodeCounted = begun, e.Prompt
+	p.decode, p.decodePromptTokens = begun, e.Prompt
 	if p.traits.CallsBack && p.decodeBlocks == blocksUnknown { // the decode engine needed no prefill, and has not called back to say so
 		dst = p.settleLease(Free, dst)
 	}
-	dst = append(dst, Effect{Kind: StopWaiting})
-	kvUnconfirmed := p.traits.Aborts && p.prefill != answered // only the prefill engine's answer shows that all KV has come
+	dst = liftFirstEventLimit(dst)
+	kvUnconfirmed := !p.answerProvesKV() && p.prefill != answered
 	if !p.Failed && kvUnconfirmed {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByConfirm})
 	}
 	return dst
 }
 
-// failIfKVMissing ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing. With
-// connectors other than those with Aborts, a begun answer proves that the KV is complete, so nothing is compared.
+// failIfKVMissing ends the decode call if the decode engine counted more prompt tokens than the prefill engine: then KV is missing. If a
+// begun answer proves that the KV is complete, nothing is compared.
 func (p *Pair) failIfKVMissing(dst []Effect) []Effect {
-	bothCounted := p.AnswerBegun() && p.prefill == answered && p.prefillCounted > 0
-	if p.traits.Aborts && bothCounted && p.prefillCounted < p.decodeCounted {
+	bothCounted := p.AnswerBegun() && p.prefill == answered && p.prefillPromptTokens > 0
+	if !p.answerProvesKV() && bothCounted && p.prefillPromptTokens < p.decodePromptTokens {
 		return p.fail(CallEnd{Progress: Through, Reason: Incomplete}, dst)
 	}
 	return dst
 }
 
 // handleDecodeFailed handles the end of a decode call that brought no first event, or one that the client must not get. It ends the prefill
-// call if the connector needs it (endPrefill), and reports blocks that the decode engine may keep for ever.
+// call if the connector needs it (endPrefill), and reports KV blocks that the decode engine may keep for ever (LeakBlocks).
 func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 	if p.decode == begun { // the first event came, but the client must not get it
 		p.decode = endedBegun
 	} else {
 		p.decode = endedUnbegun
 	}
-	dst = append(dst, Effect{Kind: StopWaiting})
+	dst = liftFirstEventLimit(dst)
 	leaks := false // the decode engine may keep blocks for ever
 	if p.Failed {  // the prefill call, or the wait for the first event, has ended the decode call
-		// A prefill that was answered frees the blocks, unless the decode engine did not begin its answer in spite of that prefill.
-		leaks = p.MayLeakBlocks() && (p.prefill != answered || p.failureCause.Reason == Unbegun)
+		neverBegan := p.failureCause.Reason == Unbegun // the prompt was prefilled, but no first event came in time
+		prefillFreesBlocks := p.prefill == answered && !neverBegan
+		leaks = p.MayLeakBlocks() && !prefillFreesBlocks
 	} else {
 		dst, leaks = p.endPrefill(reason, dst)
 	}
 	if leaks {
 		dst = append(dst, Effect{Kind: LeakBlocks})
 	}
-	if p.traits.CallsBack && p.decodeBlocks != blocksUnknown { // only with blocksUnknown may a callback still come
-		dst = append(dst, Effect{Kind: Forget})
+	callbackMayCome := p.decodeBlocks == blocksUnknown // the decode engine has reported nothing yet
+	if p.traits.CallsBack && !callbackMayCome {
+		dst = forgetCallback(dst)
 	}
 	if reason != Declined && !p.ClientLeft { // otherwise the request or its client ended the call, and no rank was lost
 		dst = append(dst, Effect{Kind: CountLoss})
 	}
 	// The decode call is closed only after this wait, because its engine must not reuse pages that the prefill engine still writes.
-	engineMayHaveRequest := reason == Died
+	engineMayHaveRequest := reason == Died // otherwise it refused the request
 	if !p.Failed && engineMayHaveRequest && p.traits.Aborts {
 		dst = append(dst, Effect{Kind: AwaitPrefill, Until: ByGrace})
 	}
-	if p.prefill == answered { // no decode engine will fetch the KV
+	if p.prefill == answered { // no decode engine will fetch the KV, so the prefill engine keeps it until its hold timeout (Orphan)
 		dst = p.settleLease(Orphan, dst)
 	}
 	return dst
@@ -355,40 +373,51 @@ func (p *Pair) handleDecodeFailed(reason DecodeFailure, dst []Effect) []Effect {
 // endPrefill ends the prefill call after the decode call has ended by itself, in the way that the connector needs. leaks says whether
 // the decode engine may keep blocks for ever.
 func (p *Pair) endPrefill(reason DecodeFailure, dst []Effect) (_ []Effect, leaks bool) {
-	t := &p.traits
-	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
-	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
-	switch {
+	decodeMayHaveRequest := reason == Died // otherwise the decode engine refused the request, and has no blocks for it
+	switch t := &p.traits; {
 	case t.Aborts:
-		// If the decode engine did not take the request, it has no blocks for it. So it does not matter when the prefill engine stops writing.
-		if dst = p.abortPrefill(dst); reason != Died {
+		dst = p.abortPrefill(dst)
+		if !decodeMayHaveRequest { // there are no blocks for the KV, so it does not matter when the prefill engine stops writing
 			dst = append(dst, Effect{Kind: HangUp})
 		}
 		return dst, false
+	case t.CallsBack:
+		return p.endCalledPrefill(decodeMayHaveRequest, dst)
+	// The prefill goes on, because the decode engine keeps its blocks if the KV never comes, unless its process has ended.
+	case t.Keeps && decodeMayHaveRequest:
+		return dst, p.prefill != answered
+	case t.Keeps: // no engine will fetch the KV
+		return append(dst, Effect{Kind: HangUp}), false
+	}
+	return dst, false
+}
+
+// endCalledPrefill is endPrefill for connectors with which the decode engine calls back (CallsBack): its callback begins the prefill.
+func (p *Pair) endCalledPrefill(decodeMayHaveRequest bool, dst []Effect) (_ []Effect, leaks bool) {
+	prefilled := p.prefill == answered && p.decodeBlocks != noKVNeeded      // with noKVNeeded, no prefill engine was asked
+	sent := p.prefill == running || prefilled || p.prefill == seekingEngine // seekingEngine: another engine is about to get the request
+	switch {
 	// The prefill engine would write to a decode engine that has dropped the request. But after the client has left, the prefill runs to
 	// its end, which frees the blocks of the decode engine.
-	case t.CallsBack && sent && !p.ClientLeft:
-		return append(dst, Effect{Kind: HangUp}), reason == Died && p.prefill != answered
-	case t.CallsBack && p.decodeBlocks == blocksUnknown && reason != Died: // the engine did not take the request, so it will not call back
-		return append(dst, Effect{Kind: Forget}), false
-	case t.Keeps && reason != Died: // the decode engine did not take the request, so no engine will fetch the KV
-		return append(dst, Effect{Kind: HangUp}), false
-	case t.Keeps: // the decode engine keeps the blocks if the KV never comes, unless its process has ended
-		return dst, p.prefill != answered
+	case sent && !p.ClientLeft:
+		return append(dst, Effect{Kind: HangUp}), decodeMayHaveRequest && p.prefill != answered
+	case p.decodeBlocks == blocksUnknown && !decodeMayHaveRequest: // the decode engine will not call back
+		return forgetCallback(dst), false
 	}
-	return dst, false // with CallsBack: a callback may still come, or no prefill call is to be ended
+	return dst, false // a callback may still come, or no prefill call is to be ended
 }
 
 // handleClientLeft handles a client that leaves before the first event. It ends the calls at once only if no KV is written to the decode
-// engine, now or later. If the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that engine has
-// answered. Otherwise the decode call lasts until the first event.
+// engine, now or later. Otherwise, if the engines can be told to abort, the prefill engine is told so, and the decode call lasts until that
+// engine has answered. With other connectors the decode call lasts until the first event.
 func (p *Pair) handleClientLeft(e Event, dst []Effect) []Effect {
 	if p.ClientLeft || p.decode != unbegun { // handled already, or the first event has come, or the decode call has ended
 		return dst
 	}
 	p.ClientLeft = true
 	noBlocksYet := p.traits.CallsBack && p.decodeBlocks == blocksUnknown // as far as the proxy knows, the decode engine has reserved no blocks
-	nothingWritten := p.traits.Aborts && p.prefill != running            // no engine writes to the decode engine's blocks, now or later
+	// With Aborts, a prefill call that is not under way is over, or is not sent any more once the client has left (see ProbeDue in step).
+	nothingWritten := p.traits.Aborts && p.prefill != running
 	switch {
 	case noBlocksYet, nothingWritten:
 		dst = p.fail(e.End, dst)

@@ -53,7 +53,7 @@ type Lifecycle struct {
 	state    State
 	bind     Bind
 	traits   ConnectorTraits // how the connector of the engines works; used only for Early
-	nextStep NextStep        // what the request does after the last attempt, as the verdict on that attempt says
+	nextStep NextStep        // what the request does after the last failed call, by the verdict on that call; giveUp looks at it
 	tries    tries
 	held     held
 	pairs    []Pair // one per attempt that bound its decode rank before the prefill, in the order of the attempts
@@ -132,14 +132,15 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 	case TryingLocal:
 		switch {
 		case e.Kind == LocalBound:
-			l.routing.tryMove(gotTurn)
+			l.routing.tryMove(gotTurn) // the request has a rank here, so its retries stay with this dispatcher
 			l.held.takeSlotAndCall()
-			l.noteCopy(&e)
+			l.noteKeptBody(&e)
 			return l.sendDecode(&e, dst)
 		case l.NoHandOff: // no decode rank can prefill the prompt, and a prefill engine must not
 			return l.endWithError(e, OfRanks, dst)
 		}
-		l.held.take(LeaseOwner) // NoLocal: the request goes to a prefill engine, so it will have leases
+		// NoLocal: the request goes to a prefill engine, so it will have leases. The audit for leases knows it as their owner.
+		l.held.take(LeaseOwner)
 		return append(dst, Effect{Kind: Queue})
 	case Queued:
 		return l.stepQueued(e, dst)
@@ -200,11 +201,12 @@ func (l *Lifecycle) step(e Event, dst []Effect) []Effect {
 // call.
 func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 	l.held.takeSlotAndCall()
-	l.noteCopy(e)
+	l.noteKeptBody(e)
 	if l.bind != Early {
 		return l.sendDecode(e, dst)
 	}
 	l.held.has[Lease] = false // from now on the pair holds the lease, and gives it back
+	// For an answer without early events the pair waits longer, and it closes the call to an engine that may ignore an abort.
 	l.pairs = append(l.pairs, newPair(l.traits, e.NoEarlyEvents, e.MayIgnoreAbort))
 	timeLimit := NoTimeout
 	if l.traits.CallsBack { // the prefill waits for the decode engine's callback
@@ -216,9 +218,11 @@ func (l *Lifecycle) stepBound(e *Event, dst []Effect) []Effect {
 // beginAnswer handles the first event of an answer, or the whole answer of a prefill engine. This engine serves the request. So if another
 // engine answered it with status 500 before, that engine was the cause.
 func (l *Lifecycle) beginAnswer(e *Event, dst []Effect) []Effect {
-	l.noteCopy(e)
+	l.noteKeptBody(e)
 	dst = l.held.settle(dst, KV, Free)    // the decode engine has read the KV, so the prefill engine has freed it
 	dst = l.held.settle(dst, Lease, Free) // held only if the engine that answers also computed the prompt
+	// What failed attempts have left, such as hand-offs that an engine may have read. They are discarded on another engine only if the
+	// request is not what breaks engines.
 	dst = l.held.settleAfterAttempts(dst, l.tries.mayBreakEngines())
 	return append(l.tries.resolve500(Engine, dst), Effect{Kind: AnswerIt})
 }
@@ -274,8 +278,9 @@ func (l *Lifecycle) confirmTimeout() Timeout {
 	return lastPair.ConfirmTimeout()
 }
 
-// noteCopy notes, if the event says so, that bytes of the request stay in memory, so that settleRest or callFailed releases them.
-func (l *Lifecycle) noteCopy(e *Event) {
+// noteKeptBody notes, if the event says so, that the body of the request is kept in memory, so that a lost answer can go on. settleRest or
+// callFailed releases it.
+func (l *Lifecycle) noteKeptBody(e *Event) {
 	if e.Copied {
 		l.held.take(Copy)
 	}
@@ -309,16 +314,16 @@ func (l *Lifecycle) stepQueued(e Event, dst []Effect) []Effect {
 		return append(dst, Effect{Kind: Forward})
 	}
 	// NoTurn: no prefill engine here takes the request
-	l.nextStep = Elsewhere
 	otherRegionMayServe := e.Open && !e.ClientLeft
-	if otherRegionMayServe && l.tryOffer(failed) {
+	if otherRegionMayServe && l.tryOffer(failed) { // failed: this counts as if every attempt here had failed
 		return append(dst, Effect{Kind: Offer})
 	}
 	return l.endWithError(e, OfAttempt, dst)
 }
 
 // callFailed handles the end of a call to an engine without its result. It gives back what the call held, counts the failure against the
-// engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank.
+// engine at fault, and decides whether another attempt follows and whether that attempt avoids the decode rank. A 500 is disputed: the
+// engine or the request may be its cause. It is noted, and the next engine's answer shows which.
 func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 	if e.End.Reason == RanksLost && !l.routing.tryMove(lostRanks) { // this happened to the request before: it is not prefilled once more
 		e.End.Reason = NoRank
@@ -328,13 +333,13 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 		verdict.Next = Untaken
 	}
 	dst, disputed := l.reportFailure(&e, verdict.Blame, dst)
-	paused := e.End.Reason == Paused
-	backSoon := paused && l.tries.pauses < uncountedPauses
+	paused := e.End.Reason == Paused                       // the engine takes no requests for a short time
+	backSoon := paused && l.tries.pauses < uncountedPauses // its first pauses do not count against the request
 	if paused && !backSoon && e.End.Call == Prefill {
 		verdict.KV = Refuse // the engine has not come back in time, which counts as its failure
 	}
 	dst = l.settleKV(&e, verdict, dst)
-	if disputed { // settleKV has counted the failure, because only a counted failure can be forgiven later
+	if disputed { // after settleKV, which counts the failure: note500 may forgive only what is counted
 		dst = l.tries.note500(e.Engine, dst)
 	}
 	dst = l.settleFailedCall(&e, backSoon, dst)
@@ -351,7 +356,8 @@ func (l *Lifecycle) callFailed(e Event, dst []Effect) []Effect {
 func (l *Lifecycle) settleFailedCall(e *Event, backSoon bool, dst []Effect) []Effect {
 	// The reason lies in the proxy or in the request, and not in the rank.
 	rankUnconcerned := e.End.Reason == Unready || e.End.Reason == Unlearned || e.End.Reason == Leaving
-	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open // in both cases no engine uses the slot any more
+	// The client left, and no engine uses the slot any more: the event says so (Quit), or the answer had begun (Open) and was closed.
+	clientLeft := e.Quit || e.End.Reason == Left && e.End.Open
 	slotDisposition := Failing
 	if rankUnconcerned || clientLeft || e.End.Reason == NotOurs { // NotOurs: another proxy owns the engine, so it got nothing from this one
 		slotDisposition = Cancelled
@@ -392,15 +398,19 @@ func (l *Lifecycle) reportFailure(e *Event, blame Blame, dst []Effect) (_ []Effe
 	if blame == Disputed && !e.Faulty { // the engine reports no failure of its own, e.g. the KV did not arrive: the request is not at fault
 		blame = Engine
 	}
-	countedWithLease := e.End.Call == Prefill && blame != Disputed
-	if blame == Nobody || countedWithLease {
+	if blame == Nobody {
 		return dst, false
 	}
-	return append(dst, Effect{Kind: ReportFailure, Blame: blame, Call: e.End.Call}), blame == Disputed
+	disputed = blame == Disputed
+	if e.End.Call == Prefill && !disputed { // counted when the lease is given back
+		return dst, false
+	}
+	return append(dst, Effect{Kind: ReportFailure, Blame: blame, Call: e.End.Call}), disputed
 }
 
-// stepAnswering handles an event after the client's answer has begun, in the states Streaming, Confirming and Lost. An answer that can
-// neither end nor go on elsewhere is broken off.
+// stepAnswering handles an event after the client's answer has begun: in the state Streaming the end or the loss of the answer, in
+// Confirming the prefill engine's word that the KV was complete (Believed), and in Lost the decision that the answer is to go on (Begun).
+// An answer that can neither end nor go on elsewhere is broken off.
 func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 	switch {
 	case e.Kind == Begun && l.state == Lost: // the lost answer goes on, with attempts counted as for a new request
@@ -413,8 +423,8 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 			return append(dst, Effect{Kind: Confirm, Until: l.confirmTimeout()})
 		}
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
-	// The whole answer came with its first event, so the request holds no slot. Or the prefill engine has confirmed the answer's KV.
-	case e.Kind == Ends, e.Kind == Believed:
+	case e.Kind == Ends, // the whole answer came with its first event, so the request holds no slot
+		e.Kind == Believed:
 		return append(l.settleRest(dst), Effect{Kind: EndWhole})
 	case e.Kind == CallFailed && l.state == Streaming:
 		return l.stepAnswerLost(e, dst)
@@ -423,7 +433,8 @@ func (l *Lifecycle) stepAnswering(e Event, dst []Effect) []Effect {
 }
 
 // stepAnswerLost handles the loss of an answer that has begun. The answer goes on elsewhere (GoOn), or is broken off in three cases: the
-// client has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked.
+// client has left, no other engine would answer differently, or two engines have failed at the request and a third must not be risked. A
+// 500 is disputed, i.e. the engine or the request may be its cause. It is noted until another engine's answer shows which.
 func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
 	slotDisposition := Failing
@@ -448,13 +459,19 @@ func (l *Lifecycle) stepAnswerLost(e Event, dst []Effect) []Effect {
 // giveUp ends the attempts here. It offers the request to another dispatcher, if one may serve it and the request did not cause the
 // failure. Otherwise the client gets an error.
 func (l *Lifecycle) giveUp(e Event, dst []Effect) []Effect {
-	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get the hand-off any more
+	dst = l.held.settle(dst, KV, MaybeRead) // no decode engine will get a hand-off that is left: settleRest discards it
 	if e.ClientLeft {
 		return l.endWithError(e, OfClient, dst)
 	}
-	groupMoved := l.nextStep == Ask // another proxy owns the decode group now
-	otherRegionMayServe := !groupMoved && l.nextStep != Over && !l.tries.mayBreakEngines()
-	if groupMoved && l.tryOffer(lostGroup) || otherRegionMayServe && l.tryOffer(failed) {
+	groupMoved := l.nextStep == Ask                                   // another proxy owns the decode group now, and should serve the request
+	requestIsCause := l.nextStep == Over || l.tries.mayBreakEngines() // no engine would answer otherwise, or none may be risked
+	mayOffer := false
+	if groupMoved {
+		mayOffer = l.tryOffer(lostGroup)
+	} else if !requestIsCause {
+		mayOffer = l.tryOffer(failed)
+	}
+	if mayOffer {
 		return append(dst, Effect{Kind: Offer, Group: groupMoved})
 	}
 	return l.endWithError(e, OfAttempt, dst)
@@ -474,8 +491,10 @@ func (l *Lifecycle) endWithError(e Event, clientError Error, dst []Effect) []Eff
 	return append(l.settleRest(dst), Effect{Kind: Fail, Error: clientError})
 }
 
-// settleRest gives back what the request still holds when no attempt follows here. If an engine answered 500 and no other engine has shown
-// the cause since, the cause stays unknown (Disputed).
+// settleRest gives back what the request still holds when no attempt follows here: the body that was kept so that a lost answer can go on
+// (Copy), and what the attempts have left, such as hand-offs that an engine may have read. These are discarded on another engine, unless
+// the request may be what breaks engines. If an engine answered 500 and no other engine has shown the cause since, the cause stays unknown
+// (Disputed).
 func (l *Lifecycle) settleRest(dst []Effect) []Effect {
 	dst = l.held.settle(dst, Copy, Back)
 	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), l.tries.mayBreakEngines())
@@ -497,8 +516,10 @@ func (l *Lifecycle) settleAfterPanic(e Event, dst []Effect) []Effect {
 			dst = l.stepPair(Event{Kind: DecodeFailed, Reason: Died, Pair: i + 1}, dst)
 		}
 	}
-	dst = l.settlePassthrough(Pass, Back, dst) // does nothing for a request that is not passed through
-	dst = l.held.settle(dst, Copy, Back)
-	const mayBreakEngines = true // with this, settleAfterAttempts discards nothing
-	return l.held.settleAfterAttempts(l.tries.resolve500(Disputed, dst), mayBreakEngines)
+	const bodyToErrorWriter, memoryBack = Pass, Back              // the code that answers with the error gives the body back
+	dst = l.settlePassthrough(bodyToErrorWriter, memoryBack, dst) // does nothing for a request that is not passed through
+	dst = l.held.settle(dst, Copy, Back)                          // the body that was kept so that a lost answer can go on
+	dst = l.tries.resolve500(Disputed, dst)                       // no other engine's answer will show the cause of an earlier 500
+	const mayBreakEngines = true                                  // with this, settleAfterAttempts discards nothing
+	return l.held.settleAfterAttempts(dst, mayBreakEngines)
 }

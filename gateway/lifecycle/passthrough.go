@@ -7,10 +7,12 @@ const (
 
 // stepPassthrough handles an event of a request that one engine gets unchanged. A state ignores events that it does not wait for:
 //
-//	Choosing → Calling → Streaming → Done
-//	   ↑        ↓    ↓      ↑
-//	   |        | Redialing ┘
-//	   └────────┴────┘
+//	Choosing → Calling                   an engine was chosen
+//	Calling → Redialing                  the engine had closed the connection before, so it gets the request over a new one
+//	Calling, Redialing → Choosing        the engine did not answer, and another one may
+//	Calling, Redialing → Streaming       the engine answers
+//	Streaming → Done                     the answer has ended, or is broken off
+//	Choosing, Calling, Redialing → Done  no engine serves the request, so the client gets an error
 func (l *Lifecycle) stepPassthrough(e Event, dst []Effect) []Effect {
 	callUnderWay := l.state == Calling || l.state == Redialing
 	switch {
@@ -22,18 +24,20 @@ func (l *Lifecycle) stepPassthrough(e Event, dst []Effect) []Effect {
 	case l.state == Choosing && e.Kind == Chosen:
 		l.tries.enginesAsked++
 		return l.callEngine(SendOver, dst)
-	case l.state == Choosing && e.Kind == NoneLeft:
+	case l.state == Choosing && e.Kind == NoneLeft: // every engine that may serve the request was tried
 		return l.failNoEngineLeft(dst)
-	case l.state == Choosing && e.Kind == NoRoute:
+	case l.state == Choosing && e.Kind == NoRoute: // no engine of the model has the endpoint, which the client is told (OfRanks)
 		return l.failPassthrough(OfRanks, dst)
 	case callUnderWay && e.Kind == CallFailed:
 		return l.passthroughCallFailed(e, dst)
 	case callUnderWay && e.Kind == First: // no other engine will be sent the body
 		return append(l.held.settle(dst, Body, Back), Effect{Kind: AnswerIt})
-	case l.state == Streaming && e.Kind == Ends: // the answer keeps its memory until it is written
-		return append(l.settlePassthrough(Back, Pass, dst), Effect{Kind: EndWhole})
+	case l.state == Streaming && e.Kind == Ends:
+		const bodyBack, memoryToAnswer = Back, Pass // the answer gives its memory back when it is written
+		return append(l.settlePassthrough(bodyBack, memoryToAnswer, dst), Effect{Kind: EndWhole})
 	case l.state == Streaming && e.Kind == CallFailed:
-		return append(l.settlePassthrough(Back, Back, dst), Effect{Kind: BreakOff})
+		const bodyBack, memoryBack = Back, Back
+		return append(l.settlePassthrough(bodyBack, memoryBack, dst), Effect{Kind: BreakOff})
 	}
 	return dst
 }
@@ -69,14 +73,16 @@ func (l *Lifecycle) callEngine(send EffectKind, dst []Effect) []Effect {
 // asked, unless the request itself may be the cause, or maxFailedEngines have failed. A failure of an engine is counted and logged.
 func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 	verdict := e.End.Verdict()
-	dst = l.held.settle(dst, Memory, Back)
-	dst = l.held.settle(dst, Call, verdict.KV)
+	dst = l.held.settle(dst, Memory, Back)     // the memory that was set aside for an answer
+	dst = l.held.settle(dst, Call, verdict.KV) // Spent: the engine may have computed tokens of the request; Free: it has not
+	// Moved: the proxy ended the call, because the engine was taken out of service.
+	secondConnectionBroke := l.state == Redialing && e.End.Progress < Headed && !e.End.Moved
 	switch {
 	case e.ClientLeft:
 		return l.failPassthrough(OfClient, dst)
 	// Two connections ended without an answer, so the request may have killed the engine: no other engine is risked. The client gets the
 	// error of the first connection (Recall).
-	case l.state == Redialing && e.End.Progress < Headed && !e.End.Moved:
+	case secondConnectionBroke:
 		verdict.Next = Elsewhere
 		dst = append(dst, Effect{Kind: Recall})
 	case verdict.Next == Same: // the engine had most likely closed the connection before it saw the request
@@ -100,7 +106,8 @@ func (l *Lifecycle) passthroughCallFailed(e Event, dst []Effect) []Effect {
 // failPassthrough ends the request with an error for the client. It gives back all that the request holds, except for the body: the code
 // that answers with the error gives the body back (see Body).
 func (l *Lifecycle) failPassthrough(clientError Error, dst []Effect) []Effect {
-	return append(l.settlePassthrough(Pass, Back, dst), Effect{Kind: Fail, Error: clientError})
+	const bodyToErrorWriter, memoryBack = Pass, Back
+	return append(l.settlePassthrough(bodyToErrorWriter, memoryBack, dst), Effect{Kind: Fail, Error: clientError})
 }
 
 // settlePassthrough gives back everything that a passed-through request still holds. body and memory say what happens to these two

@@ -79,7 +79,7 @@ func take(t *testing.T, l *Lifecycle, s step, first bool) (do []Effect) {
 // twinOf is a copy of a life that shares nothing with it.
 func twinOf(l *Lifecycle) Lifecycle {
 	twin := *l
-	twin.held.maybeRead, twin.pairs = slices.Clone(l.held.maybeRead), slices.Clone(l.pairs)
+	twin.held.maybeReadHandOffs, twin.pairs = slices.Clone(l.held.maybeReadHandOffs), slices.Clone(l.pairs)
 	twin.tries.brokenConns = slices.Clone(l.tries.brokenConns)
 	return twin
 }

@@ -71,22 +71,25 @@ type Plan struct {
 // l.AnswerSoFar.
 func (l *Loss) Plan() Plan {
 	soFar := *l.AnswerSoFar
-	// fromStart is a transcript without any part of the answer, for an answer that begins again.
+	// fromStart is a transcript without any part of the answer, for an answer that begins again. The client may have its head (the id, for
+	// example) from the first events, so the new answer gets the same head.
 	fromStart := &sse.Transcript{Head: soFar.Head, Prompt: soFar.Prompt}
+	// Unread: an event that could not be read may have had content.
 	clientSawTokens := soFar.Content || soFar.Unread || len(soFar.IDs) > 0 && l.TokensVisible
+	var noResume *mooncake.Resume // nil: no part of the answer becomes a part of the prompt
 	switch {
 	case l.Finished && soFar.Head.ID != nil: // the head is known, with which the proxy writes the end
 		return Plan{Tier: Concluding, AnswerSoFar: &soFar}
 	case l.Retention == KeepNothing || !l.MayResume: // the request is not in memory, or its answer may not go on again
 		return Plan{Tier: Broken}
 	case !clientSawTokens: // the client has nothing that a new answer could contradict
-		return l.planAfter(fromStart, Repeated, nil)
+		return l.planAfter(fromStart, Repeated, noResume)
 	// An answer that has its largest number of tokens already gets no more, so it need not end with a whole character.
 	case l.Retention == KeepAll && l.resumable(&soFar) && (soFar.Completed >= l.MaxAnswerTokens || l.cutsNoCharacter(&soFar)):
 		return l.continuePlan(&soFar)
-	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet
+	case l.Retention == KeepAll && !l.Streamed: // the client gets the answer in one piece, so it has nothing yet, not even the head
 		fromStart.Head = sse.Head{}
-		p := l.planAfter(fromStart, Repeated, nil)
+		p := l.planAfter(fromStart, Repeated, noResume)
 		p.ClientHasNothing = true
 		return p
 	}
@@ -96,49 +99,57 @@ func (l *Loss) Plan() Plan {
 // continuePlan is the plan in which the answer goes on after soFar, the part that the client has. It may shorten soFar, or correct the
 // number of its tokens. If the answer may have no more tokens, the plan is only to write its end (Concluding).
 func (l *Loss) continuePlan(soFar *sse.Transcript) Plan {
-	if !l.TokensVisible && !mooncake.ByText(l.Method) { // the client does not have the text of the last tokens: they may be generated again
+	onlyTextVisible, goesOnByText := !l.TokensVisible, mooncake.ByText(l.Method)
+	if onlyTextVisible && !goesOnByText { // the last tokens whose text the client does not have may be generated again
 		soFar.Cut()
 	}
-	// Completed is a guess here, because not all token ids are known. The engine would have ended an answer that may have no more tokens,
-	// so at least one token is left.
-	if soFar.Guessed && mooncake.ByText(l.Method) {
+	// Guessed: the engine did not count all tokens, so Completed is partly an estimate. The engine would have ended an answer that may have
+	// no more tokens, so at least one token is left.
+	if soFar.Guessed && goesOnByText {
 		soFar.Completed = min(soFar.Completed, max(0, l.MaxAnswerTokens-1))
 	}
 	if soFar.Completed >= l.MaxAnswerTokens {
-		return l.planAfter(soFar, Concluding, nil)
+		return l.planAfter(soFar, Concluding, nil) // nil: no engine gets the request again
 	}
+	tier, resume := l.resumeAfter(soFar)
+	return l.planAfter(soFar, tier, resume)
+}
+
+// resumeAfter returns the part of the prompt that the answer so far becomes, by l.Method: its text or its token ids. It also returns the
+// tier that stands for the method.
+func (l *Loss) resumeAfter(soFar *sse.Transcript) (Tier, *mooncake.Resume) {
 	resume := &mooncake.Resume{Method: l.Method, Tokens: soFar.Completed}
 	if l.TokenLimit > 0 {
 		resume.Limit, resume.LimitKey = l.TokenLimit-soFar.Completed, l.TokenLimitKey
 	}
-	tier := ByText
 	switch l.Method {
 	case mooncake.ChatResumeContinue: // soFar.Text is JSON without its quotes
 		resume.Text = slices.Concat([]byte{'"'}, soFar.Text, []byte{'"'})
+		return ByText, resume
 	case mooncake.ResumeText: // the closing quote of the prompt moves behind the answer so far
 		resume.Text = slices.Concat(l.PromptText[:len(l.PromptText)-1], soFar.Text, []byte{'"'})
-	default:
-		resume.IDs = mooncake.JoinIDs(l.PromptIDs, soFar.IDs)
-		tier = ByIDs
-		if l.Method == mooncake.ResumePrompt {
-			tier = ByPrompt
-		}
+		return ByText, resume
 	}
-	return l.planAfter(soFar, tier, resume)
+	resume.IDs = mooncake.JoinIDs(l.PromptIDs, soFar.IDs)
+	if l.Method == mooncake.ResumePrompt {
+		return ByPrompt, resume
+	}
+	return ByIDs, resume
 }
 
 // planAfter is the plan in which the answer goes on after soFar, the part of the answer so far. resume is the part of the answer that
-// becomes a part of the prompt; nil: none does. The plan also has the prompt lengths that the engines must count, if the engines get token
-// ids.
+// becomes a part of the prompt; nil: none does. If the engines get token ids, the plan also has the prompt lengths that they must count: as
+// many tokens as the engine of the same role counted for the client's prompt, and those of the answer so far.
 func (l *Loss) planAfter(soFar *sse.Transcript, tier Tier, resume *mooncake.Resume) Plan {
 	p := Plan{Tier: tier, AnswerSoFar: soFar, Resume: resume}
 	if resume != nil && !mooncake.ByText(resume.Method) { // only token ids give a prompt of a known length
-		p.PrefillCount = l.PromptTokens + soFar.Completed
-		if soFar.Prompt > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
-			p.DecodeCount = soFar.Prompt + soFar.Completed
+		promptByPrefill, promptByDecode := l.PromptTokens, soFar.Prompt
+		p.PrefillCount = promptByPrefill + soFar.Completed
+		if promptByDecode > 0 { // 0: no decode engine has counted the prompt, so there is no count to compare with
+			p.DecodeCount = promptByDecode + soFar.Completed
 		}
 	}
-	if soFar.Head.ID != nil { // the client has the first event, so later events must have its id
+	if soFar.Head.ID != nil { // the client has the first event, so later events must have its id, and go on with its counts
 		p.Continuation = &sse.Continuation{Head: soFar.Head, Prompt: soFar.Prompt, Tokens: soFar.Completed,
 			Runes: soFar.Runes, Last: soFar.Last, Grows: soFar.Grows}
 		if soFar.Prompt == 0 { // the engine reported no count
@@ -157,12 +168,16 @@ func (l *Loss) cutsNoCharacter(soFar *sse.Transcript) bool {
 
 // resumable says whether the answer so far can become a part of the prompt.
 func (l *Loss) resumable(soFar *sse.Transcript) bool {
+	isGenerate := soFar.Last != nil // only streams of /generate keep their last event
+	// It is not known whether each event of /generate has the whole answer so far or only the new part.
+	growthUnknown := soFar.Grows == sse.GrowthUnknown
+	hasMoreThanText := soFar.MoreThan // reasoning or a tool call, which the transcript does not have
 	switch {
-	case soFar.Last != nil && (soFar.Grows == sse.GrowthUnknown || soFar.Completed >= l.MaxAnswerTokens):
-		return false // an answer of /generate that is at its end, or whose events may be read in two ways
-	// The request or the engine does not allow that an answer goes on, or the transcript lacks something: its head, reasoning, tool calls, or
-	// an unread event.
-	case l.Method == "", !l.MayExtendPrompt, soFar.Head.ID == nil, soFar.MoreThan, soFar.Unread:
+	case isGenerate && (growthUnknown || soFar.Completed >= l.MaxAnswerTokens): // Completed: the answer is at its end
+		return false
+	case l.Method == "", !l.MayExtendPrompt: // the engine or the request does not allow that an answer goes on
+		return false
+	case soFar.Head.ID == nil, hasMoreThanText, soFar.Unread: // the transcript lacks a part of the answer
 		return false
 	case mooncake.ByText(l.Method): // text does not fix the tokens: those that the client has may come again, and tools are lost
 		return !l.TokensVisible && !l.HasTools

@@ -53,26 +53,27 @@ func (t *tries) resetCounts() {
 func (t *tries) mayBreakEngines() bool { return t.enginesFailed >= maxBrokenEngines }
 
 // nextAttempt counts an attempt that has ended, and says on which budget and after which pause another attempt begins. The zero Retry means
-// that none does. next is the verdict on the attempt, and e is the event that reported its end. The first uncountedPauses, uncountedRedials
-// and uncountedRefusals attempts of their kinds do not count. Each later attempt of these kinds leaves the switch and counts like Again.
+// that none does. next is the verdict on the attempt, and e is the event that reported its end. The first attempts that ended as Held,
+// Redial or Untaken do not count. Each later one of these kinds leaves the switch and counts like Again.
 func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	switch next {
 	case Over, Ask, Elsewhere: // no engine of this proxy is tried again
 		return Retry{}
 	case Anew, Granted: // Anew: nothing has failed; Granted: the budget was already asked
 		return Retry{Budget: Freely}
-	case NoRoom:
+	case NoRoom: // an engine without room for KV gave the request back
 		t.givenBack++
-		if int(t.resumed+t.givenBack) > e.MostLosses { // the profile of the engine allows no more losses of one request
+		losses := int(t.resumed + t.givenBack) // answers that were lost and went on count, too
+		if losses > e.MostLosses {             // the profile of the engine allows no more losses of one request
 			return Retry{}
 		}
 		return Retry{Budget: Freely, Pause: int(t.givenBack)}
-	case Held:
+	case Held: // an engine took no requests for a short time
 		if t.pauses < uncountedPauses {
 			t.pauses++
 			return Retry{Budget: Freely, Pause: int(t.pauses)}
 		}
-	case Redial:
+	case Redial: // the engine had already closed the kept-alive connection
 		if t.redials < uncountedRedials {
 			if t.noteFailure(e) { // the request may be what breaks engines
 				return Retry{}
@@ -80,16 +81,16 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 			t.redials++
 			return Retry{Budget: Freely}
 		}
-	case NoModel:
+	case NoModel: // the engine did not have the model
 		if t.withoutModel == uncountedWithoutModel { // so many misses do not come from a mere change of the models of engines
 			return Retry{}
 		}
 		t.withoutModel++
 		return Retry{Budget: Freely, Pause: int(t.withoutModel)}
-	case Unreached:
+	case Unreached: // the attempt reached no engine
 		t.unreached++
 		return Retry{Budget: OfUnsent, N: int(t.unreached)}
-	case Untaken:
+	case Untaken: // an engine refused the request
 		if t.refusals < uncountedRefusals { // the budget counts attempts from 1, but perhaps none has counted yet
 			t.refusals++
 			return Retry{Budget: Counted, N: max(1, int(t.counted)), Pause: int(t.refusals)}
@@ -100,6 +101,7 @@ func (t *tries) nextAttempt(next NextStep, e *Event) Retry {
 	if t.noteFailure(e) { // the request may be what breaks engines
 		return Retry{}
 	}
+	// A client that has a part of the answer gets another attempt despite an empty budget, if no engine answered this one.
 	clientHasPart := t.resumed > 0
 	return Retry{Budget: Counted, N: int(t.counted), Despite: clientHasPart}
 }
@@ -129,8 +131,8 @@ func (t *tries) noteBrokenConn(b BrokenConn, down []string) (mayBreakEngines boo
 	return t.enginesFailed+1 >= maxBrokenEngines // +1 for this engine: an engine reported a failure at the request before
 }
 
-// note500 notes an engine that answered 500. Once two engines have done so, the request is the cause: no engine is blamed for these 500s or
-// for later ones, which the effect Resolve reports.
+// note500 notes an engine that answered 500, because the engine or the request may be its cause. Once a second engine has done so, the
+// request is the cause: no engine is blamed for these 500s or for later ones, which the effect Resolve reports.
 func (t *tries) note500(engine string, dst []Effect) []Effect {
 	if t.unexplained500 != "" && t.unexplained500 != engine { // a second engine
 		t.causes500 = true

@@ -84,7 +84,7 @@ const (
 )
 
 // ReasonOfStatus returns the reason for the status of an engine's answer. Status 0 stands for an event that reports a failure without a
-// status.
+// status. The reasons differ in what follows (see the tables prefills and decodes): who is blamed, and whether another engine is tried.
 func ReasonOfStatus(status int) Reason {
 	switch {
 	case status == 429:
@@ -93,13 +93,13 @@ func ReasonOfStatus(status int) Reason {
 		return Rejected
 	}
 	switch status {
-	case 500: // old engines also answer 500 to a request that they cannot serve
+	case 500: // the engine or the request is at fault: old engines also answer 500 to a request that they cannot serve
 		return Failed
-	case 501:
+	case 501: // the engine cannot do what the request asks for, which is no failure
 		return Unable
-	case 503:
+	case 503: // the engine is overloaded or not ready
 		return Busy
-	case 0, 502, 504: // the engine, or a proxy in front of it, has failed
+	case 0, 502, 504: // the request is not at fault: the engine, or a proxy in front of it, has failed
 		return Erred
 	}
 	return Odd
@@ -260,8 +260,8 @@ type Consequences struct {
 	Blame Blame
 }
 
-// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame. The tables have the usual case. The
-// flags of e (Open, Frees, Kept, Moved) change it.
+// Verdict looks up what becomes of the KV, what the request does next, and which component is to blame. The tables prefills and decodes
+// have the usual case. The flags of e (Open, Frees, Kept, Moved) change it.
 func (e CallEnd) Verdict() Consequences {
 	usual := &prefills[e.Reason]
 	switch e.Call {
@@ -271,27 +271,7 @@ func (e CallEnd) Verdict() Consequences {
 	case Sole:
 		return e.soleVerdict()
 	}
-	v := Consequences{KV: usual.kv[e.Progress], Next: usual.next, Blame: usual.blame}
-	switch {
-	case v.KV == unsaid && e.Call == Prefill:
-		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
-		// has it frees it at its hold timeout.
-		v.KV = Orphan
-	case v.KV == unsaid: // no table entry, which is a bug; the decode engine may have the request
-		v.KV = MaybeRunning
-	case v.KV == MaybeRead && e.Open: // the engine answered 200, so it may have begun
-		v.KV = MaybeRunning
-	case v.KV == MaybeRead && e.Frees && e.Reason != Paused: // the part of a paused engine that would free the KV never saw the request
-		v.KV = Free
-	}
-	if e.Call == Prefill && !e.Kept { // this prefill engine keeps no KV for a decode engine, so there is none to free
-		switch v.KV {
-		case Lose:
-			v.KV = Refuse
-		case Orphan, Discard:
-			v.KV = Free
-		}
-	}
+	v := Consequences{KV: e.dispositionOfKV(usual.kv[e.Progress]), Next: usual.next, Blame: usual.blame}
 	if e.Moved { // an engine that was taken out of service is not to blame
 		v.Blame = Nobody
 		if v.Next != Over { // another engine may get the request, and the attempt does not count
@@ -299,6 +279,32 @@ func (e CallEnd) Verdict() Consequences {
 		}
 	}
 	return v
+}
+
+// dispositionOfKV is what becomes of the KV of a prefill or decode call. usual is the entry of the table, which the flags of e may change.
+func (e CallEnd) dispositionOfKV(usual Disposition) Disposition {
+	kv := usual
+	switch {
+	case usual == unsaid && e.Call == Prefill:
+		// The table has no entry, which is a bug. Orphan is safe: no engine is told to fetch KV that may not be there, and an engine that
+		// has it frees it at its hold timeout.
+		kv = Orphan
+	case usual == unsaid: // no table entry, which is a bug; the decode engine may have the request
+		kv = MaybeRunning
+	case usual == MaybeRead && e.Open: // the engine answered 200, so it may have begun, and may still run
+		kv = MaybeRunning
+	case usual == MaybeRead && e.Frees && e.Reason != Paused: // the part of a paused engine that would free the KV never saw the request
+		kv = Free
+	}
+	if e.Call == Prefill && !e.Kept { // this prefill engine keeps no KV for a decode engine, so there is none to free
+		switch kv {
+		case Lose: // the engine has failed, but holds no KV
+			return Refuse
+		case Orphan, Discard:
+			return Free
+		}
+	}
+	return kv
 }
 
 // LostByEngine says whether the call's engine took the request (its answer began with status 200, or the prompt was prefilled for it), and
@@ -310,13 +316,17 @@ func (e CallEnd) LostByEngine() bool {
 // EngineFailed says whether the call's engine is the reason that the call ended: by its answer, or because its connection or answer failed.
 func (e CallEnd) EngineFailed() bool { return e.Reason >= Stale && !e.Moved }
 
-// soleVerdict is the verdict on a Sole call. The engine keeps nothing of the request, so another engine can serve it. But a request that
-// may have killed its engine goes to no other engine (Elsewhere). A request of which no byte was sent always goes to another engine. KV
-// only says whether the engine may have computed the request's tokens (Spent) or not (Free).
+// soleVerdict is the verdict on a Sole call, by which one engine serves all of a request. KV only says whether the engine may have computed
+// the request's tokens (Spent) or not (Free). Next has these values here:
+//   - Elsewhere: no other engine gets the request, because it may be what made its engine fail.
+//   - Over: no other engine gets the request, because the request is at fault.
+//   - Again: another engine gets it, and the failed call counts.
+//   - Anew, NoModel: another engine gets it, and no failure counts.
+//   - Same: the same engine gets it once more, over a new connection.
 func (e CallEnd) soleVerdict() Consequences {
 	v := Consequences{KV: Spent, Next: Elsewhere, Blame: Engine}
-	refused := e.Reason >= Lacks && !e.Open // the answer had an error status from its start
-	if e.Progress == Unsent || e.Reason == Stale || refused {
+	hasErrorStatus := e.Reason >= Lacks && !e.Open // the reasons from Lacks on stand for statuses; Open: the status was 200
+	if e.Progress == Unsent || e.Reason == Stale || hasErrorStatus {
 		v.KV = Free
 	}
 	switch {
