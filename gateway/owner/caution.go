@@ -34,10 +34,10 @@ func (scope *Scope) othersMayRun(now time.Time) bool {
 	switch {
 	case scope.ownedSince.IsZero(): // this proxy does not own the scope
 		return false
-	case scope.cautionTime == 0: // static order: another proxy may consider itself the owner of a foreign region at any time
+	case scope.othersMayRunFor == withoutEnd: // static order: another proxy may consider itself the owner of a foreign region at any time
 		return !scope.home
 	}
-	return now.Before(scope.ownedSince.Add(scope.cautionTime))
+	return now.Before(scope.ownedSince.Add(scope.othersMayRunFor))
 }
 
 // setOthersLoad stores, for each rank, how many requests and KV tokens of other proxies are on it: the numbers that its engine reports

@@ -12,7 +12,7 @@ import (
 
 func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := &Scope{Name: "us", maxShare: 0.5, cautionTime: 30 * time.Second, othersLoad: map[string]geo.Resident{}}
+		a := &Scope{Name: "us", maxShare: 0.5, othersMayRunFor: 30 * time.Second, othersLoad: map[string]geo.Resident{}}
 		o := &Set{}
 		o.all.Store(&map[string]*Scope{"us": a})
 		room := func(rank string) [2]int {
@@ -26,7 +26,7 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "half of the slots")
 		require.Equal(t, [2]int{2, 900}, room("d/1"), "what the others leave")
 		require.Equal(t, [2]int{1, 0}, room("d/2"))
-		gone := a.ownedSince.Add(a.cautionTime)
+		gone := a.ownedSince.Add(a.othersMayRunFor)
 		time.Sleep(time.Until(gone) - 1)
 		require.Equal(t, [2]int{5, 700}, room("d/0"))
 		time.Sleep(time.Until(gone))
@@ -34,7 +34,7 @@ func TestATakerIsCautiousUntilStrandedHandOffsAreGone(t *testing.T) {
 
 		a.home, a.maxShare, a.ownedSince = true, 1, time.Now()
 		require.Equal(t, [2]int{8, 700}, room("d/0"), "at home it is what the taker left")
-		a.home, a.maxShare, a.cautionTime = false, 0.5, 0
+		a.home, a.maxShare, a.othersMayRunFor = false, 0.5, 0
 		time.Sleep(time.Hour)
 		require.Equal(t, [2]int{5, 700}, room("d/0"), "without a lease the other may be there at any time")
 	})
@@ -48,7 +48,7 @@ func TestATakerIsCautiousForAsLongAsPrefillersHoldByThen(t *testing.T) {
 	require.True(t, a.othersMayRun(now.Add(59*time.Minute)))
 	require.False(t, a.othersMayRun(now.Add(time.Hour)))
 
-	a.cautionTime = 0
+	a.othersMayRunFor = 0
 	s.recordOwnership(a, 3, now)
-	require.Zero(t, a.cautionTime, "without a lease it does not end")
+	require.Zero(t, a.othersMayRunFor, "without a lease it does not end")
 }

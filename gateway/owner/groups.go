@@ -17,8 +17,8 @@ import (
 type siblings struct {
 	set *Set
 
-	mu      sync.Mutex
-	members *lease.Members
+	mu   sync.Mutex
+	live *lease.Members // the live proxies that are not shutting down
 }
 
 // updateMembers updates the members: the live proxies that are not shutting down, including this proxy. leaving says whether this proxy is
@@ -29,7 +29,7 @@ func (s *siblings) updateMembers(now time.Time) (leaving bool) {
 		staying = append(staying, s.set.peers.ID())
 	}
 	s.mu.Lock()
-	s.members.See(staying, now)
+	s.live.See(staying, now)
 	s.mu.Unlock()
 	return leaving
 }
@@ -38,46 +38,52 @@ func (s *siblings) updateMembers(now time.Time) (leaving bool) {
 func (s *siblings) liveMembers() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.members.Order("") // every scope has the same members, so any name will do
+	return s.live.Order("") // every scope has the same members, so any name will do
 }
 
 // ownerOrder returns the proxies in the order in which they should own a group. It leaves out proxies that may not own the group according
 // to ha.members of this proxy or to the list in the lease.
 func (s *siblings) ownerOrder(scope *Scope) []string {
-	listed := scope.claim.Members()
+	leaseMembers := scope.claim.Members()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.members.Order(scope.Name, s.set.members, listed)
+	return s.live.Order(scope.Name, s.set.configMembers, leaseMembers)
 }
 
-// updateClaims updates the members. It then tells the claim of each group whether this proxy should own the group now (isHome), at which
-// place of the group's order it is, and whether it could serve the group: it is not shutting down, and enough engines of the group answer.
+// updateClaims updates the live proxies. It then tells the claim of each group whether this proxy should own the group now (isHome), at
+// which place of the group's order it is, and whether it could serve the group: it is not shutting down, and enough engines of the group
+// answer. The order leaves out proxies that may not own the group, by ha.members of this proxy (configMembers) or by the list in the lease
+// (leaseMembers). An empty list excludes none.
 func (s *siblings) updateClaims(all map[string]*Scope, engines map[string]EngineCounts, now time.Time) {
 	leaving := s.updateMembers(now)
 	for name, scope := range all {
-		listed := scope.claim.Members() // the members in the lease; empty: any proxy may own the group
+		leaseMembers, owner := scope.claim.Members(), lease.Dispatcher(scope.view.Load().Holder)
 		s.mu.Lock()
-		place, isHome := s.members.TakeoverRank(name, lease.Dispatcher(scope.view.Load().Holder), now, s.set.members, listed)
+		place, isHome := s.live.TakeoverRank(name, owner, now, s.set.configMembers, leaseMembers)
 		s.mu.Unlock()
-		scope.claim.SetRole(isHome, place, !leaving && engines[name].halfAnswer())
+		canServe := !leaving && engines[name].halfAnswer()
+		scope.claim.SetRole(isHome, place, canServe)
 	}
 }
 
 // checkHandBack returns nil if a group may go to the proxy that asks for it (sender). The epoch in the question must be the present one,
-// the store of leases must answer, and the asking proxy must come before this one in the group's order.
+// the store of leases must answer, and the asking proxy must come before this one in the group's order: the order in which the live
+// proxies should own the group. The order leaves out proxies that are not in ha.members (configMembers) or not in the list of the lease
+// (leaseMembers).
 func (s *siblings) checkHandBack(scope *Scope, sender string, ask geo.HandBack) error {
 	v := scope.view.Load()
 	if ask.Epoch != v.Epoch { // the asking proxy means an earlier or later ownership
 		return fmt.Errorf("group %s: %w", scope.Name, lease.ErrNotHolder)
 	}
-	if v.StoreAway { // checked first, so that this proxy does not stop requests in vain
+	if v.StoreAway { // no other proxy could take the lease, so this proxy would stop its requests in vain
 		return fmt.Errorf("group %s: %w: the store of its lease does not answer, so no other proxy could take it", scope.Name, lease.ErrNotHolder)
 	}
-	now, listed := time.Now(), scope.claim.Members()
+	now, leaseMembers := time.Now(), scope.claim.Members()
 	s.updateMembers(now)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.members.ShouldHandOver(scope.Name, sender, now, s.set.members, listed) {
+	senderIsBeforeUs := s.live.ShouldHandOver(scope.Name, sender, now, s.set.configMembers, leaseMembers)
+	if !senderIsBeforeUs {
 		return fmt.Errorf("group %s: %w, and %s is not before us in its order", scope.Name, lease.ErrNotHolder, sender)
 	}
 	return nil

@@ -38,13 +38,14 @@ func (s *Set) AllowHandBack(sender string, ask geo.HandBack) (scope *Scope, done
 // returns an error, and changes nothing, if this proxy does not own the scope with the epoch in ask, or may not release the lease now.
 func (s *Set) HandBack(scope *Scope, ask geo.HandBack) (geo.HandedBack, error) {
 	h := geo.HandedBack{HandBack: ask, Ranks: []geo.Resident{}}
-	err := scope.claim.GiveBack(ask.Epoch, func() {
+	listRequests := func() { // called when nothing is admitted any more, and the lease is not released yet
 		scope.mu.Lock()
-		scope.handedBack = true // for a region, Tenure reports the requests that still run, until there are none
+		scope.handedBack = true // from now on, answers to probes report the requests that still run in a region (see Tenure)
 		scope.mu.Unlock()
-		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs)
+		ours, _, _ := s.deps.Load(s.ctx, scope.Name, onlyOurs) // the other results are only for askEngines
 		h.Ranks = append(h.Ranks, ours...)
-	})
+	}
+	err := scope.claim.GiveBack(ask.Epoch, listRequests)
 	return h, err
 }
 
@@ -99,8 +100,10 @@ func (s *Set) askBack(ctx context.Context, scope *Scope, holder string, epoch in
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
 	clear(scope.othersLoad)
-	scope.othersReported = true
-	scope.setOthersLoad(nil, h.Ranks, nil) // the list has only the holder's requests, and no rank is silent
+	scope.othersReported = true // so that RankQuota allows all slots of ranks that the holder does not list
+	var ours []geo.Resident     // none, because the list has only the holder's requests
+	var silentRanks []string    // none, because the holder knows all its requests
+	scope.setOthersLoad(ours, h.Ranks, silentRanks)
 	return nil
 }
 
@@ -117,7 +120,8 @@ func (s *Set) Promise(sender string, ask geo.Vote) error {
 	return group.claim.GivePromise(ask.Vote)
 }
 
-// Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, and the epochs that it has seen.
+// Tenure is the part of answers to probes about ownership: the scopes that this proxy owns, the epochs that it has seen, and the regions
+// that it has handed back, as long as its requests still run there (Lent).
 func (s *Set) Tenure() geo.Tenure {
 	t := geo.Tenure{Seen: map[string]int64{}}
 	for name, scope := range *s.all.Load() {
@@ -133,8 +137,8 @@ func (s *Set) Tenure() geo.Tenure {
 		case s.kind == Regions && v.Epoch > 0: // of regions, also those whose lease this proxy has only read; 0: never held
 			t.Epochs = put(t.Epochs, name, v.Epoch)
 		}
-		if running := s.updateHandedBack(scope); running > 0 {
-			t.Lent = put(t.Lent, name, running)
+		if stillRunning := s.countInHandedBack(scope); stillRunning > 0 {
+			t.Lent = put(t.Lent, name, stillRunning)
 		}
 	}
 	return t
@@ -149,9 +153,9 @@ func put[V any](m map[string]V, key string, v V) map[string]V {
 	return m
 }
 
-// updateHandedBack returns how many requests of this proxy still run in a region that it has handed back, and ends the state handedBack
-// once there are none. It returns 0 for other regions, and for decode groups, of which this is not reported.
-func (s *Set) updateHandedBack(scope *Scope) (running int) {
+// countInHandedBack returns how many requests of this proxy still run in a region that it has handed back. Once there are none, it clears
+// handedBack, so that they are counted no more. It returns 0 for other regions, and for decode groups, of which this is not reported.
+func (s *Set) countInHandedBack(scope *Scope) (running int) {
 	scope.mu.Lock()
 	handedBack := scope.handedBack && s.kind == Regions
 	scope.mu.Unlock()

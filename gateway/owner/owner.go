@@ -38,18 +38,21 @@ func New(c *config.Config, deps Deps) (*Set, error) {
 // initGroups prepares the Set for decode groups. The groups become known only later, with their engines.
 func (s *Set) initGroups() error {
 	ha, self := &s.conf.HA, s.conf.Geo.Self.ID
-	s.kind, s.members = Groups, ha.MemberList()
-	s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, self, s.members, s.log)
+	s.kind, s.configMembers = Groups, ha.MemberList()
+	s.leases = newLeases(ha.Engine, ha.Lease, ha.Kubernetes.Namespace, ha.Etcd, self, s.configMembers, s.log)
 	s.openLease = func(name string) (lease.Engine, error) {
 		return s.leases.open(groupLeaseName(name), ha.Kubernetes.Kubeconfig, name)
 	}
 	s.times = ha.Times()
-	if len(s.members) > 0 && !slices.Contains(s.members, self) {
+	if len(s.configMembers) > 0 && !slices.Contains(s.configMembers, self) {
 		s.log.Warn("this proxy is not in ha.members: it never owns a decode group, and forwards all requests", zap.String("id", self),
-			zap.Strings("members", s.members))
+			zap.Strings("members", s.configMembers))
 	}
-	s.succession = &siblings{set: s, members: lease.NewMembers(self, ha.Mode == geo.HAShard, ha.Lease)}
-	if _, err := s.openLease(""); err != nil { // a lease without a name already shows a wrong setting of the store
+	// siblings are the live proxies of this region, and decide which of them should own which group. In mode shard each proxy should own
+	// some of the groups, otherwise one proxy should own all.
+	spread, settleTime := ha.Mode == geo.HAShard, ha.Lease
+	s.succession = &siblings{set: s, live: lease.NewMembers(self, spread, settleTime)}
+	if _, err := s.openLease(""); err != nil { // opened only to find wrong settings of the store at the start
 		return fmt.Errorf("ha: %w", err)
 	}
 	return nil
@@ -65,7 +68,7 @@ func (s *Set) initRegions() error {
 		return s.leases.open(regionLeaseName(name), ownership.Kubernetes.Kubeconfig[name], name)
 	}
 	s.times = ownership.Times()
-	regions := &neighbours{set: s, roundTrips: map[string]map[string]map[string]float64{}}
-	s.succession = regions
+	regions := &neighbours{set: s, roundTrips: roundTrips{}}
+	s.succession = regions // decides which proxies should own which region, by the configured order or the round trips
 	return regions.createScopes()
 }

@@ -20,8 +20,11 @@ type neighbours struct {
 	deciding sync.Mutex // serialises decideStaticOwner, so that the last view published is the newest one
 
 	mu         sync.Mutex
-	roundTrips map[string]map[string]map[string]float64 // in ms: by region, by proxy of the region, by peer of this proxy
+	roundTrips roundTrips
 }
+
+// roundTrips are the round trips that proxies measured to their peers, in ms: by the proxy's region, by the proxy, by its peer.
+type roundTrips map[string]map[string]map[string]float64
 
 // regionLeaseName is the name of a region's Lease object.
 func regionLeaseName(region string) string { return "evenkeel-owner-" + strings.ToLower(region) }
@@ -60,7 +63,8 @@ func (n *neighbours) createScopes() error {
 	return nil
 }
 
-// setStaticOrder gives a scope a static order of owners: first the home proxy, then the configured order.
+// setStaticOrder gives a scope a static order of owners: first the home proxy, then the configured order. Without a lease, the home may
+// consider itself the owner at any time, so its requests may always run beside those of this proxy.
 func (n *neighbours) setStaticOrder(scope *Scope) {
 	c := &n.set.conf.Geo
 	home := c.Self.ID // for another region, the first peer of the region
@@ -70,7 +74,7 @@ func (n *neighbours) setStaticOrder(scope *Scope) {
 			break
 		}
 	}
-	scope.cautionTime = 0 // caution does not end, because without a lease the home may consider itself the owner at any time
+	scope.othersMayRunFor = withoutEnd
 	scope.static = lease.NewStatic(c.Self.ID, home, n.takeoverOrder(scope.Name), c.Ownership.DeadAfter, time.Now())
 	v := scope.static.View(time.Now())
 	scope.view.Store(&v)
@@ -128,8 +132,10 @@ func (n *neighbours) updateClaims(all map[string]*Scope, engines map[string]Engi
 		switch {
 		case scope.static != nil:
 			n.decideStaticOwner(scope, now)
-		case !scope.home: // the claim of this proxy's own region keeps the first rank, with which it was made
-			scope.claim.SetRole(false, n.takeoverRank(scope), engines[name].halfAnswer())
+		case !scope.home: // the claim of this proxy's own region keeps the role with which it was made
+			const isHome = false
+			canServe := engines[name].halfAnswer() // a proxy that reaches fewer engines leaves the region to others
+			scope.claim.SetRole(isHome, n.takeoverRank(scope), canServe)
 		}
 	}
 }

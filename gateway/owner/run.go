@@ -64,6 +64,7 @@ func (s *Set) startClaim(scope *Scope) {
 
 // updateGroups claims new groups, and gives up groups whose engines have all left (engines has the others).
 func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
+	// A group that was given up may be claimed again once its old claim has ended.
 	maps.DeleteFunc(s.leavingScopes, func(_ string, scope *Scope) bool { return !scope.claimRuns() })
 	maps.DeleteFunc(s.claimFailures, func(name string, _ claimFailure) bool { _, hasEngines := engines[name]; return !hasEngines })
 	before := *s.all.Load()
@@ -80,7 +81,7 @@ func (s *Set) updateGroups(engines map[string]EngineCounts, now time.Time) {
 	if changed { // a claim has succeeded, so the store and its files may work for other groups, too
 		s.retryFailedClaims()
 	}
-	s.all.Store(&after)
+	s.all.Store(&after) // from now on, Admits is false for the groups without engines; only then are their leases released
 	for name, scope := range before {
 		if after[name] == nil {
 			s.giveUp(name, scope)
@@ -156,21 +157,24 @@ func (scope *Scope) claimRuns() bool {
 }
 
 // countOthersRequests counts the requests of other proxies on the ranks of scopes that this proxy took over lately, or is about to take
-// over. The number for a rank changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that
-// Run soon looks at peers again even if many engines hang.
+// over, because they take room on these ranks. It drops the counts of scopes where such requests have ended by now. The number for a rank
+// changes only when its engine reports a new one. The engines of all scopes are asked at the same time, so that Run soon looks at peers
+// again even if many engines hang.
 func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 	changed := false
 	var asked sync.WaitGroup
 	for _, scope := range *s.all.Load() {
 		scope.mu.Lock()
 		othersMayRun := scope.othersMayRun(now)
-		// while this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must stay
-		cautionEnded := !scope.ownedSince.IsZero() && !othersMayRun && len(scope.othersLoad) > 0
-		if cautionEnded {
+		// While this proxy does not own the scope, othersLoad has the list of the owner that is handing the scope over, and must stay.
+		ownsScope := !scope.ownedSince.IsZero()
+		othersHaveEnded := ownsScope && !othersMayRun && len(scope.othersLoad) > 0
+		if othersHaveEnded {
 			clear(scope.othersLoad)
 		}
 		scope.mu.Unlock()
-		if othersMayRun || scope.view.Load().Phase == lease.Starting {
+		willOwnSoon := scope.view.Load().Phase == lease.Starting // this proxy holds the lease, and waits until the owner before has stopped
+		if othersMayRun || willOwnSoon {
 			asked.Go(func() {
 				ours, all, silent := s.deps.Load(ctx, scope.Name, askEngines)
 				scope.mu.Lock()
@@ -179,7 +183,7 @@ func (s *Set) countOthersRequests(ctx context.Context, now time.Time) {
 			})
 			changed = true
 		}
-		changed = changed || cautionEnded
+		changed = changed || othersHaveEnded
 	}
 	asked.Wait()
 	if changed {

@@ -37,7 +37,7 @@ type Scope struct {
 	handBacksPending atomic.Int32
 	home             bool          // the scope is this proxy's own region
 	maxShare         float64       // largest share of a rank's slots, at most 1, to use while requests of other proxies may run there
-	cautionTime      time.Duration // how long requests of other proxies may still run after a takeover; 0: without end, as in a static order
+	othersMayRunFor  time.Duration // how long after a takeover requests of other proxies may still run; withoutEnd: at any time
 
 	mu             sync.Mutex
 	static         *lease.Static           // nil: the scope has a claim instead
@@ -49,6 +49,9 @@ type Scope struct {
 	epochBegan     time.Time               // when this proxy first owned the scope with that epoch
 	ownerLastSeen  time.Time               // last sign of life of another owner; zero: there was none
 }
+
+// withoutEnd is the value of Scope.othersMayRunFor if requests of other proxies may run on the scope's engines at any time.
+const withoutEnd = 0
 
 // NewScope returns a scope without an owner. It admits nothing until a view of its claim or static order admits.
 func NewScope(name string) *Scope {
@@ -89,12 +92,12 @@ func (s *Set) applyView(scope *Scope, v lease.View) {
 		}
 		return
 	}
-	sinceOtherOwner := s.storeChange(scope, v)
+	sinceOtherOwner := s.storeChange(scope, v) // after a loss, the scope admits nothing from here on
 	log.Warn("ownership of a "+s.kind.text()+" changed", zap.Bool("admits", v.Admits), zap.Duration("after_the_last_owner", sinceOtherOwner))
 	if !v.Admits {
 		s.announceLoss()
 	}
-	s.deps.Publish(s.ctx)
+	s.deps.Publish(s.ctx) // after a loss, no request is bound to the scope's engines from here on, so only bound ones are left to be written
 	if !v.Admits {
 		scope.waitForWrites(s.ctx)
 	}
@@ -111,20 +114,21 @@ func (s *Set) checkSoon() {
 
 // storeChange stores a view that changes whether this proxy admits. sinceOtherOwner is the time since the last sign of life of the owner
 // before; 0: there was none, or the scope was lost. For a while after a takeover (from ownedSince), the proxy sends little, because
-// requests of the owner before may still run. The fleet may read the scope between two lines of this function. Therefore ownedSince is set
-// before the view admits, and cleared only after the view no longer admits.
+// requests of the owner before may still run. The fleet reads the view without the lock, and then asks how much the proxy may send.
+// Therefore ownedSince is set before the view admits, and cleared only after the view no longer admits.
 func (s *Set) storeChange(scope *Scope, v lease.View) (sinceOtherOwner time.Duration) {
 	scope.mu.Lock()
 	defer scope.mu.Unlock()
 	if v.Admits {
-		s.ownersKnown.Store(true)
-		sinceOtherOwner = s.recordOwnership(scope, v.Epoch, time.Now())
+		s.ownersKnown.Store(true)                                       // UnreadyReason: some scope has an owner
+		sinceOtherOwner = s.recordOwnership(scope, v.Epoch, time.Now()) // sets ownedSince
 		scope.view.Store(&v)
 		return sinceOtherOwner
 	}
 	scope.view.Store(&v)
-	scope.ownedSince, scope.othersReported = time.Time{}, false
-	clear(scope.othersLoad)
+	scope.ownedSince = time.Time{}
+	clear(scope.othersLoad) // what ran there of other proxies is counted anew after the next takeover
+	scope.othersReported = false
 	return 0
 }
 
@@ -137,14 +141,15 @@ func (s *Set) announceLoss() {
 }
 
 // recordOwnership records that this proxy owns a scope now. It counts a takeover if the epoch is new, or if the scope has no claim and
-// therefore no epochs. With the old epoch, no other proxy has owned the scope in between. sinceOtherOwner is the time since the last sign
-// of life of another owner; 0: there was none, or this is no takeover. The caller holds the scope's mu.
+// therefore no epochs. With the old epoch, no other proxy has owned the scope in between. After a takeover, requests of the owner before
+// may still run for KVHoldTimeout, because until then engines may still fetch KV by its hand-offs. sinceOtherOwner is the time since the
+// last sign of life of another owner; 0: there was none, or this is no takeover. The caller holds the scope's mu.
 func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOtherOwner time.Duration) {
-	scope.handedBack = false
+	scope.handedBack = false // the scope is this proxy's again
 	if isTakeover := scope.claim == nil || epoch != scope.lastOwnedEpoch; isTakeover {
 		scope.lastOwnedEpoch, scope.epochBegan = epoch, now
-		if scope.cautionTime > 0 { // 0, for a static order, stays
-			scope.cautionTime = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
+		if scope.othersMayRunFor > withoutEnd { // withoutEnd, for a static order, stays
+			scope.othersMayRunFor = s.deps.KVHoldTimeout() // a reload may have changed the value since the scope was made
 		}
 		hadOwner := !scope.ownerLastSeen.IsZero()
 		if hadOwner {
@@ -152,7 +157,7 @@ func (s *Set) recordOwnership(scope *Scope, epoch int64, now time.Time) (sinceOt
 		}
 		s.metrics.countTakeover(scope.Name, sinceOtherOwner, hadOwner)
 	}
-	scope.ownedSince = scope.epochBegan // not the present time, because caution begins anew only with a takeover
+	scope.ownedSince = scope.epochBegan // not the present time: only before a takeover can another proxy have begun requests
 	return sinceOtherOwner
 }
 

@@ -84,16 +84,16 @@ type succession interface {
 
 // Set holds all scopes of a kind. A nil Set belongs to a proxy that shares no engines, and admits to every scope.
 type Set struct {
-	deps      Deps
-	kind      Kind
-	conf      *config.Config
-	log       *zap.Logger
-	leases    *leases
-	openLease func(name string) (lease.Engine, error) // opens the lease of a scope
-	times     lease.Times
-	members   []string // the only proxies that may own scopes; empty: every proxy may
-	region    string   // the proxy's own region
-	peers     *geo.Peers
+	deps          Deps
+	kind          Kind
+	conf          *config.Config
+	log           *zap.Logger
+	leases        *leases
+	openLease     func(name string) (lease.Engine, error) // opens the lease of a scope
+	times         lease.Times
+	configMembers []string // ha.members, the only proxies that may own scopes; empty: every proxy may
+	region        string   // the proxy's own region
+	peers         *geo.Peers
 	succession
 	metrics *metrics
 
@@ -118,27 +118,31 @@ func (s *Set) SetPeers(peers *geo.Peers) {
 	}
 }
 
-// newScope returns a new scope without a claim.
+// newScope returns a new scope without a claim. After a takeover of the scope, requests of the owner before may still run for as long as
+// prefill engines keep KV, because until then engines may still fetch KV by its hand-offs.
 func (s *Set) newScope(name string) *Scope {
 	scope := NewScope(name)
-	scope.cautionTime = s.deps.KVHoldTimeout()
+	scope.othersMayRunFor = s.deps.KVHoldTimeout()
 	return scope
 }
 
-// openClaim opens the lease of a scope and gives the scope a claim. takeoverRank is this proxy's place among the proxies that may take the
-// scope.
+// openClaim opens the lease of a scope and gives the scope a claim, by which this proxy may become the owner. takeoverRank is this proxy's
+// place among the proxies that may take the scope. Each acquisition of the lease has a higher number, its epoch. MaxEpoch bounds the epochs
+// that other proxies may name, so that a wrong one does not use up the numbers that the store can hold.
 func (s *Set) openClaim(scope *Scope, takeoverRank int) error {
 	store, err := s.openLease(scope.Name)
 	if err != nil {
 		return err
 	}
-	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: takeoverRank, Times: s.times, Members: s.members}
+	cfg := lease.Config{Self: s.leases.identity, Home: scope.home, TakeoverRank: takeoverRank, Times: s.times, Members: s.configMembers}
 	cfg.MaxEpoch = s.leases.maxEpoch()
 	scope.Claim(cfg, store, lease.Hooks{
-		OnChange: func(v lease.View) { s.applyView(scope, v) },
+		OnChange: func(v lease.View) { s.applyView(scope, v) }, // this proxy has won or lost the lease, or knows something new of it
+		// This proxy should own the scope, and asks the holder of the lease for it.
 		AskBack: func(ctx context.Context, holder string, epoch int64) error {
 			return s.askBack(ctx, scope, holder, epoch)
 		},
+		// This proxy cannot renew the lease in the store, and asks another member not to take it.
 		Vote: func(ctx context.Context, member string, ask lease.Vote) error {
 			return s.peers.AskVote(ctx, member, geo.Vote{Region: s.region, Group: scope.Name, Vote: ask})
 		},

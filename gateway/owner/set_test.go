@@ -237,8 +237,8 @@ func (l *listed) Look(context.Context) (lease.Record, error) {
 func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, a := setOf(t, Groups, &listed{members: []string{"us-1", "us-2"}})
-		o := &siblings{set: s, members: lease.NewMembers("us-1", false, time.Minute)}
-		o.members.See([]string{"us-0", "us-1", "us-2"}, time.Now())
+		o := &siblings{set: s, live: lease.NewMembers("us-1", false, time.Minute)}
+		o.live.See([]string{"us-0", "us-1", "us-2"}, time.Now())
 		require.Equal(t, []string{"us-0", "us-1", "us-2"}, o.ownerOrder(a), "it has not been read yet")
 		a.claim.SetRole(false, 1, true)
 		ctx, stop := context.WithCancel(t.Context())
@@ -254,7 +254,7 @@ func TestTheOrderOfAGroupLeavesOutWhomTheLeaseDoesNotList(t *testing.T) {
 # TYPE evenkeel_ha_members_differ gauge
 evenkeel_ha_members_differ{group="us"} 1
 `), "evenkeel_ha_members_differ"), "we have no list")
-		s.members = []string{"us-1"}
+		s.configMembers = []string{"us-1"}
 		require.Equal(t, []string{"us-1"}, o.ownerOrder(a), "nor whom our own list leaves out")
 		stop()
 		running.Wait()

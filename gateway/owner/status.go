@@ -79,18 +79,20 @@ func (s *Set) GroupsStatus() *HAStatus {
 	if !s.Has(Groups) {
 		return nil
 	}
-	all, engines := *s.all.Load(), s.deps.Engines() // in this order, so that the counts know each group of all
-	siblings := s.succession.(*siblings)            // a Set of decode groups always has this type
-	status := &HAStatus{Mode: s.conf.HA.Mode, Role: geo.HAStandby, Members: siblings.liveMembers(), Groups: []GroupStatus{}}
+	all := *s.all.Load()
+	engineCounts := s.deps.Engines()              // read after all, so that it has the engines of a group that is new in all
+	siblings := s.succession.(*siblings)          // a Set of decode groups always has this type
+	const owner, standby = "owner", geo.HAStandby // values of Role
+	status := &HAStatus{Mode: s.conf.HA.Mode, Role: standby, Members: siblings.liveMembers(), Groups: []GroupStatus{}}
 	slices.Sort(status.Members)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		scope := all[name]
 		v := scope.view.Load()
-		if v.Admits {
-			status.Role = "owner"
+		if v.Admits { // this proxy owns the group
+			status.Role = owner
 		}
 		status.Groups = append(status.Groups,
-			GroupStatus{Group: name, ScopeStatus: statusOf(v, engines[name]), Order: siblings.ownerOrder(scope), Voted: v.Voted,
+			GroupStatus{Group: name, ScopeStatus: statusOf(v, engineCounts[name]), Order: siblings.ownerOrder(scope), Voted: v.Voted,
 				MembersDiffer: v.MembersDiffer})
 	}
 	return status

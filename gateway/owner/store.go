@@ -52,7 +52,8 @@ func (l *leases) open(object, kubeconfig, key string) (lease.Engine, error) {
 		if err != nil {
 			return nil, err
 		}
-		client, err := kube.NewClient(server, namespace, l.duration/3)
+		callTimeout := l.duration / 3 // the time after which the claim gives a call up, too
+		client, err := kube.NewClient(server, namespace, callTimeout)
 		if err != nil {
 			return nil, err
 		}
