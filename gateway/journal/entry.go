@@ -55,9 +55,9 @@ const (
 	AtArrival = "arrival" // the request was bound before its prefill
 )
 
-// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, the longest of all legs
-// counts. Only for TTFT the shortest counts, because the client sees the first event of any leg. Engine, policies and route are those of
-// the leg that is added last.
+// AddLeg adds the facts of one leg (part) of a fanned-out request. Tokens and attempts are added up. For each time, and for the number of
+// other prefills beside this one (ProbeBS), the largest of all legs counts. Only for TTFT the shortest counts, because the client sees the
+// first event of any leg. Engine, policies and route are those of the leg that is added last.
 func (f *LogEntry) AddLeg(leg *LogEntry) {
 	f.PromptTokens += leg.PromptTokens
 	f.CachedTokens += leg.CachedTokens

@@ -123,8 +123,9 @@ func prefillOf(l *prefill.Lease) *receipt.Prefill {
 	return p
 }
 
-// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen. Without a trace of the decision, the other
-// ranks are left out.
+// decodeOf returns what a receipt says about the decode rank of a slot, and why it was chosen. Local is how many prompt tokens the rank has
+// to compute itself. From the trace of the decision come the state of the ranks at that moment, such as how many could have taken the
+// request (Able), and the best ranks. Without a trace these are left out.
 func decodeOf(s *dispatcher.Slot) *receipt.Decode {
 	d := &receipt.Decode{Rank: s.WorkerName, Group: s.Group, Policy: s.Policy, Stage: stageOf(s), Score: s.Score, Decide: ms(s.Decide),
 		Local: int(s.NewTokens)}

@@ -19,17 +19,18 @@ type recent struct {
 	ended, failed atomic.Uint64
 	byKeyLimit    atomic.Uint64 // the failed requests that a limit of their caller's API key refused
 
-	mu         sync.Mutex // only failed requests and readers lock it, so successful requests never wait
-	failures   map[detect.Outcome]uint64
-	whys       map[detect.Outcome]detect.Why
-	mapsShared bool // a reader has the maps failures and whys, so they must be copied before they change
+	mu              sync.Mutex // only failed requests and readers lock it, so successful requests never wait
+	failures        map[detect.Outcome]uint64
+	whys            map[detect.Outcome]detect.Why
+	readersHaveMaps bool // a reader has the maps failures and whys, so they must be copied before they change
 }
 
 // sharedReasonKeptFor is how long a failure's reason that concerns all callers stays, before a reason that concerns only one API key may
 // replace it.
 const sharedReasonKeptFor = 10 * time.Second
 
-// count counts a request that has ended, and stores the reason of a failure. fail is nil if the client got its whole answer.
+// count counts a request that has ended, and stores the reason of a failure. fail is nil if the client got its whole answer. A reason that
+// concerns all callers stays for a while (sharedReasonKeptFor) before one that concerns only one API key replaces it.
 func (r *recent) count(fail *openai.Error) {
 	// a flood of requests without a valid API key would hide that other requests fail
 	if fail != nil && fail.Status == http.StatusUnauthorized {
@@ -48,15 +49,15 @@ func (r *recent) count(fail *openai.Error) {
 	switch {
 	case r.failures == nil:
 		r.failures, r.whys = map[detect.Outcome]uint64{}, map[detect.Outcome]detect.Why{}
-	case r.mapsShared:
-		r.failures, r.whys, r.mapsShared = maps.Clone(r.failures), maps.Clone(r.whys), false
+	case r.readersHaveMaps: // the maps that readers have must not change, so copies take their place
+		r.failures, r.whys, r.readersHaveMaps = maps.Clone(r.failures), maps.Clone(r.whys), false
 	}
 	outcome := detect.Outcome{Name: Outcome(fail), Status: fail.Status}
 	r.failures[outcome]++
 	before, now := r.whys[outcome], time.Now()
-	concernsAll := before.Text != "" && !before.ByKeyLimit
-	keepsBefore := fail.ByKeyLimit && concernsAll && now.Sub(before.At) < sharedReasonKeptFor // the new reason concerns only one caller
-	if fail.Why != "" && !keepsBefore {
+	beforeConcernsAll := before.Text != "" && !before.ByKeyLimit
+	beforeStays := beforeConcernsAll && fail.ByKeyLimit && now.Sub(before.At) < sharedReasonKeptFor
+	if fail.Why != "" && !beforeStays {
 		r.whys[outcome] = detect.Why{Text: fail.Why, ByKeyLimit: fail.ByKeyLimit, At: now}
 	}
 }
@@ -71,7 +72,7 @@ func isProxyFailure(fail *openai.Error) bool {
 func (r *recent) failuresSoFar() (map[detect.Outcome]uint64, map[detect.Outcome]detect.Why) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mapsShared = true
+	r.readersHaveMaps = true
 	return r.failures, r.whys
 }
 

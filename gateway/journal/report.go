@@ -51,7 +51,7 @@ func (r *Record) countEvent(e *Event) {
 		if e.Lease.Candidate.Aggregated {
 			r.Route = Aggregated
 		}
-		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others
+		r.Prefill, r.ProbeBS = e.Lease.Candidate.ID, e.Lease.Others // Others: this proxy's prefills that the engine had then
 		r.PrefillPolicy, r.HitTokens = e.Lease.Policy, e.Lease.HitTokens
 	case Probed:
 		g.observeStage(probe, e.Took)
@@ -121,8 +121,8 @@ func (r *Record) showEvent(e Event) {
 	}
 }
 
-// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. When the views get the event, only the
-// number is that of the new attempt, because they show how much time has passed since the attempt before failed.
+// beginAttempt opens an attempt and shows it in the views, unless an attempt is already under way. The views get the event while r.attempt
+// has the number of the new attempt, but still the times of the one before: they show how long ago that attempt failed.
 func (r *Record) beginAttempt() {
 	current := &r.attempt
 	if current.open {
@@ -130,7 +130,7 @@ func (r *Record) beginAttempt() {
 	}
 	now := time.Now()
 	current.number++
-	r.passToViews(Event{Kind: Attempted, At: now})
+	r.passToViews(Event{Kind: Attempted, At: now}) // before the next line, which overwrites when the last attempt failed
 	current.open, current.willRetry, current.phase, current.since = true, false, "", now
 }
 

@@ -27,6 +27,12 @@ func openSpans(r *Record) view {
 	return spanView{}
 }
 
+// The kinds of spans, for the argument isCall of Span.Child.
+const (
+	internalStep = false // the proxy itself does the step
+	callToServer = true  // the step is a call to an engine or another region
+)
+
 // show adds an event as a span, or as a part of a span: the span of the request has a child for the parsing and one per attempt, an attempt
 // has its phases and its call to a decode engine or another region, and that call has the phases that belong to it. Methods of a nil span
 // do nothing.
@@ -34,7 +40,7 @@ func (spanView) show(r *Record, e Event) {
 	current := &r.attempt
 	switch e.Kind {
 	case Parsing:
-		current.phaseSpan = r.span.Child("parse", false)
+		current.phaseSpan = r.span.Child("parse", internalStep)
 	case Parsed:
 		current.phaseSpan.End()
 		current.phaseSpan = nil
@@ -42,12 +48,12 @@ func (spanView) show(r *Record, e Event) {
 			spanParsed(r, e.Req)
 		}
 	case Attempted:
-		current.span = r.span.Child("attempt", false)
+		current.span = r.span.Child("attempt", internalStep)
 		spanAttempt(current.span, current.number, r.leg)
 	case Entered:
 		endPhaseSpan(current, &e)
 		if e.Call != "" {
-			current.call = current.span.Child(e.Call, true)
+			current.call = current.span.Child(e.Call, callToServer)
 		}
 		current.phaseSpan = beginPhaseSpan(current, e.Phase)
 	case Chose:
@@ -121,9 +127,9 @@ func spanAttempt(s *tracing.Span, number int, leg string) {
 // beginPhaseSpan begins the span of a phase, within the call that the phase belongs to. A prefill outside of a call to a decode engine is
 // itself a call to a prefill engine.
 func beginPhaseSpan(current *attempt, p Phase) *tracing.Span {
-	name, isCall := stepNames[p], false
+	name, isCall := stepNames[p], internalStep
 	if p == Prefill && current.call == nil { // the prefill is a call of its own
-		name, isCall = "probe", true
+		name, isCall = "probe", callToServer
 	}
 	return cmp.Or(current.call, current.span).Child(name, isCall)
 }
@@ -138,7 +144,8 @@ func endPhaseSpan(current *attempt, e *Event) {
 // stepNames are the names of phases in spans. A Prefill outside a decode call is named probe instead.
 var stepNames = map[Phase]string{Queued: "queue", Prefill: "local_prefill", Pooled: "pool_wait", Transfer: "transfer", Streaming: "relay"}
 
-// spanChose adds an event to a span that says which prefill engine was chosen, and why.
+// spanChose adds an event to a span that says which prefill engine was chosen, and why. A probe is a call that lets an engine prefill a
+// prompt; Others counts this proxy's probes at the engine that were not answered when this one was added.
 func spanChose(s *tracing.Span, l *prefill.Lease) {
 	list := []attribute.KeyValue{
 		attribute.String("evenkeel.prefill.engine", l.Candidate.ID),
