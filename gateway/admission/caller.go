@@ -51,8 +51,8 @@ type ModelLoad struct {
 
 // loadPage is the page of metrics for the endpoint picker of the Gateway API. Only one request at a time makes a new page.
 type loadPage struct {
-	last atomic.Pointer[endpointText]
-	busy atomic.Bool
+	last      atomic.Pointer[endpointText]
+	beingMade atomic.Bool // a request makes a new page; makePage sets this back
 }
 
 type endpointText struct {

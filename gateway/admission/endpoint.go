@@ -24,14 +24,14 @@ const (
 func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 	if !d.deps.Config.Settings().GatewayAPI.Metrics {
 		d.deps.Requests.Fail(ctx, openai.NewError(http.StatusNotFound, "not_found",
-			"no such path: "+string(ctx.Method())+" "+endpointPath+"; the metrics of this proxy are at its admin listener"))
+			"no such path: "+string(ctx.Method())+" "+metricsPath+"; the metrics of this proxy are at its admin listener"))
 		return
 	}
 	page := d.loadPage.last.Load()
 	isOld := page == nil || time.Since(page.made) >= pageLasts
 	// One request at a time makes a new page. Meanwhile all other requests get the last page.
-	if isOld && d.loadPage.busy.CompareAndSwap(false, true) {
-		d.makePage()
+	if isOld && d.loadPage.beingMade.CompareAndSwap(false, true) {
+		d.makePage() // at its end it sets beingMade back to false
 		page = d.loadPage.last.Load()
 	}
 	if page == nil || time.Since(page.made) >= pageStale {
@@ -45,7 +45,7 @@ func (d *Handler) metrics(ctx *fasthttp.RequestCtx) {
 // makePage makes a new page of metrics, and then lets another request make the next page. If the dispatcher does not answer in time, the
 // last page stays.
 func (d *Handler) makePage() {
-	defer d.loadPage.busy.Store(false)
+	defer d.loadPage.beingMade.Store(false)
 	ctx, cancel := context.WithTimeout(d.deps.Service.Context(), pageTimeout)
 	defer cancel()
 	if loads := d.deps.Loads(ctx); ctx.Err() == nil { // otherwise the dispatcher did not answer in time, and loads lacks its part
@@ -53,7 +53,7 @@ func (d *Handler) makePage() {
 	}
 }
 
-const endpointPath = "/metrics"
+const metricsPath = "/metrics"
 
 // appendLoads appends three gauges to dst, each with a value for every model, in the text format of Prometheus.
 func appendLoads(dst []byte, loads []ModelLoad) []byte {

@@ -38,7 +38,7 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	originAllowed := d.allowOrigin(ctx)
 	route, ok := d.routes[path]
 	if name, isModel := strings.CutPrefix(path, "/v1/models/"); isModel && name != "" { // a model's name may have slashes
-		route, ok = d.routes[oneModel]
+		route, ok = d.routes[oneModelPath]
 	}
 	takesMethod := method == route.method || method == http.MethodHead && route.method == http.MethodGet
 	switch {
@@ -54,9 +54,11 @@ func (d *Handler) Handle(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-const oneModel = "/v1/models/{model}"
+// oneModelPath is the key of the route for all paths that name one model.
+const oneModelPath = "/v1/models/{model}"
 
-// publicRoutes returns the routes of the public listener, by path.
+// publicRoutes returns the routes of the public listener, by path. Requests for answers of a model are split into prefill and decode
+// (serveSplit). Those to the paths of package passthrough go to one engine unchanged.
 func (d *Handler) publicRoutes() map[string]publicRoute {
 	all := map[string]publicRoute{
 		"/v1/chat/completions":   {http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.serveSplit(ctx, mooncake.Chat) }},
@@ -68,10 +70,10 @@ func (d *Handler) publicRoutes() map[string]publicRoute {
 		openai.AbortGeneratePath: {http.MethodPost, d.abort},
 		openai.AbortTokensPath:   {http.MethodPost, d.abort},
 		"/v1/models":             {http.MethodGet, d.listModels},
-		oneModel:                 {http.MethodGet, d.showModel},
+		oneModelPath:             {http.MethodGet, d.showModel},
 		"/health":                {http.MethodGet, d.health},
 		"/healthcheck":           {http.MethodGet, d.healthcheck},
-		endpointPath:             {http.MethodGet, d.metrics},
+		metricsPath:              {http.MethodGet, d.metrics},
 	}
 	for _, path := range passthrough.Paths {
 		all[path] = publicRoute{http.MethodPost, func(ctx *fasthttp.RequestCtx) { d.passThrough(ctx, path) }}
@@ -139,11 +141,12 @@ func (d *Handler) serveOrRefuse(ctx *fasthttp.RequestCtx, in *requestContext, se
 	panicked = false
 }
 
-// newIncoming begins the record of a request. The request counts against the limits of its caller until it ends: then in.CorrectEstimate is
-// called.
+// newIncoming begins the record of a request. Until the request ends, it counts against the limits of its caller's key: with the answers
+// that it asks for, and with an estimate of its tokens. At its end giveBack takes off the answers, and replaces the estimate by the number
+// of tokens that engines counted.
 func (d *Handler) newIncoming(facts journal.LogEntry) *requestContext {
 	in := &requestContext{Incoming: d.deps.Requests.BeginRequest(facts)}
-	in.CorrectEstimate = in.giveBack
+	in.CorrectEstimate = in.giveBack // called when the request ends
 	return in
 }
 
@@ -220,7 +223,7 @@ func (d *Handler) admitAndServe(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, 
 // admit reads a request. It returns an error if the request is malformed, or if neither an engine here nor another region can serve it now.
 // The returned request is nil if it could not be read.
 func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requestContext) (*openai.Request, roster.Route, *openai.Error) {
-	if fail := d.checkLeaving(ctx, in); fail != nil {
+	if fail := d.checkShutdown(ctx, in); fail != nil {
 		return nil, roster.Route{}, fail
 	}
 	raw, fail := d.readBody(ctx, in)
@@ -233,7 +236,8 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 	}
 	engines := d.deps.Fleet.Now() // read once, so that all checks below see the same engines
 	route, listed, modelsKnown := engines.Lookup(req.Model)
-	at := lookup{engines: engines, servedHere: listed && !route.OneSided, modelsKnown: modelsKnown}
+	completable := !route.OneSided // one-sided: only engines that prefill, or only engines that decode, list the model
+	at := lookup{engines: engines, servedHere: listed && completable, modelsKnown: modelsKnown}
 	if !ep.IsChatOrCompletions() {
 		if fail := d.checkEndpoint(ep, req.Model, route); fail != nil {
 			return req, route, fail
@@ -253,22 +257,35 @@ func (d *Handler) admit(ctx *fasthttp.RequestCtx, ep mooncake.Endpoint, in *requ
 			return req, route, errNoPromptLogprobs
 		}
 	}
-	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the engines of this region.
-	mayLeave := ep.IsChatOrCompletions() && in.From == nil
-	if peers := d.deps.Requests.Peers; peers != nil && mayLeave {
-		if peers.OfferedTo(in.Record.Key, req.Model) {
-			if !at.servedHere {
-				route = roster.Route{Name: req.Model, Board: req.Model}
-			}
-			return req, route, nil // later the geo policy chooses between the engines here and another region
-		}
-		if !at.servedHere && peers.Offered(req.Model) { // only residency keeps the request from a region that could serve it
-			return req, route, openai.NewError(http.StatusForbidden, "residency_forbids",
-				"no region to which this request may go serves "+strconv.Quote(req.Model)+
-					"; use another key or model, or ask the operator to change geo.residency")
-		}
+	otherRegionServes, fail := d.otherRegionServes(ep, in, req.Model, at.servedHere)
+	switch {
+	case fail != nil:
+		return req, route, fail
+	case otherRegionServes && !at.servedHere: // the request will be forwarded, for which its route only needs the name of the model
+		return req, roster.Route{Name: req.Model, Board: req.Model}, nil
+	case otherRegionServes: // later the geo policy chooses between the engines here and another region
+		return req, route, nil
 	}
 	return req, route, d.checkServed(ep, in, req.Model, route, at)
+}
+
+// otherRegionServes says whether another region to which the request may go serves its model now. It returns an error if this region does
+// not serve the model (servedHere), and only the rules of residency keep the request from a region that does.
+func (d *Handler) otherRegionServes(ep mooncake.Endpoint, in *requestContext, model string, servedHere bool) (bool, *openai.Error) {
+	peers := d.deps.Requests.Peers
+	// Requests to other endpoints are never forwarded, and a forwarded request was sent for the engines of this region.
+	mayLeave := ep.IsChatOrCompletions() && in.From == nil
+	switch {
+	case peers == nil || !mayLeave:
+		return false, nil
+	case peers.OfferedTo(in.Record.Key, model):
+		return true, nil
+	case !servedHere && peers.Offered(model):
+		return false, openai.NewError(http.StatusForbidden, "residency_forbids",
+			"no region to which this request may go serves "+strconv.Quote(model)+
+				"; use another key or model, or ask the operator to change geo.residency")
+	}
+	return false, nil
 }
 
 // lookup says what is known of the model of a request in this region.
@@ -296,7 +313,8 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 		return failure.Unserved("prefill", model, route.AllAggregated, at.engines.EngineStates(model, false))
 	case !route.Decode:
 		return failure.Unserved("decode", model, route.AllAggregated, at.engines.EngineStates(model, true))
-	// No decode rank of this proxy could fetch the prefill's KV.
+	// Only chats and completions can be forwarded to the proxy that owns a decode group of the model. For other requests this proxy needs a
+	// group of its own, because otherwise none of its ranks could decode them.
 	case !ep.IsChatOrCompletions() && !at.engines.OwnsGroupFor(route.Board, route.Name):
 		return failure.NotOurs
 	case in.NoHandOff && !d.deps.Requests.LocalRanks.AnyComputes(route.Board): // 404, not 503: a retry would fail for the same reason
@@ -309,7 +327,8 @@ func (d *Handler) checkServed(ep mooncake.Endpoint, in *requestContext, model st
 }
 
 // checkEndpoint returns an error if an endpoint other than those for chats and completions is not served for a model. Requests of such an
-// endpoint stay in this region, and not every engine has the endpoint.
+// endpoint stay in this region, and not every engine has the endpoint. Nor is it served if a decode engine without KV memory may give a
+// request back, which means that it ends the answer early: at these endpoints the answer would not show that it is incomplete.
 func (d *Handler) checkEndpoint(ep mooncake.Endpoint, model string, route roster.Route) *openai.Error {
 	if fail := d.checkServedHere(ep.Path(), model); fail != nil {
 		return fail
@@ -346,7 +365,7 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 		why = "its engines take token ids at " + mooncake.Generate.Path()
 	case route.Name != route.Board: // the model is a LoRA adapter
 		why = "engines of SGLang would answer there with the base model in place of this LoRA adapter"
-	case route.NoHandOff[ep]:
+	case route.NoHandOff[ep]: // an older SGLang cannot hand a prefill over to a decode engine at this endpoint
 		why = "it needs SGLang 0.5.23 or later, and an engine of this model is older, or does not tell its version at /server_info; use " +
 			"/v1/chat/completions"
 	default:
@@ -355,9 +374,9 @@ func checkEnginesServe(ep mooncake.Endpoint, route roster.Route) *openai.Error {
 	return openai.NewError(http.StatusNotFound, "no_such_route", ep.Path()+" is not served for "+strconv.Quote(route.Name)+": "+why)
 }
 
-// checkLeaving returns an error while the proxy shuts down. Until it has handed over its engines to another proxy, it still takes requests
-// that other proxies forward. As soon as the proxy drains, checkLeaving also closes the connection after the answer.
-func (d *Handler) checkLeaving(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
+// checkShutdown returns an error while the proxy shuts down. Until it has handed over its engines to another proxy, it still takes requests
+// that other proxies forward. As soon as the proxy drains, checkShutdown also closes the connection after the answer.
+func (d *Handler) checkShutdown(ctx *fasthttp.RequestCtx, in *requestContext) *openai.Error {
 	if d.deps.Service.Draining() {
 		ctx.SetConnectionClose() // so that the client opens a new connection, which the load balancer sends to another proxy
 	}
@@ -524,7 +543,7 @@ func (d *Handler) passThrough(ctx *fasthttp.RequestCtx, path string) {
 // admitPassedThrough reads a request that is passed through, and refuses it if it is malformed or if no engine of this region has its
 // model. It returns the request and its body.
 func (d *Handler) admitPassedThrough(ctx *fasthttp.RequestCtx, path string, in *requestContext) (*openai.Request, []byte, *openai.Error) {
-	if fail := d.checkLeaving(ctx, in); fail != nil {
+	if fail := d.checkShutdown(ctx, in); fail != nil {
 		return nil, nil, fail
 	}
 	raw, fail := d.readBody(ctx, in)

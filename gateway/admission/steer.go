@@ -119,7 +119,9 @@ func (r *requestContext) readClassAndDeadline(h *fasthttp.RequestHeader) *openai
 	return nil
 }
 
-// readTargets reads which prefill engine and which decode rank a trusted caller wants for the request.
+// readTargets reads which prefill engine (ToPrefill) and which decode rank (ToDecode) a trusted caller wants for the request. If the decode
+// rank also prefills, its group of ranks becomes the target of the prefill, whatever else the caller has named: such a rank
+// computes its prompts itself.
 func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, route roster.Route) *openai.Error {
 	if id := ctx.Request.Header.Peek(targetPrefillHeader); len(id) > 0 && in.key.Trusted {
 		in.ToPrefill = string(id)
@@ -135,7 +137,7 @@ func (d *Handler) readTargets(ctx *fasthttp.RequestCtx, in *requestContext, rout
 				strconv.Quote(string(name))+" is no decode rank for the model; GET /workers lists them; or leave "+targetDecodeHeader+" out")
 		}
 		in.ToDecode = []int32{worker}
-		if r := engines.Rank(worker); r != nil && r.Group != "" { // the prefill engine must be of the same group as the decode rank
+		if r := engines.Rank(worker); r != nil && r.Group != "" { // only ranks that also prefill have a group here
 			in.ToPrefill = r.Group
 		}
 	}
