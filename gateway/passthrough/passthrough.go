@@ -53,21 +53,22 @@ func (s *Server) Serve(ctx *fasthttp.RequestCtx, in *request.Incoming, req *open
 		p.Body = req.Body.Splice(nil, mooncake.Reserved, nil)
 	}
 	if runsModel(path) {
-		p.MaxTokens = int64(len(raw)) // every token has at least one byte
+		p.MaxTokens = int64(len(raw)) // bounds the tokens that the engine computes, each of which has at least one byte of the body
 	}
 	return s.Requests.ServePassthrough(ctx, in, req, p)
 }
 
-// tooManyError is the error of a request beyond limits.passed_through: all callers together have reached the limit, or this caller has
-// taken its share of it (ByKeyLimit).
+// tooManyError is the error of a request that got no seat. Either all seats (limits.passed_through) are taken, or this caller has its share
+// of them (ByKeyLimit): one caller may take at most as many seats as stay free for others, which is half of all if it is the only one.
 func (s *Server) tooManyError() *openai.Error {
+	callerHasShare := !s.seats.Full() // seats are free, so only the caller's share can be the reason
 	e := &openai.Error{
-		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: !s.seats.Full(),
+		Status: http.StatusTooManyRequests, Code: "queue_full", RetryAfter: 1, ByKeyLimit: callerHasShare,
 		Message: "too many requests are passed through to engines already; retry later",
 		Why: fmt.Sprintf("as many requests are passed through to engines as limits.passed_through allows: %d",
 			s.Settings().Limits.PassedThrough),
 	}
-	if e.ByKeyLimit {
+	if callerHasShare {
 		e.Message = "too many of your requests are passed through to engines already; send the next when some have ended"
 		e.Why = fmt.Sprintf("one caller has its share of the requests that may be passed through at once (limits.passed_through: %d): as many "+
 			"as are free beside it", s.Settings().Limits.PassedThrough)
@@ -212,7 +213,8 @@ func (s *Server) Choose(model, path string, tried []string) (chosen roster.SoleE
 	return roster.SoleEngine{}, lifecycle.NoneLeft, errNoEngine
 }
 
-// groupsOf returns the groups of the engines that are in tried.
+// groupsOf returns the groups of the engines that are in tried. Choose prefers engines of other groups, because the whole group may share
+// the limit for which a tried engine refused the request.
 func groupsOf(all []roster.SoleEngine, tried []string) map[string]bool {
 	groups := map[string]bool{}
 	for i := range all {
