@@ -89,12 +89,12 @@ func (a *Adviser) observe(ctx context.Context, now time.Time) {
 	a.latest.Store(&latest)
 }
 
-// takeSamples returns a sample of each board, with the prefill ranks that serve it. A LoRA model that shares the ranks of its base model is
-// counted with the base. Boards are left out if another proxy admits requests to their ranks, because this proxy does not know their load.
+// takeSamples returns a sample of each board, with the prefill ranks that serve it. A base model and its LoRA models share one board, and
+// so one sample. Boards are left out if this proxy may send requests to none of their ranks, because then it does not know their load.
 // Ranks that prefill and decode are left out, because they have no other side to compare with.
 func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[string]*advice.Sample {
 	all := map[string]*advice.Sample{}
-	pooled := 0
+	pooled := 0 // finished prefills that wait for a decode rank
 	for i := range boards {
 		if _, isAggregated := roster.DisplayName(boards[i].Model); isAggregated {
 			continue
@@ -105,8 +105,8 @@ func (a *Adviser) takeSamples(now time.Time, boards []board.ModelStatus) map[str
 		}
 		pooled += boards[i].Pool
 	}
-	inflight := a.addPrefillRanks(all)
-	a.addBacklogs(all, a.poolIsFull(pooled, inflight))
+	runningPrefills := a.addPrefillRanks(all)
+	a.addBacklogs(all, a.poolIsFull(pooled, runningPrefills))
 	return all
 }
 
