@@ -69,7 +69,7 @@ type Deps struct {
 type decodeLoad struct {
 	leastRunning float64        // number of requests on the least busy rank
 	slots        int            // number of slots of all ranks together; 0: no request can be served here
-	freeByRegion map[string]int // number of free slots by region; nil: all ranks are in one region
+	freeByRegion map[string]int // free slots of ranks that only decode, by region; nil: this proxy uses no such ranks of other regions
 }
 
 const (
@@ -98,13 +98,14 @@ func New(d Deps) (*Peers, error) {
 	cfg.Draining = d.Service.Draining
 	cfg.Registerer = d.Registerer
 	cfg.Log = d.Log
-	if d.Owner != nil { // probes then also tell which proxy owns what
+	if d.Owner != nil { // answers to probes then also say which proxy owns what (its tenure)
 		cfg.Tenure = r.probeAnswer
 		cfg.OnProbe = r.recordProbe
 	}
 	if d.Owner.Has(owner.Groups) {
 		cfg.Siblings = true
-		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout // a proxy of this region may queue and prefill the request first
+		// The limit for the first event from a proxy of this region, which may let the request wait in its queue and prefill it first.
+		cfg.Whole = limits.ProbeTimeout + set.Prefill.Queue.Timeout
 	}
 	if cfg.Keys, err = c.ReadKeys(); err != nil {
 		return nil, err
@@ -214,7 +215,9 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 			load.slots = 0
 		}
 		loads[route.Name] = load
-		hadRegions := (*r.decodeLoads.Load())[route.Name].freeByRegion != nil // the prefill tier must then be told that freeByRegion is nil now
+		// The prefill tier needs the free slots by region only to choose among regions. If other regions no longer count (nil now, but not
+		// before), it is told so once.
+		hadRegions := (*r.decodeLoads.Load())[route.Name].freeByRegion != nil
 		if load.freeByRegion != nil || hadRegions {
 			r.deps.Prefill.SetSlots(route.Name, load.freeByRegion)
 		}
@@ -229,9 +232,10 @@ func (r *Peers) RefreshDecodeLoad(ctx context.Context) {
 }
 
 // decodeLoadOfModel sums up the ranks that list a model. The dispatcher has these ranks on several boards: the model's own, that of ranks
-// that prefill and decode, and the same two of each other region whose engines this proxy uses.
+// that prefill and decode, and the same two of each other region whose engines this proxy uses. If ranks of other regions decode hand-offs
+// of the model, freeByRegion has the free slots of each region. Ranks that prefill themselves take no hand-offs, so it leaves them out.
 func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) decodeLoad {
-	load, free := loadOfRanksListing(boards[board], model)
+	load, freeHere := loadOfRanksListing(boards[board], model)
 	aggregated, _ := loadOfRanksListing(boards[board+roster.AggregatedMark], model)
 	load.add(aggregated)
 	for name, ranks := range boards {
@@ -242,7 +246,7 @@ func decodeLoadOfModel(boards map[string][]ranksByModels, board, model string) d
 			load.add(there)
 		case decodesOnly: // ranks of another region that only decode
 			if load.freeByRegion == nil {
-				load.freeByRegion = map[string]int{"": free} // "": this proxy's own region
+				load.freeByRegion = map[string]int{"": freeHere} // "": this proxy's own region
 			}
 			load.freeByRegion[region] = freeThere
 			load.add(there)
@@ -370,10 +374,12 @@ func (r *Peers) Addr() string {
 	return r.listener.Addr().String()
 }
 
-// giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it (sender). It stops admission to the scope,
-// lists this proxy's requests that still run there, and releases the lease.
+// giveBack gives a scope (a region or a group) to the proxy that asks for it and should own it (sender). Meanwhile no new request begins
+// for the scope. For a group, giveBack first waits until the prompts that are prefilled for it are on its decode ranks, because afterwards
+// this proxy may send nothing to them. It then stops admission to the scope, lists this proxy's requests that still run there, and releases
+// the lease.
 func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err error) {
-	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask)
+	scope, done, err := r.deps.Owner.AllowHandBack(sender, ask) // until done, the scope takes no new requests
 	if err != nil {
 		return h, err
 	}
@@ -384,14 +390,14 @@ func (r *Peers) giveBack(sender string, ask geo.HandBack) (h geo.HandedBack, err
 	return r.deps.Owner.HandBack(scope, ask)
 }
 
-// waitForDecodeRanks runs before a group goes to another proxy. It waits until the prompts that have begun here are on a decode rank,
-// unless another group of this proxy can decode them. A prompt that gets no rank in time is prefilled again, and the KV of its first
-// prefill stays on the engine until the hold timeout.
+// waitForDecodeRanks runs before a group goes to another proxy, while the group takes no new requests (Scope.AcceptsNew). It waits until
+// the prompts that have begun here are on a decode rank, unless another group of this proxy can decode them. A prompt that gets no rank in
+// time is prefilled again, and the KV of its first prefill stays on the engine until the hold timeout.
 func (r *Peers) waitForDecodeRanks(ctx context.Context, group string) {
-	// A sixth of the lease is half of the time that the asking proxy waits.
+	// The asking proxy waits for an answer for a third of the lease (the limit of a call in package lease). Half of that is for this wait.
 	ctx, cancel := context.WithTimeout(ctx, r.deps.Config.Settings().HA.Lease/6)
 	defer cancel()
-	r.RefreshDecodeLoad(ctx) // from now on new requests for the group wait, or go to another proxy
+	r.RefreshDecodeLoad(ctx) // counts no slots for a group that takes no new requests, so that these wait or go to another proxy
 	engines := r.deps.Fleet.Now()
 	const anyModel = ""
 	// The boards for which this proxy has no other group that could decode the prompts.
