@@ -209,7 +209,9 @@ func (p *PendingPull) MarkLost() {
 	p.markLostLocked()
 }
 
-// markLostLocked is MarkLost for a caller that holds mu of the Liveness. Only the first call for a request changes the salt.
+// markLostLocked records that the rank may have read the KV too late, and so may have another prompt's KV in its prefix cache. It changes
+// the salt that later requests get: an engine uses cached KV only for requests with the same salt. Later calls for the same request change
+// nothing. The caller holds mu of the Liveness.
 func (p *PendingPull) markLostLocked() {
 	p.hold.MarkLost()
 	if !p.lossCounted {
