@@ -148,7 +148,7 @@ func findRankSlow(v *view, report reportFunc) {
 				worst.OthersMs).setSlowdown(running, times).Ranks = slow
 		default:
 			report(where, noReason, "%d %s ranks of %s give a token in up to %.0f ms, and the middle one in %.0f ms: %s",
-				len(slow), m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times)
+				len(slow), m.role(), where, worst.SlowMs, worst.OthersMs, words.FirstOf(slow)).setSlowdown(running, times).Ranks = slow
 		}
 	})
 }

@@ -97,8 +97,9 @@ func TestASlowRankIsFound(t *testing.T) {
 	require.Equal(t, "Rank d:5 gives a token in 205 ms, and the middle one of group main in 43 ms", Find(&d, Ended{})[0].What)
 	f.tokenMs[6] = 180
 	_, d = f.pass(30, nil)
-	require.Contains(t, Find(&d, Ended{})[0].What,
-		"2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
+	found := Find(&d, Ended{})[0]
+	require.Contains(t, found.What, "2 decode ranks of group main give a token in up to 205 ms, and the middle one in 43 ms: d:5")
+	require.Equal(t, []string{"d:5", "d:6"}, found.Ranks, "the live page marks them")
 	f.tokenMs[5], f.tokenMs[6] = 43, 43
 	kinds, _ = f.pass(50, nil)
 	require.Empty(t, kinds)
