@@ -53,8 +53,9 @@ func (d *Dispatcher) EnqueueAggregated(e *pool.Entry, hits []board.Hit) <-chan R
 	return d.enqueue(board.Enqueue{Entry: e, Hits: hits})
 }
 
-// enqueue passes an entry to the scheduler's goroutine, and returns the channel for its answer. If the dispatcher has ended, the answer is
-// ErrDraining at once. An entry without a time of entry gets the present time.
+// enqueue passes an entry to the scheduler's goroutine, and returns the channel for its answer. If the dispatcher has ended, the answer
+// comes at once: it is ErrDraining, and w.answer releases the entry's place in the bounded pool (Config.Places), if it has one. An entry
+// without a time of entry gets the present time.
 func (d *Dispatcher) enqueue(e board.Enqueue) <-chan Result {
 	if e.Entry.Entered.IsZero() {
 		e.Entry.Entered = time.Now()
@@ -155,9 +156,10 @@ func (d *Dispatcher) CorrectPrompt(s *Slot, prompt int) {
 }
 
 // Quarantined returns the prefill engines from which no KV should go to a slot's rank now, because recent hand-offs from them to this
-// rank's engine failed. While no pair of engines of the board is suspected and no rank refuses requests, it does not ask the scheduler.
+// rank's engine failed. While the board neither suspects a pair of engines nor has a rank that refuses requests, it does not ask the
+// scheduler.
 func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
-	if s.board.pace.watchedFirstEvents.Load() == 0 { // 0: no pair is suspected, and no rank refuses requests
+	if s.board.pace.suspectedPairsAndRefusingRanks.Load() == 0 {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
@@ -173,8 +175,8 @@ func (d *Dispatcher) Quarantined(s *Slot) (prefillers []string) {
 // failed. If there is no such board, or none of its pairs of engines is suspected and none of its ranks refuses requests, it does not ask
 // the scheduler.
 func (d *Dispatcher) Blocked(board string) (prefillers []string) {
-	pace, exists := d.paces.Load(board)
-	if !exists || pace.(*publicPace).watchedFirstEvents.Load() == 0 { // 0: no pair is suspected, and no rank refuses requests
+	values, exists := d.paces.Load(board)
+	if !exists || values.(*publicPace).suspectedPairsAndRefusingRanks.Load() == 0 {
 		return nil
 	}
 	_ = d.ask(func(r *scheduler) error { // an error only means that the dispatcher has ended, and then nothing is quarantined
@@ -234,11 +236,12 @@ func (d *Dispatcher) ask(f func(r *scheduler) error) error {
 }
 
 // run is the scheduler's goroutine. In each turn, it calls all queued functions before it lets the boards decide, so that a burst of
-// requests leads to one round of decisions.
+// requests leads to one round of decisions. When ctx ends, it answers all waiting entries with ErrDraining, stores the last status, waits
+// for the goroutines of the learner, the twin and the decision log, and closes d.done.
 func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 	defer close(d.done)
-	waitForOthers := r.start(ctx)
-	defer waitForOthers()
+	waitForHelpers := r.start(ctx) // the helpers are the goroutines of the learner, the twin and the decision log
+	defer waitForHelpers()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var queue []func(*scheduler)
@@ -257,7 +260,7 @@ func (d *Dispatcher) run(ctx context.Context, r *scheduler) {
 		case <-ctx.Done():
 			r.shutDown(d.inbox.close(), time.Now())
 			d.last = r.status(r.now)
-			d.last.Score() // slow, but no decision waits for this goroutine any more
+			d.last.Score() // computes the predictors' scores in the status; slow, but no decision waits for this goroutine any more
 			return
 		}
 	}

@@ -248,14 +248,16 @@ func (s sender) sendRank(w board.WorkerStatus, group string, engine EngineMetric
 	}
 }
 
-// sendGroup sends the metrics of one barrier group. group is the value of the label group.
+// sendGroup sends the metrics of one barrier group. group is the value of the label group. The step model predicts the time of a step from
+// the load of the ranks; its metrics are left out while there is none. R2 is sent even then, because it shows why a learned model is not in
+// use.
 func (s sender) sendGroup(g board.GroupStatus, group string) {
 	s.gauge(descImbalance, float64(g.ImbalanceTokens), group)
 	s.gauge(descIdle, g.IdleShare, group)
 	s.gauge(descHeld, float64(g.Held), group)
 	s.gauge(descBudget, float64(g.Budget), group)
 	s.ch <- prometheus.MustNewConstHistogram(descStep, g.Steps.Count, g.Steps.Seconds, g.Steps.Buckets, group)
-	s.gauge(descR2, g.Step.R2, group)
+	s.gauge(descR2, g.Step.R2, group)      // share of the variance of step times that the learned step model explains
 	if rounds := g.Rounds; rounds != nil { // the group prefills and decodes
 		s.counter(descRounds, float64(rounds.Sent), group)
 		s.counter(descPrefillSteps, float64(rounds.PrefillSteps), group)
@@ -272,11 +274,13 @@ func (s sender) sendGroup(g board.GroupStatus, group string) {
 			s.gauge(descSharedPrefill, step.SharedPromptMs/1000, group, step.Source)
 			s.gauge(descPrefillStep, step.PrefillMs/1000, group, step.Source)
 		}
-		s.gauge(descLost, step.LostShare, group)
+		s.gauge(descLost, step.LostShare, group) // share of each step that is lost because the loads of the ranks differ
 	}
 }
 
-// sendPredictor sends the metrics of one predictor of a model. Scores that are not defined yet are left out.
+// sendPredictor sends the metrics of one predictor, which predicts the output lengths of a model. Drift is how far the lengths of the last
+// outputs differ from those that the predictor expects: by the table that it uses now ("table"), or by the fit file that it started from
+// ("fit"). Scores that are not defined yet are left out.
 func (s sender) sendPredictor(model string, p board.PredictorStatus) {
 	s.gauge(descOutputs, float64(p.Outputs), model, p.Kind)
 	s.gauge(descDrift, p.Drift.Distance, model, p.Kind, "table")

@@ -87,11 +87,11 @@ func (l *learner) add(sample board.OutputSample) {
 func (l *learner) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var spare []board.OutputSample
+	var spare []board.OutputSample // memory for the next queue; learn exchanges it for the queue that it reads, so that nothing is allocated
 	for {
-		var more bool
-		spare, more = l.learn(spare, time.Now())
-		if more {
+		var tablesComeDue bool
+		spare, tablesComeDue = l.learn(spare, time.Now())
+		if tablesComeDue {
 			timer.Reset(time.Second) // new tables are due after a second at the latest, even if only a few requests have ended
 		} else { // without new requests, no table becomes due
 			timer.Stop()

@@ -131,7 +131,8 @@ func appendEntry(dst []byte, s *policy.Snapshot, i int) []byte {
 }
 
 // appendWait appends the members of an entry that matter only if ranks prefill, or if a rank has a part of the prompt in its prefix cache.
-// HeldMs is below 0 if no slot was free for the entry yet, and is then left out.
+// HeldMs is below 0 if no slot was free for the entry yet, and is then left out. UrgentInMs is 0, and is left out, if the entry is urgent
+// already, which appendEntry writes, or never becomes urgent.
 func appendWait(dst []byte, e *policy.EntryDetails) []byte {
 	if e.HeldMs >= 0 {
 		dst = strconv.AppendFloat(append(dst, `,"held_ms":`...), e.HeldMs, 'g', -1, 64)

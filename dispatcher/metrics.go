@@ -25,9 +25,9 @@ type metrics struct {
 
 	estimateRatio prometheus.Histogram
 	quarantines   *prometheus.CounterVec
-	// quarantined has the decode engines for which quarantines has series. Only the scheduler uses it.
-	quarantined     map[string]bool
-	pairAssignments *prometheus.CounterVec
+	// enginesWithSeries has the decode engines for which quarantines has series. Only the scheduler uses it.
+	enginesWithSeries map[string]bool
+	pairAssignments   *prometheus.CounterVec
 
 	endingsDropped prometheus.Counter
 
@@ -55,7 +55,7 @@ func newMetrics() *metrics {
 		return create.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	m := &metrics{
-		registry: registry, quarantined: map[string]bool{},
+		registry: registry, enginesWithSeries: map[string]bool{},
 		tickSeconds: create.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "evenkeel_tick_seconds", Help: "Dispatch latency: how long one round of decisions about a group takes, which is the snapshot, " +
 				"the policy, and the binding of what the policy assigned. The time that requests wait for it is not in it (evenkeel_stage_seconds).",
@@ -111,19 +111,20 @@ func (m *metrics) dropGroup(label string) {
 	m.roundRanks.DeletePartialMatch(ofGroup)
 }
 
-// countQuarantine counts that the board has begun to avoid a pair of a prefill and a decode engine.
+// countQuarantine counts that the board has begun to avoid a pair of a prefill and a decode engine. It also notes that there are now series
+// with this decode engine, so that dropGonePairs drops them when the engine has left.
 func (m *metrics) countQuarantine(link board.Link) {
 	m.quarantines.WithLabelValues(link.Prefiller, link.Engine).Inc()
-	m.quarantined[link.Engine] = true
+	m.enginesWithSeries[link.Engine] = true
 }
 
 // dropGonePairs drops the metric series of pairs of engines whose decode engine has no rank among the workers any more.
 func (m *metrics) dropGonePairs(ws []board.Worker) {
-	for engine := range m.quarantined {
+	for engine := range m.enginesWithSeries {
 		hasRank := slices.ContainsFunc(ws, func(w board.Worker) bool { return w.Engine == engine })
 		if !hasRank {
 			m.quarantines.DeletePartialMatch(prometheus.Labels{"engine": engine})
-			delete(m.quarantined, engine)
+			delete(m.enginesWithSeries, engine)
 		}
 	}
 }

@@ -10,9 +10,9 @@ import (
 // publicPace has the values of a board that any goroutine may read without asking the scheduler: how soon its slots come free, and whether
 // it needs reports of first events.
 type publicPace struct {
-	// watchedFirstEvents is the number of suspected pairs of engines plus the number of ranks that refuse requests; 0: the board needs no
-	// reports of first events.
-	watchedFirstEvents atomic.Int32
+	// suspectedPairsAndRefusingRanks is the number of suspected pairs of engines plus the number of ranks that refuse requests. While it is 0,
+	// no engine is avoided, and the board needs no reports of first events.
+	suspectedPairsAndRefusingRanks atomic.Int32
 	// Number of slots of all ranks that take requests, of free ones among them, and of entries that wait in the pool.
 	slots, free, waiting atomic.Int64
 	// meanSlotSeconds is the mean time for which a request has its slot, in s, as the bits of a float64.

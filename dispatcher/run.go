@@ -89,8 +89,9 @@ func (r *scheduler) applySettings(e board.Event) error {
 	return r.rejected
 }
 
-// readProgress reads how many tokens the streams of a board's slots have brought until now, and gives these numbers to the board as Counts.
-// The board uses them in the next event.
+// readProgress reads the progress of a board's slots, and gives it to the board as Counts, which the board uses in the next event. Per slot
+// these are the tokens that have come, whether the first event has come, the number of the step that brought the first token, and, for an
+// answer whose engine reports tokens only at the end, the largest possible number of them. A free slot has zero values.
 func (r *scheduler) readProgress(b *boardState) {
 	counts := &b.counts
 	if missing := len(b.slots) - len(counts.Tokens); missing > 0 {
@@ -132,19 +133,20 @@ func (r *scheduler) enqueue(w waitingEntry) {
 // releaseSlot takes a slot off the scheduler's list, and passes its outcome and its last progress to the boards as the event Release. From
 // then on, another request may get the slot number.
 func (r *scheduler) releaseSlot(s *Slot, outcome board.Outcome) {
-	b := s.board
+	state := s.board // what the scheduler keeps for the board of the slot
 	// The board decides whether the engine now begins a request of its own queue. That depends on the KV of the running requests, which grows
 	// with their tokens, so the board needs their progress before the release.
-	if b.inEngineQueue > 0 {
-		r.readProgress(b)
+	if state.inEngineQueue > 0 {
+		r.readProgress(state)
 	}
 	if s.InEngineQueue {
-		b.inEngineQueue--
+		state.inEngineQueue--
 	}
-	b.slots[s.Slot] = nil
+	state.slots[s.Slot] = nil
 	r.release = board.Release{
-		Model: b.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
-		FirstStep: s.firstStep.Load(), LastStep: s.lastStep.Load(), MaxUnreported: s.maxUnreported.Load(),
+		Model: state.model, Slot: s.Slot, Outcome: outcome, Generated: s.generated.Load(), Started: s.started.Load(),
+		FirstStep: s.firstStep.Load(), LastStep: s.lastStep.Load(),
+		MaxUnreported: s.maxUnreported.Load(), // above 0 only for an answer whose engine reports its tokens at the end, if at all
 	}
 	r.apply(&r.release)
 }
@@ -220,9 +222,9 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		r.log.Error("dispatcher: the policy took a rank that was not offered", zap.String("policy", e.Policy), zap.Int32("worker", e.Worker))
 	case board.EffectFallback:
 		r.recordFallback(e)
-	case board.EffectSent:
+	case board.EffectSent: // held-back requests went to a group together; Count of its ranks now have prompts to compute
 		m.roundRanks.WithLabelValues(e.Label).Observe(float64(e.Count))
-	case board.EffectInEngineQueue:
+	case board.EffectInEngineQueue: // a request was bound at its deadline to a rank without room, so it waits in the engine's queue
 		m.boundInEngineQueue.Inc()
 	case board.EffectQuarantine:
 		m.countQuarantine(e.Pair)
@@ -236,19 +238,19 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 			zap.String("rank", e.Names[0]), zap.Duration("for", e.Duration))
 	case board.EffectUnspared:
 		r.log.Info("dispatcher: a rank that had refused requests takes them again", zap.String("rank", e.Names[0]))
-	case board.EffectSteered:
+	case board.EffectSteered: // a policy chose an avoided pair of engines; Label says what became of the assignment
 		m.pairAssignments.WithLabelValues(e.Label).Inc()
 	case board.EffectDuplicate:
 		r.log.Warn("dispatcher: two workers have the same ID, and the second is ignored",
 			zap.Int32("id", e.Worker), zap.String("kept", e.Names[0]), zap.String("ignored", e.Names[1]))
-	case board.EffectPace:
+	case board.EffectPace: // a tick has counted the free slots anew
 		r.publishPaces(e)
-	case board.EffectEstimate:
+	case board.EffectEstimate: // an answer that does not stream has ended, and the board had estimated its length
 		m.estimateRatio.Observe(e.EstimatedTokens / float64(e.Count))
-	case board.EffectNames:
+	case board.EffectNames: // Listed has the model names that only some ranks list
 		r.stateOrNew(e.Group.Model).setListedNames(e.Listed)
-	case board.EffectWatchFirstEvents:
-		r.stateOrNew(e.Group.Model).pace.watchedFirstEvents.Store(int32(e.Count))
+	case board.EffectWatchFirstEvents: // while Count is above 0, Slot.ReportStarted sends each first event to the board
+		r.stateOrNew(e.Group.Model).pace.suspectedPairsAndRefusingRanks.Store(int32(e.Count))
 	case board.EffectPolicy:
 		name := e.Policy
 		r.d.policy.Store(&name)
@@ -266,14 +268,14 @@ func (r *scheduler) carryOutOne(e *board.Effect, took time.Duration) {
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.pause()
 		}
-	case board.EffectLeastStep:
+	case board.EffectLeastStep: // Duration is the shortest time that counts as a step of the group
 		if detector := r.detectors[e.Group]; detector != nil {
 			detector.minLength.Store(int64(e.Duration))
 		}
 	case board.EffectGroupGone:
 		r.dropLabel(e.Group)
 		delete(r.detectors, e.Group) // the last streams still report steps to the detector, but no code reads them
-	case board.EffectGone:
+	case board.EffectGone: // the board was removed
 		r.dropState(e.Group.Model)
 	case board.EffectRejected:
 		r.rejected = e.Err
@@ -404,7 +406,7 @@ func (r *scheduler) bind(e *board.Effect, took time.Duration) {
 	if e.Entry.Aggregated { // only entries for ranks that prefill are held back for rounds
 		r.metrics.roundHold.Observe(slot.Held.Seconds())
 	}
-	if slot.InEngineQueue {
+	if slot.InEngineQueue { // the rank has no slot or no KV room yet, so the request will wait in the queue of its engine
 		b.inEngineQueue++
 	}
 	// The slot number is an index in b.slots, which grows with the largest number.

@@ -28,6 +28,9 @@ type Slot struct {
 	maxUnreported atomic.Int32
 }
 
+// streams reports whether the engine reports the tokens of the answer as they come, and not only at the end.
+func (s *Slot) streams() bool { return s.maxUnreported.Load() == 0 }
+
 // newSlot returns an empty slot for an entry, with memory for a Trace if explain is true. In that case, Slot and Trace are one allocation.
 func newSlot(e *pool.Entry, explain bool) *Slot {
 	if !explain {
@@ -57,8 +60,7 @@ func (s *Slot) Progress(generated int) {
 			break
 		}
 	}
-	// The tokens of an answer that does not stream come all at once, so they show no steps.
-	if s.detector != nil && s.maxUnreported.Load() == 0 {
+	if s.detector != nil && s.streams() { // the tokens of an answer that does not stream come all at once, so they show no steps
 		s.detector.onToken(&s.firstStep, &s.lastStep)
 	}
 }
@@ -77,8 +79,9 @@ func (s *Slot) Generated() int { return int(s.generated.Load()) }
 func (s *Slot) ReportStarted() {
 	s.started.Store(true)
 	s.stillInEngineQueue.Store(false) // the engine has begun the request, so it had room, even if the board counted none
-	// Only a board that watches first events gets this one as an event. Any other board sees it when it next reads the progress of its slots.
-	if s.board != nil && s.board.pace.watchedFirstEvents.Load() > 0 {
+	// A board that suspects a pair of engines or a rank gets the first event at once. Any other board sees it when it next reads the progress
+	// of its slots.
+	if s.board != nil && s.board.pace.suspectedPairsAndRefusingRanks.Load() > 0 {
 		s.board.reportStarted(s)
 	}
 }

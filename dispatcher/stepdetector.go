@@ -12,7 +12,7 @@ import (
 // when a stream gets another token although it already has one of the current step, the next step has begun. The first stream to which this
 // happens raises the step number. The other streams then find the new number, and need not read the clock.
 type stepDetector struct {
-	current atomic.Uint32 // number of the current step, from 1
+	currentStep atomic.Uint32 // number of the current step, from 1
 	// minLength is the shortest length of a step, in ns. A token that comes sooner after the start of a step begins no new step: its stream
 	// only catches up.
 	minLength atomic.Int64
@@ -30,10 +30,11 @@ type stepDetector struct {
 // these. The scheduler sees the gap in the step numbers.
 const maxUnreadSteps = 64
 
-// newStepDetector returns a detector that calls notify after each step that it finds.
+// newStepDetector returns a detector that calls notify after each step that it finds. Steps are numbered from 1, because a stream without
+// tokens has the step number 0. Until minLength is changed, the shortest length of a step is board.LeastStep.
 func newStepDetector(notify func()) *stepDetector {
 	d := &stepDetector{epoch: time.Now(), steps: make([]board.Step, 0, maxUnreadSteps), notify: notify}
-	d.current.Store(1)
+	d.currentStep.Store(1)
 	d.minLength.Store(int64(board.LeastStep))
 	return d
 }
@@ -42,7 +43,7 @@ func newStepDetector(notify func()) *stepDetector {
 // its last tokens; onToken updates them. If the stream already has tokens of the current step, the new tokens are of the next step, and
 // onToken begins that step.
 func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
-	current := d.current.Load()
+	current := d.currentStep.Load()
 	if before := streamLast.Load(); before != current {
 		if before == 0 { // these are the first tokens of the stream
 			streamFirst.Store(current)
@@ -53,9 +54,10 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 	if !d.mu.TryLock() {
 		return // another stream is just beginning this step; streamLast gets the new number with the next tokens
 	}
-	begun := d.current.Load() == current && d.beginStep(time.Since(d.epoch)) // unless another stream began the step before the lock was taken
+	stillCurrent := d.currentStep.Load() == current // otherwise another stream began the next step before the lock was taken
+	begun := stillCurrent && d.beginStep(time.Since(d.epoch))
 	d.mu.Unlock()
-	streamLast.Store(d.current.Load())
+	streamLast.Store(d.currentStep.Load())
 	if begun {
 		d.notify()
 	}
@@ -65,7 +67,7 @@ func (d *stepDetector) onToken(streamFirst, streamLast *atomic.Uint32) {
 // began; 0 if that is not known. If the Length would be below d.minLength, the stream only catches up, so beginStep returns false and
 // changes nothing. The caller holds d.mu.
 func (d *stepDetector) beginStep(at time.Duration) (begun bool) {
-	s := board.Step{Number: d.current.Load() + 1}
+	s := board.Step{Number: d.currentStep.Load() + 1}
 	if d.began > 0 {
 		s.Length = at - d.began
 		if int64(s.Length) < d.minLength.Load() {
@@ -73,7 +75,7 @@ func (d *stepDetector) beginStep(at time.Duration) (begun bool) {
 		}
 	}
 	d.began = max(at, 1) // at least 1, because 0 would mean that the time is not known
-	d.current.Store(s.Number)
+	d.currentStep.Store(s.Number)
 	if len(d.steps) < maxUnreadSteps { // otherwise the scheduler is late, and the step is dropped
 		d.steps = append(d.steps, s)
 	}

@@ -48,9 +48,9 @@ type groupResults struct {
 
 // savings is how much step time the policy in force has saved or lost against one other policy.
 type savings struct {
-	saved, lost float64 // step time saved and step time lost so far, each in s
-	day         string  // date of the last verdict (UTC), to which today belongs
-	today       float64 // rank-hours saved on that day; below 0: lost
+	savedSeconds, lostSeconds float64 // step time saved and step time lost so far
+	day                       string  // date of the last verdict (UTC), to which todayRankHours belongs
+	todayRankHours            float64 // rank-hours saved on that day, less those lost
 }
 
 // maxQueuedSegments is the largest number of segments that may wait for the goroutine of run.
@@ -242,15 +242,15 @@ func (t *twins) addVerdict(v *twin.Verdict) {
 			group.against[a.Policy] = sums
 		}
 		if day := v.To.UTC().Format(time.DateOnly); day != sums.day { // the first verdict of a day begins a new sum
-			sums.day, sums.today = day, 0
+			sums.day, sums.todayRankHours = day, 0
 		}
 		if !a.Claimed { // the difference is not larger than the error of the replay
 			continue
 		}
 		seconds := a.SavedMs / 1000 * float64(v.NewSteps) // time saved per step, times the number of steps that no earlier verdict has counted
-		sums.saved += max(0, seconds)
-		sums.lost += max(0, -seconds)
-		sums.today += seconds * float64(v.Ranks) / 3600 // all ranks of the group wait for a longer step
+		sums.savedSeconds += max(0, seconds)
+		sums.lostSeconds += max(0, -seconds)
+		sums.todayRankHours += seconds * float64(v.Ranks) / 3600 // gains less losses; each rank of the group waits for a longer step
 	}
 }
 
@@ -286,12 +286,12 @@ func (t *twins) resultsOf(key board.GroupKey, policy string, now time.Time) *ver
 	}
 	for _, found := range v.Against {
 		sums := group.against[found.Policy]
-		if sums.day != now.UTC().Format(time.DateOnly) { // today still has the sum of an earlier day
-			sums.today = 0
+		if sums.day != now.UTC().Format(time.DateOnly) { // todayRankHours still has the sum of an earlier day
+			sums.todayRankHours = 0
 		}
 		a := verdict.Against{
 			Policy: found.Policy, StepMs: found.StepMs, SavedMs: found.SavedMs, ErrorRatio: found.Error, Claimed: found.Claimed,
-			SavedSeconds: sums.saved, LostSeconds: sums.lost, Today: sums.today,
+			SavedSeconds: sums.savedSeconds, LostSeconds: sums.lostSeconds, Today: sums.todayRankHours,
 		}
 		if h := found.Hour; h.Seconds > 0 { // 0: too little traffic was replayed for a result
 			a.Hour = &verdict.Hour{AgeSeconds: now.Sub(h.To).Seconds(), Seconds: h.Seconds, StepMs: h.StepMs, SavedMs: h.SavedMs,
