@@ -76,8 +76,9 @@ func New(client *clientv3.Client, name, identity string, duration time.Duration,
 	}
 }
 
-// Look reads all three keys at one revision. It keeps what the next write compares with: the revisions, the base, and the etcd lease
-// if this process is the holder.
+// Look reads all three keys at one revision of the store. It keeps what the next write compares with: the revisions, the base, and the etcd
+// lease if this process is the holder. An epoch is a revision plus the base. The base keeps epochs rising after the store has lost its data
+// and counts revisions from 1 again. Stamp, the revision of the last write to the key last, shows the caller that the record has changed.
 func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	response, err := e.client.Txn(ctx).Then(clientv3.OpGet(e.ownerKey), clientv3.OpGet(e.lastKey), clientv3.OpGet(e.termsKey)).Commit()
 	if err != nil {
@@ -115,12 +116,14 @@ func (e *Engine) Look(ctx context.Context) (lease.Record, error) {
 	return rec, nil
 }
 
-// Acquire writes all three keys, if no other proxy has written them since Look. The new epoch is the revision of this write plus
-// the base. The base stays as it is, unless the epoch could then be below seenEpoch.
+// Acquire writes all three keys, if no other proxy has written them since Look. The new epoch is the revision of this write plus the base,
+// which is stored in the key terms and so outlives the holder. The base stays as it is, unless the epoch could then be below seenEpoch.
+// This is so if the store lost its data and counts revisions from 1 again.
 func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, error) {
 	terms := e.terms
 	terms.Base = e.base
-	if seenEpoch > e.base+e.storeRev { // the store lost its data, or an engine's guard saw a higher epoch
+	newEpochAbove := e.base + e.storeRev // storeRev is the store's revision at the last Look, and this write gets a higher one
+	if seenEpoch > newEpochAbove {       // the store lost its data, or an engine's guard saw a higher epoch
 		terms.Base = seenEpoch
 	}
 	text, err := json.Marshal(terms)
@@ -151,11 +154,12 @@ func (e *Engine) Acquire(ctx context.Context, seenEpoch int64) (lease.Record, er
 	}, nil
 }
 
-// Renew checks that this proxy has the key owner, and then prolongs the key's etcd lease. The check is a call of its
-// own, and comes first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed
-// release, the call with the check also writes the key last, so that the release cannot take effect later.
+// Renew checks that this proxy still has the key "owner", and then prolongs the key's etcd lease. The check is a call of its own, and comes
+// first, because a client that reaches no etcd member repeats KeepAliveOnce without a pause. After a failed release, the call with the
+// check also writes the key "last", which names the last holder, so that the release cannot take effect later.
 func (e *Engine) Renew(ctx context.Context, epoch int64) error {
-	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base)}
+	acquiredAt := epoch - e.base // the revision at which this proxy created the key "owner": an epoch is this revision plus the base
+	conditions := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", acquiredAt)}
 	var writes []clientv3.Op
 	if e.releaseInDoubt { // a release that is still under way fails after this write, because it compares the same revision
 		conditions = append(conditions, clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev))
@@ -178,11 +182,14 @@ func (e *Engine) Renew(ctx context.Context, epoch int64) error {
 	return nil
 }
 
-// Release deletes the key owner and empties the key last.
+// Release deletes the key "owner" and empties the key "last", which names the last holder. It does so only if this proxy still has the key
+// "owner", and if the key "last" was not written since: Renew writes it after a failed release, so that this release fails if etcd
+// carries it out only then.
 func (e *Engine) Release(ctx context.Context, epoch int64) error {
-	e.releaseInDoubt = true // a failed release may still take effect until a later acquisition or renewal succeeds
+	e.releaseInDoubt = true      // a failed release may still take effect until a later acquisition or renewal succeeds
+	acquiredAt := epoch - e.base // the revision at which this proxy created the key "owner": an epoch is this revision plus the base
 	response, err := e.client.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", epoch-e.base),
+		If(clientv3.Compare(clientv3.CreateRevision(e.ownerKey), "=", acquiredAt),
 			clientv3.Compare(clientv3.ModRevision(e.lastKey), "=", e.lastKeyRev)).
 		Then(clientv3.OpDelete(e.ownerKey), clientv3.OpPut(e.lastKey, "")).
 		Commit()
