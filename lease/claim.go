@@ -26,10 +26,10 @@ type Claim struct {
 	logOnce   logOnce                   // suppresses repeated log lines; only Run's goroutine changes it
 	admission atomic.Pointer[admission] // for readers without the lock; nil: the proxy does not admit
 
-	origin                 time.Time                     // when the claim was made; start of the times that wallMinusMonotonic compares
-	wall                   func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended
-	lastWallMinusMonotonic time.Duration                 // wallMinusMonotonic at the last detectSuspension
-	askedMembers           map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
+	origin              time.Time                     // when the claim was made; totalSuspension compares the times since then
+	wall                func(now time.Time) time.Time // the wall clock, which also runs while the computer is suspended; tests replace it
+	lastTotalSuspension time.Duration                 // totalSuspension at the last detectSuspension
+	askedMembers        map[string]bool               // members that are being asked for a promise; used by Run's goroutine only
 
 	wakeUp chan struct{}
 	done   chan struct{}
@@ -50,19 +50,23 @@ type Hooks struct {
 
 // admission is the time until which a claim admits unless its view changes.
 type admission struct {
-	until              time.Time
-	wallMinusMonotonic time.Duration // Claim.lastWallMinusMonotonic when until was set
+	until           time.Time
+	totalSuspension time.Duration // Claim.totalSuspension when until was set
 }
 
 // NewClaim makes a claim, which does nothing until Run is called.
 func NewClaim(cfg Config, engine Engine, hooks Hooks, log *zap.Logger) *Claim {
 	cfg.Begun = time.Now()
 	return &Claim{
-		engine: engine, hooks: hooks, log: log, retry: cfg.Retry, callLimit: cfg.RenewDeadline / 2,
-		origin: cfg.Begun, wall: func(now time.Time) time.Time { return now.Round(0) }, askedMembers: map[string]bool{},
+		engine: engine, hooks: hooks, log: log, retry: cfg.Retry,
+		callLimit: cfg.RenewDeadline / 2, // after a call without an answer, there is time for another one before an owner must stop
+		origin:    cfg.Begun, wall: wallClock, askedMembers: map[string]bool{},
 		machine: NewMachine(cfg), wakeUp: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
+
+// wallClock returns the time now without its monotonic part, so that only the wall clock counts in a difference.
+func wallClock(now time.Time) time.Time { return now.Round(0) }
 
 // Run runs the claim until ctx ends. It does not release a lease that is held then: the lease expires. To release it, call
 // Leave before.
@@ -131,7 +135,7 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 			ctx, cancel := context.WithTimeout(ctx, c.retry)
 			defer cancel()
 			r := result{sent: time.Now(), member: member}
-			r.wallMinusMonotonic = c.wallMinusMonotonic(r.sent)
+			r.totalSuspension = c.totalSuspension(r.sent) // if it has grown at the answer, the computer was suspended meanwhile
 			r.err = c.hooks.Vote(ctx, member, ask)
 			r.apply = func(now time.Time, err error) {
 				if err == nil {
@@ -143,9 +147,9 @@ func (c *Claim) askVotes(ctx context.Context, ask Vote, begin func(func() result
 	}
 }
 
-// wallMinusMonotonic is how much more time has passed on the wall clock than on the monotonic clock since origin. It grows when the
-// wall clock is set forward, and while the computer is suspended, because the monotonic clock stands still then.
-func (c *Claim) wallMinusMonotonic(now time.Time) time.Duration {
+// totalSuspension is how long the computer has been suspended since origin: how much more time has passed on the wall clock than on the
+// monotonic clock, which stands still during a suspension. A wall clock that is set forward looks like a suspension, too.
+func (c *Claim) totalSuspension(now time.Time) time.Duration {
 	return c.wall(now).Sub(c.origin.Round(0)) - now.Sub(c.origin)
 }
 
@@ -153,21 +157,21 @@ func (c *Claim) wallMinusMonotonic(now time.Time) time.Duration {
 // before a suspension no longer prove that the lease is held. A suspension of at most c.retry is ignored, because Times allows for
 // clocks that differ in speed. detectSuspension is called with c.mu held.
 func (c *Claim) detectSuspension(now time.Time) {
-	wallMinusMonotonic := c.wallMinusMonotonic(now)
-	if suspendedFor := wallMinusMonotonic - c.lastWallMinusMonotonic; suspendedFor > c.retry {
+	total := c.totalSuspension(now)
+	if suspendedFor := total - c.lastTotalSuspension; suspendedFor > c.retry {
 		c.log.Warn("the machine stood still, or its clock was set: this proxy admits nothing until it has renewed the lease",
 			zap.Duration("for", suspendedFor))
 		c.machine.Suspended(now)
 	}
-	c.lastWallMinusMonotonic = wallMinusMonotonic
+	c.lastTotalSuspension = total
 }
 
-// publish sets admission, logs a changed view and passes it to OnChange. It is called with c.mu held, so that OnChange gets
-// the views in order.
+// publish stores the time until which this proxy admits, for Admits, logs a changed view and passes it to OnChange. It is called with c.mu
+// held, so that OnChange gets the views in order.
 func (c *Claim) publish(now time.Time) {
 	v := c.machine.View(now)
-	if v.Admits {
-		c.admission.Store(&admission{c.machine.admitsUntil, c.lastWallMinusMonotonic})
+	if v.Admits { // a later call of Admits compares totalSuspension, and so notices a suspension before Run does
+		c.admission.Store(&admission{until: c.machine.admitsUntil, totalSuspension: c.lastTotalSuspension})
 	} else {
 		c.admission.Store(nil)
 	}
@@ -184,18 +188,18 @@ func (c *Claim) publish(now time.Time) {
 func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	m := c.machine
 	c.mu.Lock()
-	epoch, rec, seen := m.epoch, m.rec, m.seen
+	epoch, rec, maxEpochSeen := m.epoch, m.rec, m.maxEpochSeen
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, c.callLimit)
 	defer cancel()
 	r := result{call: call, sent: time.Now()}
-	r.wallMinusMonotonic = c.wallMinusMonotonic(r.sent)
+	r.totalSuspension = c.totalSuspension(r.sent) // handleResult compares it: an answer that a suspension delayed does not count
 	switch call {
 	case Look:
 		r.rec, r.err = c.engine.Look(ctx)
 		r.apply = func(now time.Time, err error) { m.Looked(r.sent, now, r.rec, err) }
 	case Acquire:
-		r.rec, r.err = c.engine.Acquire(ctx, seen)
+		r.rec, r.err = c.engine.Acquire(ctx, maxEpochSeen)
 		r.apply = func(now time.Time, err error) { m.Acquired(r.sent, now, r.rec, err) }
 	case Renew:
 		r.err = c.engine.Renew(ctx, epoch)
@@ -210,15 +214,16 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 	return r
 }
 
-// handleResult passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it
-// passes an error instead of the answer.
+// handleResult passes the outcome of a call to the machine, and logs it. If the computer was suspended during the call, it passes an error
+// instead of the answer, because the lease may have expired since. As in detectSuspension, a suspension of at most c.retry does not count.
 func (c *Claim) handleResult(r result) {
 	now := time.Now()
-	suspendedFor := c.wallMinusMonotonic(now) - r.wallMinusMonotonic // how long the computer was suspended since the call was sent
+	suspendedFor := c.totalSuspension(now) - r.totalSuspension // how long the computer was suspended since the call was sent
 	if r.err == nil && suspendedFor > c.retry {
 		r.err = errSuspended
 	}
-	c.logOnce.logResult(c.log, r, now, c.callLimit/2)
+	fastLimit := c.callLimit / 2 // an answer that takes longer is logged as slow
+	c.logOnce.logResult(c.log, r, now, fastLimit)
 	if r.call == Look && r.err == nil {
 		c.logOnce.logLook(c.log, &c.machine.cfg, r.rec)
 	}
@@ -279,8 +284,9 @@ func (c *Claim) ObserveRivalEpoch(epoch int64) {
 	c.changeMachine(func(m *Machine, now time.Time) { m.ObserveRivalEpoch(now, epoch) })
 }
 
-// GivePromise answers an owner that cannot reach the store. If it returns no error, this proxy has stopped admission, and admits
-// nothing for at least the duration of a lease.
+// GivePromise answers an owner that cannot reach the store, and so cannot renew its lease there. If all other members promise not to admit,
+// the owner may go on without the store. If GivePromise returns no error, this proxy has given its promise: it has stopped admission, and
+// admits nothing for at least the duration of a lease.
 func (c *Claim) GivePromise(ask Vote) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -305,7 +311,7 @@ func (c *Claim) ObserveEpoch(epoch int64) {
 func (c *Claim) Seen() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.machine.seen
+	return c.machine.maxEpochSeen
 }
 
 // Members returns the list of proxies that may take the lease, as its holder wrote it; empty: any proxy may.
@@ -328,15 +334,17 @@ func (c *Claim) View() View {
 	return c.machine.View(time.Now())
 }
 
-// Admits is View.Admits for a caller that is about to admit a request. If the last renewal ran out while the process was
-// paused, Admits is false even before OnChange is called. It takes no lock.
+// Admits is View.Admits for a caller that is about to admit a request. If the last renewal ran out while the process was paused, or if the
+// computer was suspended since Run last looked, Admits is false even before OnChange is called. It takes no lock.
 func (c *Claim) Admits(now time.Time) bool {
 	admission := c.admission.Load()
 	if admission == nil || !now.Before(admission.until) {
 		return false
 	}
-	suspendedFor := c.wallMinusMonotonic(now) - admission.wallMinusMonotonic
-	if suspendedFor > c.retry { // the lease may have expired, although admission.until is not reached
+	suspendedFor := c.totalSuspension(now) - admission.totalSuspension
+	// The clock of admission.until stood still during a suspension, so the lease may have expired before that time is reached. As in
+	// detectSuspension, a suspension of at most c.retry does not count: the waits of a lease allow for clocks that differ so much.
+	if suspendedFor > c.retry {
 		c.wake() // Run then reports the change to OnChange
 		return false
 	}

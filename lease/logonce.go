@@ -95,11 +95,11 @@ func (s *logOnce) logLook(log *zap.Logger, cfg *Config, rec Record) {
 
 // result is the outcome of a call to the store, to the lease's holder or to a member.
 type result struct {
-	call               Call
-	sent               time.Time
-	wallMinusMonotonic time.Duration // Claim.wallMinusMonotonic when the call was sent
-	rec                Record
-	err                error
-	member             string                         // the member that was asked for a vote; empty: the call was no question for a vote
-	apply              func(now time.Time, err error) // passes the outcome to the machine
+	call            Call
+	sent            time.Time
+	totalSuspension time.Duration // Claim.totalSuspension when the call was sent
+	rec             Record
+	err             error
+	member          string                         // the member that was asked for a vote; empty: the call was no question for a vote
+	apply           func(now time.Time, err error) // passes the outcome to the machine
 }

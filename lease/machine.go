@@ -78,17 +78,17 @@ type Machine struct {
 	rec                 Record    // the lease, as read or acquired last
 	hasRead             bool      // rec is valid; false before the first look, and after this proxy has lost or released its lease
 	acquireInDoubt      bool      // rec may be out of date, because a failed acquisition may have written the lease
-	changedAt           time.Time // when the Stamp or Expiry of rec last changed
+	recChangedAt        time.Time // when this proxy last saw the Stamp or Expiry of rec change, or last saw that rec has not expired
 	nextCall            time.Time // earliest time of the next call
 	blindAcquirePending bool      // an acquisition that was sent while the store did not know the last holder may still succeed
 	lastReleased        struct {  // the lease that this proxy last released
-		epoch int64 // epoch of that lease; 0: this process has released none
-		seen  int64 // value of Machine.seen at the time of that release
+		epoch        int64 // epoch of that lease; 0: this process has released none
+		maxEpochSeen int64 // value of Machine.maxEpochSeen at the time of that release
 	}
 
 	held            bool      // this proxy holds the lease, as far as it knows
 	epoch           int64     // the epoch of the lease that is held, or was held last
-	seen            int64     // highest epoch that was read, held, or named by a proxy or by a guard in front of an engine
+	maxEpochSeen    int64     // highest epoch that was read, held, or named by a proxy or by a guard in front of an engine
 	renewed         time.Time // when the last successful acquisition or renewal was sent; zero: no proof that the lease is still held
 	admitsUntil     time.Time // end of admission, because neither the last renewal nor the votes count any longer
 	admitsNotBefore time.Time // start of admission: until then, an earlier owner may still admit
@@ -97,21 +97,21 @@ type Machine struct {
 	givenPromise promise              // this proxy's promise not to admit, given to an owner that cannot reach the store
 	votes        map[string]time.Time // by member: when this proxy requested the last promise that the member gave
 	nextVotes    time.Time            // no vote is requested before this time
-	// lostByStore is set while the store has lost the lease that this proxy holds. It may acquire the lease again once all
-	// other members have voted for it.
-	lostByStore bool
+	// storeLostLease is set while this proxy counts as the holder of a lease that the store has lost. It may acquire the lease again once
+	// all other members have voted for it.
+	storeLostLease bool
 
-	rivalEpoch     int64     // an epoch above this proxy's that another proxy named; 0: none
+	rivalEpoch     int64     // an epoch above this proxy's by which another proxy says that it owns the scope; 0: none
 	rivalNamedAt   time.Time // when another proxy named rivalEpoch
 	disprovenEpoch int64     // rival epochs up to this one do not exist: a renewal succeeded after they were named
 	refusedAt      time.Time // when a guard in front of an engine last refused this proxy's epoch
 
-	canServe    bool      // this proxy is healthy enough to serve the scope
-	stopping    bool      // the process ends, so the lease is given up and never acquired again
-	releaseBy   time.Time // a hand-back must be done by this time; zero: no hand-back
-	hurryUntil  time.Time // until this time the lease is read more often, because a release is expected
-	nextAskBack time.Time // before this time, the holder is not asked for the scope again
-	askingBack  bool      // the holder has not answered this proxy's AskBack yet
+	canServe        bool      // this proxy is healthy enough to serve the scope
+	stopping        bool      // the process ends, so the lease is given up and never acquired again
+	tryReleaseUntil time.Time // until this time Release is called, and after it the lease is kept; zero: the lease is not to be released
+	lookOftenUntil  time.Time // until this time the lease is read more often, because its holder is about to release it
+	nextAskBack     time.Time // before this time, the holder is not asked for the scope again
+	askingBack      bool      // the holder has not answered this proxy's AskBack yet
 }
 
 // NewMachine returns a machine that admits nothing yet, and whose first call is a Look.
@@ -124,7 +124,8 @@ func NewMachine(cfg Config) *Machine {
 	return m
 }
 
-// startAcquire returns Acquire, and sets blindAcquirePending if the store says nothing about the last holder.
+// startAcquire returns Acquire. It also notes a blind acquisition, which is one while the store says nothing about the last holder. If the
+// answer to the call is lost and a later look shows that it succeeded, this proxy then also waits for a whole lease before it admits.
 func (m *Machine) startAcquire() Call {
 	m.blindAcquirePending = m.blindAcquirePending || m.lastHolderUnknown()
 	return Acquire
@@ -145,11 +146,14 @@ func (m *Machine) nextTimer(now, latest time.Time) time.Time {
 	return next
 }
 
-// releasedByHolder reports whether the last holder released the lease. A holder stops admission before it releases the lease.
+// releasedByHolder reports whether the last holder released the lease. A holder stops admission before it releases the lease. If a higher
+// epoch was seen than the record has (storeForgotEpochs), the store may have forgotten a later holder, and then the release proves nothing.
+// It still does if this proxy itself released the lease, and has seen no higher epoch since.
 func (m *Machine) releasedByHolder() bool {
 	released := m.rec.Holder == "" && m.rec.Epoch > 0
-	byThisOne := m.rec.Epoch == m.lastReleased.epoch && m.seen == m.lastReleased.seen // and no higher epoch was seen since its release
-	return released && (byThisOne || !m.storeForgotEpochs())                          // otherwise the store may have forgotten a later holder
+	noHigherEpochSince := m.maxEpochSeen == m.lastReleased.maxEpochSeen
+	releasedByThisProxy := m.rec.Epoch == m.lastReleased.epoch && noHigherEpochSince
+	return released && (releasedByThisProxy || !m.storeForgotEpochs())
 }
 
 // storeHasNoLease reports whether the store had no lease at the last look. A lease may have been deleted at an unknown time: another
@@ -159,7 +163,7 @@ func (m *Machine) storeHasNoLease() bool { return m.rec.Holder == "" && m.rec.Ep
 // storeForgotEpochs reports whether the store has a lower epoch than was seen, because the lease was deleted or the store's data
 // were restored from a copy. The lease in the store then says nothing about the last holder, which may have renewed a
 // moment before.
-func (m *Machine) storeForgotEpochs() bool { return m.rec.Epoch < m.seen }
+func (m *Machine) storeForgotEpochs() bool { return m.rec.Epoch < m.maxEpochSeen }
 
 // lastHolderUnknown reports whether the lease in the store says nothing about the last holder.
 func (m *Machine) lastHolderUnknown() bool {
@@ -167,19 +171,20 @@ func (m *Machine) lastHolderUnknown() bool {
 }
 
 // neverHeld reports whether the lease was never held, as far as this proxy knows.
-func (m *Machine) neverHeld() bool { return m.storeHasNoLease() && m.seen == 0 }
+func (m *Machine) neverHeld() bool { return m.storeHasNoLease() && m.maxEpochSeen == 0 }
 
-// leaseEnds is when the lease of the last known holder ends or ended, by this proxy's clock.
+// leaseEnds is when the lease of the last known holder ends or ended at the latest, by this proxy's clock. The holder renewed it no later
+// than this proxy saw the record change.
 func (m *Machine) leaseEnds() time.Time {
-	if m.rec.Expiry == Expired || m.releasedByHolder() || m.neverHeld() {
-		return m.changedAt
+	if m.rec.Expiry == Expired || m.releasedByHolder() || m.neverHeld() { // there is no lease any more that could last longer
+		return m.recChangedAt
 	}
-	return m.changedAt.Add(m.longerDuration())
+	return m.recChangedAt.Add(m.leaseLastsAtMost())
 }
 
-// longerDuration is the longer of this proxy's lease duration and the last known holder's: a holder with a longer lease also
+// leaseLastsAtMost is the longer of this proxy's lease duration and the last known holder's: a holder with a longer lease also
 // stops later.
-func (m *Machine) longerDuration() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
+func (m *Machine) leaseLastsAtMost() time.Duration { return max(m.cfg.Duration, m.rec.Duration) }
 
 // startDelay is the wait from the end of the last holder's lease to this proxy's first admission.
 func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.rec.Duration/3) }
@@ -188,7 +193,8 @@ func (m *Machine) startDelay() time.Duration { return max(m.cfg.StartDelay, m.re
 func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 	recordIsKnown := m.hasRead && !m.acquireInDoubt
 	mayOwn := m.canServe && !m.stopping && !m.excluded()
-	if !recordIsKnown || !mayOwn || m.rec.Expiry == NotExpired {
+	holderIsAlive := m.rec.Expiry == NotExpired // by the store's own clock, which counts more than the time that leaseEnds computes
+	if !recordIsKnown || !mayOwn || holderIsAlive {
 		return time.Time{}, false
 	}
 	at = m.leaseEnds()
@@ -198,7 +204,7 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 		}
 		at = at.Add(time.Duration(m.cfg.TakeoverRank) * m.cfg.RankDelay) // so that not all proxies try at the same time
 	}
-	return later(at, m.givenPromise.until), true // a promise that this proxy has given also keeps it from taking the lease
+	return later(at, m.givenPromise.until), true // until then this proxy has promised an owner without the store not to take the lease
 }
 
 // admitsFromIfAcquired is when this proxy may begin to admit if it acquires the lease now. If the store does not know the last
@@ -206,9 +212,9 @@ func (m *Machine) acquirableFrom() (at time.Time, ok bool) {
 func (m *Machine) admitsFromIfAcquired(now time.Time) time.Time {
 	switch {
 	case m.releasedByHolder(): // the last holder stopped admission before it released the lease
-		return m.changedAt
+		return m.recChangedAt
 	case m.lastHolderUnknown():
-		return now.Add(m.longerDuration() + m.startDelay())
+		return now.Add(m.leaseLastsAtMost() + m.startDelay())
 	}
 	return m.leaseEnds().Add(m.startDelay())
 }
@@ -238,7 +244,8 @@ func (m *Machine) wantsBack() bool {
 		return false
 	}
 	isHeld := m.hasRead && m.rec.Holder != "" && m.rec.Expiry != Expired
-	return isHeld && Dispatcher(m.rec.Holder) != Dispatcher(m.cfg.Self)
+	holder, self := Dispatcher(m.rec.Holder), Dispatcher(m.cfg.Self) // the ids of the proxies, without the names of their processes
+	return isHeld && holder != self
 }
 
 // mayAskBack reports whether to ask the holder for the scope now. A proxy does not ask while a promise keeps it from
@@ -250,8 +257,8 @@ func (m *Machine) mayAskBack(now time.Time) bool {
 	return m.wantsBack() && pauseIsOver && promiseIsOver
 }
 
-// GiveBack stops admission and begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. If
-// the release is not done within Step, this proxy remains the owner.
+// GiveBack stops admission and begins to release the lease, for a proxy that asks for the scope and names the lease's epoch. If the release
+// is not done within Step, the time limit of each step of a hand-back, this proxy remains the owner. An error says why the lease is kept.
 func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if !m.held || epoch != m.epoch {
 		return fmt.Errorf("%w: %d", ErrNotHolder, epoch)
@@ -259,13 +266,13 @@ func (m *Machine) GiveBack(now time.Time, epoch int64) error {
 	if now.Before(m.admitsFrom()) { // after a release the next holder admits at once, but the earlier owner may still admit
 		return fmt.Errorf("%w: the owner before may not have stopped yet", ErrNotHolder)
 	}
-	if m.storeAway { // after a release, no other proxy could take the lease
+	if m.storeAway { // the store fails or is slow: after a release, no other proxy could take the lease
 		return fmt.Errorf("%w: its store does not answer, so no other proxy could take it", ErrNotHolder)
 	}
-	if m.releaseBy.IsZero() { // a repeated question does not prolong the time
-		m.releaseBy = now.Add(m.cfg.Step)
+	if m.tryReleaseUntil.IsZero() { // a repeated question does not prolong the time
+		m.tryReleaseUntil = now.Add(m.cfg.Step)
 	}
-	m.nextCall = now
+	m.nextCall = now // Next then returns Release
 	return nil
 }
 
@@ -300,28 +307,29 @@ func (m *Machine) ObserveRivalEpoch(now time.Time, epoch int64) {
 
 // stopUntilRenewed stops admission until a renewal succeeds, because another proxy named an epoch above this proxy's.
 func (m *Machine) stopUntilRenewed(now time.Time, epoch int64) {
-	m.forgetProofs()
+	m.forgetRenewalAndVotes()
 	m.rivalEpoch, m.rivalNamedAt = epoch, now
 	m.nextCall = now.Add(1) // 1 ns later, because only a renewal that is sent after rivalNamedAt disproves the epoch
 }
 
-// forgetProofs drops the last renewal and all votes, because they no longer prove that the lease is held.
-func (m *Machine) forgetProofs() {
-	m.renewed, m.admitsUntil, m.lostByStore = time.Time{}, time.Time{}, false
+// forgetRenewalAndVotes drops the last renewal and all votes, because they no longer prove that the lease is held. Until the next renewal
+// succeeds, nothing is admitted.
+func (m *Machine) forgetRenewalAndVotes() {
+	m.renewed, m.admitsUntil, m.storeLostLease = time.Time{}, time.Time{}, false
 	clear(m.votes)
 }
 
-// ObserveEpoch records an epoch that another proxy has seen. The next acquisition gets a higher epoch, even if the
-// store has lost its data.
+// ObserveEpoch records an epoch that another proxy has seen. The next acquisition gets a higher epoch, even if the store has lost its data.
+// An epoch above MaxEpoch is ignored: it can only be a mistake or an attack, and the store could not count on from it.
 func (m *Machine) ObserveEpoch(epoch int64) {
 	if epoch <= m.cfg.MaxEpoch {
-		m.seen = max(m.seen, epoch)
+		m.maxEpochSeen = max(m.maxEpochSeen, epoch)
 	}
 }
 
-// Refused records that a guard in front of an engine refuses this proxy's epoch, because the guard has seen the higher
-// epoch that is given. The lease is then released and acquired again with a higher epoch. Within the Duration of a lease,
-// only the first refusal counts.
+// Refused records that a guard in front of an engine refuses this proxy's epoch, because the guard has seen the higher epoch that is given.
+// From now on the lease is released, to be acquired again with a higher epoch. If no release succeeds within Step, it is kept. Within the
+// Duration of a lease, only the first refusal counts.
 func (m *Machine) Refused(now time.Time, epoch int64) {
 	mayRelease := m.held && !m.storeAway && !now.Before(m.admitsFrom()) // not while the store is away, or an earlier owner may still admit
 	tooSoon := now.Before(m.refusedAt.Add(m.cfg.Duration))
@@ -331,22 +339,23 @@ func (m *Machine) Refused(now time.Time, epoch int64) {
 	}
 	m.ObserveEpoch(epoch)
 	m.refusedAt, m.nextCall = now, now
-	m.releaseBy = later(m.releaseBy, now.Add(m.cfg.Step))
+	m.tryReleaseUntil = later(m.tryReleaseUntil, now.Add(m.cfg.Step)) // a hand-back that has begun may have set it already
 }
 
 // Suspended records that the computer was suspended: more time has passed than its monotonic clock shows. Nothing is admitted until
 // the lease is renewed.
 func (m *Machine) Suspended(now time.Time) {
 	if m.held {
-		m.forgetProofs()
+		m.forgetRenewalAndVotes()
 		m.nextCall = now
 	}
 }
 
-// View returns the state of the machine at the time now. It changes nothing.
+// View returns the state of the machine at the time now. It changes nothing. A proxy that holds the lease admits in the phase Owner: until
+// the last renewal has run out, and longer if all other members vote for it, which means that they promise not to admit meanwhile.
 func (m *Machine) View(now time.Time) View {
 	v := View{Phase: Watching, MembersDiffer: m.membersDiffer(), StoreAway: m.storeAway, Holder: m.rec.Holder, Epoch: m.rec.Epoch}
-	if m.held {
+	if m.held { // the epoch of this proxy's own lease, which the record may not show
 		v.Epoch = m.epoch
 	}
 	switch {
@@ -354,13 +363,14 @@ func (m *Machine) View(now time.Time) View {
 		v.Phase = Giving
 	case m.held && !now.Before(m.admitsUntil): // the last renewal and the votes have run out
 		v.Phase = Fenced
-	case m.held && m.lostByStore && !m.hasVotes(now): // the store has lost the lease, and not all members have voted
+	case m.held && m.storeLostLease && !m.hasVotes(now): // the store has lost the lease, and not all members have voted
 		v.Phase = Fenced
 	case m.held && now.Before(m.admitsFrom()):
 		v.Phase = Starting
 	case m.held:
 		v.Phase, v.Admits = Owner, true
-		v.Voted = m.lostByStore || !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
+		renewalRunOut := !now.Before(m.renewed.Add(m.cfg.RenewDeadline))
+		v.Voted = m.storeLostLease || renewalRunOut // then only the votes let this proxy admit
 	case m.wantsBack():
 		v.Phase = Recovering
 	}

@@ -34,13 +34,13 @@ func (m *Members) See(live []string, now time.Time) {
 	}
 }
 
-// Order returns the members that may own a scope, the preferred one first: the live members that are on every list. An
+// Order returns the members that may own a scope, the preferred one first: the live members that are on every list in allowed. An
 // empty list excludes no member.
-func (m *Members) Order(scope string, lists ...[]string) []string {
+func (m *Members) Order(scope string, allowed ...[]string) []string {
 	ids := make([]string, 0, len(m.memberSince)) // not nil, so that a status shows an empty list as []
 	ids = slices.AppendSeq(ids, maps.Keys(m.memberSince))
 	ids = slices.DeleteFunc(ids, func(id string) bool {
-		return slices.ContainsFunc(lists, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
+		return slices.ContainsFunc(allowed, func(list []string) bool { return len(list) > 0 && !slices.Contains(list, id) })
 	})
 	slices.SortFunc(ids, func(a, b string) int {
 		if m.spread { // by a hash of scope and member; otherwise, and between equal hashes, by id
@@ -59,12 +59,13 @@ func (m *Members) isMemberFor(id string, atLeast time.Duration, now time.Time) b
 	return isMember && now.Sub(since) >= atLeast
 }
 
-// TakeoverRank returns this proxy's rank in the order of a scope; 0 is the first. asks reports whether it should ask the holder to
-// hand the scope over. Only the first in the order asks, and only after it was a member for settleTime, so that a proxy that
-// comes and goes moves no scopes. If the holder is not in the order, because it is gone or about to leave, a fifth of settleTime is
-// enough: in this time the proxy sees the other members. A proxy that is not in the order gets the rank after the last.
-func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]string) (rank int, asks bool) {
-	order := m.Order(scope, lists...)
+// TakeoverRank returns this proxy's rank in the order of a scope; 0 is the first. The order has the live members that are on every list in
+// allowed, which names the only proxies that may own the scope; an empty list excludes none. A proxy that is not in the order gets the rank
+// after the last. asks reports whether this proxy should ask the holder to hand the scope over. Only the first in the order asks, and only
+// after it was a member for settleTime, so that a proxy that comes and goes moves no scopes. If the holder is not in the order, because it
+// is gone or about to leave, a fifth of settleTime is enough: in this time the proxy sees the other members.
+func (m *Members) TakeoverRank(scope, holder string, now time.Time, allowed ...[]string) (rank int, asks bool) {
+	order := m.Order(scope, allowed...)
 	if rank = slices.Index(order, m.self); rank < 0 {
 		return len(order), false
 	}
@@ -75,10 +76,10 @@ func (m *Members) TakeoverRank(scope, holder string, now time.Time, lists ...[]s
 	return rank, rank == 0 && m.isMemberFor(m.self, settleTime, now)
 }
 
-// ShouldHandOver reports whether this proxy, which holds a scope, should hand it over to the proxy asker: asker comes before
-// this proxy in the order of the scope.
-func (m *Members) ShouldHandOver(scope, asker string, now time.Time, lists ...[]string) bool {
-	order := m.Order(scope, lists...)
+// ShouldHandOver reports whether this proxy, which holds a scope, should hand it over to the proxy asker: asker comes before this proxy in
+// the order of the scope. The order has the live members that are on every list in allowed; an empty list excludes none.
+func (m *Members) ShouldHandOver(scope, asker string, now time.Time, allowed ...[]string) bool {
+	order := m.Order(scope, allowed...)
 	theirs, ours := slices.Index(order, asker), slices.Index(order, m.self)
 	if ours < 0 { // not in the order: this proxy may not own the scope, so any asker in the order gets it at once
 		return theirs >= 0

@@ -149,7 +149,7 @@ func (w *world) probe() {
 	seen := int64(0)
 	for _, n := range w.nodes {
 		if !n.dead {
-			seen = max(seen, n.m.seen)
+			seen = max(seen, n.m.maxEpochSeen)
 		}
 	}
 	for _, n := range w.nodes {
@@ -243,7 +243,8 @@ func (w *world) step() {
 		}
 		if n.call == nil {
 			if call, _ := n.m.Next(n.now(w.t)); call != None {
-				n.call = &flight{call: call, by: n.m.cfg, seen: n.seen, epoch: n.m.epoch, above: n.m.seen, sent: n.now(w.t), arrives: -1, answered: -1}
+				n.call = &flight{call: call, by: n.m.cfg, seen: n.seen, epoch: n.m.epoch, above: n.m.maxEpochSeen, sent: n.now(w.t),
+					arrives: -1, answered: -1}
 				if d := w.store(n); d >= 0 {
 					n.call.arrives = w.t + d
 				}

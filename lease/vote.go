@@ -57,7 +57,7 @@ func (m *Machine) excluded() bool {
 }
 
 // isReleasing reports whether a lease that is held is about to be released: the process ends, or a hand-back is under way.
-func (m *Machine) isReleasing() bool { return m.stopping || !m.releaseBy.IsZero() }
+func (m *Machine) isReleasing() bool { return m.stopping || !m.tryReleaseUntil.IsZero() }
 
 // membersDiffer reports whether the last known holder lists other members than this proxy.
 func (m *Machine) membersDiffer() bool {
@@ -65,9 +65,10 @@ func (m *Machine) membersDiffer() bool {
 	return lastHolderIsOther && !slices.Equal(m.rec.Members, m.cfg.Members)
 }
 
-// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this proxy has given a
-// promise: it does not take the lease for the time Duration, and admits nothing for a start delay more. If it holds a lease with a
-// lower epoch itself, it stops admission until it has renewed that lease.
+// GivePromise answers an owner that cannot reach the store and asks for a vote. If it returns no error, this proxy has given a promise: it
+// does not take the lease for the time Duration, and admits nothing for a start delay more, as after a lease that has expired: the clocks
+// of the two may differ in speed. If it holds a lease with a lower epoch itself, it stops admission until it has renewed that lease: a
+// renewal that succeeds proves that the asking owner's epoch does not exist.
 func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 	self, owner := Dispatcher(m.cfg.Self), Dispatcher(ask.Holder)
 	switch {
@@ -77,8 +78,9 @@ func (m *Machine) GivePromise(now time.Time, ask Vote) error {
 		return fmt.Errorf("%w: %q is not another member", ErrNoVote, owner)
 	}
 	ownsLater := m.held && m.epoch >= ask.Epoch
-	sawLater := m.hasRead && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
-	if ownsLater || sawLater {
+	// A later epoch of the asking owner itself is no obstacle: it has acquired the lease again, and may not know it if the answer was lost.
+	sawOthersLater := m.hasRead && m.rec.Epoch > ask.Epoch && m.rec.Holder != ask.Holder
+	if ownsLater || sawOthersLater {
 		return fmt.Errorf("%w: epoch %d is over", ErrNoVote, ask.Epoch)
 	}
 	m.ObserveEpoch(ask.Epoch)
@@ -97,7 +99,7 @@ func (m *Machine) votesDueAt() time.Time {
 		return time.Time{}
 	case !m.held, m.isReleasing(): // votes only prolong the time of an owner that stays
 		return time.Time{}
-	case m.lostByStore: // the store has lost the lease, so no renewal can succeed
+	case m.storeLostLease: // the store has lost the lease, so no renewal can succeed
 		return m.nextVotes
 	}
 	return later(m.nextVotes, m.renewed.Add(2*m.cfg.Retry))
@@ -115,8 +117,10 @@ func (m *Machine) AskVotes(now time.Time) (ask Vote, ok bool) {
 	return Vote{Holder: m.cfg.Self, Epoch: m.epoch, Members: m.cfg.Members}, true
 }
 
-// RecordVote records that a member gave the promise for which this proxy asked at the time sent. The promise does not count if
-// it is for another epoch, or if it comes only after this proxy had to stop admission.
+// RecordVote records that a member voted for this proxy, which asked for the vote at the time sent. A vote is the member's promise not to
+// admit for a while (GivePromise). It does not count if it is for another epoch, or if it comes only after this proxy had to stop
+// admission. With the votes of all other members, this proxy may admit longer. If the store has lost the lease (storeLostLease), this proxy
+// may then also acquire it again.
 func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
 	isForThisLease := m.held && epoch == m.epoch
 	tooLate := !now.Before(m.admitsUntil)
@@ -125,7 +129,7 @@ func (m *Machine) RecordVote(sent, now time.Time, member string, epoch int64) {
 	}
 	m.votes[member] = later(m.votes[member], sent)
 	m.admitsUntil = later(m.admitsUntil, m.votedUntil())
-	if m.lostByStore && m.hasVotes(now) { // this was the last vote that was missing to acquire the lost lease again
+	if m.storeLostLease && m.hasVotes(now) { // this was the last vote that was missing to acquire the lost lease again
 		m.nextCall = now
 	}
 }
@@ -159,8 +163,9 @@ func (m *Machine) hasVotes(now time.Time) bool {
 	return mayUseVotes && now.Before(m.votedUntil())
 }
 
-// mayReclaim reports whether this proxy may acquire again a lease that the store has lost, if all other members vote
-// for it. Until they have voted, nothing is admitted.
+// mayReclaim reports whether this proxy may acquire again a lease that the store has lost, if all other members vote for it. It may only
+// while the time of admission still runs that the last renewal and earlier votes have given it, because votes never begin admission again.
+// From the loss until all have voted, nothing is admitted, although this time runs.
 func (m *Machine) mayReclaim(now time.Time) bool {
 	othersCanVote := m.hasFixedMembers() && len(m.cfg.Members) > 1
 	return othersCanVote && isAdmissionTime(m, now) && !m.isReleasing()
@@ -171,9 +176,13 @@ func isAdmissionTime(m *Machine, now time.Time) bool {
 	return now.Before(m.admitsUntil) && !now.Before(m.admitsFrom())
 }
 
-// noOtherHeld reports whether, by the last look, no other proxy has held the lease since this one did. It is called after the
-// store has lost this proxy's lease, so a lease that has not expired by the store's clock must be a later one.
+// noOtherHeld reports whether, by the last look, no other proxy has held the lease since this one did. It is called after the store has
+// lost this proxy's lease.
 func (m *Machine) noOtherHeld() bool {
-	unheldSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
-	return m.rec.Expiry != NotExpired && (unheldSince || m.rec.Holder == m.cfg.Self)
+	if m.rec.Expiry == NotExpired { // the store knows a live lease, which must be a later one, because it has lost this proxy's
+		return false
+	}
+	noHolderSince := m.rec.Holder == "" && m.rec.Epoch <= m.epoch // each acquisition would have raised the epoch
+	lastHolderIsThis := m.rec.Holder == m.cfg.Self                // no acquisition by another process has replaced this holder
+	return noHolderSince || lastHolderIsThis
 }

@@ -233,7 +233,7 @@ func TestANewLeaseStartsAboveEveryEpochThatWasSeen(t *testing.T) {
 
 	w.rec.Epoch = 3 // somebody edits it
 	w.begin(home)
-	home.m.ObserveEpoch(eu.m.seen) // by its probe
+	home.m.ObserveEpoch(eu.m.maxEpochSeen) // by its probe
 	w.until(w.t + time.Minute)
 	require.Equal(t, "us-1", w.owners())
 	require.Greater(t, w.rec.Epoch, int64(44))
@@ -359,8 +359,8 @@ func TestNeverTwoAdmitByPledges(t *testing.T) {
 			e := w.nodes[i].m.epoch
 			if is := fmt.Sprint(o, e); is != tenure { // later it may hear of epochs that were before
 				tenure = is
-				if e < epoch && w.nodes[i].m.seen >= epoch {
-					t.Fatalf("at %v %s admits with epoch %d and knows of %d", w.t, o, e, w.nodes[i].m.seen)
+				if e < epoch && w.nodes[i].m.maxEpochSeen >= epoch {
+					t.Fatalf("at %v %s admits with epoch %d and knows of %d", w.t, o, e, w.nodes[i].m.maxEpochSeen)
 				}
 			}
 			epoch = max(epoch, e)

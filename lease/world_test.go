@@ -143,7 +143,7 @@ func TestAReleaseThatTheStoreRemembersFromEarlierIsNotBelieved(t *testing.T) {
 			require.Equal(t, "eu-1", w.owners())
 			w.deny = AskBack // the holder does not hear it
 			w.begin(home)
-			home.m.ObserveEpoch(owner.m.seen) // but its probes are answered
+			home.m.ObserveEpoch(owner.m.maxEpochSeen) // but its probes are answered
 			w.until(w.t + time.Minute)
 			require.Equal(t, "eu-1", w.owners())
 			w.rec = free
