@@ -14,9 +14,13 @@ import (
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
-// engineHash is the hash by which an engine names a block. An integer keeps its bits, so that an int64 and a uint64 with
-// the same bits are equal. Bytes are hashed twice, the second time with a secret.
-type engineHash [2]uint64
+// engineHash is the hash by which an engine names a block. An integer keeps its bits, so that an int64 and a uint64 with the same bits are
+// equal. Bytes, which may be longer, are hashed twice, the second time with a secret, so that two blocks hardly get equal hashes, be it by
+// chance or on purpose.
+type engineHash struct {
+	bits       uint64 // the integer, or a hash of the bytes
+	secretHash uint64 // another hash of the bytes, which is never 0; 0 for an integer
+}
 
 var secret = maphash.MakeSeed()
 
@@ -99,7 +103,7 @@ func (d *decoder) decodeBatch(payload []byte, visit func(*event)) (ts float64, e
 }
 
 // decodeEvent reads one event into d.current: a map by field names, or an array whose first part is the type and whose other
-// parts are fields in a fixed order.
+// parts are fields in a fixed order. Until a field names a parent block, the event's first block counts as the first of a prompt (isRoot).
 func (d *decoder) decodeEvent() error {
 	e := &d.current
 	*e = event{isRoot: true, hashes: e.hashes[:0], tokens: e.tokens[:0], extraKeys: e.extraKeys[:0]}
@@ -265,10 +269,11 @@ func (d *decoder) decodeHash() (h engineHash, isNull bool, err error) {
 		return h, true, d.DecodeNil()
 	case msgpcode.IsBin(code) || msgpcode.IsString(code):
 		b, err := d.readBinary()
-		return engineHash{xxhash.Sum64(b), maphash.Bytes(secret, b) | 1}, false, err // |1: not 0, which this part is for an integer
+		h = engineHash{bits: xxhash.Sum64(b), secretHash: maphash.Bytes(secret, b) | 1} // |1: never 0, so that no integer has the same hash
+		return h, false, err
 	}
 	n, err := d.DecodeInt64() // also decodes a uint64, without changing its bits
-	return engineHash{uint64(n)}, false, err
+	return engineHash{bits: uint64(n)}, false, err
 }
 
 // decodeExtraKeys reads the extra keys of each block: the values that the engine hashes in addition to the block's tokens.

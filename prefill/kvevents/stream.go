@@ -67,9 +67,10 @@ type Stream struct {
 	complete   atomic.Bool  // the events have named all blocks that the engine holds
 	resyncs    atomic.Int64 // number of calls of Resync
 	resynced   atomic.Int64 // number of calls of Resync that were carried out
-	answered   atomic.Int64 // Unix nanoseconds of the first ExpectEvent since the last batch; 0: none since
-	failure    atomic.Pointer[string]
-	place      atomic.Pointer[Place] // the place of the last connection
+	// eventExpectedSince is when ExpectEvent was first called since the last batch, in Unix nanoseconds; 0: no event is expected.
+	eventExpectedSince atomic.Int64
+	failure            atomic.Pointer[string]
+	place              atomic.Pointer[Place] // the place of the last connection
 
 	// Only the goroutine of run uses these.
 	follower follower
@@ -112,13 +113,13 @@ func (s *Stream) Resync() {
 }
 
 // ExpectEvent notes that the engine has answered a probe for which it computed a new block: an event should follow.
-func (s *Stream) ExpectEvent(now time.Time) { s.answered.CompareAndSwap(0, now.UnixNano()) }
+func (s *Stream) ExpectEvent(now time.Time) { s.eventExpectedSince.CompareAndSwap(0, now.UnixNano()) }
 
 // Precise reports whether the events are reliable: the stream is connected, the last batch could be read, and no expected event is overdue.
 // While they are not, the index should learn from answers.
 func (s *Stream) Precise(now time.Time) bool {
-	answeredAt := s.answered.Load() // 0: no event is expected
-	silentTooLong := answeredAt != 0 && now.UnixNano()-answeredAt >= int64(maxSilence)
+	expectedSince := s.eventExpectedSince.Load() // 0: no event is expected
+	silentTooLong := expectedSince != 0 && now.UnixNano()-expectedSince >= int64(maxSilence)
 	return s.connected.Load() && !s.unreadable.Load() && !silentTooLong
 }
 
@@ -302,8 +303,9 @@ func (s *Stream) replay(ctx context.Context, from uint64, yield func(uint64, []b
 	}
 }
 
-// apply applies one batch. A batch that cannot be read drops all known blocks, because it may have contained removals. All blocks
-// are also dropped when more hashes are known than the stream may remember.
+// apply applies one batch, and notes whether the events have now named all blocks that the engine holds (complete). A batch that cannot be
+// read drops all known blocks, because it may have contained removals. All blocks are also dropped when more hashes are known than the
+// stream may remember. A batch that comes ends the wait for an event after an answer (ExpectEvent), whether or not it can be read.
 func (s *Stream) apply(payload []byte) {
 	if s.follower.nextSeq == s.follower.firstSeq+1 { // the first batch since the last restart or lost batch
 		s.complete.Store(s.follower.firstSeq == 0) // the publisher's first batch has number 0: nothing was stored before it
@@ -315,7 +317,7 @@ func (s *Stream) apply(payload []byte) {
 		}
 	})
 	s.unreadable.Store(err != nil)
-	s.answered.Store(0)
+	s.eventExpectedSince.Store(0)
 	switch {
 	case err != nil:
 		s.counters.decodeErrors.Add(1)
