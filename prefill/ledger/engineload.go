@@ -77,11 +77,11 @@ type EngineLoad struct {
 	AnsweredAt       time.Time // when the engine last answered a probe of this proxy
 	Unfetched        int       // prompts since the start whose KV no decode engine fetched, so that it is freed only at the engine's timeout
 
-	ledger     *Ledger
-	freedPace  freedPace
-	capacity   int64       // KV tokens from the configuration; 0: the scraped capacity is used
-	unanswered []*InFlight // unanswered probes, the oldest first
-	turnedAt   time.Time   // when the engine last began another prompt, as far as the ends of probes show; zero: never
+	ledger      *Ledger
+	freedPace   freedPace
+	capacity    int64       // KV tokens from the configuration; 0: the scraped capacity is used
+	unanswered  []*InFlight // unanswered probes, the oldest first
+	lastBeganAt time.Time   // when the engine last began another prompt, as far as the ends of probes show; zero: never
 }
 
 // NewLoad returns the load of a new candidate, with nothing charged.
@@ -120,9 +120,9 @@ func (e *EngineLoad) SetReportedByOthers(s Share, now time.Time) {
 	}
 }
 
-// probeEnded removes an ended probe from the unanswered probes, and from the request counts of the last scrape. answered says that
-// the engine has answered the probe with a hand-off, and so begins another prompt. After any other end, for example because the
-// client left, the engine begins another prompt only if it computed this probe and does not hang.
+// probeEnded removes an ended probe from the unanswered probes, and from the request counts of the last scrape. answered says that the
+// engine has answered the probe with a hand-off, and so begins another prompt now (lastBeganAt). After any other end, for example because
+// the client left, the engine begins another prompt only if it computed this probe and does not hang.
 func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	if f.sent.IsZero() { // the probe was never sent to the engine
 		return
@@ -133,11 +133,11 @@ func (e *EngineLoad) probeEnded(f *InFlight, answered bool, now time.Time) {
 	}
 	wasComputed := i == 0 && !e.Stalled(now) // an engine computes its oldest prompt
 	if answered || wasComputed {
-		e.turnedAt = now
+		e.lastBeganAt = now
 	}
 	e.unanswered = slices.Delete(e.unanswered, i, i+1)
-	e.answers++
-	e.removeAnswered()
+	e.probesEnded++ // with or without an answer, the engine has one request less
+	e.discountEndedProbe()
 }
 
 // OldestSent is when the oldest unanswered probe was sent; zero: all probes are answered.
@@ -165,8 +165,8 @@ func (e *EngineLoad) oldestUnanswered() (oldest *InFlight, since time.Time) {
 		return nil, time.Time{}
 	}
 	oldest = e.unanswered[0]
-	if e.turnedAt.After(oldest.sent) {
-		return oldest, e.turnedAt
+	if e.lastBeganAt.After(oldest.sent) {
+		return oldest, e.lastBeganAt
 	}
 	return oldest, oldest.sent
 }
@@ -249,29 +249,36 @@ func (e *EngineLoad) PredictEnd(f *InFlight, corrected func(predicted time.Durat
 	return currentEnds, rest + corrected(f.Predicted())
 }
 
-// OthersBacklog is the part of backlog_ms, in ms, that other dispatchers and strangers (clients that bypass all
-// dispatchers) sent. usualTokens is how many new tokens a prompt usually has; decodes says that the engine also decodes.
-// Other dispatchers report their load. A current sample may show more requests than were reported; each of these counts
-// as long as a usual prompt of this proxy takes. A running prompt counts half, because on average half of it is done. On
-// an engine that also decodes, running requests do not count, because they may be decodes.
+// OthersBacklog is the part of the indicator backlog_ms, in ms, that comes from the prompts of other dispatchers and of strangers (clients
+// that bypass all dispatchers). latency predicts the time of a prefill: T0Ms per prompt, and TPMs per new token. Other dispatchers report
+// their prompts. A current sample may show more requests than were reported; each of these counts as long as a usual prompt of this proxy
+// takes, which has usualTokens new tokens. A running prompt counts half, because on average half of it is done. decodes says that the
+// engine also decodes.
 func (e *EngineLoad) OthersBacklog(latency policy.Latency, usualTokens float64, decodes bool, now time.Time) float64 {
-	reported := float64(e.ReportedByOthers.Unanswered)
-	ms := reported*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
+	reportedMs := float64(e.ReportedByOthers.Unanswered)*latency.T0Ms + latency.TPMs*float64(e.ReportedByOthers.NewTokens)
 	if e.ObservedOthers == 0 || !e.Current(now) { // no current sample shows requests of others
-		return ms
+		return reportedMs
 	}
-	waiting, running := e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
-	if decodes { // running requests may be decodes
-		running = 0
-	}
-	// The reported requests are subtracted from the waiting requests first, and the rest of them from the running requests.
-	unreportedWaiting := max(0, waiting-reported)
-	unreportedRunning := max(0, running-max(0, reported-waiting))
-	return ms + (unreportedWaiting+unreportedRunning/2)*latency.Ms(usualTokens, 0)
+	waiting, running := e.unreportedRequests(decodes)
+	const cachedTokens = 0 // not known for a prompt that no dispatcher reports
+	return reportedMs + (waiting+running/2)*latency.Ms(usualTokens, cachedTokens)
 }
 
-// BatchSize is the indicator bs: the unanswered probes of this proxy plus the requests of others. The requests of others are
-// the number that other dispatchers report, or the number that a current sample shows, whichever is larger.
+// unreportedRequests counts the requests of others in the last sample that no dispatcher has reported. The reported ones are subtracted
+// from the waiting requests first, and the rest of them from the running requests. On an engine that also decodes, running is 0, because
+// the running requests may be decodes.
+func (e *EngineLoad) unreportedRequests(decodes bool) (waiting, running float64) {
+	reported := float64(e.ReportedByOthers.Unanswered)
+	waiting, running = e.observedOthersWaiting, e.ObservedOthers-e.observedOthersWaiting
+	if decodes {
+		running = 0
+	}
+	return max(0, waiting-reported), max(0, running-max(0, reported-waiting))
+}
+
+// BatchSize is the indicator bs: the unanswered probes of this proxy plus the requests of others. Prompts that wait for the candidate in
+// this round (Waiting) count like unanswered probes. The requests of others are the number that other dispatchers report, or the number
+// that a current sample shows, whichever is larger.
 func (e *EngineLoad) BatchSize(now time.Time) float64 {
 	others := float64(e.ReportedByOthers.Unanswered)
 	if e.ObservedOthers > 0 && e.Current(now) {
@@ -316,27 +323,29 @@ func (e *EngineLoad) Charge(f *InFlight, w Weight, o *LeaseOwner, now time.Time)
 	f.MarkSent(now)
 }
 
-// Reserve books a prompt whose probe is sent later. The caller must not copy f afterwards, because the EngineLoad points to it.
+// Reserve books a prompt whose probe is sent later. o stands for the attempt to serve the request, which must end the charge; nil: the
+// audit does not check that it ends. The caller must not copy f afterwards, because the EngineLoad points to it.
 func (e *EngineLoad) Reserve(f *InFlight, w Weight, o *LeaseOwner, now time.Time) {
 	if o != nil {
 		o.openCharges++
-		if o.ended { // no code will end this charge: it counts as lost at once
+		if o.ended { // the attempt is over already, so that no code will end this charge: it counts as lost at once
 			e.ledger.lostCharges++
 		}
 	}
 	*f = InFlight{Weight: w, load: e, phase: Probing, owner: o, since: now}
 	e.book(Probing, w, 1)
-	e.freedPace.fadeTo(now) // starts the measurement at the first charge; later calls only bring it up to date
+	e.freedPace.fadeTo(now) // the first charge starts the measurement of how fast KV is freed; later ones only bring it up to date
 	e.ledger.charged++
 	e.UpdateGate(now)
 }
 
-// UpdateGate opens or closes the KV gate, as the present charges, reports and gauges demand. It must be called after every change
-// of them.
+// UpdateGate opens or closes the KV gate, as the present charges, reports and gauges demand. The engine's gauge counts only while the
+// engine has prompts of this proxy or of other dispatchers, because an idle engine does not update it. UpdateGate must be called after
+// every change of charges, reports and gauges.
 func (e *EngineLoad) UpdateGate(now time.Time) {
 	e.updateState(kvState{
-		own: e.CountedUsage(), scraped: e.GaugeUsage(now), live: e.FetchablePrompts() + e.ReportedByOthers.Unanswered,
-		until: e.gaugeCountsUntil(),
+		own: e.CountedUsage(), scraped: e.GaugeUsage(now), promptsOnEngine: e.FetchablePrompts() + e.ReportedByOthers.Unanswered,
+		gaugeCountsUntil: e.gaugeCountsUntil(),
 	}, e.ledger.cfg.KVThreshold, now)
 }
 
@@ -364,9 +373,10 @@ func (e *EngineLoad) CountedUsage() float64 {
 	return 0
 }
 
-// gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never, because there was no scrape. It is counted from
-// when the last good scrape was sent, and leaves time for this scrape and staleAfter further ones, each as long as the last good one. A
-// scrape that is still under way does not extend the time, because it may wait for its whole timeout.
+// gaugeCountsUntil is when the engine's KV gauge becomes too old to count; zero: never, because there was no scrape. This is staleAfter + 1
+// scrape intervals after the last good scrape was sent: one for that scrape, and one for each of the scrapes that may fail after it. If the
+// last good scrape took longer than an interval, its duration counts instead. A scrape that is still under way does not extend the time,
+// because it may wait for its whole timeout.
 func (e *EngineLoad) gaugeCountsUntil() time.Time {
 	if e.SampledAt.IsZero() {
 		return time.Time{}
@@ -385,11 +395,12 @@ func (e *EngineLoad) GaugeUsage(now time.Time) float64 {
 	return e.gaugeUsage
 }
 
-// Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does
-// not count while no prompt of this proxy is on the engine, because an idle engine does not update it.
+// Usage is the share of the KV cache in use, 0 to 1: the larger of the charges' share and the engine's gauge. The gauge does not count
+// while the engine has no prompt of this proxy, from its probe until its KV is fetched, because an idle engine does not update it.
 func (e *EngineLoad) Usage() float64 {
 	usage := e.CountedUsage()
-	if e.FetchablePrompts() > 0 && e.gaugeUsage > usage { // the comparison is false if gaugeUsage is NaN
+	hasOwnPrompts := e.FetchablePrompts() > 0
+	if hasOwnPrompts && e.gaugeUsage > usage { // the comparison is false if gaugeUsage is NaN
 		usage = e.gaugeUsage
 	}
 	return usage
@@ -405,18 +416,18 @@ func (e *EngineLoad) WaitingCounts(now time.Time) (ofOthers, all float64, recent
 	return e.observedOthersWaiting, e.waitingAtScrape, e.Current(now)
 }
 
-// SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is
-// the number of answers to this proxy's probes since then, less the number of probes sent since then.
+// SinceIdle looks back to the last scrape that found no request waiting. ran is how many requests ran then; answered is the number of this
+// proxy's probes that have ended since then, less the number of probes sent since then.
 func (e *EngineLoad) SinceIdle() (ran float64, answered int) {
-	return e.idle.ran, (e.answers - e.idle.answers) - (e.sends - e.idle.sends)
+	return e.idle.ran, (e.probesEnded - e.idle.probesEnded) - (e.probesSent - e.idle.probesSent)
 }
 
 // StartScrape notes that a scrape is sent now, and returns the state of the EngineLoad for StoreSample or RecordFailedScrape.
 func (e *EngineLoad) StartScrape(now time.Time) ScrapeStart {
 	e.scrapeSentAt = now
 	return ScrapeStart{
-		sent: now, unanswered: len(e.unanswered), sends: e.sends, answers: e.answers, tokens: float64(e.KVTokens()),
-		probing: float64(e.Tokens[Probing]),
+		sent: now, unansweredProbes: len(e.unanswered), probesSent: e.probesSent, probesEnded: e.probesEnded, kvTokens: float64(e.KVTokens()),
+		unansweredTokens: float64(e.Tokens[Probing]),
 	}
 }
 
@@ -454,11 +465,12 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 		e.RTT = s.RTT
 	}
 	e.gaugeUsage = s.KVUsage
-	e.sampledTokens = start.tokens
+	e.sampledTokens = start.kvTokens
 	// The engine's gauge does not count the KV of prompts that still wait. Of this proxy's unanswered prompts, as many are taken to wait as
 	// the engine shows waiting requests.
-	if start.unanswered > 0 && s.Waiting > 0 {
-		e.sampledTokens -= start.probing * min(1, s.Waiting/float64(start.unanswered))
+	if start.unansweredProbes > 0 && s.Waiting > 0 {
+		waitingShare := min(1, s.Waiting/float64(start.unansweredProbes))
+		e.sampledTokens -= start.unansweredTokens * waitingShare
 	}
 	e.countRequests(s, start)
 	e.SampledAt, e.goodScrapeTook, e.FailedInRow = start.sent, e.scrapeTook, 0
@@ -466,28 +478,29 @@ func (e *EngineLoad) StoreSample(s Sample, start ScrapeStart, now time.Time) (re
 	return restarted
 }
 
-// countRequests takes over the engine's counts of requests. What exceeds this proxy's unanswered probes came from elsewhere. It corrects
-// waitingNow and runningNow by the probes that were sent or answered after the scrape was sent.
+// countRequests takes over the engine's counts of requests. Those that exceed this proxy's unanswered probes came from elsewhere. The
+// probes may all be among the waiting requests, so of the others only those certainly wait that exceed the probes there, too. countRequests
+// then corrects waitingNow and runningNow by the probes that were sent, or have ended, after the scrape was sent.
 func (e *EngineLoad) countRequests(s Sample, start ScrapeStart) {
 	e.ObservedOthers, e.observedOthersWaiting, e.waitingAtScrape = 0, 0, 0
 	requests := s.Running + s.Waiting
 	if math.IsNaN(requests) { // the engine did not report both counts
 		return
 	}
-	e.ObservedOthers = max(0, requests-float64(start.unanswered))
-	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(start.unanswered)), s.Waiting
-	if s.Waiting == 0 { // SinceIdle counts from this scrape on
-		e.idle = idle{ran: s.Running, sends: start.sends, answers: start.answers}
+	e.ObservedOthers = max(0, requests-float64(start.unansweredProbes))
+	e.observedOthersWaiting, e.waitingAtScrape = max(0, s.Waiting-float64(start.unansweredProbes)), s.Waiting
+	if s.Waiting == 0 { // SinceIdle reports the requests that run now, and counts probes from this scrape on
+		e.idle = idle{ran: s.Running, probesSent: start.probesSent, probesEnded: start.probesEnded}
 	}
-	sentSince, answeredSince := e.sends-start.sends, e.answers-start.answers
+	sentSince, endedSince := e.probesSent-start.probesSent, e.probesEnded-start.probesEnded
 	e.waitingNow, e.runningNow = s.Waiting+float64(sentSince), s.Running
-	for range answeredSince {
-		e.removeAnswered()
+	for range endedSince {
+		e.discountEndedProbe()
 	}
 }
 
-// removeAnswered subtracts an answered request from the running requests, or from the waiting ones if no request runs.
-func (e *EngineLoad) removeAnswered() {
+// discountEndedProbe subtracts an ended probe from the running requests, or from the waiting ones if no request runs.
+func (e *EngineLoad) discountEndedProbe() {
 	if e.runningNow >= 1 {
 		e.runningNow--
 	} else {
@@ -495,9 +508,9 @@ func (e *EngineLoad) removeAnswered() {
 	}
 }
 
-// RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known
-// is false if the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other
-// dispatchers fill the room that their own prompts leave.
+// RoomForecast predicts when the KV cache has room for more prompts, from the recent pace at which its tokens were freed. known is false if
+// the capacity or the pace is not known. The pace counts only the KV of this proxy's prompts, because other dispatchers fill the room that
+// their own prompts leave. While the gate is open, prompts have room up to the capacity, because the gate keeps none away.
 func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 	capacity, tokensPerMs := float64(e.Capacity()), e.freedPace.perMs(now)
 	if capacity == 0 || tokensPerMs == 0 {
@@ -505,7 +518,8 @@ func (e *EngineLoad) RoomForecast(now time.Time) (r Room, known bool) {
 	}
 	ownTokens := float64(e.KVTokens())
 	usedTokens, gaugeTokens := ownTokens+float64(e.ReportedByOthers.KVTokens), e.GaugeUsage(now)*capacity
-	if e.FetchablePrompts() > 0 && !math.IsNaN(gaugeTokens) { // an idle engine does not update its gauge
+	hasOwnPrompts := e.FetchablePrompts() > 0 // otherwise the engine may be idle, and then it does not update its gauge
+	if hasOwnPrompts && !math.IsNaN(gaugeTokens) {
 		chargedSinceScrape := ownTokens - e.sampledTokens
 		usedTokens = max(usedTokens, gaugeTokens+chargedSinceScrape)
 	}

@@ -33,8 +33,8 @@ type Gauges struct {
 	// probes that were sent or answered since then.
 	waitingNow     float64
 	runningNow     float64
-	sends          int // probes sent, since the start
-	answers        int // probes answered, since the start
+	probesSent     int // since the start
+	probesEnded    int // sent probes that have ended since the start, with or without an answer
 	startTime      float64
 	scrapeSentAt   time.Time     // when the scrape under way was sent; zero: none is under way
 	scrapeTook     time.Duration // duration of the last scrape, failed or not
@@ -44,15 +44,15 @@ type Gauges struct {
 
 // idle is the state of an EngineLoad at the last scrape that found no request waiting.
 type idle struct {
-	ran            float64 // requests that ran at this scrape
-	sends, answers int
+	ran                     float64 // requests that ran at this scrape
+	probesSent, probesEnded int     // the counts of Gauges when this scrape was sent
 }
 
 // ScrapeStart is the state of an EngineLoad when a scrape was sent.
 type ScrapeStart struct {
-	sent           time.Time
-	unanswered     int
-	sends, answers int
-	tokens         float64 // KV tokens that the engine holds for this proxy
-	probing        float64 // KV tokens of this proxy's unanswered probes
+	sent                    time.Time
+	unansweredProbes        int     // of this proxy
+	probesSent, probesEnded int     // the counts of Gauges
+	kvTokens                float64 // KV tokens that the engine holds for this proxy
+	unansweredTokens        float64 // KV tokens of this proxy's unanswered probes
 }

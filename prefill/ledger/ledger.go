@@ -165,7 +165,9 @@ type Weight struct {
 	Attention   int64 // twice policy.Attention: an integer, although policy.Attention may end in .5
 }
 
-// WeightOf computes the weight of a prompt from its indicators on a candidate.
+// WeightOf computes the weight of a prompt from its indicators on a candidate. Work is the weight that vllm-ascend's proxy gives the
+// prompt, for the policies that weigh as that proxy does. All parts are integers, so that adding and subtracting them leaves no rounding
+// error.
 func WeightOf(v *policy.Engine, promptBytes int) Weight {
 	latency := policy.Latency{T0Ms: v.T0Ms, TPMs: v.TPMs, Beta2: v.Beta2}
 	hitTokens, newTokens := int64(v.HitTokens), int64(v.NewTokens)
@@ -174,7 +176,7 @@ func WeightOf(v *policy.Engine, promptBytes int) Weight {
 		Work:        ascendWork(promptBytes),
 		NewTokens:   newTokens,
 		PredictedUs: int64(1000 * latency.Ms(float64(newTokens), float64(hitTokens))),
-		Attention:   newTokens * (2*hitTokens + newTokens), // 2 * policy.Attention
+		Attention:   newTokens * (2*hitTokens + newTokens), // twice policy.Attention, which may end in .5
 	}
 }
 
@@ -228,7 +230,7 @@ func (f *InFlight) MarkSent(now time.Time) {
 		f.modelCounts.Unsent--
 	}
 	e.unanswered = append(e.unanswered, f)
-	e.sends++
+	e.probesSent++
 	e.waitingNow++
 }
 
@@ -321,8 +323,9 @@ func (f *InFlight) leaveModelCounts() {
 	f.modelCounts = nil
 }
 
-// moveTo moves a charge to another phase, in which it weighs the given number of tokens. The phase Ended removes the charge from
-// its EngineLoad. No other function reduces the sums of an EngineLoad.
+// moveTo moves a charge to another phase, in which it weighs the given number of tokens. The phases follow each other: Probing (the probe
+// has no answer yet), Pooled, Dispatched, Ended; a charge becomes Orphaned if no decode engine will fetch its KV. Ended removes the charge
+// from its EngineLoad. No other function reduces the sums of an EngineLoad. As they change, the KV gate of the engine may open or close.
 func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	e := f.load
 	e.book(f.phase, f.Weight, -1)
@@ -332,7 +335,7 @@ func (f *InFlight) moveTo(to Phase, tokens int64, now time.Time) {
 	if f.phase == Probing {
 		answered := to == Pooled
 		e.probeEnded(f, answered, now)
-		f.leaveModelCounts()
+		f.leaveModelCounts() // they count only charges without an answer
 	} else { // only an unanswered probe has no time at which it expires
 		heap.Remove(&e.ledger.expiries, f.expiriesIndex)
 	}

@@ -66,9 +66,10 @@ const (
 type kvState struct {
 	own     float64 // share of the KV cache that the charges use, 0 to 1
 	scraped float64 // share of the KV cache in use as the engine's gauge shows it; NaN: unknown, or too old to count
-	live    int     // prompts whose KV a decode engine may still fetch, and unanswered probes of other dispatchers
+	// promptsOnEngine counts this proxy's prompts whose KV a decode engine may still fetch, and unanswered probes of other dispatchers.
+	promptsOnEngine int
 
-	until time.Time // when the gauge becomes too old to count; zero: never
+	gaugeCountsUntil time.Time // when the gauge becomes too old to count; zero: never
 }
 
 // gate keeps new probes from a candidate whose KV cache is full, as the charges or the engine's gauge show.
@@ -82,16 +83,18 @@ type gate struct {
 	// opensAt is when a gate that only the gauge has closed opens by itself, because the gauge is then too old to count; zero: it
 	// stays closed.
 	opensAt time.Time
-	// idleSince is since when the gate has been closed without a live prompt or canary on the engine; zero: the gate is open, or a
-	// prompt is live.
+	// idleSince is since when the gate has been closed without a prompt or canary on the engine (promptsOnEngine); zero: the gate is open, or
+	// there is one.
 	idleSince time.Time
 }
 
-// updateState opens or closes the gate for a new state of the KV cache. The gate closes when usage reaches threshold. updateState
-// must be called after every change of the state, because hysteresis depends on the order of the changes.
+// updateState opens or closes the gate for a new state of the KV cache. The gate closes when usage reaches threshold, by the charges or by
+// the engine's gauge. The gauge counts only while the engine has prompts, because an idle engine does not update it. A gate that only the
+// gauge keeps closed opens by itself when the gauge becomes too old to count. updateState must be called after every change of the state,
+// because hysteresis depends on the order of the changes.
 func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	usage := s.own
-	if s.live > 0 && s.scraped > usage { // the comparison is false if scraped is NaN
+	if s.promptsOnEngine > 0 && s.scraped > usage { // the comparison is false if scraped is NaN
 		usage = s.scraped
 	}
 	limit := threshold
@@ -101,12 +104,12 @@ func (g *gate) updateState(s kvState, threshold float64, now time.Time) {
 	g.closed, g.opensAt = usage >= limit, time.Time{}
 	ownKeepsClosed := s.own >= threshold-Hysteresis // then the gate stays closed even without the gauge
 	if g.closed && !ownKeepsClosed {
-		g.opensAt = s.until
+		g.opensAt = s.gaugeCountsUntil
 	}
 
-	// While the gate is closed and no prompt is live, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a canary pass.
+	// While the gate is closed and the engine has no prompts, only orphans fill the KV cache. After CanaryEvery, MayPassAt lets a canary pass.
 	switch {
-	case !g.closed || s.live > 0:
+	case !g.closed || s.promptsOnEngine > 0:
 		g.idleSince = time.Time{}
 	case g.idleSince.IsZero():
 		g.idleSince = now
