@@ -286,7 +286,8 @@ func (l *Ranks) Held(p *Prompt) (held []Offer) {
 
 // NoteHeld notes that a rank has the prompt's KV, because it computed or pulled the KV for a request that was sent at the time sent. If the
 // rank's KV events name the blocks, nothing is noted, and blocks that were learned from answers are dropped: events are more exact. tokens
-// is the engine's count of the prompt's tokens; 0: not reported. A rank that is gone is ignored.
+// is the engine's count of the prompt's tokens; 0: not reported. By it, NoteHeld also learns how many bytes of a prompt make a token of the
+// model, whether or not the KV is noted. A rank that is gone is ignored.
 func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -294,7 +295,7 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	if r == nil {
 		return
 	}
-	l.cache.LearnRatio(&p.Prompt, p.Model, tokens)
+	l.cache.LearnRatio(&p.Prompt, p.Model, tokens) // l.cache has what all ranks share, and r.cache the blocks of this rank
 	now := time.Now()
 	emptiedSince := !r.emptiedAt.Before(sent) // Forget was called meanwhile, so that the KV may be gone
 	switch {
@@ -306,16 +307,17 @@ func (l *Ranks) NoteHeld(id int32, p *Prompt, tokens int, sent time.Time) {
 	}
 }
 
-// Computed learns from an engine's answer about a prompt that one of its ranks computed. cached is the number of tokens that
-// the engine found in its prefix cache, -1 if not reported; hit is the number that was predicted; sent is when the request
-// was sent. trusted reports whether the predictions for this engine count now, and turned whether this has changed.
+// Computed learns from an engine's answer about a prompt that one of its ranks computed. cached is the number of tokens that the engine
+// found in its prefix cache, -1 if not reported; hit is the number that was predicted; sent is when the request was sent. trusted reports
+// whether the predictions for this engine count now, and turned whether this has changed. If the answer is ignored, turned is false, and
+// trusted says nothing.
 func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time.Time) (turned, trusted bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := l.ranks[id]
 	emptiedSince := r != nil && !r.emptiedAt.Before(sent) // then hit was predicted for a cache that no longer exists
 	if r == nil || tokens <= 0 || emptiedSince {
-		return false, false
+		return false, false // the answer is ignored
 	}
 	engine := l.engines[r.Engine]
 	trustedBefore := engine.trusted()
@@ -329,8 +331,9 @@ func (l *Ranks) Computed(id int32, p *Prompt, tokens, hit, cached int, sent time
 	if r.cache.NamesBlocksOf(&p.Prompt, now) { // the events show what the rank holds, more exactly than the answer
 		return turned, trusted
 	}
-	if at, wrong := r.cache.Correct(&p.Prompt, tokens, hit, cached); wrong {
-		r.cache.AddFromAnswer(at, &p.Prompt) // the rank has now computed the whole prompt
+	// slot is where the prefix index keeps the rank's blocks of this prompt; Correct has dropped those that the engine did not find.
+	if slot, hitTooHigh := r.cache.Correct(&p.Prompt, tokens, hit, cached); hitTooHigh {
+		r.cache.AddFromAnswer(slot, &p.Prompt) // the rank has now computed the whole prompt
 	}
 	return turned, trusted
 }
@@ -372,8 +375,9 @@ func (l *Ranks) Moved(model string, tokens int, took time.Duration) {
 
 // BreakEven is how many tokens an idle rank can compute in the time that a hand-off of the prompt takes. If fewer tokens are new,
 // computing them is faster than fetching the KV. latency predicts the model's prefill times; rtt is the round trip to the prefill
-// engine. The time of a hand-off has three parts: this round trip, half the fixed part of a prefill, and the part of measured
-// hand-offs that grows with the prompt. The third part is 0 until a hand-off was measured.
+// engine. The time of a hand-off has three parts: this round trip, half the fixed part of a prefill (T0Ms), and the part of measured
+// hand-offs that grows with the prompt. The half is a rough estimate of the other fixed costs of a hand-off, not a measurement. The third
+// part is 0 until a hand-off was measured.
 func (l *Ranks) BreakEven(p *Prompt, latency policy.Latency, rtt time.Duration) float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
