@@ -52,15 +52,17 @@ func (d *chooser) hasCapacityForBatch(r *Request, c *candidate) bool {
 	return free-needSlot >= 2
 }
 
-// slotDemand counts the requests on the candidates of a board that will need a decode slot, and those of them that wait for one now. A
-// request usually needs its slot after its prefill. If it gets the slot before its probe is sent, it only needs one until then.
+// slotDemand counts the requests on the candidates of a board that have no decode slot yet (needSlot), and those of them that wait for one
+// now. A request usually gets its slot after its prefill: it will need one while its prompt is computed (Probing), and waits for one after
+// that (Pooled). On some candidates a request gets its slot before its probe, the call that computes the prompt. There, the requests whose
+// probe was not sent yet wait, and all others have their slot already.
 func (d *chooser) slotDemand(board string) (needSlot, waitForSlot int) {
 	for _, c := range d.candidates {
 		if c.Board != board {
 			continue
 		}
 		computing, waiting := c.load.Leases[ledger.Probing], c.load.Leases[ledger.Pooled]
-		if c.Aggregated || c.needsRankFirst() { // the slot is needed before the probe
+		if c.Aggregated || c.needsRankFirst() { // a request that is being computed already has its slot
 			computing, waiting = 0, c.load.Unsent()
 		}
 		needSlot += computing + waiting

@@ -17,26 +17,28 @@ import (
 type waitReason uint8
 
 const (
-	canServe       waitReason = iota
-	poolFull                  // the pool of hand-offs has no place left; retries have their place already
-	gatesClosed               // no live candidate has an open KV gate
-	noneCanStart              // all candidates are busy: none can start the request now
-	waitsAlone                // the request waits for a busy candidate or region; requests behind the request may still be served
-	targetBusy                // the candidate that the request names (Target) takes no such request now; others that name it wait, too
-	goesElsewhere             // another region serves the request
-	onlyRetries               // only retries of the model can be served in this round; its first attempts wait
-	deadlineMissed            // no prefill would end before the request's deadline
+	canServe          waitReason = iota
+	poolFull                     // the pool of hand-offs has no place left; retries have their place already
+	gatesClosed                  // no live candidate has an open KV gate: all requests of the model wait
+	noneCanStart                 // all candidates are busy: none can start the request now, nor any other request of the model
+	onlyThisWaits                // the request waits for a busy candidate or region; requests behind the request may still be served
+	sameTargetWaits              // the candidate that the request names (Target) takes no such request now; others that name it wait, too
+	goesElsewhere                // another region serves the request
+	firstAttemptsWait            // only retries of the model can be served in this round; its first attempts wait
+	deadlineMissed               // no prefill would end before the request's deadline
 )
 
-// fillView computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It
-// stores in d.heldBlocks how many of the prompt's blocks each slot of the prefix index holds. allTimesKnown is false if the prefill times
-// of one of the candidates are only the configured ones (see latencyFor).
+// fillView computes the indicators of the eligible candidates for a request, and stores those of eligible[i] in d.view[i]. It looks up the
+// prompt in the prefix index, in which each candidate has slots for its cached blocks, and stores in d.heldBlocks how many of the prompt's
+// blocks each slot holds. allTimesKnown is false if the prefill times of one of the candidates are only the configured ones (see
+// latencyFor).
 func (d *chooser) fillView(m *model, r *Request, eligible []*candidate) (allTimesKnown bool) {
 	d.view = slices.Grow(d.view[:0], len(eligible))[:len(eligible)]
 	allTimesKnown = true
 	tokens := d.tokensOf(r)
-	blockTokens := r.Prompt.BlockSize(tokens)
-	d.heldBlocks = d.cache.Match(&r.Prompt, &r.considered.cache, d.now)
+	blockTokens := r.Prompt.BlockSize(tokens) // estimated, and so no whole number, if the prompt was cut into blocks of bytes
+	lookup := &r.considered.lookup            // keeps the result while the request waits, and is considered again and again
+	d.heldBlocks = d.cache.Match(&r.Prompt, lookup, d.now)
 	for i, c := range eligible {
 		latency, learned := d.latencyFor(m.name, c)
 		allTimesKnown = allTimesKnown && learned
@@ -154,6 +156,8 @@ func (d *chooser) mayEnterPool(c *candidate, model string) bool {
 	if d.cfg.Free == nil { // the number of slots has no bound
 		return true
 	}
+	// onlySomeRanks: not all ranks of the board list the model. free then counts only their slots, and only requests for the model wait for
+	// these.
 	free, onlySomeRanks := d.cfg.Free(c.Board, model)
 	_, unsent := c.chargesAhead(model, onlySomeRanks)
 	return unsent < max(1, free+free/2)
@@ -178,14 +182,15 @@ func (c *candidate) chargesAhead(model string, onlySomeRanks bool) (unanswered, 
 	return unanswered, unsent
 }
 
-// countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model. It first drops the
-// models without unanswered charges, so that the map does not grow.
+// countByModel also counts a lease's new charge in c.byModel, if only some ranks of the board list its model: the requests for such a model
+// wait only behind each other. It first drops the models without unanswered charges, so that the map does not grow.
 func (d *chooser) countByModel(c *candidate, l *Lease) {
 	onlySomeRanks := false
-	if d.cfg.Free != nil {
+	if d.cfg.Free != nil { // Free also says whether only some ranks list the model; its number of free slots is not needed here
 		_, onlySomeRanks = d.cfg.Free(c.Board, l.model)
 	}
-	maps.DeleteFunc(c.byModel, func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 })
+	allAnswered := func(_ string, counts *ledger.ModelCounts) bool { return counts.Probing == 0 }
+	maps.DeleteFunc(c.byModel, allAnswered)
 	if !onlySomeRanks { // the counts of c.load are enough
 		return
 	}
@@ -221,8 +226,8 @@ func (d *chooser) dropIfOthersUsable(filter string, candidates []*candidate, unw
 	return slices.DeleteFunc(candidates, unwanted)
 }
 
-// everyCandidate is the argument usable of dropIfOthersUsable for filters that accept any remaining candidate.
-func everyCandidate(*candidate) bool { return true }
+// alwaysUsable is the argument usable of dropIfOthersUsable for filters that need no more than one remaining candidate of any kind.
+func alwaysUsable(*candidate) bool { return true }
 
 // filterStale drops the candidates whose gauges are stale, because the other work of their engines is not known. It drops
 // none unless another candidate can start the request: no request has to wait because an engine is slow to report its gauges.
@@ -235,15 +240,17 @@ func (d *chooser) filterStale(r *Request, candidates []*candidate) []*candidate 
 	return d.dropIfOthersUsable(filterStale, candidates, stale, canStartNow)
 }
 
-// filterBusy drops the candidates that cannot start the request now and are not worth waiting for. With most policies, only stalled
-// engines are not worth waiting for, because it is not known when they can start it. With a policy that ignores load, all busy engines
-// are: the policy could choose the same busy engine again and again. At least one candidate must be able to start the request.
+// filterBusy drops the candidates that are busy, so that they cannot start the request now, and that are not worth waiting for. With most
+// policies, only stalled engines are not worth waiting for, because it is not known when they can start it. With a policy that ignores
+// load, no busy engine is worth it: the policy could choose the same one again and again. The filter is skipped, and counted as "stalled",
+// if it would leave no candidate.
 func (d *chooser) filterBusy(p *policy.Policy, r *Request, candidates []*candidate) []*candidate {
-	return d.dropIfOthersUsable(filterStalled, candidates, func(c *candidate) bool {
+	notWorthWaiting := func(c *candidate) bool {
 		// A group of ranks does not count as stalled, because no prefill times are learned for it.
 		worthWaiting := !p.LoadBlind() && (c.Aggregated || !c.load.Stalled(d.now))
 		return !worthWaiting && !d.canStart(r, c)
-	}, everyCandidate)
+	}
+	return d.dropIfOthersUsable(filterStalled, candidates, notWorthWaiting, alwaysUsable)
 }
 
 // mayUse reports whether the request may go to the candidate: the request names this candidate or none, and may go to the
@@ -318,7 +325,7 @@ func (d *chooser) filterGate(candidates []*candidate) []*candidate {
 
 // filterAtProbeLimit drops the candidates that are new in service and have as many probes as they may (Candidate.ProbeLimit).
 func (d *chooser) filterAtProbeLimit(candidates []*candidate) []*candidate {
-	return d.dropIfOthersUsable(filterFresh, candidates, (*candidate).atProbeLimit, everyCandidate)
+	return d.dropIfOthersUsable(filterFresh, candidates, (*candidate).atProbeLimit, alwaysUsable)
 }
 
 // atProbeLimit reports whether the candidate has as many unanswered probes as it may have while it is new in service.
@@ -326,9 +333,9 @@ func (c *candidate) atProbeLimit() bool {
 	return c.ProbeLimit > 0 && c.load.Leases[ledger.Probing] >= c.ProbeLimit
 }
 
-// filterTried keeps the candidates of instances that were not tried yet, because the candidates of one instance fail
-// together. If there are none, it keeps the candidates that were not tried; if there are none either, it keeps all. exclude
-// has the IDs of the candidates that were tried.
+// filterTried keeps the candidates of instances (engines) that were not tried yet, because the candidates of one instance fail together. If
+// there are none, it keeps the candidates that were not tried; if there are none either, dropIfOthersUsable keeps all. exclude has the IDs
+// of the candidates that were tried. The metrics count both kinds of skipped filters.
 func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*candidate {
 	tried := func(c *candidate) bool { return slices.Contains(exclude, c.ID) }
 	instanceTried := func(c *candidate) bool {
@@ -341,25 +348,25 @@ func (d *chooser) filterTried(candidates []*candidate, exclude []string) []*cand
 		return slices.DeleteFunc(candidates, instanceTried)
 	}
 	d.metrics.filterSkipped.WithLabelValues(filterInstance).Inc()
-	return d.dropIfOthersUsable(filterExcluded, candidates, tried, everyCandidate)
+	return d.dropIfOthersUsable(filterExcluded, candidates, tried, alwaysUsable)
 }
 
 // makeLease books that a request goes to a candidate, and returns the lease. It charges the prompt to the candidate's load,
 // reports the probe to the candidate's circuit, records the expected effect on the prefix cache, and adds the prompt to the
-// mean of new tokens. indicators are the candidate's indicators for this request, and since is when the request entered the
+// mean of new tokens. indicators are the candidate's indicators for this request, and waitingSince is when the request entered the
 // arrival queue.
-func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, since time.Time) *Lease {
-	_, canary := c.load.MayPass(d.now)
+func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicators *policy.Engine, waitingSince time.Time) *Lease {
+	_, canary := c.load.MayPass(d.now) // a canary is a probe that passes a closed KV gate, to find out whether the KV is still held
 	weight := ledger.WeightOf(indicators, r.promptBytes())
 	d.lastLease++
 	lease := &Lease{
 		Candidate: c.Candidate,
 		Policy:    p.Name(),
-		Wait:      d.now.Sub(since),
+		Wait:      d.now.Sub(waitingSince),
 		Prompt:    int(indicators.PromptTokens), HitTokens: int(indicators.HitTokens),
 		Others:           c.load.Leases[ledger.Probing],
 		scheduler:        d.scheduler,
-		c:                c,
+		chargedTo:        c,
 		number:           d.lastLease,
 		canary:           canary,
 		model:            r.Model,
@@ -371,7 +378,7 @@ func (d *chooser) makeLease(c *candidate, p *policy.Policy, r *Request, indicato
 	c.circuit.Send(lease.number, d.now)
 	d.fit.LearnNewTokens(weight.NewTokens)
 	if c.needsRankFirst() { // the probe is sent later, when a decode rank is chosen
-		lease.request = r.asRetry()
+		lease.request = r.asRetry() // for a lease of another candidate, which may replace this one until then
 		c.load.Reserve(&lease.inFlight, weight, r.LeaseOwner, d.now)
 	} else {
 		c.load.Charge(&lease.inFlight, weight, r.LeaseOwner, d.now)
@@ -401,28 +408,35 @@ func (r *Request) asRetry() *Request {
 }
 
 // prefiller returns the counts of a candidate by which RemoteRegions.Takes decides whether it may get one more probe. The other fields of
-// the result are not set.
+// the result are not set. Counts of the engine's metrics are rounded up, so that the candidate does not look emptier than it is.
 func (d *chooser) prefiller(c *candidate) Prefiller {
-	ran, answered := c.load.SinceIdle()
+	ranWhenIdle, answeredSince := c.load.SinceIdle() // since the last scrape in which no request waited
 	p := Prefiller{
 		Region: c.Region, Unanswered: c.load.Leases[ledger.Probing], Held: c.load.FetchablePrompts(),
-		Ran: int(math.Ceil(ran)), Answered: answered,
+		Ran: int(math.Ceil(ranWhenIdle)), Answered: answeredSince,
 	}
-	// Only unsent requests count: requests that a rank runs already keep no other request waiting.
+	// On a group of ranks that prefill and decode, only unsent requests count: a request that runs there already keeps no other one waiting,
+	// and it holds no KV that a decode engine has yet to fetch.
 	if c.Aggregated {
 		p.Unanswered, p.Held = c.load.Unsent(), c.load.Unsent()
 	}
 	if c.Profile != nil {
 		p.MaxSeqs = c.Profile.MaxNumSeqs
 	}
+	p.OthersWaiting, p.WaitingAtScrape = d.waitingRequests(c)
+	return p
+}
+
+// waitingRequests counts the requests that wait in a candidate's engine: those of other proxies and clients, by the last scrape or by the
+// reports of other dispatchers, whichever are more, and all, by the last scrape. Without a recent scrape, all is 0.
+func (d *chooser) waitingRequests(c *candidate) (ofOthers, all int) {
 	if c.ProbeLimit > 0 {
 		// The candidate is new in service: the unanswered probes that it may not have yet count as taken by others.
-		p.OthersWaiting = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
+		ofOthers = max(0, d.cfg.Push.MaxUnanswered-c.ProbeLimit)
 	}
-	if ofOthers, waiting, recent := c.load.WaitingCounts(d.now); recent {
-		p.OthersWaiting, p.WaitingAtScrape = max(p.OthersWaiting, int(math.Ceil(ofOthers))), int(math.Ceil(waiting))
+	if scrapedOthers, scrapedAll, recent := c.load.WaitingCounts(d.now); recent {
+		ofOthers, all = max(ofOthers, int(math.Ceil(scrapedOthers))), int(math.Ceil(scrapedAll))
 	}
 	// Other dispatchers may have sent probes after the scrape, which it does not show.
-	p.OthersWaiting = max(p.OthersWaiting, c.load.ReportedByOthers.Unanswered)
-	return p
+	return max(ofOthers, c.load.ReportedByOthers.Unanswered), all
 }

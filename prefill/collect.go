@@ -10,11 +10,12 @@ import (
 	"evenkeel/prefill/queue"
 )
 
-// Collect implements prometheus.Collector. It exports the state of the scheduler at the time of the call, under the scheduler's
-// lock.
+// Collect implements prometheus.Collector. It exports the present state of the scheduler. It reads the state in three parts, which may
+// differ by a moment: status takes the scheduler's lock for the candidates and the audit, ranks takes that of the ranks, and Collect takes
+// the scheduler's lock again for the queues and for what was learned.
 func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 	out := series(ch)
-	states, handoffs := map[string]int{}, [ledger.Phases]int{}
+	states, handoffs := map[string]int{}, [ledger.Phases]int{} // numbers of candidates by state, and of hand-offs by phase
 	status, audit := s.status()
 	for _, c := range status {
 		states[c.State]++
@@ -64,13 +65,14 @@ func (s *Scheduler) Collect(ch chan<- prometheus.Metric) {
 func (s *Scheduler) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{candidatesDesc, inflightDesc, newTokensDesc, heldDesc, usageDesc,
 		gateDesc, missesDesc, handoffsDesc, queueDesc, expiredDesc, misusesDesc, driftDesc,
-		suspectDesc, offDesc, preciseDesc, batchesDesc, gapsDesc, lagDesc,
+		suspectDesc, mispredictedDesc, preciseDesc, batchesDesc, gapsDesc, lagDesc,
 		promptDesc, hitDesc, feedbackDesc, indexBytesDesc, entriesDesc, evictionsDesc, tpDesc, r2Desc, hotDesc} {
 		ch <- d
 	}
 }
 
-// exportCaches exports how well the candidates' prefix caches are predicted, and the state of their KV events.
+// exportCaches exports how well the candidates' prefix caches are predicted. For each candidate it exports whether its cache seems to hold
+// less or more than its reported capacity, and the state of its KV events, if it has any. The share of wrong predictions is one for all.
 func (s series) exportCaches(status []CandidateStatus) {
 	var all cache.Accuracy
 	for _, c := range status {
@@ -82,7 +84,7 @@ func (s series) exportCaches(status []CandidateStatus) {
 			s.exportEvents(c.Events, c.Mode, c.ID)
 		}
 	}
-	s.gauge(offDesc, all.ErrorShare())
+	s.gauge(mispredictedDesc, all.ErrorShare())
 }
 
 // exportEvents exports the state of the stream of KV events of a candidate, or of a rank.

@@ -15,14 +15,14 @@ func (s *Scheduler) Configure(next Config) error {
 		return err
 	}
 	next = next.withDefaults()
-	simulated := s.cfg.Clock != nil
-	policies, err := steer.NewPolicies(next.Policies, next.Policy, !simulated)
+	forServing := s.cfg.Clock == nil // with a Clock, the scheduler runs in a simulation, which has further policies
+	policies, err := steer.NewPolicies(next.Policies, next.Policy, forServing)
 	if err != nil {
 		return err
 	}
 	s.lock()
-	s.overrides.Policies = policies
-	s.overrides.Configure(next.Hotspot.Enabled, next.Affinity)
+	s.steering.Policies = policies
+	s.steering.Configure(next.Hotspot.Enabled, next.Affinity)
 	s.cfg.Hotspot, s.cfg.Affinity = next.Hotspot, next.Affinity
 	s.cfg.KVThreshold, s.cfg.Push, s.cfg.Calibration = next.KVThreshold, next.Push, next.Calibration
 	s.fit.Configure(next.Calibration)
@@ -40,7 +40,7 @@ func (s *Scheduler) Configure(next Config) error {
 func (s *Scheduler) CheckPolicy(spec string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, err := s.overrides.Named(spec)
+	_, err := s.steering.Named(spec)
 	return wrapPolicyError(err)
 }
 
@@ -48,14 +48,14 @@ func (s *Scheduler) CheckPolicy(spec string) error {
 func (s *Scheduler) SetPolicy(spec string) error {
 	s.lock()
 	defer s.unlock()
-	return wrapPolicyError(s.overrides.SetDefault(spec))
+	return wrapPolicyError(s.steering.SetDefault(spec))
 }
 
 // Policy is the present policy for requests that name none.
 func (s *Scheduler) Policy() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.overrides.Default().String()
+	return s.steering.Default().String()
 }
 
 // wrapPolicyError wraps an error in ErrBadPolicy, by which callers recognise it; nil stays nil.

@@ -12,33 +12,35 @@ func (s *Scheduler) SetSlots(model string, free map[string]int) {
 	s.lock()
 	defer s.unlock()
 	if m := s.models[model]; m != nil {
-		m.decodeSlots = free
+		m.freeDecodeSlots = free
 	}
 }
 
-// countOnTheWay counts, for each region, the prompts that are being prefilled or wait for a decode slot.
-func (d *chooser) countOnTheWay(m *model) {
-	clear(d.onTheWay)
+// countSlotsNeeded counts, for each region, the prompts of the model that are being prefilled or wait for a decode slot, in d.slotsNeeded.
+// lacksDecodeSlot compares these counts with the free slots.
+func (d *chooser) countSlotsNeeded(m *model) {
+	clear(d.slotsNeeded)
 	for _, c := range m.candidates {
 		if c.Aggregated { // the rank that prefills the prompt also decodes it, in the same slot
 			continue
 		}
-		d.onTheWay[c.Region] += c.load.Leases[ledger.Probing] + c.load.Leases[ledger.Pooled]
+		d.slotsNeeded[c.Region] += c.load.Leases[ledger.Probing] + c.load.Leases[ledger.Pooled]
 	}
 }
 
 // lacksDecodeSlot reports whether a prompt that the candidate prefills would have to wait for a decode slot in its region, because
-// KV is not sent to other regions. countOnTheWay must be called before.
+// KV is not sent to other regions. countSlotsNeeded must be called before.
 func (d *chooser) lacksDecodeSlot(m *model, c *candidate) bool {
-	return m.decodeSlots != nil && !c.Aggregated && d.onTheWay[c.Region] >= m.decodeSlots[c.Region]
+	return m.freeDecodeSlots != nil && !c.Aggregated && d.slotsNeeded[c.Region] >= m.freeDecodeSlots[c.Region]
 }
 
-// filterWithoutDecodeSlot removes, in place, the candidates that lack a decode slot, if another candidate can start the request.
+// filterWithoutDecodeSlot removes, in place, the candidates whose region has no free decode slot for one more prompt, if another candidate
+// can start the request.
 func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*candidate) []*candidate {
-	if m.decodeSlots == nil { // all requests are decoded in one region
+	if m.freeDecodeSlots == nil { // all requests are decoded in one region, so that the region of the prefill does not matter
 		return candidates
 	}
-	d.countOnTheWay(m)
+	d.countSlotsNeeded(m) // for lacksDecodeSlot
 	usable := func(c *candidate) bool { return !d.lacksDecodeSlot(m, c) && d.canStart(r, c) }
 	if !slices.ContainsFunc(candidates, usable) {
 		return candidates
@@ -46,13 +48,14 @@ func (d *chooser) filterWithoutDecodeSlot(m *model, r *Request, candidates []*ca
 	return slices.DeleteFunc(candidates, func(c *candidate) bool { return d.lacksDecodeSlot(m, c) })
 }
 
-// closeWithoutDecodeSlot marks the candidates that lack a decode slot as not open, for the choice of a region. all are the states of
-// m.candidates, in the same order. It marks none if no candidate with a decode slot is open.
+// closeWithoutDecodeSlot marks the candidates whose region has no free decode slot for one more prompt as not open. RemoteRegions, which
+// choose the region of a request, then send none to them. all are the states of m.candidates, in the same order. It marks none if no
+// candidate with a decode slot is open.
 func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
-	if m.decodeSlots == nil {
+	if m.freeDecodeSlots == nil { // all requests are decoded in one region, so that the region of the prefill does not matter
 		return
 	}
-	d.countOnTheWay(m)
+	d.countSlotsNeeded(m) // for lacksDecodeSlot
 	openWithSlot := func(c *candidate) bool { return c.Live && !c.load.Closed(d.now) && !d.lacksDecodeSlot(m, c) }
 	if !slices.ContainsFunc(m.candidates, openWithSlot) { // to close the others would leave no candidate open
 		return
@@ -65,14 +68,15 @@ func (d *chooser) closeWithoutDecodeSlot(m *model, all []Prefiller) {
 	}
 }
 
-// lacksAnyDecodeSlot reports whether there is a model for whose prompts the candidate lacks a decode slot.
+// lacksAnyDecodeSlot reports whether there is a model for whose prompts the candidate's region has no free decode slot.
 func (d *chooser) lacksAnyDecodeSlot(c *candidate) bool {
 	for _, name := range c.Models {
 		m := d.models[name]
-		if m == nil || m.decodeSlots == nil { // all requests of the model are decoded in one region
+		// nil: all requests of the model are decoded in one region, so that slots are not counted by region.
+		if m == nil || m.freeDecodeSlots == nil {
 			continue
 		}
-		d.countOnTheWay(m)
+		d.countSlotsNeeded(m) // for lacksDecodeSlot
 		if d.lacksDecodeSlot(m, c) {
 			return true
 		}
@@ -90,11 +94,12 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 	if c.Profile.Early() { // the decode rank is chosen before the prefill, so that no hand-off waits for a slot
 		return false
 	}
-	hold, err := c.Profile.HoldBudget()
-	if err != nil { // the profile does not say how long a hand-off may wait
+	hold, err := c.Profile.HoldBudget() // how long a hand-off may wait for its slot
+	if err != nil {                     // the profile does not say it
 		return false
 	}
-	slots, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
+	// onlySomeRanks: not all ranks of the board list the model. Only their slots count then, and only hand-offs of the model wait for these.
+	slotsWithinHold, onlySomeRanks := d.cfg.Decode(c.Board, model, hold)
 	ahead := 0
 	for _, other := range d.candidates {
 		if other.Board == c.Board {
@@ -102,5 +107,5 @@ func (d *chooser) handoffWouldExpire(c *candidate, model string) bool {
 			ahead += unanswered
 		}
 	}
-	return ahead >= slots
+	return ahead >= slotsWithinHold
 }

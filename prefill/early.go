@@ -47,7 +47,7 @@ func (l *Lease) MoveIfSooner(leastGain time.Duration, avoid []string) *Lease {
 	// The old lease ends without a result: its engine ran nothing, and did not fail.
 	l.inFlight.ClaimEnd()
 	l.predictedHit.NotRun()
-	l.c.circuit.Neutral(l.number)
+	l.chargedTo.circuit.Neutral(l.number)
 	l.endCharge()
 	return next
 }
@@ -82,13 +82,13 @@ func (d *chooser) makeEarlierLease(l *Lease, r *Request, leastGain time.Duration
 		return nil
 	}
 	// The default policy is only a placeholder: MoveIfSooner replaces its name by the name of the old lease's policy.
-	return d.makeLease(eligible[best], d.overrides.Default(), r, &d.view[best], d.now)
+	return d.makeLease(eligible[best], d.steering.Default(), r, &d.view[best], d.now)
 }
 
 // canTakeOver reports whether a candidate can start the request of lease l now, and can hand the KV to the decode rank that was
 // chosen for the request.
 func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
-	if c == l.c || c.Profile == nil { // the lease is on c already, or it is not known how c hands over KV
+	if c == l.chargedTo || c.Profile == nil { // the lease is on c already, or it is not known how c hands over KV
 		return false
 	}
 	reachesRank := c.Board == l.Candidate.Board && c.Region == l.Candidate.Region && c.Profile.Connector == l.Candidate.Profile.Connector
@@ -102,7 +102,7 @@ func (d *chooser) canTakeOver(c *candidate, l *Lease, r *Request) bool {
 // predictedEndMs is the predicted time, in ms, until the prefill of a lease ends if its probe is sent now; infinite if its candidate
 // takes no probes now.
 func (d *chooser) predictedEndMs(l *Lease) float64 {
-	c := l.c
+	c := l.chargedTo
 	if !c.Live || !c.configured || !c.circuit.Allows(d.now) || c.load.Stalled(d.now) {
 		return math.Inf(1)
 	}

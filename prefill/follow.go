@@ -15,8 +15,8 @@ type Prompt = cache.Prompt
 // EventSource is where a candidate's engine publishes KV events. The zero value stands for an engine that publishes none.
 type EventSource = cache.EventSource
 
-// updateStreams starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that keeps its ID
-// and its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
+// updateStreams starts and ends streams, so that every candidate that publishes KV events is followed. A candidate that stays configured
+// and keeps its source keeps its stream, even while it is down, because the stream itself notices a restart of the engine.
 func (w watcher) updateStreams() {
 	wanted := w.wantedSources()
 	for c, s := range w.streams {
@@ -34,7 +34,8 @@ func (w watcher) updateStreams() {
 			w.unlock()
 			continue
 		}
-		w.streams[c] = c.cache.Follow(&w.mu, source, c.blockTokens(), c.load.Capacity(), w.now)
+		now := w.now // set by lock
+		w.streams[c] = c.cache.Follow(&w.mu, source, c.blockTokens(), c.load.Capacity(), now)
 		w.unlock()
 		w.cfg.Log.Info("the KV events of a prefill engine are followed", zap.String("candidate", c.ID), zap.String("events", source.Events))
 	}
@@ -86,15 +87,16 @@ func (s *Scheduler) BlockTokens(model string) int {
 	return defaultBlock
 }
 
-// ForgetPrefixes drops all known blocks of a candidate's prefix cache, or of all candidates if id is empty. It reports whether
+// ForgetPrefixes drops all blocks that are known of a candidate's prefix cache, or of all candidates if id is empty. If the candidate's KV
+// events are followed, its stream starts anew, so that the events name again the blocks that the engine has. ForgetPrefixes reports whether
 // the candidate exists.
 func (s *Scheduler) ForgetPrefixes(id string) bool {
 	s.lock()
 	defer s.unlock()
 	if id == "" {
-		s.cache.Reset()
+		s.cache.Reset() // empties the index
 		for _, c := range s.candidates {
-			c.cache.DropAll() // also makes a stream name the engine's blocks again
+			c.cache.DropAll() // makes the stream start anew; the index has no blocks of c any more
 		}
 		return true
 	}

@@ -12,12 +12,13 @@ import (
 // With a smaller hit, a policy has little reason to prefer the engines that hold the prefix.
 const trackedShare = 0.5
 
-// filterHot reports the request to the hotspot detector. The detector knows classes of requests, whose prompts begin with the
-// same blocks, and their holders, the candidates that have these blocks in their cache. If it keeps the request's class off
-// the holders at present, filterHot removes them. It returns the remaining candidates, whose indicators are then in d.view,
-// and the state of the class.
+// filterHot reports the request to the hotspot detector. The detector knows classes of requests, whose prompts begin with the same blocks,
+// and their holders, the candidates that have these blocks in their cache. A class that has too large a share of the requests for its few
+// holders is in the state Alarm. If a holder then has the best score for one request after another, its state becomes Filter: the class is
+// kept off its holders for a while, so that other candidates compute the blocks, and then have them, too. In the state Filter, filterHot
+// removes the holders. It returns the remaining candidates, whose indicators are then in d.view, and the state of the class.
 func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *model, eligible []*candidate) ([]*candidate, steer.State) {
-	if d.overrides.Hotspots == nil {
+	if d.steering.Hotspots == nil {
 		return eligible, steer.OK
 	}
 	depth := r.Prompt.ClassDepth(steer.ClassTokens)
@@ -25,22 +26,23 @@ func (d *chooser) filterHot(p *policy.Policy, q *policy.Query, r *Request, m *mo
 	firstAttempt := !r.HasPlace && len(r.Exclude) == 0
 	if firstAttempt && !r.considered.counted { // a request that waits is considered many times, and counts once
 		r.considered.counted = true
-		d.overrides.Hotspots.CountRequest(d.now, class)
+		d.steering.Hotspots.CountRequest(d.now, class)
 	}
-	if class == 0 { // the class is not watched
+	if class == 0 { // no candidate holds enough of the prompt for it to have a class
 		return eligible, steer.OK
 	}
-	state := d.overrides.Hotspots.UpdateState(d.now, class, holders, others)
-	if state == steer.Alarm && !r.considered.weighed { // the scores of a request that waits are compared only once, too
-		r.considered.weighed = true
+	state := d.steering.Hotspots.UpdateState(d.now, class, holders, others)
+	if state == steer.Alarm && !r.considered.scoresCompared { // the scores of a request that waits are compared only once, too
+		r.considered.scoresCompared = true
 		p.Choose(q, d.view) // only for the scores, which bestScores reads
 		bestHolder, bestOther := d.bestScores(p, r, depth, eligible)
-		state = d.overrides.Hotspots.RecordScores(d.now, class, bestHolder, bestOther)
+		state = d.steering.Hotspots.RecordScores(d.now, class, bestHolder, bestOther)
 	}
 	if state != steer.Filter {
 		return eligible, state
 	}
-	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return !d.holdsPrefix(c, r, depth) }) {
+	isOther := func(c *candidate) bool { return !d.holdsPrefix(c, r, depth) }
+	if !slices.ContainsFunc(eligible, isOther) {
 		d.metrics.filterSkipped.WithLabelValues(filterHotspot).Inc()
 		return eligible, steer.Alarm // all candidates hold the prefix, so that the class cannot be kept off them
 	}
@@ -83,8 +85,10 @@ func (d *chooser) holdsPrefix(c *candidate, r *Request, depth int) bool {
 	return c.cache.Blocks(d.heldBlocks, &r.Prompt) >= depth
 }
 
-// classOf is the class of a request: the hash of its first depth blocks, or 0 if the class is not watched (trackedShare).
-// holders is the number of live candidates that hold these blocks, and others the number of live candidates that do not.
+// classOf is the class of a request, by which the hotspot detector counts the requests whose prompts begin alike: the hash of the prompt's
+// first depth blocks. It is 0, which stands for no class, if no candidate holds the share trackedShare of the prompt: then no policy has
+// much reason to crowd the requests on few engines. holders is the number of live candidates that hold these blocks, and others the number
+// of live candidates that do not.
 func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holders, others int) {
 	if depth == 0 { // the prompt has no blocks to compare
 		return 0, 0, 0
@@ -102,7 +106,8 @@ func (d *chooser) classOf(r *Request, m *model, depth int) (class uint64, holder
 			others++
 		}
 	}
-	if float64(longest) < trackedShare*float64(len(r.Prompt.Keys)) {
+	heldTooLittle := float64(longest) < trackedShare*float64(len(r.Prompt.Keys))
+	if heldTooLittle {
 		return 0, holders, others
 	}
 	return r.Prompt.Keys[depth-1].Hash, holders, others // a block's hash covers all blocks before it

@@ -59,14 +59,16 @@ func (s *state) backlogMs(c *candidate, latency policy.Latency, furtherProbes in
 const minBacklogShare = 0.25
 
 // setIndicators sets in v the indicators of a candidate that do not depend on the request; SetPrompt sets the others. Prompts that wait for
-// the candidate in this round (load.Waiting) count like prompts that it computes.
+// the candidate in this round (load.Waiting) count like prompts that it computes. Active does not mean the same everywhere: ActiveTokens
+// and ActiveWork, which the policy least-tokens reads, count only prompts without an answer; ActiveBlocks, which dynamo-sum reads, counts
+// all KV that the engine holds for this proxy.
 func (d *chooser) setIndicators(v *policy.Engine, c *candidate, latency policy.Latency) {
 	load, blockTokens := &c.load, float64(c.blockTokens())
 	unansweredTokens, kvTokens := float64(load.Tokens[ledger.Probing]), float64(load.KVTokens())
 	v.ID, v.Order, v.Ring = c.ID, c.order, c.ring
 	v.QueuedNewTokens = float64(load.NewTokens + load.Waiting.NewTokens + load.ReportedByOthers.NewTokens)
 	v.BacklogMs, _ = d.backlogMs(c, latency, 1) // the request for which the candidates are compared
-	v.BS = load.BatchSize(d.now)
+	v.BS = load.BatchSize(d.now)                // batch size: unanswered probes, and the requests of others
 	v.Waiting, v.Running = load.RequestCounts()
 	v.Waiting += float64(load.Waiting.Leases[ledger.Probing])
 	v.ActiveTokens, v.KVTokens = unansweredTokens, kvTokens

@@ -34,9 +34,9 @@ func (l *Lease) MarkSent() {
 func (l *Lease) Answered(u Usage, expires time.Time) {
 	s := l.scheduler
 	s.lock()
-	wasOut := !l.c.circuit.InService()
+	wasOut := !l.chargedTo.circuit.InService()
 	suspected := l.bookAnswer(u, expires)
-	cameBack := wasOut && l.c.circuit.InService()
+	cameBack := wasOut && l.chargedTo.circuit.InService()
 	s.unlock()
 	if suspected != nil {
 		logSuspicion(s.cfg.Log, l.Candidate.ID, suspected)
@@ -64,39 +64,40 @@ func (l *Lease) bookAnswer(u Usage, expires time.Time) *cache.SuspicionChange {
 		kvTokens = int64(u.PromptTokens)
 	}
 	l.recordProbeEnd(probeAnswered)
-	l.c.circuit.Succeed()
-	l.c.lastFault = ""
+	l.chargedTo.circuit.Succeed()
+	l.chargedTo.lastFault = ""
 	if m := s.models[l.model]; m != nil { // nil: no candidate serves the model any more
 		m.throughput.Answered(s.now, float64(s.now.Sub(l.inFlight.Sent()))/float64(time.Millisecond))
 	}
 	l.learnPrefillTime(u)
-	verdict := l.predictedHit.Answered(u, l.c.load.Capacity(), l.c.blockTokens(), s.now)
+	verdict := l.predictedHit.Answered(u, l.chargedTo.load.Capacity(), l.chargedTo.blockTokens(), s.now)
 	s.metrics.observeHitError(verdict)
 	l.inFlight.Answer(kvTokens, expires, s.now)
 	return verdict.Suspected
 }
 
-// learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, which the
-// indicators add, because engines of one kind may be at different distances. An answer is not used (Unusable) if it has no token
-// counts or if the candidate is a group of ranks. It is not used either if the engine also had prompts of other proxies or
+// learnPrefillTime learns prefill times from a probe's answer. These times do not include the round trip to the engine, because engines of
+// one kind may be at different distances: prefillEndMs adds it again. An answer is not used (Unusable) if it has no token counts, or if the
+// candidate is a group of ranks that also decode (Aggregated). It is not used either if the engine also had prompts of other proxies or
 // clients, because their part of the time is not known.
 func (l *Lease) learnPrefillTime(u Usage) {
-	s, load := l.scheduler, &l.c.load
+	s, load := l.scheduler, &l.chargedTo.load
 	hitTokens := l.inFlight.Weight.Tokens - l.inFlight.Weight.NewTokens // predicted hit; replaced below if the engine reports its own count
 	if u.CachedTokens >= 0 {
 		hitTokens = int64(u.CachedTokens)
 	}
 	answer := fit.Answer{
-		Sent: l.inFlight.Sent(), RTT: l.c.rtt(),
-		Unusable: u.PromptTokens <= 0 || l.c.Aggregated || l.hadOthersPrompts || load.HasOthersPrompts(l.c.Decodes, s.now),
+		Sent: l.inFlight.Sent(), RTT: l.chargedTo.rtt(),
+		Unusable: u.PromptTokens <= 0 || l.chargedTo.Aggregated || l.hadOthersPrompts || load.HasOthersPrompts(l.chargedTo.Decodes, s.now),
 		Sample: fit.Sample{New: float64(int64(u.PromptTokens) - hitTokens), Hit: float64(hitTokens),
-			Concurrent: l.c.concurrentRequests(s.now), Predicted: l.predictedMs},
+			Concurrent: l.chargedTo.concurrentRequests(s.now), Predicted: l.predictedMs},
 	}
+	nextSent := load.NextSent(&l.inFlight) // by it the timer sees whether other probes wait, and whether this one has overtaken any
 	// A sample may be of an earlier answer, because the timer waits for further answers of the same step of the engine.
-	for _, sample := range l.c.computeTimer.Answered(answer, load.NextSent(&l.inFlight), s.now) {
-		s.fit.Learn(l.model, l.c.Hardware, sample)
+	for _, sample := range l.chargedTo.computeTimer.Answered(answer, nextSent, s.now) {
+		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)
 		if sample.Predicted > 0 { // 0: there was no prediction, and so no error
-			l.c.residual.Add(sample.Ms, sample.Predicted, s.now)
+			l.chargedTo.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
 	}
 }
@@ -152,26 +153,27 @@ func (l *Lease) Blame(why string) {
 	s := l.scheduler
 	s.lock()
 	defer s.unlock()
-	l.c.lastFault = strings.ToValidUTF8(why[:min(len(why), maxFaultBytes)], "\uFFFD") // the cut may be inside a character
+	l.chargedTo.lastFault = strings.ToValidUTF8(why[:min(len(why), maxFaultBytes)], "\uFFFD") // the cut may be inside a character
 }
 
 // maxFaultBytes bounds the recorded description of a fault.
 const maxFaultBytes = 400
 
-// bookFailure does the work of Failed under the scheduler's lock. outFor is the time for which this failure opened the candidate's
-// circuit; 0: it did not, or the circuit was open already.
+// bookFailure does the work of Failed under the scheduler's lock. If the request was written, the engine may hold the prompt's KV for the
+// time hold (0: the profile's timeout). The charge is then orphaned, which means that it stays until the engine must have freed the KV.
+// outFor is the time for which this failure opened the candidate's circuit; 0: it did not, or the circuit was open already.
 func (l *Lease) bookFailure(written bool, hold time.Duration) (outFor time.Duration) {
 	s := l.scheduler
 	if !l.inFlight.ClaimEnd() { // the charge has expired or was ended before
 		return 0
 	}
-	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before, so that the candidate did not fail
+	if l.inFlight.Phase() != ledger.Probing { // the probe was answered before: the candidate did not fail, and holds the KV
 		l.inFlight.Orphan(l.holdTimeout(), s.now)
 		return 0
 	}
-	wasInService := l.c.circuit.InService()
-	if l.c.circuit.Fail(l.number, s.now) && wasInService { // not for a failed trial, which only prolongs the outage
-		outFor = l.c.circuit.OutageLength()
+	wasInService := l.chargedTo.circuit.InService()
+	if l.chargedTo.circuit.Fail(l.number, s.now) && wasInService { // not for a failed trial, which only prolongs the outage
+		outFor = l.chargedTo.circuit.OutageLength()
 	}
 	if written { // the engine may have computed the prompt and hold its KV
 		l.recordProbeEnd(probeLost)
@@ -214,13 +216,15 @@ func (l *Lease) Orphan() {
 	if l.inFlight.Phase() == ledger.Probing { // the probe has no answer, and it is not known what the engine has computed
 		l.recordProbeEnd(probeLost)
 		l.predictedHit.OutcomeUnknown(s.now)
-		l.c.circuit.Neutral(l.number)
+		l.chargedTo.circuit.Neutral(l.number)
 	}
 	l.inFlight.Orphan(l.holdTimeout(), s.now)
 }
 
-// Release notes that the prefill engine has freed the KV. The first decode event came, the hand-off was discarded, or the probe
-// ended without a hand-off because the client left or the engine refused the request.
+// Release notes that the prefill engine has freed the KV. The first decode event came, the hand-off was discarded, or the probe ended
+// without a hand-off because the client left or the engine refused the request. It ends the charge, by which the prompt counts in the
+// candidate's load. If the probe has no answer, Release also takes back what was expected of it: the prefix index forgets the blocks that
+// the prefill would have left in the engine's cache, and the circuit counts neither a success nor a failure.
 func (l *Lease) Release() {
 	s := l.scheduler
 	s.lock()
@@ -231,7 +235,7 @@ func (l *Lease) Release() {
 	if l.inFlight.Phase() == ledger.Probing { // the probe ended without a hand-off, by no fault of the engine
 		l.recordProbeEnd(probeDropped)
 		l.predictedHit.NotRun()
-		l.c.circuit.Neutral(l.number)
+		l.chargedTo.circuit.Neutral(l.number)
 	}
 	l.endCharge()
 }
@@ -240,7 +244,7 @@ func (l *Lease) Release() {
 // the candidate.
 func (l *Lease) endCharge() {
 	l.inFlight.Release(l.scheduler.now)
-	l.scheduler.dropIfUnused(l.c)
+	l.scheduler.dropIfUnused(l.chargedTo)
 }
 
 // DetachOwner separates the lease from its owner: from now on other code is responsible for the last call (Release, Orphan or
@@ -269,19 +273,19 @@ func (l *Lease) recordProbeEnd(outcome string) {
 	m, sent := l.scheduler.metrics, l.inFlight.Sent()
 	seconds := l.scheduler.now.Sub(sent).Seconds()
 	if l.canary {
-		m.canaries.WithLabelValues(l.c.ID, outcome).Inc()
+		m.canaries.WithLabelValues(l.chargedTo.ID, outcome).Inc()
 	}
 	if outcome == probeAnswered { // nearly all probes end so, and both series are looked up only once
-		if l.c.answeredSeconds == nil {
-			l.c.answeredSeconds = m.probeSeconds.WithLabelValues(l.c.ID, probeAnswered)
+		if l.chargedTo.answeredSeconds == nil {
+			l.chargedTo.answeredSeconds = m.probeSeconds.WithLabelValues(l.chargedTo.ID, probeAnswered)
 		}
-		l.c.answeredSeconds.Observe(seconds)
+		l.chargedTo.answeredSeconds.Observe(seconds)
 		m.answered.Inc()
 		return
 	}
 	if !sent.IsZero() { // zero: the probe was never sent, so that it took no time
-		l.c.computeTimer.ProbeDropped(l.scheduler.now)
-		m.probeSeconds.WithLabelValues(l.c.ID, outcome).Observe(seconds)
+		l.chargedTo.computeTimer.ProbeDropped(l.scheduler.now)
+		m.probeSeconds.WithLabelValues(l.chargedTo.ID, outcome).Observe(seconds)
 	}
 	m.attempts.WithLabelValues(outcome).Inc()
 }

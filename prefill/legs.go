@@ -42,7 +42,8 @@ func (s *Scheduler) EnterAll(legs []Request) ([]Ticket, error) {
 	return nil, err
 }
 
-// enterAll is EnterAll, but together with an error it also returns the legs that were served before.
+// enterAll serves as many of the legs as can be served now, in their order, and enters the others into the queue. Together with an error it
+// also returns the legs that were served before, which EnterAll then gives back.
 func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 	s.lock()
 	defer s.unlock()
@@ -61,7 +62,7 @@ func (s *Scheduler) enterAll(legs []Request) (tickets []Ticket, err error) {
 		if lease == nil { // this leg waits, and so do the legs behind it
 			break
 		}
-		if i == 0 {
+		if i == 0 { // the answer begins in this region now, and one region must serve all legs of a request
 			keepLegsHere(legs)
 		}
 		tickets = append(tickets, Ticket{scheduler: s, lease: lease})

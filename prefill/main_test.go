@@ -90,7 +90,7 @@ func hold(t testing.TB, scheduler *Scheduler, id string, p ledger.Phase, promptT
 		v := policy.Engine{}
 		v.TPMs, v.T0Ms = scheduler.cfg.Calibration.TPMs, scheduler.cfg.Calibration.T0Ms
 		v.SetPrompt(float64(tokens), 0)
-		l := scheduler.choose.makeLease(c, scheduler.overrides.Default(), &Request{PromptTokens: tokens}, &v, scheduler.now)
+		l := scheduler.choose.makeLease(c, scheduler.steering.Default(), &Request{PromptTokens: tokens}, &v, scheduler.now)
 		scheduler.unlock()
 		switch p {
 		case pooled:

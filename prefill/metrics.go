@@ -209,8 +209,8 @@ var (
 	suspectDesc = describe("prefix_capacity_suspect", "1 if the engine's prefix cache holds less or more than its capacity says: more than a "+
 		"fifth of the predicted hits were not there, or more than a fifth of the hits were not predicted because the index had forgotten them. "+
 		"Logged once, with the shares.", "candidate", "holds")
-	offDesc = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a share "+
-		"of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
+	mispredictedDesc = describe("prefix_misprediction_ratio", "Predicted hits that were not there, plus hits that were not predicted, as a "+
+		"share of the predicted tokens, of recent prompts. Above 0.1, the capacity, the block size or the token counts of prompts are wrong.")
 	preciseDesc = describe("kv_events_precise", "1 while a candidate's KV events can be relied on. 0: the connection is broken, the events "+
 		"cannot be read, or the engine answered probes for 30 s without an event. Then its cache is known from answers alone.", "candidate")
 	batchesDesc = describe("kv_events_batches_total", "Batches of KV events that were taken in.", "candidate")
@@ -240,10 +240,11 @@ const maxNamedModels = 64
 // other is the label of the series for all further models.
 const other = "other"
 
-// exportByModel exports a value for each model. The models are sorted by their number in order (0 if they are not in it), then by name. The
-// first maxNamedModels of them have their own series; the rest share the series of the label other, with their mean.
-func (s series) exportByModel(d *prometheus.Desc, order map[string]int, values map[string]float64) {
-	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(order[a], order[b]), cmp.Compare(a, b)) })
+// exportByModel exports a value for each model. The models are sorted by their rank, where a smaller rank comes first, and then by name. A
+// model that is not in rank has rank 0. The first maxNamedModels of the models have their own series; the rest share the series of the
+// label other, with their mean.
+func (s series) exportByModel(d *prometheus.Desc, rank map[string]int, values map[string]float64) {
+	names := slices.SortedFunc(maps.Keys(values), func(a, b string) int { return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b)) })
 	named := min(len(names), maxNamedModels)
 	for _, name := range names[:named] {
 		s.gauge(d, values[name], name)
@@ -264,7 +265,8 @@ func boolGauge(b bool) float64 {
 	return 0
 }
 
-// exportLearned exports what the scheduler has learned: prefix hits, prefill times and hotspots. The caller holds the scheduler's lock.
+// exportLearned exports what the scheduler has learned: prefix hits, prefill times and hotspots. For each model it also exports whether the
+// model's engines report how many tokens they found cached. The caller holds the scheduler's lock.
 func (s series) exportLearned(tier *state, now time.Time) {
 	tokens, stats := &tier.cache.Totals, tier.cache.Stats()
 	s.count(promptDesc, float64(tokens.Prompt))
@@ -275,22 +277,24 @@ func (s series) exportLearned(tier *state, now time.Time) {
 	for reason, n := range stats.Evictions {
 		s.count(evictionsDesc, float64(n), index.Reason(reason).String())
 	}
-	order := map[string]int{other: 1} // base models first, and a model that is named other last
+	// Only maxNamedModels models have their own series: base models come before LoRA adapters, and a model that is named "other" comes last.
+	const first, last = -1, 1
+	rank := map[string]int{other: last}
 	for _, c := range tier.candidates {
-		order[c.Board] = -1 // a board has the name of its base model
+		rank[c.Board] = first // a board has the name of its base model
 	}
-	feedback := map[string]float64{}
+	reportsCachedTokens := map[string]float64{} // by model: 1 if its engines do
 	for model, reports := range tier.cache.Feedback() {
-		feedback[model] = boolGauge(reports)
+		reportsCachedTokens[model] = boolGauge(reports)
 	}
-	s.exportByModel(feedbackDesc, order, feedback)
+	s.exportByModel(feedbackDesc, rank, reportsCachedTokens)
 	for _, fitted := range tier.fit.All() {
 		if latency, known := fitted.Latency(); known {
-			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware)
+			s.gauge(tpDesc, latency.TPMs/1000, fitted.Model, fitted.Hardware) // seconds per new token, from ms
 			s.gauge(r2Desc, fitted.R2(), fitted.Model, fitted.Hardware)
 		}
 	}
-	if h := tier.overrides.Hotspots; h != nil { // nil: hotspots are not detected
+	if h := tier.steering.Hotspots; h != nil { // nil: hotspots are not detected
 		classes := h.States(now)
 		s.gauge(hotDesc, float64(classes[steer.Alarm]), string(steer.Alarm))
 		s.gauge(hotDesc, float64(classes[steer.Filter]), string(steer.Filter))

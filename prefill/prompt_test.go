@@ -289,7 +289,7 @@ func TestARetryIsNoFurtherRequest(t *testing.T) {
 	acquire(t, scheduler, r)
 	r.Exclude, r.HasPlace = nil, true // without a place lost
 	acquire(t, scheduler, r)
-	require.Equal(t, 1, scheduler.overrides.Hotspots.Requests())
+	require.Equal(t, 1, scheduler.steering.Hotspots.Requests())
 }
 
 func TestARequestThatWaitsIsWeighedOnce(t *testing.T) {

@@ -30,7 +30,7 @@ func (qm *queueManager) enter(r Request) (*waiter, *Lease, error) {
 // Arrival if this is zero. It also serves the waiting requests that can be served by now, so that the new request does not
 // overtake them.
 func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
-	p, err := qm.overrides.Named(r.Policy)
+	p, err := qm.steering.Named(r.Policy)
 	if err != nil {
 		return nil, nil, wrapPolicyError(err)
 	}
@@ -55,11 +55,11 @@ func (qm *queueManager) acceptNew(r *Request) (*model, *policy.Policy, error) {
 // tryAtOnce serves a request if it can be served now and no request for its model comes first. It returns neither a lease nor an
 // error if the request has to wait, and an error if the request goes to another region or its deadline cannot be met.
 func (qm *queueManager) tryAtOnce(m *model, p *policy.Policy, r *Request) (*Lease, error) {
-	behindFirstAttempts := !r.HasPlace // only other retries come before a retry, which has its place in the pool
-	if m.queue.AnyServable(behindFirstAttempts) {
+	isFirstAttempt := !r.HasPlace // it waits behind all requests of the model; a retry, which has its place in the pool, only behind retries
+	if m.queue.AnyServable(isFirstAttempt) {
 		return nil, nil
 	}
-	qm.queue.StartRound()
+	qm.queue.StartRound() // a round of decisions for this request alone
 	lease, why := qm.choose.tryServe(m, p, r, qm.now)
 	qm.choose.endRound()
 	switch why {
@@ -199,18 +199,18 @@ func (qm *queueManager) serveWaiters() {
 		switch why {
 		case canServe:
 			qm.finishWaiter(m, w, lease, nil)
-		case onlyRetries: // the other first attempts for the model would get the same reason
+		case firstAttemptsWait: // the other first attempts for the model would get the same reason, but its retries may be served
 			m.queue.ServeOnlyRetries()
 		case goesElsewhere:
 			qm.finishWaiter(m, w, nil, ErrElsewhere)
 			qm.sendSiblingsElsewhere(m, w)
 		case deadlineMissed:
 			qm.finishWaiter(m, w, nil, qm.deadlineError(&w.Request))
-		case poolFull: // retries have their place already, and are still considered
+		case poolFull: // the pool of hand-offs has no place left; retries have their place already, and are still considered
 			qm.queue.MarkPoolFull()
-		case waitsAlone:
+		case onlyThisWaits: // for a busy candidate or region; requests behind this one may get another
 			item.Defer()
-		case targetBusy: // the requests with the same target would get the same reason
+		case sameTargetWaits: // the candidate that the request names takes none now, so the requests with the same target would wait, too
 			item.DeferSameTarget()
 		default: // gatesClosed, noneCanStart: no other request for the model can be served either
 			m.queue.CloseForRound()
@@ -258,30 +258,28 @@ func (qm *queueManager) reportQueued(m *model, r *Request, entered bool) {
 	}
 }
 
-// nextWake is the next time at which a waiter may be answered without any event; zero: only an event can help. At such a time a
-// deadline passes, an engine frees the KV of an expired hand-off, a gate lets a canary pass, or a gauge becomes too old. A circuit
-// may also allow a trial, an engine begin to count as stalled, or a prompt whose decode rank is chosen first be sent ahead.
+// nextWake is the next time at which a waiter may be answered without any event; zero: only an event can help.
 func (qm *queueManager) nextWake() (next time.Time) {
 	consider := func(at time.Time) {
 		if at.After(qm.now) && (next.IsZero() || at.Before(next)) { // a time that has passed brings nothing new
 			next = at
 		}
 	}
-	if item := qm.queue.NextDeadline(); item != nil {
+	if item := qm.queue.NextDeadline(); item != nil { // a waiter is refused when its deadline passes
 		consider(item.Deadline)
 	}
-	if at, ok := qm.ledger.NextExpiry(); ok {
+	if at, ok := qm.ledger.NextExpiry(); ok { // an engine frees the KV of an expired hand-off
 		consider(at)
 	}
 	for _, c := range qm.candidates {
-		consider(c.circuit.TrialAt())
-		if at, ok := c.load.MayPassAt(); ok {
+		consider(c.circuit.TrialAt())         // a candidate that failed may get a probe as a trial; zero, and ignored, if it is in service
+		if at, ok := c.load.MayPassAt(); ok { // the gauge that closed the KV gate becomes too old, or a canary may pass the gate
 			consider(at)
 		}
-		if at, ok := c.load.StallsAt(); ok {
+		if at, ok := c.load.StallsAt(); ok { // the engine begins to count as stalled, so that no request waits for it any more
 			consider(at)
 		}
-		if at, ok := qm.earlyProbeFrom(c); ok {
+		if at, ok := qm.earlyProbeFrom(c); ok { // a prompt whose decode rank is chosen first may be sent ahead to the busy engine
 			consider(at)
 		}
 	}

@@ -16,17 +16,19 @@ const (
 // ErrElsewhere is returned by Acquire for a request that goes to another region.
 var ErrElsewhere = errors.New("prefill: the request goes to another region")
 
-// askRegions asks the request's RemoteRegions in which region to serve it. Without RemoteRegions, it is served here.
-func (d *chooser) askRegions(m *model, r *Request, since time.Time) Where {
+// askRegions asks the request's RemoteRegions in which region to serve it. Without RemoteRegions, it is served here. waitingSince is when
+// the request entered the arrival queue.
+func (d *chooser) askRegions(m *model, r *Request, waitingSince time.Time) Where {
 	if r.Remote == nil {
 		return ToHere
 	}
-	here := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: since, Local: d.localState(m, r)}
+	here := Here{Model: m.name, Now: d.now, Round: d.queue.Round(), Tokens: d.tokensOf(r), Since: waitingSince, Local: d.localState(m, r)}
 	return r.Remote.Where(&here)
 }
 
-// localState measures all candidates of a model in this region, for the choice between regions. r is the request; nil: no
-// request, the candidates are measured for a prompt of one token. The result's Prefillers are valid until the next call.
+// localState measures all candidates of a model in this region, for the choice between regions. r is the request; nil: there is none, and
+// the candidates are measured for a prompt of one token. At the end, the candidates whose prompts would wait for a decode slot are marked
+// as not open. The result's Prefillers are valid until the next call.
 func (d *chooser) localState(m *model, r *Request) Local {
 	local := Local{Waiting: m.queue.OnlineFirstAttempts(), Tokens: int(m.queue.Tokens()), Prefillers: d.prefillers[:0]}
 	local.ArrivalsPerS = m.throughput.ArrivalsPerS(d.now)
@@ -38,26 +40,33 @@ func (d *chooser) localState(m *model, r *Request) Local {
 	}
 	d.fillView(m, r, m.candidates)
 	for i, c := range m.candidates {
-		open, _ := c.load.MayPass(d.now)
-		if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
-			open = d.mayEnterPool(c, m.name)
-		}
-		prefiller := d.prefiller(c)
+		prefiller := d.measuredPrefiller(m, c, hasPlace)
 		prefiller.Engine = d.view[i]
-		prefiller.Live = c.Live && c.circuit.Allows(d.now)
-		prefiller.Open = open && hasPlace
-		if kvRoom, known := c.load.RoomForecast(d.now); known {
-			prefiller.Room = kvRoom
-			prefiller.KVGateWillOpen = !open && hasPlace // only the gate keeps the request away
-		}
-		// The error of each unanswered probe and of this request.
-		prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
-		prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
 		local.Prefillers = append(local.Prefillers, prefiller)
 	}
 	d.closeWithoutDecodeSlot(m, local.Prefillers)
 	d.prefillers = local.Prefillers
 	return local
+}
+
+// measuredPrefiller returns the state of a candidate for localState, without its indicators (Engine). hasPlace says that the request has,
+// or can get, a place in the pool of hand-offs.
+func (d *chooser) measuredPrefiller(m *model, c *candidate, hasPlace bool) Prefiller {
+	gateOpen, _ := c.load.MayPass(d.now)
+	if c.Aggregated { // an aggregated candidate has no KV gate, but a bounded pool in which its requests wait
+		gateOpen = d.mayEnterPool(c, m.name)
+	}
+	prefiller := d.prefiller(c)
+	prefiller.Live = c.Live && c.circuit.Allows(d.now)
+	prefiller.Open = gateOpen && hasPlace
+	if kvRoom, known := c.load.RoomForecast(d.now); known { // it is predicted when the KV cache has room, and so when the gate opens
+		prefiller.Room = kvRoom
+		prefiller.KVGateWillOpen = !gateOpen && hasPlace // only the gate keeps the request away
+	}
+	// residual is by how much a prefill recently took longer than predicted. Each unanswered probe will, and so will this request.
+	prefiller.ResidualMs = float64(prefiller.Unanswered+1) * c.residual.Ms(d.now)
+	prefiller.Samples = d.fit.Samples(m.name, c.Hardware)
+	return prefiller
 }
 
 // Offers calls f, under the scheduler's lock, for each model that this region serves, with the state of its candidates.
@@ -72,7 +81,8 @@ func (s *Scheduler) Offers(f func(model string, l *Local)) {
 	}
 }
 
-// Waiting is the number of requests in a model's arrival queue, without batch requests.
+// Waiting is the number of requests in a model's arrival queue, without batch requests and without retries, which have their place in the
+// pool of hand-offs already.
 func (s *Scheduler) Waiting(model string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

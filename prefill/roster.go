@@ -8,9 +8,11 @@ import (
 )
 
 // replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
-// chose last. A candidate that is not in the new list is dropped when its last charge has ended.
+// chose last. A candidate that is not in the new list is dropped when its last charge has ended. If a single live candidate has not named
+// its models yet, it may name any: then a request for an unknown model is told to come again, and not that the model does not exist. The
+// same holds while no candidate has named a model.
 func (s *state) replaceCandidates(candidates []Candidate) {
-	cursors := s.passedByRoundRobin()
+	passed := s.passedByRoundRobin()
 	for _, c := range s.candidates {
 		c.configured = false // applyConfig sets it again for those that stay
 	}
@@ -33,7 +35,7 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 	}
 	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
-		m.cursor = cursorAfter(cursors[name])
+		m.cursor = cursorAfter(passed[name]) // round-robin continues after this position
 		s.dropModelIfEmpty(m)
 	}
 	for _, c := range s.candidates {

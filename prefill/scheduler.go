@@ -31,16 +31,16 @@ func New(cfg Config) (*Scheduler, error) {
 		metrics:       newMetrics(policies.Names()),
 		candidates:    map[string]*candidate{},
 		models:        map[string]*model{},
-		modelsUnknown: true,
+		modelsUnknown: true, // no candidate has named its models yet
 		queue:         queue.New[*waiter](),
 		ledger:        ledger.New(cfg.ledger()),
 		cache:         cache.New(index.Config{MaxBytes: cfg.Index.MaxBytes}),
 		fit:           fit.New(cfg.Calibration),
-		overrides:     steer.Overrides{Policies: policies},
+		steering:      steer.Overrides{Policies: policies},
 	}}
-	s.choose = chooser{state: &s.state, scheduler: s, onTheWay: map[string]int{}}
+	s.choose = chooser{state: &s.state, scheduler: s, slotsNeeded: map[string]int{}}
 	s.manager = queueManager{&s.state, &s.choose}
-	s.overrides.Configure(cfg.Hotspot.Enabled, cfg.Affinity)
+	s.steering.Configure(cfg.Hotspot.Enabled, cfg.Affinity)
 	if !simulated {
 		s.clock = time.Now
 		s.timer = time.AfterFunc(time.Hour, s.Wake)
@@ -72,14 +72,15 @@ func (s *Scheduler) unlock() {
 		s.setTimer()
 	}
 	var changes []steer.Change
-	if s.overrides.Hotspots != nil { // nil: hot classes are not detected
-		changes = s.overrides.Hotspots.Changes()
+	if s.steering.Hotspots != nil { // nil: hot classes are not detected
+		changes = s.steering.Hotspots.Changes()
 	}
 	s.mu.Unlock()
 	for _, change := range changes {
 		s.cfg.Log.Info("a class of requests became hot, or is not hot any more", zap.String("class", strconv.FormatUint(change.Class, 16)),
 			zap.String("to", string(change.To)),
-			zap.Float64("share", change.Share), zap.Int("holders", change.Holders), zap.Int("k", change.K))
+			zap.Float64("share", change.Share), zap.Int("holders", change.Holders),
+			zap.Int("k", change.K)) // for so many requests in a row, an engine that holds the prefix had the best score
 	}
 }
 
@@ -87,7 +88,7 @@ func (s *Scheduler) unlock() {
 // returns more slots than before.
 func (s *Scheduler) Wake() {
 	s.lock()
-	s.unlock()
+	s.unlock() // serves the requests that can be served now
 }
 
 // NextWake is the next time at which a waiter may be answered without any event. exists is false if no request waits, or if only an event

@@ -9,82 +9,85 @@ import (
 	"evenkeel/prefill/steer"
 )
 
-// tryServe chooses a candidate and charges the request to it, in one step under the scheduler's lock, so that no two requests are
-// decided by the same state. applyFilters applies the filters in their order. All filters except liveness and the gate are skipped
-// if they would leave no candidate.
+// tryServe serves a request if it can be served now: it asks the request's RemoteRegions for the region, and in this region serveHere
+// chooses a candidate and charges the request to it. All this is one step under the scheduler's lock, so that no two requests are decided
+// by the same state. waitingSince is when the request entered the arrival queue.
 //
-// The policy scores all remaining candidates, busy ones included. If the best candidate is busy, the request waits for it,
-// because a worse candidate would probably end the prefill later, even if it is free.
-//
-// If the request cannot be served, the reason that tryServe returns decides which requests behind it must wait, too. A reason
-// that concerns all of them, such as noneCanStart, is returned only for a request that may go to every candidate of the model and to no
-// other region.
-func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, since time.Time) (*Lease, waitReason) {
-	start := time.Now()
+// If the request cannot be served, the lease is nil, and the reason that tryServe returns decides which requests behind it must wait, too.
+// A reason that concerns all of them, such as noneCanStart, is returned only for a request that may go to every candidate of the model and
+// to no other region.
+func (d *chooser) tryServe(m *model, p *policy.Policy, r *Request, waitingSince time.Time) (*Lease, waitReason) {
+	decisionStart := time.Now()
 	if r.deadlinePassed(d.now) {
 		return nil, deadlineMissed
 	}
-	if reason := regionWaitReason(d.askRegions(m, r, since)); reason != canServe {
+	if reason := regionWaitReason(d.askRegions(m, r, waitingSince)); reason != canServe {
 		return nil, reason
 	}
-	lease, reason := d.serveHere(m, p, r, since, start)
+	lease, reason := d.serveHere(m, p, r, waitingSince, decisionStart)
 	if reason == canServe || reason == deadlineMissed {
 		return lease, reason
 	}
-	return nil, m.reasonForOthers(r, reason)
+	return nil, m.whoElseWaits(r, reason)
 }
 
-// regionWaitReason returns the reason for which a request is not served in this region now, by the decision of its RemoteRegions;
-// canServe: it may be served here.
+// regionWaitReason turns the decision of a request's RemoteRegions, which choose the region that serves it, into the reason why the request
+// is not served in this region now; canServe: it may be served here.
 func regionWaitReason(decision Where) waitReason {
 	switch decision {
-	case ToHere:
-	case ToThere:
+	case ToHere: // it may be served here
+	case ToThere: // another region serves it
 		return goesElsewhere
-	case WaitsAlone:
-		return waitsAlone
-	case ModelWaits: // the first attempts of the model wait, too, but not its retries
-		return onlyRetries
+	case WaitsAlone: // the request waits, but those behind it need not
+		return onlyThisWaits
+	case ModelWaits: // the other first attempts of the model wait, too, but its retries need not
+		return firstAttemptsWait
 	}
 	return canServe
 }
 
-// reasonForOthers returns the reason that tryServe reports for a request that cannot be served now. For this reason the caller also lets
-// other requests of the model wait, without trying them. The request's own reason is therefore returned only if the request may go to every
-// candidate of the model and to no other region.
-func (m *model) reasonForOthers(r *Request, ownReason waitReason) waitReason {
+// whoElseWaits returns the reason that tryServe reports for a request that cannot be served now. By this reason the caller also lets other
+// requests of the model wait, without trying them:
+//   - onlyThisWaits, if others may go where this request may not, or if it may still go to another region;
+//   - sameTargetWaits, if the request names its only candidate: then the others that name it wait, too;
+//   - the request's own reason, if it may go to every candidate of the model and to no other region: what stops it stops others, too.
+func (m *model) whoElseWaits(r *Request, ownReason waitReason) waitReason {
 	if r.Remote != nil { // the request may go to another region, so that its reason says nothing about other requests
-		return waitsAlone
+		return onlyThisWaits
 	}
 	forbidden := func(c *candidate) bool { return !r.mayUse(c) }
-	// targetForbidden finds a target that this request may not use, although other requests that name it may.
+	// A target in a region to which this request may not go: other requests that name it may.
 	targetForbidden := func(c *candidate) bool { return c.ID == r.Target && forbidden(c) }
 	if r.Target != "" && !slices.ContainsFunc(m.candidates, targetForbidden) {
-		return targetBusy // also if the target is no candidate any more
+		return sameTargetWaits // also if the target is no candidate any more
 	}
 	if slices.ContainsFunc(m.candidates, forbidden) { // requests behind this one may go to other candidates, and must not wait for it
-		return waitsAlone
+		return onlyThisWaits
 	}
 	return ownReason
 }
 
-// serveHere is tryServe for a request that does not go to another region: it filters the candidates, lets session affinity or the policy
-// choose one, admits the request to it, and books the lease. start is when the decision began, for its metric.
-func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start time.Time) (*Lease, waitReason) {
+// serveHere is tryServe for a request that does not go to another region. It filters the candidates, lets session affinity or the policy
+// choose one, admits the request to it, and books the lease. The policy scores all candidates that the filters leave, busy ones included.
+// If the best one is busy, the request waits for it, because a worse one would probably end the prefill later, even if it is free.
+// waitingSince is when the request entered the arrival queue, and decisionStart is when the decision began, for its metric.
+func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, waitingSince, decisionStart time.Time) (*Lease, waitReason) {
 	eligible, why := d.applyFilters(m, p, r)
 	if why != canServe {
 		return nil, why
 	}
-	timesKnown := d.fillView(m, r, eligible)
+	timesKnown := d.fillView(m, r, eligible) // d.view[i] now has the indicators of eligible[i]
 	if d.allMissDeadline(r, eligible) {
 		return nil, deadlineMissed
 	}
 	if !timesKnown { // a policy that predicts the ends of prefills cannot choose without learned times
-		p = d.overrides.WithoutLatency(p)
+		p = d.steering.WithoutLatency(p)
 	}
 	query := policy.Query{ID: r.ID, Key: r.Session, Cursor: m.cursor}
-	eligible, hotspot := d.filterHot(p, &query, r, m, eligible) // keeps a hot class off the engines that hold its prefix
-	keptAt, affinity := d.overrides.Affinity.Keep(r.Session, d.view, d.now)
+	// A request of a hot class is kept off the engines that hold its prefix: filterHot removes them from eligible and from d.view.
+	eligible, hotspot := d.filterHot(p, &query, r, m, eligible)
+	// affinity says what became of the session: steer.Kept, Overloaded, Gone or New; empty: there is no session, or affinity is off.
+	keptAt, affinity := d.steering.Affinity.Keep(r.Session, d.view, d.now)
 	choice := policy.Choice{Index: keptAt}
 	if affinity != steer.Kept { // the session does not stay with the engine of its last request
 		choice = p.Choose(&query, d.view)
@@ -96,8 +99,8 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 	if p.TakesTurns() { // round-robin continues after this candidate
 		m.cursor = c.order
 	}
-	lease := d.makeLease(c, p, r, indicators, since)
-	if affinity != "" { // "": there is no session, or affinity is off
+	lease := d.makeLease(c, p, r, indicators, waitingSince)
+	if affinity != "" {
 		d.rememberSession(r, c)
 	}
 	d.recordWait(r, lease)
@@ -105,20 +108,22 @@ func (d *chooser) serveHere(m *model, p *policy.Policy, r *Request, since, start
 	if d.cfg.Explain {
 		lease.Trace = d.trace(p, choice.Index, reason, affinity != steer.Kept)
 	}
-	d.metrics.decisionSeconds.Observe(time.Since(start).Seconds())
+	d.metrics.decisionSeconds.Observe(time.Since(decisionStart).Seconds())
 	return lease, canServe
 }
 
 // rememberSession records the candidate of a session's last request, for session affinity. It drops a session that has no further request.
 func (d *chooser) rememberSession(r *Request, c *candidate) {
 	if r.EndsSession {
-		d.overrides.Affinity.EndSession(r.Session)
+		d.steering.Affinity.EndSession(r.Session)
 	} else {
-		d.overrides.Affinity.Record(r.Session, c.ID, d.now)
+		d.steering.Affinity.Record(r.Session, c.ID, d.now)
 	}
 }
 
-// applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now.
+// applyFilters returns the candidates among which the policy chooses; without any, the reason why the request cannot be served now. The
+// first filters remove candidates that cannot take the request, or not in this round. preferGood then removes candidates that could, but
+// are worse than others; it always leaves one.
 func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candidate, waitReason) {
 	eligible, circuitsIgnored := d.filterCircuit(r, m.candidates)
 	eligible = d.filterGate(eligible)
@@ -126,46 +131,63 @@ func (d *chooser) applyFilters(m *model, p *policy.Policy, r *Request) ([]*candi
 		return nil, gatesClosed
 	}
 	eligible = d.filterAtProbeLimit(eligible)
-	if r.Batch && !r.HasPlace { // a retry need not wait for free capacity again
+	isRetry := r.HasPlace
+	if r.Batch && !isRetry { // a retry need not wait for free capacity again
 		eligible = slices.DeleteFunc(eligible, func(c *candidate) bool { return !d.hasCapacityForBatch(r, c) })
 		if len(eligible) == 0 {
-			return nil, onlyRetries // batch requests come last in a queue, so that all first attempts behind this one are batch, too
+			return nil, firstAttemptsWait // batch requests come last in a queue, so that all first attempts behind this one are batch, too
 		}
 	}
 	if !slices.ContainsFunc(eligible, func(c *candidate) bool { return d.canStart(r, c) }) {
-		// A request that would miss its deadline on every candidate is refused now, because to wait would be useless. fillView measures the
-		// candidates for allMissDeadline; it is false while prefill times are not known.
-		if !r.Deadline.IsZero() && d.fillView(m, r, eligible) && d.allMissDeadline(r, eligible) {
+		if d.wouldMissDeadline(m, r, eligible) { // to wait would be useless, so the request is refused now
 			return nil, deadlineMissed
 		}
 		return nil, noneCanStart
 	}
-	if circuitsIgnored {
+	if circuitsIgnored { // the filter was skipped, because no circuit allowed the request
 		d.metrics.filterSkipped.WithLabelValues(filterCircuit).Inc()
 	}
+	return d.preferGood(m, p, r, eligible), canServe
+}
+
+// wouldMissDeadline reports whether the request has a deadline that it is predicted to miss on all eligible candidates. It is false while
+// the prefill time of one of them is not learned.
+func (d *chooser) wouldMissDeadline(m *model, r *Request, eligible []*candidate) bool {
+	if r.Deadline.IsZero() {
+		return false
+	}
+	timesKnown := d.fillView(m, r, eligible) // stores the indicators that allMissDeadline reads
+	return timesKnown && d.allMissDeadline(r, eligible)
+}
+
+// preferGood removes, in place, the candidates that are worse than others for a reason that the policy does not weigh: the request has
+// failed there, no decode slot would be free, the engine does not report its gauges, or it is busy for an unknown time. Each of these
+// filters removes none if it would leave no candidate.
+func (d *chooser) preferGood(m *model, p *policy.Policy, r *Request, eligible []*candidate) []*candidate {
 	if len(r.Exclude) > 0 {
 		eligible = d.filterTried(eligible, r.Exclude)
 	}
 	eligible = d.filterWithoutDecodeSlot(m, r, eligible)
 	eligible = d.filterStale(r, eligible)
-	return d.filterBusy(p, r, eligible), canServe
+	return d.filterBusy(p, r, eligible)
 }
 
-// admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe; otherwise it
-// returns the reason why not. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
+// admit reserves a place in the pool of hand-offs if the chosen candidate can take the request now, and returns canServe. It returns
+// poolFull if only a place is missing. In all other cases it returns onlyThisWaits: the caller lets this request wait, and tries those
+// behind it. If the candidate is busy, the request waits for it, and its prompt counts on it for the rest of the round.
 func (d *chooser) admit(r *Request, c *candidate, indicators *policy.Engine) waitReason {
-	if !d.canStart(r, c) {
+	if !d.canStart(r, c) { // the candidate is busy
 		if c.load.Waiting == (ledger.Sums{}) { // the first request of the round that waits for this candidate
 			d.waitedFor = append(d.waitedFor, c)
 		}
 		c.load.AddWaiting(ledger.WeightOf(indicators, r.promptBytes()))
-		return waitsAlone
+		return onlyThisWaits
 	}
 	if r.HasPlace { // a retry has its place in the pool already
 		return canServe
 	}
-	if d.handoffWouldExpire(c, r.Model) { // the engine would drop the KV before a decode rank is free
-		return waitsAlone
+	if d.handoffWouldExpire(c, r.Model) { // the engine would drop the KV before a decode rank is free, but another engine may keep it longer
+		return onlyThisWaits
 	}
 	if d.cfg.Places != nil && !d.cfg.Places.TryAcquire() { // nil: the pool has no bound
 		return poolFull

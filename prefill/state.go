@@ -45,23 +45,23 @@ type state struct {
 	// gets ErrUnavailable (503), not ErrModelNotFound (404).
 	modelsUnknown bool
 
-	queue     *queue.Queue[*waiter]
-	ledger    *ledger.Ledger
-	cache     *cache.Cache
-	fit       *fit.Times
-	overrides steer.Overrides
-	budget    budget
-	batch     BatchStatus
+	queue    *queue.Queue[*waiter]
+	ledger   *ledger.Ledger
+	cache    *cache.Cache
+	fit      *fit.Times
+	steering steer.Overrides
+	budget   budget
+	batch    BatchStatus
 }
 
 // model holds the candidates and the waiting requests for one model name.
 type model struct {
-	name        string
-	candidates  []*candidate // the model's candidates, in configured order
-	cursor      int          // position (candidate.order) of the candidate that round-robin chose last; -1: none yet
-	queue       *queue.ModelQueue[*waiter]
-	throughput  fit.Throughput
-	decodeSlots map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
+	name            string
+	candidates      []*candidate // the model's candidates, in configured order
+	cursor          int          // position (candidate.order) of the candidate that round-robin chose last; -1: none yet
+	queue           *queue.ModelQueue[*waiter]
+	throughput      fit.Throughput
+	freeDecodeSlots map[string]int // free decode slots by region, as last reported; nil: all requests are decoded in one region
 }
 
 // candidate is a Candidate together with its state. After its removal from the configuration, it is kept until its last
@@ -90,12 +90,12 @@ type chooser struct {
 	lastLease uint64     // number of the newest lease; the first lease has number 1
 
 	// Scratch memory, which every decision or round of decisions reuses so as not to allocate.
-	waitedFor  []*candidate    // candidates whose load includes waiting requests in this round; endRound clears the list
-	eligible   []*candidate    // candidates that passed the filters so far, for the present request
-	view       []policy.Engine // policy indicators of the eligible candidates, computed by fillView
-	heldBlocks []int32         // how many of the prompt's first blocks each slot of the prefix index holds, computed by fillView
-	prefillers []Prefiller     // slice that localState returns and reuses
-	onTheWay   map[string]int  // by region: prompts in prefill or waiting for a decode slot, counted by countOnTheWay
+	waitedFor   []*candidate    // candidates whose load includes waiting requests in this round; endRound clears the list
+	eligible    []*candidate    // candidates that passed the filters so far, for the present request
+	view        []policy.Engine // policy indicators of the eligible candidates, computed by fillView
+	heldBlocks  []int32         // how many of the prompt's first blocks each slot of the prefix index holds, computed by fillView
+	prefillers  []Prefiller     // slice that localState returns and reuses
+	slotsNeeded map[string]int  // by region: a model's prompts in prefill or waiting for a decode slot, counted by countSlotsNeeded
 }
 
 // queueManager decides which of the waiting requests are served. Its methods are called under the scheduler's lock.
@@ -124,7 +124,7 @@ type Lease struct {
 	Others    int           // probes of this proxy that the candidate had not answered when this prompt was charged
 
 	scheduler        *Scheduler
-	c                *candidate
+	chargedTo        *candidate // the candidate with its present state
 	number           uint64
 	canary           bool
 	predictedMs      float64 // duration of the prefill in ms; 0: no prediction
@@ -220,9 +220,9 @@ type Request struct {
 	LeaseOwner   *LeaseOwner              // the attempt that is responsible for the lease; nil: the audit does not check it
 
 	considered struct { // state that is kept while the request waits, because it is considered many times
-		counted bool // the hotspot detector has counted the request
-		weighed bool // the hotspot detector has compared the scores of the request's candidates
-		cache   cache.Lookup
+		counted        bool         // the hotspot detector has counted the request
+		scoresCompared bool         // the hotspot detector has compared the scores of the request's candidates
+		lookup         cache.Lookup // result of the last look-up of the prompt in the prefix index
 	}
 }
 

@@ -104,10 +104,12 @@ func (s *Scheduler) status() ([]CandidateStatus, ledger.Audit) {
 	return all, audit
 }
 
-// describeCandidate returns the status of a candidate. Its backlog is computed with the prefill times of its first model, and
-// CanStart is for a request that names no model and stays in this region.
+// describeCandidate returns the status of a candidate. Its backlog is computed with the prefill times of its first model, and CanStart is
+// for a request that names no model and stays in this region. A charge, which is one prompt of this proxy on the engine, goes through
+// phases: Probing (the probe has no answer yet), Pooled, Dispatched, and Orphaned if no decode engine will fetch the KV.
 func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 	load := &c.load
+	unansweredProbes, unansweredTokens := load.Leases[ledger.Probing], load.Tokens[ledger.Probing]
 	latency := policy.Latency{}
 	if len(c.Models) > 0 {
 		latency, _ = d.latencyFor(c.Models[0], c)
@@ -121,7 +123,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		Aggregated:      c.Aggregated,
 		State:           c.stateName(d.now),
 		GateOpen:        !load.Closed(d.now),
-		Inflight:        load.Leases[ledger.Probing],
+		Inflight:        unansweredProbes,
 		QueuedNewTokens: load.NewTokens,
 		KVTokens:        load.KVTokens(),
 		CapacityTokens:  load.Capacity(),
@@ -132,7 +134,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		ScrapedUsage:    finiteOrNil(load.GaugeUsage(d.now)),
 		Stale:           load.Stale(),
 		missed:          load.FailedScrapes,
-		Foreign:         load.ObservedOthers,
+		Foreign:         load.ObservedOthers, // requests that other proxies and clients had there at the last scrape; OthersMs is a time
 		ScrapeMisses:    load.FailedInRow,
 		FaultStatus:     FaultStatus{c.circuit.Failures(), c.lastFault},
 		Batch:           load.BatchSize(d.now),
@@ -141,7 +143,7 @@ func (d *chooser) describeCandidate(c *candidate) CandidateStatus {
 		ResidualMs:      c.residual.Ms(d.now),
 		Waiting:         waiting,
 		Running:         running,
-		HeldTokens:      load.KVTokens() - load.Tokens[ledger.Probing],
+		HeldTokens:      load.KVTokens() - unansweredTokens, // only prompts that are prefilled: the KV of the others is still being written
 		ScrapeAgeMs:     age(d.now, load.SampledAt),
 		AnswerAgeMs:     age(d.now, load.AnsweredAt),
 		OldestMs:        age(d.now, load.OldestSent()),
@@ -211,21 +213,23 @@ type IndexStatus struct {
 	ActualTokens    uint64 `json:"actual_hit_tokens"`
 }
 
-// Overview returns a copy of the scheduler's state.
+// Overview returns a copy of the scheduler's state. Lines has one line for each model and kind of hardware: by it, the time of a prefill
+// grows with the prompt's new tokens and with the requests that run beside it.
 func (s *Scheduler) Overview() Overview {
 	o := Overview{Candidates: s.Status(), Ranks: s.ranks(), Lines: []LineStatus{}}
 	s.lock()
 	defer s.unlock()
-	o.Policy = s.overrides.Default().String()
-	o.Policies = s.overrides.Names()
+	o.Policy = s.steering.Default().String()
+	o.Policies = s.steering.Names()
 	o.Waiting = s.queue.Len() - s.queue.ByPriority()[queue.Batch] // Len counts batch requests, too
 	for _, learned := range s.fit.All() {
 		fitted, known := s.fit.Latency(learned.Model, learned.Hardware)
-		o.Lines = append(o.Lines,
-			LineStatus{
-				Model: learned.Model, Hardware: learned.Hardware, Known: known, TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2,
-				BesideTPMs: fitted.ConcurrentTPMs, BesideT0Ms: fitted.ConcurrentT0Ms, R2: learned.R2(), Samples: learned.Samples(),
-			})
+		o.Lines = append(o.Lines, LineStatus{
+			Model: learned.Model, Hardware: learned.Hardware, Known: known,
+			TPMs: fitted.TPMs, T0Ms: fitted.T0Ms, Beta2Ms: fitted.Beta2, // ms per new token, fixed ms per prompt, ms per token pair of attention
+			BesideTPMs: fitted.ConcurrentTPMs, BesideT0Ms: fitted.ConcurrentT0Ms, // added to TPMs and T0Ms for each request that runs beside
+			R2: learned.R2(), Samples: learned.Samples(),
+		})
 	}
 	stats, tokens := s.cache.Stats(), &s.cache.Totals
 	o.Index = IndexStatus{
@@ -250,10 +254,10 @@ type HotspotClass = steer.HotspotClass
 func (s *Scheduler) Hotspots() []HotspotClass {
 	s.lock()
 	defer s.unlock()
-	if s.overrides.Hotspots == nil {
+	if s.steering.Hotspots == nil {
 		return []HotspotClass{}
 	}
-	return s.overrides.Hotspots.List(s.now)
+	return s.steering.Hotspots.List(s.now)
 }
 
 // Scored is the choice that one policy would make for a request.
@@ -285,8 +289,8 @@ func (s *Scheduler) Score(r Request) ([]Scored, error) {
 	}
 	s.choose.fillView(m, &r, eligible)
 	var all []Scored
-	for _, name := range s.overrides.Names() {
-		p, err := s.overrides.Named(name)
+	for _, name := range s.steering.Names() {
+		p, err := s.steering.Named(name)
 		if err != nil {
 			return nil, err
 		}
