@@ -208,7 +208,8 @@ func (c *Claim) makeCall(ctx context.Context, call Call) result {
 		r.err = c.engine.Release(ctx, epoch)
 		r.apply = func(now time.Time, err error) { m.Released(r.sent, now, err) }
 	case AskBack:
-		r.err = c.hooks.AskBack(ctx, Dispatcher(rec.Holder), rec.Epoch)
+		holder := Dispatcher(rec.Holder) // the id of the proxy, without the name of its process
+		r.err = c.hooks.AskBack(ctx, holder, rec.Epoch)
 		r.apply = m.AskedBack
 	}
 	return r

@@ -96,7 +96,7 @@ func (l *Lease) learnPrefillTime(u Usage) {
 	// A sample may be of an earlier answer, because the timer waits for further answers of the same step of the engine.
 	for _, sample := range l.chargedTo.computeTimer.Answered(answer, nextSent, s.now) {
 		s.fit.Learn(l.model, l.chargedTo.Hardware, sample)
-		if sample.Predicted > 0 { // 0: there was no prediction, and so no error
+		if sample.Predicted > 0 { // 0: there was no prediction, and so no error, which residual averages
 			l.chargedTo.residual.Add(sample.Ms, sample.Predicted, s.now)
 		}
 	}

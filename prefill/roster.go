@@ -8,11 +8,9 @@ import (
 )
 
 // replaceCandidates sets the candidates, see Scheduler.SetCandidates. For each model, round-robin continues after the candidate that it
-// chose last. A candidate that is not in the new list is dropped when its last charge has ended. If a single live candidate has not named
-// its models yet, it may name any: then a request for an unknown model is told to come again, and not that the model does not exist. The
-// same holds while no candidate has named a model.
+// chose last. A candidate that is not in the new list is dropped when its last charge has ended.
 func (s *state) replaceCandidates(candidates []Candidate) {
-	passed := s.passedByRoundRobin()
+	passedBefore := s.passedByRoundRobin()
 	for _, c := range s.candidates {
 		c.configured = false // applyConfig sets it again for those that stay
 	}
@@ -33,9 +31,11 @@ func (s *state) replaceCandidates(candidates []Candidate) {
 		anyModels = anyModels || len(given.Models) > 0
 		liveWithoutModels = liveWithoutModels || given.Live && len(given.Models) == 0
 	}
+	// A live candidate without models may yet name any model. As long as there is one, or as no candidate has models, a request for a model
+	// that no candidate lists is refused as one that may succeed later (503), and not because there is no such model (404).
 	s.modelsUnknown = liveWithoutModels || !anyModels
 	for name, m := range s.models {
-		m.cursor = cursorAfter(passed[name]) // round-robin continues after this position
+		m.cursor = cursorAfter(passedBefore[name]) // round-robin continues after this position
 		s.dropModelIfEmpty(m)
 	}
 	for _, c := range s.candidates {
